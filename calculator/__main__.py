@@ -1,0 +1,134 @@
+"""The calculator by command line: `python -m calculator MODEL [flags]`, `python -m calculator batch`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from calculator import browser
+from calculator.architectures import PRESETS
+from calculator.errors import BadSetup
+from calculator.estimate import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Estimate, Setup, estimate
+from calculator.optimizers import ADAMW, OPTIMIZERS
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Bad flags end like any bad input: one sentence, exit code 2."""
+        raise BadSetup(message[:1].upper() + message[1:] + ".")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m calculator",
+        description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup a "
+        "line from standard input and writes one JSON result a line.",
+        epilog=f"Models: {', '.join(PRESETS)}.",
+    )
+    parser.add_argument("model", nargs="?", help="a preset (see below), or `batch`")
+    parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--micro-batch-size", type=int, default=1, metavar="N", help="sequences per forward pass")
+    parser.add_argument("--sequence-length", type=int, metavar="T", help="tokens a sequence (the model's own)")
+    parser.add_argument("--target-length", type=int, metavar="T", help="decoder tokens a sequence (the model's own)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="amp-bf16", help="amp-*: autocast, else all of it")
+    parser.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="fused kernel or single operations")
+    parser.add_argument("--dropout", type=float, metavar="P", help="probability everywhere (the model's own)")
+    parser.add_argument(
+        "--checkpointing", nargs="?", type=_checkpointing, const=True, default=False, metavar="K",
+        help="compute each block again in backward, or every K-th",
+    )  # fmt: skip
+    parser.add_argument("--shared-groups", type=int, metavar="G", help="distinct layer groups (the model's own)")
+    parser.add_argument(
+        "--reversible", action=argparse.BooleanOptionalAction, default=None, help="reversible layers (the model's own)"
+    )
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw")
+    parser.add_argument("--optimizer-impl", choices=tuple(ADAMW), default="foreach", help="of AdamW")
+    parser.add_argument("--offload-optimizer", action="store_true", help="state and update on the host")
+    parser.add_argument(
+        "--delta-rule", action="store_true", help="hivemind's delta rule beside the offloaded optimizer"
+    )
+    parser.add_argument("--accumulation-steps", type=int, default=1, metavar="N", help="micro-batches per update")
+    parser.add_argument(
+        "--embeddings-32bit", action="store_true", help="32-bit state for embeddings in 8-bit optimizers"
+    )
+    parser.add_argument(
+        "--pcie-generation", type=int, choices=tuple(PCIE_BYTES_PER_SECOND), default=3, help="bus to the host, 16 lanes"
+    )
+    return parser
+
+
+def _checkpointing(text: str) -> bool | int:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    try:
+        flags = vars(_parser().parse_args(arguments))
+        as_json, path = flags.pop("json"), flags.pop("config")
+        if flags["model"] == "batch":
+            return _batch()
+        if (flags["model"] is None) == (path is None):
+            raise BadSetup("Give a model or --config FILE; `python -m calculator --help` lists the models.")
+        result = estimate(Setup(config=_read(path) if path else None, **flags))
+    except BadSetup as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(result.as_dict()) if as_json else report(result))
+    return 0
+
+
+def _batch() -> int:
+    for line in sys.stdin:
+        if line.strip():
+            print(browser.estimate(line), flush=True)
+    return 0
+
+
+def _read(path: str) -> dict:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetup(f"{path} cannot be read: {error}.") from None
+    except json.JSONDecodeError as error:
+        raise BadSetup(f"{path} is not JSON: {error}.") from None
+
+
+def report(result: Estimate) -> str:
+    """A table for people: GPU and host memory by part, the peak, and what is kept."""
+    lines = [f"{result.model}: {result.parameters:,} parameters", ""]
+    lines += _table("GPU memory at the peak", asdict(result.gpu), result.gpu.total)
+    lines += ["", f"Peak: {result.peak.instant}", ""]
+    lines += _table("Host memory", asdict(result.host), result.host.total)
+    overhead = {name: size for name, size in result.overhead.items() if name != "total"}
+    lines += ["", *_table("Beside it, outside of PyTorch's figures", overhead, result.overhead["total"]), ""]
+    lines += [
+        _row("Kept for backward after forward", result.saved_activations),
+        _row("Autocast's copies of weights", result.autocast_weight_copies),
+        _row("All gradients", result.gradient_bytes),
+    ]
+    if result.transfer.bytes_per_step:
+        lines.append(_row("Over the bus per step", result.transfer.bytes_per_step))
+        lines.append(f"{'  in':<40} {result.transfer.seconds:>10.3f} s")
+    lines += ["", *result.notes] if result.notes else []
+    return "\n".join(lines)
+
+
+def _table(title: str, parts: dict[str, int], total: int) -> list[str]:
+    rows = [_row("  " + name.replace("_", " "), size) for name, size in parts.items()]
+    return [title, *rows, _row("  total", total)]
+
+
+def _row(name: str, size: int) -> str:
+    return f"{name:<40} {size / 2**30:>10.3f} GiB {size:>22,} B"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,478 @@
+"""A model of PyTorch's memory: storages, the tape that forward records, and the backward pass that consumes it.
+
+Nothing is computed here. A `Storage` stands for one block of device memory and lives exactly as long as something
+refers to it, as in PyTorch: a local variable of a model's forward, a node of the autograd graph that keeps it for
+backward, or a gradient on its way. The families (`calculator.families`) therefore mirror the scopes of the code they
+describe, and the reference counts of CPython stand for those of PyTorch.
+
+What is modelled, with the place in PyTorch 2.13 that decides it:
+
+- every storage is rounded up to 512 bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize);
+- nodes run in the reverse order of their creation, as soon as all their gradients have arrived, and free what they
+  keep right after they ran (torch/csrc/autograd/engine.cpp, evaluate_function);
+- gradients that meet are added in place when nobody else holds one of them (input_buffer.cpp, can_accumulate_inplace);
+- the gradient of a leaf is taken over, not copied (accumulate_grad.h);
+- under autocast, a parameter's 16-bit copy is cached until autocast is left (autocast_mode.cpp, cached_cast);
+- a checkpointed block keeps its inputs and is computed again when backward first needs one of its tensors, up to
+  the last tensor that is needed (torch/utils/checkpoint.py, non-reentrant with early stop).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+ALLOCATION_BYTES = 512
+"""Sizes are rounded up to a multiple of this (CUDACachingAllocator.cpp, kMinBlockSize)."""
+
+ORDINARY, WEIGHT_COPY, GRADIENT = range(3)
+
+
+def allocated_bytes(count: int, itemsize: int) -> int:
+    """Bytes that the caching allocator reserves for `count` values of `itemsize` bytes.
+
+    >>> allocated_bytes(768, 4), allocated_bytes(1, 4)
+    (3072, 512)
+    """
+    return (count * itemsize + ALLOCATION_BYTES - 1) // ALLOCATION_BYTES * ALLOCATION_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Bytes at one instant, without what is always there (weights, optimizer state, inputs)."""
+
+    live: int = 0
+    """All of it."""
+    activations: int = 0
+    """Kept for backward, autocast's copies of weights excluded."""
+    weight_copies: int = 0
+    """Autocast's 16-bit copies of weights, kept for backward."""
+    gradients: int = 0
+    """In `.grad` of the parameters."""
+    cached: int = 0
+    """Copies of weights that only autocast's cache holds; they go when autocast is left."""
+    instant: str = ""
+    """What was being computed."""
+
+    def __add__(self, other: Levels) -> Levels:
+        return Levels(
+            self.live + other.live,
+            self.activations + other.activations,
+            self.weight_copies + other.weight_copies,
+            self.gradients + other.gradients,
+            self.cached + other.cached,
+            other.instant or self.instant,
+        )
+
+    def __sub__(self, other: Levels) -> Levels:
+        return Levels(
+            self.live - other.live,
+            self.activations - other.activations,
+            self.weight_copies - other.weight_copies,
+            self.gradients - other.gradients,
+            self.cached - other.cached,
+            self.instant,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stretch of the step, such as the forward of a block: its change and its peak, relative to its start."""
+
+    phase: str
+    key: object
+    change: Levels
+    peak: Levels
+
+
+class Storage:
+    """A block of device memory; it ends when nothing refers to it any more."""
+
+    __slots__ = ("holders", "kind", "size", "tape", "uses")
+
+    def __init__(self, tape: Tape, size: int, kind: int = ORDINARY) -> None:
+        self.tape = tape
+        self.size = size
+        self.kind = kind
+        self.uses = 0  # nodes that keep it for backward
+        self.holders = 0  # gradient slots that refer to it
+        tape.live += size
+        if tape.live > tape.top:
+            tape.note_top(0)
+
+    def __del__(self) -> None:
+        self.tape.live -= self.size
+        if self.kind == GRADIENT:
+            self.tape.gradients -= self.size
+
+
+class Tensor:
+    """A view of a storage. Without a node it needs no gradient."""
+
+    __slots__ = ("count", "itemsize", "node", "slot", "storage")
+
+    def __init__(self, storage: Storage | None, count: int, itemsize: int, node: Node | None = None, slot: int = 0):
+        self.storage = storage
+        self.count = count
+        self.itemsize = itemsize
+        self.node = node
+        self.slot = slot
+
+
+class Matrix(Tensor):
+    """A tensor whose shape matters to an operation: a parameter, or rows of one."""
+
+    __slots__ = ("shape",)
+
+    def __init__(
+        self, storage: Storage | None, count: int, itemsize: int, node: Node | None, shape: tuple[int, ...]
+    ) -> None:
+        super().__init__(storage, count, itemsize, node)
+        self.shape = shape
+
+
+class Parameter(Matrix):
+    """A trained tensor. Its own storage is always there and is not counted by the tape."""
+
+    __slots__ = ()
+
+    def __init__(self, shape: tuple[int, ...], itemsize: int) -> None:
+        super().__init__(None, prod(shape), itemsize, Node("accumulating", (), None, ()), shape)
+
+
+class Node:
+    """One step of backward: what it keeps, which nodes get its results, and what it allocates when it runs."""
+
+    __slots__ = ("backward", "edges", "fits", "frame", "name", "pending", "saved", "segment", "sequence", "slots")
+
+    def __init__(self, name: str, edges: tuple, backward: Callable | None, saved: tuple) -> None:
+        self.name = name
+        self.edges = edges
+        self.backward = backward
+        self.saved = saved
+        self.pending = 0
+        self.slots: list = [None]
+        self.fits: tuple = ()
+        self.frame: Frame | None = None
+
+
+class Frame:
+    """One call of a checkpointed block: its inputs, and its tensors once it was computed again."""
+
+    __slots__ = ("block", "count", "inputs", "kept")
+
+    def __init__(self, block: Callable, inputs: tuple[Tensor, ...]) -> None:
+        self.block = block
+        self.inputs = inputs
+        self.count = 0
+        self.kept: list | None = None
+
+
+class _RecomputationDone(Exception):
+    """All tensors that backward needs from the block are there again."""
+
+
+RECOMPUTED = Node("recomputed", (), None, ())
+
+
+class Tape:
+    """Records one forward pass and plays its backward pass, watching the bytes that live.
+
+    Args:
+        itemsize: Bytes of a value of the parameters and activations: 4, or 2 in pure 16 bit.
+        autocast: Whether forward runs under 16-bit autocast.
+        accumulating: Whether `.grad` is already there from an earlier micro-batch.
+    """
+
+    def __init__(self, *, itemsize: int, autocast: bool = False, accumulating: bool = False) -> None:
+        self.itemsize = itemsize
+        self.autocast = self.autocast_in_forward = autocast
+        self.accumulating = accumulating
+        self.live = self.held = self.weight_copies = self.gradients = 0
+        self.top = 0
+        self.at_top: tuple = (0, 0, 0, 0, "")
+        self.sequence = 0
+        self.leaves: list[Storage] = []  # gradients, and leaves that are no parameters
+        self.frame: Frame | None = None
+        self.recomputing = False
+        self.cache: dict[int, Tensor] = {}
+        self.name = ""
+        self.segment: object = None
+        self.phase = self.phase_at_start = "forward"
+        self.segments: list[Segment] = []
+        self.at_start = (0, 0, 0, 0, 0)
+
+    # -- what lives --------------------------------------------------------------------------------------------
+
+    def note_top(self, workspace: int) -> None:
+        """Notes the levels of this instant as the highest of the current segment."""
+        self.top = self.live + workspace
+        self.at_top = (self.top, self.held, self.weight_copies, self.gradients, self.name)
+
+    def workspace(self, size: int) -> None:
+        """Memory that a kernel takes and gives back within one operation."""
+        if self.live + size > self.top:
+            self.note_top(size)
+
+    def new(self, count: int, itemsize: int) -> Storage:
+        """A fresh storage for `count` values."""
+        return Storage(self, (count * itemsize + 511) & -512)
+
+    def nothing(self) -> Storage:
+        """A storage without bytes, for one that is counted elsewhere."""
+        return Storage(self, 0)
+
+    def enter(self, key: object) -> None:
+        """Ends the current segment and starts the next one under this key."""
+        now = (self.live, self.held, self.weight_copies, self.gradients, self._cached())
+        if self.segment is not None:
+            start = self.at_start
+            top = self.at_top
+            self.segments.append(
+                Segment(
+                    self.phase_at_start,
+                    self.segment,
+                    Levels(*(after - before for after, before in zip(now, start, strict=True))),
+                    Levels(top[0] - start[0], top[1] - start[1], top[2] - start[2], top[3] - start[3], 0, top[4]),
+                )
+            )
+        self.at_start = now
+        self.segment = key
+        self.phase_at_start = self.phase
+        self.note_top(0)
+
+    def _cached(self) -> int:
+        return sum([copy.storage.size for copy in self.cache.values() if copy.storage.uses == 0])
+
+    # -- forward -----------------------------------------------------------------------------------------------
+
+    def tensor(self, count: int, itemsize: int) -> Tensor:
+        """A fresh tensor that needs no gradient."""
+        return Tensor(self.new(count, itemsize), count, itemsize)
+
+    def record(
+        self, name: str, inputs: tuple[Tensor, ...], saved: tuple, backward: Callable, fits: tuple = ()
+    ) -> Node | None:
+        """Adds a node for an operation on `inputs`, unless none of them needs a gradient.
+
+        Args:
+            name: The operation, for people.
+            inputs: Its differentiable operands; one edge each.
+            saved: Storages that it keeps for backward (None, a parameter's, is free).
+            backward: Called with the gradient (a storage, or a list of them when there are several results);
+                returns one storage or None for each input. It must refer to numbers only: what it refers to lives.
+            fits: For each input, the copies (values, bytes a value) by which its gradient is summed to the input's
+                shape and cast to its precision, after the operation's own backward (engine.cpp, validate_outputs).
+        """
+        for operand in inputs:
+            if operand.node is not None:
+                break
+        else:
+            return None
+        if self.recomputing:
+            if saved:
+                self._keep_again(saved)
+            return RECOMPUTED
+        edges = tuple([(operand.node, operand.slot) if operand.node is not None else None for operand in inputs])
+        for edge in edges:
+            if edge is not None:
+                edge[0].pending += 1
+        node = Node(name, edges, backward, saved)
+        node.fits = fits
+        self.sequence += 1
+        node.sequence = self.sequence
+        node.segment = self.segment
+        frame = self.frame
+        if frame is not None:
+            node.frame = frame
+            node.saved = range(frame.count, frame.count + len(saved))
+            frame.count += len(saved)
+        else:
+            self._keep(saved)
+        return node
+
+    def require_gradient(self, leaf: Tensor) -> None:
+        """Makes a tensor a leaf that gets a gradient, though nothing trains it; both stay as long as the graph."""
+        if self.recomputing:
+            leaf.node = RECOMPUTED
+            return
+        leaf.node = Node("accumulating", (), None, (leaf.storage,))
+        self.leaves.append(leaf.storage)
+
+    def _keep(self, saved: tuple) -> None:
+        for storage in saved:
+            if storage is not None:
+                if storage.uses == 0:
+                    if storage.kind == WEIGHT_COPY:
+                        self.weight_copies += storage.size
+                    else:
+                        self.held += storage.size
+                storage.uses += 1
+
+    def _release(self, saved: tuple) -> None:
+        for storage in saved:
+            if storage is not None:
+                storage.uses -= 1
+                if storage.uses == 0:
+                    if storage.kind == WEIGHT_COPY:
+                        self.weight_copies -= storage.size
+                    else:
+                        self.held -= storage.size
+
+    def _keep_again(self, saved: tuple) -> None:
+        frame = self.frame
+        self._keep(saved)
+        frame.kept.extend(saved)
+        if len(frame.kept) == frame.count:
+            raise _RecomputationDone
+
+    def checkpoint(self, block: Callable, *inputs: Tensor):
+        """Runs a block so that only its inputs are kept; its other tensors are computed again in backward."""
+        self.frame = Frame(block, inputs)
+        self._keep(tuple([tensor.storage for tensor in inputs if tensor is not None]))
+        try:
+            return block(*inputs)
+        finally:
+            self.frame = None
+
+    def leave_autocast(self) -> None:
+        """Drops autocast's cache; copies of weights that nodes keep stay until their backward."""
+        self.cache = {}
+
+    # -- backward ----------------------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor) -> None:
+        """Plays the backward pass from a loss. Gradients stay until `forget`."""
+        self.phase = "backward"
+        self.autocast = False
+        seed = self.new(1, loss.itemsize)
+        seed.holders = 1
+        root = loss.node
+        root.slots[0] = seed  # PyTorch holds it, and the loss, until the end
+        loss.node = None
+        ready = [(-root.sequence, root)]
+        del root
+        while ready:
+            node = heapq.heappop(ready)[1]
+            if node.segment != self.segment:
+                self.enter(node.segment)
+            self.name = node.name
+            gradients = node.slots
+            node.slots = None
+            frame = node.frame
+            if frame is not None and frame.kept is None and len(node.saved):
+                self._recompute(frame)
+                self.name = node.name
+            results = node.backward(gradients[0] if len(gradients) == 1 else gradients)
+            if frame is not None:
+                self._release_recomputed(frame, node)
+            if node.fits:
+                results = list(results)
+                for position, copies in enumerate(node.fits):
+                    for count, itemsize in copies:
+                        results[position] = self.new(count, itemsize)
+            if frame is None:
+                self._release(node.saved)
+            node.saved = ()
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.holders -= 1
+            del gradient
+            gradients = None
+            edges = node.edges
+            node.edges = ()
+            results = list(results)
+            for position, edge in enumerate(edges):
+                if edge is None:
+                    continue
+                gradient = results[position]
+                results[position] = None
+                target, slot = edge
+                if gradient is not None:
+                    self._deliver(target, slot, gradient, gradient in results)
+                gradient = None
+                target.pending -= 1
+                if target.pending == 0:
+                    if target.backward is None:
+                        self._accumulate(target)
+                    else:
+                        heapq.heappush(ready, (-target.sequence, target))
+            target = edge = edges = results = frame = None
+
+    def _deliver(self, target: Node, slot: int, gradient: Storage, shared: bool) -> None:
+        """Adds a gradient to those that wait at a node: in place if nobody else holds one of the two."""
+        slots = target.slots
+        waiting = slots[slot]
+        if waiting is None:
+            gradient.holders += 1
+            slots[slot] = gradient
+        elif waiting.holders == 1:
+            return
+        elif gradient.holders == 0 and not shared:
+            waiting.holders -= 1
+            gradient.holders = 1
+            slots[slot] = gradient
+        else:
+            total = Storage(self, waiting.size)
+            waiting.holders -= 1
+            total.holders = 1
+            slots[slot] = total
+
+    def _accumulate(self, leaf: Node) -> None:
+        """The gradient of a parameter is complete: it becomes `.grad`, or is added to it."""
+        gradient = leaf.slots[0]
+        leaf.slots = None
+        if self.accumulating and not leaf.saved:
+            return
+        if gradient.holders > 1:
+            gradient = Storage(self, gradient.size)
+        self.leaves.append(gradient)
+        if leaf.saved:
+            return
+        if gradient.kind != GRADIENT:
+            self.mark_gradient(gradient)
+
+    def forget(self) -> None:
+        """Lets the gradients go, so that nothing refers in circles."""
+        self.leaves.clear()
+
+    def mark_gradient(self, storage: Storage) -> None:
+        """Counts a storage among the gradients of the parameters."""
+        storage.kind = GRADIENT
+        self.gradients += storage.size
+
+    def _recompute(self, frame: Frame) -> None:
+        """Computes a checkpointed block again, up to the last tensor that backward needs."""
+        frame.kept = []
+        outer, self.frame = self.frame, frame
+        cache, self.cache = self.cache, {}
+        self.recomputing = True
+        self.autocast = self.autocast_in_forward
+        try:
+            frame.block(*[_detached(tensor) for tensor in frame.inputs])
+        except _RecomputationDone:
+            pass
+        finally:
+            self.recomputing = False
+            self.autocast = False
+            self.cache = cache
+            self.frame = outer
+
+    def _release_recomputed(self, frame: Frame, node: Node) -> None:
+        for index in node.saved:
+            storage = frame.kept[index]
+            frame.kept[index] = None
+            self._release((storage,))
+        frame.count -= len(node.saved)
+        if frame.count == 0 and frame.inputs:
+            self._release(tuple([tensor.storage for tensor in frame.inputs if tensor is not None]))
+            frame.inputs = ()
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    """The same storage for the second computation of a block, cut off from the graph."""
+    if tensor is None:
+        return None
+    return Tensor(tensor.storage, tensor.count, tensor.itemsize, RECOMPUTED if tensor.node is not None else None)

@@ -1,0 +1,20 @@
+"""The losses of the families."""
+
+from __future__ import annotations
+
+from calculator.autograd import Tensor
+from calculator.families.context import Context
+
+
+def causal_loss(c: Context, logits: Tensor) -> Tensor:
+    """Next-token loss on 32-bit logits (transformers, loss/loss_utils.py, ForCausalLMLoss)."""
+    t = c.tape
+    logits = t.cast(logits, 4, "casting the logits to 32 bit")
+    labels = t.tensor(c.batch * (c.length + 1), 8)
+    shifted = t.tensor(c.batch * c.length, 8) if c.batch > 1 else labels
+    return t.cross_entropy(logits, shifted.storage)
+
+
+def token_loss(c: Context, logits: Tensor) -> Tensor:
+    """Loss on the logits as they are; labels are inputs (torch.nn.CrossEntropyLoss)."""
+    return c.tape.cross_entropy(logits, None)

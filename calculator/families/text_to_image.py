@@ -1,0 +1,483 @@
+"""The run's own text-to-image transformer (training/model/transformer.py), reversible or not.
+
+Its blocks are written out with their backward passes (training/model/blocks.py): each is one node of the graph that
+keeps what the code saves. The reversible stack is one node in all: it keeps its two streams.
+
+Lengths beside the usual ones: X text tokens with the bos, I image tokens, G side of the image's square.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import isqrt
+
+from calculator.architectures import Architecture, ParameterGroup
+from calculator.autograd import Parameter, Storage, Tensor, allocated_bytes
+from calculator.families.context import Context, Layer
+from calculator.operations import Operations
+
+BAND_ROWS = 4
+"""Image rows that a layer which is neither row nor column handles at once (training/model/attention.py)."""
+DENSE_GRID = 12
+"""Up to this grid, one band holds the whole image (training/model/attention.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Order of the tokens: bos and text, then the image row by row."""
+
+    text: int
+    """X, text tokens with the bos."""
+    grid: int
+    """G, side of the square of image tokens."""
+
+    @property
+    def image(self) -> int:
+        """I, image tokens."""
+        return self.grid**2
+
+    @property
+    def length(self) -> int:
+        """T, the bos and all tokens; the last predicts nothing."""
+        return self.text + self.image
+
+    def bands(self, kind: str, reach: int) -> list[tuple[int, int]]:
+        """Queries and keys of each band of image rows; empty for row and column layers, which have none."""
+        if kind in ("row", "column"):
+            return []
+        rows = self.grid if self.grid <= DENSE_GRID else BAND_ROWS
+        seen = self.grid if kind == "full" else reach
+        bands = []
+        for start in range(0, self.grid, rows):
+            stop = min(start + rows, self.grid)
+            bands.append(((stop - start) * self.grid, (stop - max(0, start - seen + 1)) * self.grid))
+        return bands
+
+
+def layout(a: Architecture) -> Layout:
+    """The layout of an architecture's samples."""
+    return Layout(a.text_length + 1, isqrt(a.sequence_length - a.text_length))
+
+
+def parameters(a: Architecture) -> list[ParameterGroup]:
+    """The parameters outside of the layers, those that layers share, and those of each layer."""
+    d, f, inner = a.hidden_size, a.intermediate_size, a.num_heads * a.head_dim
+    text_rows = a.vocab_size - a.image_vocab_size
+    outside = {
+        "norm.weight": (d,),
+        "norm.bias": (d,),
+        "embedding.output": (a.vocab_size, d),
+        "head.bias": (a.vocab_size,),
+    }
+    if not a.tied_embeddings:
+        outside |= {"embedding.text": (text_rows, d), "embedding.image": (a.image_vocab_size, d)}
+    shared = {
+        "attention.qkv": (3 * inner, d),
+        "attention.out.weight": (d, inner),
+        "attention.out.bias": (d,),
+        "feed_forward.inner.weight": (2 * f, d),
+        "feed_forward.inner.bias": (2 * f,),
+        "feed_forward.out.weight": (d, f),
+        "feed_forward.out.bias": (d,),
+    }
+    own = {
+        f"{block}.{name}": (d,)
+        for block in ("attention", "feed_forward")
+        for name in ("norm.weight", "norm.bias", "scale")
+    }
+    return [ParameterGroup("", outside), ParameterGroup("layers", shared), ParameterGroup("layers", own, False)]
+
+
+def buffer_bytes(a: Architecture, itemsize: int) -> int:
+    """The prepared masks of each kind of attention, and the table of rotations.
+
+    Args:
+        itemsize: Bytes of a value in the precision in which the blocks compute.
+    """
+    place = layout(a)
+    total = allocated_bytes(3 * place.length * (a.head_dim // 2), 8)
+    for kind in {*a.attention_cycle, a.last_attention}:
+        total += allocated_bytes(place.text**2, itemsize) + allocated_bytes(place.image, itemsize)
+        for queries, keys in place.bands(kind, a.conv_kernel_size):
+            total += allocated_bytes(queries * keys, itemsize)
+    return total
+
+
+def forward(c: Context) -> tuple[Tensor, None]:
+    """One forward pass to the loss; the logits are not held."""
+    t, a = c.tape, c.architecture
+    place = layout(a)
+    _labels = t.tensor(c.batch * a.text_length, 8)
+    hidden = _hidden_states(c, place)
+    t.enter("head")
+    hidden = t.layer_norm(hidden, c.weights["norm.weight"], c.weights["norm.bias"])
+    text_rows = a.vocab_size - a.image_vocab_size
+    text_loss = _loss(c, hidden, a.text_length, text_rows, _labels.storage)
+    image_loss = _loss(c, hidden, place.image, a.image_vocab_size, None)
+    return t.scale(t.add(text_loss, t.scale(image_loss, "loss"), "loss"), "loss"), None
+
+
+def _loss(c: Context, hidden: Tensor, tokens: int, rows: int, labels: Storage | None) -> Tensor:
+    """Cross entropy of some positions over some rows of the vocabulary: both are parts, whose gradients are spread."""
+    t = c.tape
+    count = c.batch * tokens * c.architecture.hidden_size
+    part = t.part(hidden, count)
+    table = t.rows(c.weights["embedding.output"], rows)
+    bias = t.rows(c.weights["head.bias"], rows)
+    if c.batch > 1:
+        part = t.copy(part)
+    logits = t.linear(part, table, bias, "output head")
+    del part
+    return t.cross_entropy(logits, labels)
+
+
+def _hidden_states(c: Context, place: Layout) -> Tensor:
+    hidden = _embedded(c, place)
+    return _reversible_stack(c, place, hidden) if c.reversible else _sequential_stack(c, place, hidden)
+
+
+def _embedded(c: Context, place: Layout) -> Tensor:
+    t, a = c.tape, c.architecture
+    text_rows = a.vocab_size - a.image_vocab_size
+    if a.tied_embeddings:
+        text_table = t.rows(c.weights["embedding.output"], text_rows)
+        image_table = t.rows(c.weights["embedding.output"], a.image_vocab_size)
+    else:
+        text_table, image_table = c.weights["embedding.text"], c.weights["embedding.image"]
+    tokens = t.tensor(c.batch * place.text, 8)
+    text = t.embedding(text_table, c.batch * place.text, tokens.storage)
+    return t.join(text, t.embedding(image_table, c.batch * place.image), "embedding")
+
+
+# -- stacks ----------------------------------------------------------------------------------------------------
+
+
+def _sequential_stack(c: Context, place: Layout, hidden: Tensor) -> Tensor:
+    """An ordinary stack: each block is a node and adds to one stream."""
+    t = c.tape
+    for layer in c.stacks["layers"]:
+        t.enter(layer.key)
+        for block in (_Attention(c, place, layer), _FeedForward(c, place, layer)):
+            run = _run_block_again if layer.checkpointed else _run_block
+            hidden = t.add(hidden, run(c, block, hidden))
+    return hidden
+
+
+def _run_block(c: Context, block: _Block, hidden: Tensor) -> Tensor:
+    """A block as one node that keeps what its backward needs."""
+    out, saved = block.forward(hidden.storage)
+    node = c.tape.record(block.name, (hidden, *block.weights), saved, lambda grad: block.backward())
+    return Tensor(out, hidden.count, hidden.itemsize, node)
+
+
+def _run_block_again(c: Context, block: _Block, hidden: Tensor) -> Tensor:
+    """A block as one node that keeps its input and runs anew in backward (activation checkpointing)."""
+    node = c.tape.record(block.name, (hidden, *block.weights), (hidden.storage,), lambda grad: block.again())
+    return Tensor(block.forward(hidden.storage)[0], hidden.count, hidden.itemsize, node)
+
+
+def _reversible_stack(c: Context, place: Layout, hidden: Tensor) -> Tensor:
+    """All layers as one node, which keeps the two streams at the end and computes all others from them."""
+    t = c.tape
+    layers = c.stacks["layers"]
+    blocks = [(layer, _Attention(c, place, layer), _FeedForward(c, place, layer)) for layer in layers]
+    weights = list({id(weight): weight for layer in layers for weight in layer.weights.values()}.values())
+    first = second = hidden.storage
+    for layer, attention, feed_forward in blocks:
+        t.enter(layer.key)
+        first = attention.forward(second)[0]
+        second = feed_forward.forward(first)[0]
+    t.enter("stack")
+    count, itemsize = hidden.count, hidden.itemsize
+    result = t.new(count, itemsize)
+    node = t.record(
+        "reversible layers",
+        (hidden, *weights),
+        (first, second),
+        lambda grad: _backward_of_stack(t, blocks, weights, count, itemsize),
+    )
+    return Tensor(result, count, itemsize, node)
+
+
+def _backward_of_stack(t: Operations, blocks: list, weights: list[Parameter], count: int, itemsize: int) -> tuple:
+    """Undoes layer by layer; the gradients of the weights are handed over when all is done."""
+    _streams = (t.new(count, itemsize), t.new(count, itemsize))
+    gradients = (t.new(count, itemsize), t.new(count, itemsize))
+    collected: dict[int, Storage] = {}
+    for layer, attention, feed_forward in reversed(blocks):
+        t.enter(layer.key)
+        for block in (feed_forward, attention):
+            _step_back(t, block, collected)
+    t.enter("handing over")
+    return (gradients[0], *(collected[id(weight)] for weight in weights))
+
+
+def _step_back(t: Operations, block: _Block, collected: dict[int, Storage]) -> None:
+    """Runs a block anew and back; what earlier layers added to the gradients of shared weights is added in place."""
+    t.name = block.name
+    _out, _saved = block.forward(t.nothing())
+    own = block.backward()
+    for weight, gradient in zip(block.weights, own[1:], strict=True):
+        if id(weight) not in collected:
+            collected[id(weight)] = gradient
+            t.mark_gradient(gradient)
+
+
+# -- blocks ----------------------------------------------------------------------------------------------------
+
+
+class _Block(ABC):
+    """A residual branch with its backward written out (training/model/blocks.py).
+
+    Norms and what goes in or out have the precision of the weights. Between, a block computes in 16 bit under autocast.
+    """
+
+    name = ""
+    part = ""
+
+    def __init__(self, c: Context, place: Layout, layer: Layer) -> None:
+        self.tape = c.tape
+        self.architecture = c.architecture
+        self.place = place
+        self.batch = c.batch
+        self.kind = layer.kind
+        self.itemsize = c.tape.itemsize
+        self.inner_itemsize = 2 if c.tape.autocast else c.tape.itemsize
+        self.weights = [weight for name, weight in layer.weights.items() if name.startswith(self.part)]
+        self.stream = c.batch * place.length * c.architecture.hidden_size
+
+    @abstractmethod
+    def forward(self, hidden: Storage) -> tuple[Storage, tuple]:
+        """The branch's output, and what `backward` needs."""
+
+    @abstractmethod
+    def backward(self) -> tuple[Storage, ...]:
+        """Gradients for the input and for `weights`."""
+
+    def again(self) -> tuple[Storage, ...]:
+        """`backward` after the forward pass that it needs; the input is kept elsewhere."""
+        _out, _saved = self.forward(self.tape.nothing())
+        return self.backward()
+
+    def new(self, count: int) -> Storage:
+        """Values in the precision of the weights."""
+        return self.tape.new(count, self.itemsize)
+
+    def made(self, count: int) -> Storage:
+        """Values in the precision in which the block computes."""
+        return self.tape.new(count, self.inner_itemsize)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the block computes in another precision than its weights have."""
+        return self.itemsize != self.inner_itemsize
+
+    def lowered(self, count: int) -> Storage | None:
+        """A copy of that many values of a weight in the block's precision, if that is another."""
+        return self.made(count) if self.mixed else None
+
+    def norm(self) -> tuple[Storage, Storage, Storage]:
+        """Layer norm and token shift: the shifted values, and two 32-bit numbers a token."""
+        rows = self.batch * self.place.length
+        normed = self.new(self.stream)
+        statistics = (self.tape.new(rows, 4), self.tape.new(rows, 4))
+        if self.mixed:
+            normed = self.made(self.stream)
+        shifted = self.made(self.stream)
+        del normed
+        return shifted, *statistics
+
+    def norm_backward(self) -> tuple[Storage, Storage, Storage]:
+        """Gradients for the input and for the norm's weight and bias, from one that still has to be shifted back."""
+        width = self.architecture.hidden_size
+        shifted = self.made(self.stream)
+        if self.mixed:
+            raised = self.new(self.stream)
+        results = (self.new(self.stream), self.new(width), self.new(width))
+        if self.mixed:
+            del raised
+        del shifted
+        return results
+
+    def scaled_output(self, inner: int) -> Storage:
+        """The output matrix times the layer scale, applied; in the precision of the weights again."""
+        width = self.architecture.hidden_size
+        scaled = self.scaled_weight(inner)
+        bias = self.new(width)
+        if self.mixed:
+            bias = self.made(width)
+        out = self.made(self.stream)
+        del scaled, bias
+        return self.new(self.stream) if self.mixed else out
+
+    def scaled_weight(self, inner: int) -> Storage:
+        """The output matrix times the layer scale."""
+        scaled = self.new(self.architecture.hidden_size * inner)
+        return self.made(self.architecture.hidden_size * inner) if self.mixed else scaled
+
+    def weight_gradient(self, count: int) -> Storage:
+        """A product of gradient and inputs, in the precision of the weights."""
+        result = self.new(count)
+        if self.mixed:
+            self.made(count)
+        return result
+
+    def output_backward(self, inner: int) -> tuple[Storage, Storage, Storage]:
+        """Gradients for output weight, output bias and layer scale."""
+        width = self.architecture.hidden_size
+        scaled, bias = self.weight_gradient(width * inner), self.new(width)
+        product = self.new(width * inner)
+        scale = self.new(width)
+        del product
+        results = (self.new(width * inner), self.new(width), scale)
+        del scaled, bias
+        return results
+
+
+class _FeedForward(_Block):
+    """GEGLU feed-forward."""
+
+    name = "feed-forward"
+    part = "feed_forward"
+
+    def forward(self, hidden: Storage) -> tuple[Storage, tuple]:
+        """See `_Block`."""
+        a = self.architecture
+        inner = self.batch * self.place.length * a.intermediate_size
+        kept = self.norm()
+        _weight = self.lowered(2 * a.intermediate_size * a.hidden_size)
+        _bias = self.lowered(2 * a.intermediate_size)
+        values, gates = self.made(inner), self.made(inner)
+        gate = self.made(inner)
+        product = self.made(inner)
+        out = self.scaled_output(a.intermediate_size)
+        return out, (kept[0], hidden, *kept[1:], values, gates, gate, product)
+
+    def backward(self) -> tuple[Storage, ...]:
+        """See `_Block`."""
+        a = self.architecture
+        inner, matrix = self.batch * self.place.length * a.intermediate_size, a.intermediate_size * a.hidden_size
+        _flat = self.lowered(self.stream)
+        scaled = self.scaled_weight(a.intermediate_size)
+        _grad_product = self.made(inner)
+        del scaled
+        output = self.output_backward(a.intermediate_size)
+        times = self.made(inner)
+        _grad_gates = self.made(inner)
+        del times
+        to_weight, to_bias = self.new(2 * matrix), self.new(2 * a.intermediate_size)
+        _weight = self.lowered(2 * matrix)
+        if self.mixed:
+            self.made(matrix)
+        _normed = self.made(self.stream)
+        to_hidden, *to_norm = self.norm_backward()
+        return (to_hidden, to_weight, to_bias, *output[:2], *to_norm, output[2])
+
+
+class _Attention(_Block):
+    """Attention along one mask, with rotated queries, keys and values."""
+
+    name = "attention"
+    part = "attention"
+
+    def forward(self, hidden: Storage) -> tuple[Storage, tuple]:
+        """See `_Block`."""
+        a, place = self.architecture, self.place
+        rows, inner = self.batch * a.num_heads, a.num_heads * a.head_dim
+        kept = self.norm()
+        weight = self.lowered(3 * inner * a.hidden_size)
+        _qkv = self.made(3 * self.batch * place.length * inner)
+        del weight
+        text = self.turned(3 * rows * place.text * a.head_dim)
+        image = self.turned(3 * rows * place.image * a.head_dim)
+        weights, _outputs = self.attend()
+        merged = self.made(self.batch * place.length * inner)
+        out = self.scaled_output(inner)
+        return out, (kept[0], hidden, *kept[1:], merged, text, image, *weights)
+
+    def turned(self, count: int) -> Storage:
+        """Rotated channels; in 16 bit they are rotated as a copy of 32 bit, whose product is another."""
+        result = self.made(count)
+        if self.inner_itemsize == 2:
+            raised = self.tape.new(count, 4)
+            self.tape.new(count, 4)
+            del raised
+        return result
+
+    def attend(self) -> tuple[list[Storage], tuple[Storage, Storage]]:
+        """The attention weights that backward needs, of text and image, and the two outputs."""
+        a, place = self.architecture, self.place
+        rows = self.batch * a.num_heads
+        _scores = self.made(rows * place.text**2)
+        weights = [self.made(rows * place.text**2)]
+        text_out = self.made(rows * place.text * a.head_dim)
+        bands = place.bands(self.kind, a.conv_kernel_size)
+        if not bands:
+            _image_scores = self.scores(rows, place.image, place.grid)
+            weights.append(self.made(rows * place.image * (place.text + place.grid)))
+            return weights, (text_out, self.made(rows * place.image * a.head_dim))
+        image_out = self.made(rows * place.image * a.head_dim)
+        for queries, keys in bands:
+            _image_scores = self.scores(rows, queries, keys)
+            weights.append(self.made(rows * queries * (place.text + keys)))
+            _part = self.made(rows * queries * a.head_dim)
+        return weights, (text_out, image_out)
+
+    def scores(self, rows: int, queries: int, keys: int) -> tuple[Storage, Storage]:
+        """Scores of image tokens against some of the image, and joined with those against the text."""
+        own = self.made(rows * queries * keys)
+        against_text = self.made(rows * queries * self.place.text)
+        joined = self.made(rows * queries * (self.place.text + keys))
+        del against_text
+        return own, joined
+
+    def backward(self) -> tuple[Storage, ...]:
+        """See `_Block`."""
+        a, place = self.architecture, self.place
+        rows, inner = self.batch * a.num_heads, a.num_heads * a.head_dim
+        tokens = self.batch * place.length
+        _flat = self.lowered(self.stream)
+        output = self.output_backward(inner)
+        scaled = self.scaled_weight(inner)
+        _merged = self.made(tokens * inner)
+        del scaled
+        _parts = (self.made(rows * place.text * a.head_dim), self.made(rows * place.image * a.head_dim))
+        _turned = self.attend_backward(rows)
+        _grad_qkv = self.turned_back(3 * tokens * inner)
+        weight = self.lowered(3 * inner * a.hidden_size)
+        _normed = self.made(self.stream)
+        del weight
+        to_hidden, *to_norm = self.norm_backward()
+        to_qkv = self.weight_gradient(3 * inner * a.hidden_size)
+        return (to_hidden, to_qkv, *output[:2], *to_norm, output[2])
+
+    def turned_back(self, count: int) -> Storage:
+        """The reverse of `turned`, of text and image in turn."""
+        result = self.made(count)
+        if self.inner_itemsize == 2:
+            largest = count // self.place.length * max(self.place.text, self.place.image)
+            raised = self.tape.new(largest, 4)
+            self.tape.new(largest, 4)
+            del raised
+        return result
+
+    def attend_backward(self, rows: int) -> tuple[Storage, Storage]:
+        """Gradients for the turned queries, keys and values of text and image."""
+        a, place = self.architecture, self.place
+        text = self.made(3 * rows * place.text * a.head_dim)
+        _scores = self.softmax_backward(self.made(rows * place.text**2), rows * place.text**2)
+        image = self.made(3 * rows * place.image * a.head_dim)
+        bands = place.bands(self.kind, a.conv_kernel_size)
+        for queries, keys in bands or [(place.image, place.grid)]:
+            _own, joined = self.scores(rows, queries, keys)
+            _image_scores = self.softmax_backward(joined, rows * queries * (place.text + keys))
+            if bands:
+                _part = self.made(rows * queries * a.head_dim)
+        return text, image
+
+    def softmax_backward(self, behind: Storage, count: int) -> Storage:
+        """The gradient before a softmax; the kernel takes grad * result beside it."""
+        result = self.made(count)
+        self.tape.workspace((count * self.inner_itemsize + 511) & -512)
+        return result

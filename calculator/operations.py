@@ -1,0 +1,462 @@
+"""What each operation allocates, keeps for backward, and allocates again in backward.
+
+The rules are those of PyTorch 2.13 on CUDA: what an operation keeps stands in tools/autograd/derivatives.yaml, what
+autocast casts in aten/src/ATen/autocast_mode.h. Operations that keep only operands are recorded before their result
+is allocated, those that keep a result after it: a block that is computed again stops between the two.
+
+Lengths: B micro-batch, T tokens, D hidden, N heads, H head width, F feed-forward, V vocabulary. Tensors carry the
+number of their values, not their shape: memory does not depend on more.
+"""
+
+from __future__ import annotations
+
+from calculator.autograd import WEIGHT_COPY, Matrix, Parameter, Storage, Tape, Tensor
+
+
+class Operations(Tape):
+    """The operations that the families are written in; see `calculator.autograd.Tape`."""
+
+    # -- casts -------------------------------------------------------------------------------------------------
+
+    def cast(self, x: Tensor, itemsize: int, name: str = "cast") -> Tensor:
+        """Another precision: a copy, of which nothing is kept. The same precision costs nothing."""
+        if x.itemsize == itemsize:
+            return x
+        count, before = x.count, x.itemsize
+        node = self.record(name, (x,), (), lambda grad: (self.new(count, before),))
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def lowered(self, x: Tensor) -> Tensor:
+        """An operand of a matrix product: 16 bit under autocast. Copies of parameters are cached, others are not."""
+        if not self.autocast or x.itemsize == 2:
+            return x
+        if not isinstance(x, Matrix):
+            return self.cast(x, 2, "casting to 16 bit")
+        copy = self.cache.get(id(x))
+        if copy is None:
+            copy = self.cast(x, 2, "casting a weight to 16 bit")
+            copy.storage.kind = WEIGHT_COPY
+            if isinstance(x, Parameter):
+                self.cache[id(x)] = copy
+        return copy
+
+    def raised(self, x: Tensor) -> Tensor:
+        """An operand of an operation that autocast runs in 32 bit."""
+        return self.cast(x, 4, "casting to 32 bit") if self.autocast else x
+
+    # -- matrix products ---------------------------------------------------------------------------------------
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Matrix | None = None, name: str = "linear") -> Tensor:
+        """y = x W (+ b): keeps x and the copy of W that it used."""
+        outer, inner = weight.shape
+        if self.autocast:
+            if bias is not None:
+                bias = self.lowered(bias)
+            weight = self.lowered(weight)
+            x = self.lowered(x)
+        return self._product(x, weight, bias, inner, outer, name)
+
+    def addmm(self, x: Tensor, weight: Parameter, bias: Parameter, name: str = "linear") -> Tensor:
+        """y = x W + b with W stored as (in, out), GPT-2's way; as `linear`, but cast in another order."""
+        inner, outer = weight.shape
+        if self.autocast:
+            weight = self.lowered(weight)
+            x = self.lowered(x)
+            bias = self.lowered(bias)
+        return self._product(x, weight, bias, inner, outer, name)
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, inner: int, outer: int, name: str) -> Tensor:
+        itemsize = x.itemsize
+        count, weight_count = x.count, weight.count
+        wanted, biased = x.node is not None, bias is not None
+
+        def backward(grad: Storage) -> tuple:
+            to_x = self.new(count, itemsize) if wanted else None
+            to_weight = self.new(weight_count, itemsize)
+            return (to_x, to_weight, grad) if biased else (to_x, to_weight)
+
+        operands = (x, weight, bias) if biased else (x, weight)
+        fits = ((), (), ((outer, itemsize),)) if biased else ()
+        node = self.record(name, operands, (x.storage, weight.storage if wanted else None), backward, fits)
+        self.name = name
+        result = count // inner * outer
+        return Tensor(self.new(result, itemsize), result, itemsize, node)
+
+    def matmul(
+        self, a: Tensor, b: Tensor, count: int, name: str, *, copy: tuple[bool, bool] = (False, False)
+    ) -> Tensor:
+        """A batched product of two activations with `count` values: keeps both.
+
+        Args:
+            copy: Which operands cannot be seen as three-dimensional and are copied first.
+        """
+        b = self.lowered(b)
+        a = self.lowered(a)
+        if copy[0]:
+            a = self.copy(a)
+        if copy[1]:
+            b = self.copy(b)
+        itemsize = a.itemsize
+        for_a, for_b = a.node is not None, b.node is not None
+        a_count, b_count = a.count, b.count
+
+        def backward(grad: Storage) -> tuple:
+            to_b = self.new(b_count, itemsize) if for_b else None
+            to_a = self.new(a_count, itemsize) if for_a else None
+            return to_a, to_b
+
+        node = self.record(name, (a, b), (a.storage if for_b else None, b.storage if for_a else None), backward)
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    # -- elementwise -------------------------------------------------------------------------------------------
+
+    def add(self, a: Tensor, b: Tensor, name: str = "residual sum") -> Tensor:
+        """a + b, with b broadcast if it is smaller: keeps nothing; both get the same gradient, fitted to them."""
+        itemsize = max(a.itemsize, b.itemsize)
+        count = a.count
+        fits = (_fit(a, count, itemsize), _fit(b, count, itemsize))
+        wanted = b.node is not None
+        node = self.record(
+            name, (a, b), (), lambda grad: (grad, grad if wanted else None), fits if fits != _NOTHING else ()
+        )
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def add_constant(self, x: Tensor, name: str = "adding a constant", itemsize: int = 0) -> Tensor:
+        """x plus a number, or a tensor without gradient (a mask) of `itemsize` bytes a value: keeps nothing."""
+        itemsize = max(x.itemsize, itemsize)
+        node = self.record(name, (x,), (), _pass_on, (_fit(x, x.count, itemsize),))
+        self.name = name
+        return Tensor(self.new(x.count, itemsize), x.count, itemsize, node)
+
+    def scale(self, x: Tensor, name: str = "scaling") -> Tensor:
+        """x times a number: keeps nothing."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record(name, (x,), (), lambda grad: (self.new(count, itemsize),))
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def multiply(self, a: Tensor, b: Tensor, name: str = "product") -> Tensor:
+        """a * b, with the smaller one broadcast: each is kept if the other needs a gradient."""
+        itemsize = max(a.itemsize, b.itemsize)
+        count = max(a.count, b.count)
+        for_a, for_b = a.node is not None, b.node is not None
+
+        def backward(grad: Storage) -> tuple:
+            return (self.new(count, itemsize) if for_a else None, self.new(count, itemsize) if for_b else None)
+
+        saved = (a.storage if for_b else None, b.storage if for_a else None)
+        node = self.record(name, (a, b), saved, backward, (_fit(a, count, itemsize), _fit(b, count, itemsize)))
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def power(self, x: Tensor, name: str = "power") -> Tensor:
+        """x ** n: keeps x; backward makes x ** (n - 1), n times that, and the product. 32 bit under autocast."""
+        x = self.raised(x)
+        count, itemsize = x.count, x.itemsize
+
+        def backward(grad: Storage) -> tuple:
+            power = self.new(count, itemsize)
+            scaled = self.new(count, itemsize)
+            result = self.new(count, itemsize)
+            del power, scaled
+            return (result,)
+
+        node = self.record(name, (x,), (x.storage,), backward)
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def elementwise(self, x: Tensor, name: str) -> Tensor:
+        """A function whose backward needs its result (tanh, relu, sigmoid): keeps the result."""
+        count, itemsize = x.count, x.itemsize
+        self.name = name
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        result.node = self.record(name, (x,), (result.storage,), lambda grad: (self.new(count, itemsize),))
+        return result
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """GELU as one kernel: keeps x."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record("GELU", (x,), (x.storage,), lambda grad: (self.new(count, itemsize),))
+        self.name = "GELU"
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def gelu_new(self, x: Tensor) -> Tensor:
+        """GELU by tanh, in separate Python operations (transformers, NewGELUActivation): keeps each that matters.
+
+        0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))
+        """
+        return self.multiply(
+            self.scale(x, "GELU"),
+            self.add_constant(
+                self.elementwise(
+                    self.scale(self.add(x, self.scale(self.power(x, "GELU"), "GELU"), "GELU"), "GELU"), "GELU"
+                ),
+                "GELU",
+            ),
+            "GELU",
+        )
+
+    def activation(self, x: Tensor, kind: str) -> Tensor:
+        """One of the activations that an architecture may name."""
+        if kind == "gelu_new":
+            return self.gelu_new(x)
+        return self.gelu(x) if kind == "gelu" else self.elementwise(x, "ReLU")
+
+    def dropout(self, x: Tensor, probability: float) -> Tensor:
+        """Keeps a mask of one byte a value; nothing at all happens at probability 0."""
+        if probability == 0:
+            return x
+        count, itemsize = x.count, x.itemsize
+        self.name = "dropout"
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        mask = self.new(count, 1)
+        result.node = self.record("dropout", (x,), (mask,), lambda grad: (self.new(count, itemsize),))
+        return result
+
+    def copy(self, x: Tensor, name: str = "contiguous copy") -> Tensor:
+        """The same values in another order, of which backward needs nothing and copies nothing back."""
+        node = self.record(name, (x,), (), _pass_on)
+        self.name = name
+        return Tensor(self.new(x.count, x.itemsize), x.count, x.itemsize, node)
+
+    def view(self, x: Tensor, name: str = "contiguous copy of a gradient") -> Tensor:
+        """A view in forward whose gradient comes in another order and has to be copied."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record(name, (x,), (), lambda grad: (self.new(count, itemsize),))
+        return Tensor(x.storage, count, itemsize, node)
+
+    def split(self, x: Tensor, parts: int) -> list[Tensor]:
+        """Equal views of one storage; their gradients are joined into one."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record("joining gradients", (x,), (), lambda grads: (self.new(count, itemsize),))
+        if node is not None and not self.recomputing:
+            node.slots = [None] * parts
+        return [Tensor(x.storage, count // parts, itemsize, node, slot) for slot in range(parts)]
+
+    def part(self, x: Tensor, count: int) -> Tensor:
+        """A view of some channels; backward spreads its gradient over zeros of the whole."""
+        whole, itemsize = x.count, x.itemsize
+        node = self.record("gradient of a part", (x,), (), lambda grad: (self.new(whole, itemsize),))
+        return Tensor(x.storage, count, itemsize, node)
+
+    def rows(self, table: Parameter, rows: int) -> Matrix:
+        """Some rows of a parameter, a view; backward spreads its gradient over zeros of the whole."""
+        shape = (rows, *table.shape[1:])
+        count = table.count // table.shape[0] * rows
+        return Matrix(None, count, table.itemsize, self.part(table, count).node, shape)
+
+    def join(self, a: Tensor, b: Tensor, name: str = "joining") -> Tensor:
+        """Two tensors in one (cat, stack): a copy of which nothing is kept; gradients are views of one."""
+        count, itemsize = a.count + b.count, a.itemsize
+        node = self.record(name, (a, b), (), lambda grad: (grad, grad))
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    # -- normalisation -----------------------------------------------------------------------------------------
+
+    def layer_norm(self, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+        """Keeps x and two 32-bit numbers a row; 32 bit under autocast."""
+        x = self.raised(x)
+        count, itemsize, width = x.count, x.itemsize, weight.count
+        rows = count // width
+        self.name = "layer norm"
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        mean, deviation = self.new(rows, 4), self.new(rows, 4)
+        result.node = self.record(
+            "layer norm",
+            (x, weight, bias),
+            (x.storage, mean, deviation),
+            lambda grad: (self.new(count, itemsize), self.new(width, itemsize), self.new(width, itemsize)),
+        )
+        return result
+
+    def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
+        """T5's norm, in single operations (transformers, T5LayerNorm): keeps x twice over, in 32 bit and scaled."""
+        rows = x.count // weight.count
+        variance = self.mean(self.power(self.cast(x, 4, "RMS norm"), "RMS norm"), rows)
+        x = self.multiply(x, self.reciprocal_root(self.add_constant(variance, "RMS norm")), "RMS norm")
+        if weight.itemsize == 2:
+            x = self.cast(x, 2, "RMS norm")
+        return self.multiply(weight, x, "RMS norm")
+
+    def mean(self, x: Tensor, rows: int) -> Tensor:
+        """A mean over each of `rows` rows: keeps nothing; its gradient is spread over the row again."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record("mean", (x,), (), lambda grad: (self.new(count, itemsize),))
+        self.name = "mean"
+        return Tensor(self.new(rows, itemsize), rows, itemsize, node)
+
+    def reciprocal_root(self, x: Tensor) -> Tensor:
+        """1 / sqrt(x): keeps its result; backward makes its cube, that times -1/2, and the product."""
+        count, itemsize = x.count, x.itemsize
+
+        def backward(grad: Storage) -> tuple:
+            cube = self.new(count, itemsize)
+            halved = self.new(count, itemsize)
+            result = self.new(count, itemsize)
+            del cube, halved
+            return (result,)
+
+        self.name = "reciprocal root"
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        result.node = self.record("reciprocal root", (x,), (result.storage,), backward)
+        return result
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """x between two bounds that are tensors: keeps x and the bounds (0-dimensional)."""
+        count, itemsize = x.count, x.itemsize
+        infinite = self.tensor(count, 1)
+        upper = self.tensor(1, itemsize)
+        del infinite
+        lower = self.tensor(1, itemsize)
+
+        def backward(grad: Storage) -> tuple:
+            masks = (self.new(count, 1), self.new(count, 1), self.new(count, 1))
+            result = self.new(count, itemsize)
+            del masks
+            return (result,)
+
+        node = self.record("clamping", (x,), (x.storage, lower.storage, upper.storage), backward)
+        self.name = "clamping"
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def where(self, x: Tensor, condition: Storage, name: str) -> Tensor:
+        """x where a condition holds, else a constant: keeps the condition."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record(name, (x,), (condition,), lambda grad: (self.new(count, itemsize),))
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def padded(self, x: Tensor, count: int, name: str) -> Tensor:
+        """x in rows that are lengthened to `count` values in all: keeps nothing."""
+        before, itemsize = x.count, x.itemsize
+        node = self.record(name, (x,), (), lambda grad: (self.new(before, itemsize),))
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    # -- embeddings and loss -----------------------------------------------------------------------------------
+
+    def embedding(self, weight: Matrix, count: int, indices: Storage | None = None) -> Tensor:
+        """Rows of a table, `count` of them: keeps the indices (None: the inputs, which are always there)."""
+        result = count * weight.shape[1]
+        itemsize = weight.itemsize
+        total = weight.count
+        node = self.record("embedding", (weight,), (indices,), lambda grad: (self.new(total, itemsize),))
+        self.name = "embedding"
+        return Tensor(self.new(result, itemsize), result, itemsize, node)
+
+    def cross_entropy(self, logits: Tensor, labels: Storage | None) -> Tensor:
+        """Log-softmax in the logits' own precision and the mean of the chosen ones, in 32 bit under autocast.
+
+        Both keep the log-softmax: once, or in both precisions.
+        """
+        count, itemsize = logits.count, logits.itemsize
+        self.name = "log-softmax of the logits"
+        chances = Tensor(self.new(count, itemsize), count, itemsize)
+        chances.node = self.record(
+            "log-softmax of the logits", (logits,), (chances.storage,), lambda grad: (self.new(count, itemsize),)
+        )
+        chances = self.raised(chances)
+        loss_itemsize = chances.itemsize
+        self.name = "loss"
+        loss = Tensor(self.new(1, loss_itemsize), 1, loss_itemsize)
+        weight = self.new(1, loss_itemsize)
+        loss.node = self.record(
+            "loss", (chances,), (chances.storage, labels, weight), lambda grad: (self.new(count, loss_itemsize),)
+        )
+        return loss
+
+    # -- attention ---------------------------------------------------------------------------------------------
+
+    def softmax(self, x: Tensor) -> Tensor:
+        """Keeps its result; 32 bit under autocast. The backward kernel takes grad * result beside its result."""
+        x = self.raised(x)
+        count, itemsize = x.count, x.itemsize
+        self.name = "softmax of the attention scores"
+
+        def backward(grad: Storage) -> tuple:
+            result = self.new(count, itemsize)
+            self.workspace((count * itemsize + 511) & -512)
+            return (result,)
+
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        result.node = self.record("softmax of the attention scores", (x,), (result.storage,), backward)
+        return result
+
+    def fused_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        rows: int,
+        length: int,
+        head_dim: int,
+        flash: bool,
+        bias: Tensor | None = None,
+        bias_count: int = 0,
+        bias_allocated: int = 0,
+    ) -> Tensor:
+        """One kernel: keeps its operands, its result and one 32-bit number a row (log-sum-exp).
+
+        Args:
+            rows: B * N, sequences times heads.
+            length: T, queries a sequence.
+            head_dim: H.
+            flash: The flash kernel; else the memory-efficient one, which rounds rows up to 32.
+            bias: Added to the scores, shared by all sequences.
+            bias_count: Values of the bias, expanded to all sequences.
+            bias_allocated: Values of its gradient, whose rows are lengthened to a multiple of 16.
+
+        In 16 bit backward accumulates the queries' gradient in 32 bit, rounded up to 128 rows by 32 channels, beside
+        one number a row (pytorch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd, and
+        attention_backward.cu).
+        """  # fmt: skip
+        itemsize = query.itemsize
+        counts = (query.count, key.count, value.count)
+        biased = bias is not None and bias.node is not None
+        if itemsize == 4:
+            workspace = (4 * rows * length + 511) & -512
+        else:
+            padded = -(-length // 128) * 128
+            workspace = 4 * rows * padded * (-(-head_dim // 32) * 32) + ((4 * rows * padded + 511) & -512)
+
+        def backward(grad: Storage) -> tuple:
+            results = [self.new(count, itemsize) for count in counts]
+            if biased:
+                results.append(self.new(bias_allocated, itemsize))
+            self.workspace(workspace)
+            return tuple(results)
+
+        self.name = "fused attention"
+        count = query.count
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        sums = self.new(rows * (length if flash else -(-length // 32) * 32), 4)
+        random_state = (self.new(1, 8), self.new(1, 8))
+        kept = (query.storage, key.storage, value.storage, result.storage, sums, *random_state)
+        operands = (query, key, value)
+        fits = ()
+        if bias is not None:
+            kept += (bias.storage,)
+            operands += (bias,)
+            fits = ((), (), (), _fit(bias, bias_count, itemsize))
+        result.node = self.record("fused attention", operands, kept, backward, fits)
+        return result
+
+
+_NOTHING = ((), ())
+
+
+def _fit(operand: Tensor, count: int, itemsize: int) -> tuple:
+    """Copies that turn a gradient of `count` values into one of the operand's shape and precision."""
+    if operand.node is None or (operand.count == count and operand.itemsize == itemsize):
+        return ()
+    summed = ((operand.count, itemsize),) if operand.count != count else ()
+    return summed + (((operand.count, operand.itemsize),) if operand.itemsize != itemsize else ())
+
+
+def _pass_on(grad: Storage) -> tuple:
+    return (grad,)

@@ -1,0 +1,235 @@
+"""What each optimizer keeps for every parameter, and what its step takes for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from calculator.autograd import allocated_bytes
+from calculator.parameters import ParameterTensor
+
+PAGED_FROM = 100_000
+"""Values from which bitsandbytes pages a tensor's state (bitsandbytes 0.50, optim/optimizer.py, get_state_buffer)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """A rule for the states of one tensor."""
+
+    number: int
+    """Values that are kept for each value of the parameter: 1 or 2."""
+    min_8bit_size: int | None = None
+    """Tensors with fewer values keep 32 bit; None: there is no 8 bit."""
+    block_size: int = 256
+    """Values that share one 32-bit scale in 8 bit."""
+    precise: bool = True
+    """Whether states are 32 bit whatever the parameter's precision."""
+    update_norm: bool = False
+    """Whether one 32-bit number a tensor is kept beside (the update's norm, for LAMB's trust ratio)."""
+
+    def is_8bit(self, count: int) -> bool:
+        """Whether a tensor of so many values has its state in 8 bit."""
+        return self.min_8bit_size is not None and count >= self.min_8bit_size
+
+    def bytes_of(self, count: int, itemsize: int) -> int:
+        """Bytes of one tensor's states, scales included."""
+        if self.is_8bit(count):
+            state = allocated_bytes(count, 1) + allocated_bytes(-(-count // self.block_size), 4)
+        else:
+            state = allocated_bytes(count, 4 if self.precise else itemsize)
+        return self.number * state + (allocated_bytes(1, 4) if self.update_norm else 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """An optimizer as a setup names it."""
+
+    name: str
+    title: str
+    source: str
+    """Where the rule stands."""
+    state_bytes: Callable[[ParameterTensor, int], int]
+    """Bytes of one tensor's state on the device; arguments: the tensor, bytes of a value of the parameter."""
+    step_bytes: Callable[[ParameterTensor, int], int]
+    """Bytes that the update of one tensor takes for a moment."""
+    shared_bytes: int = 0
+    """Bytes that are kept once (quantization maps)."""
+    paged: bool = False
+    """Whether large 8-bit states live in memory that the host and the device share."""
+    step_counters: bool = False
+    """Whether one number a tensor is kept on the host (torch.optim's `step`)."""
+    whole_step: bool = False
+    """Whether the update of all tensors takes its temporary memory at once (`foreach`)."""
+
+
+def _moments(rule: Moments) -> Callable[[ParameterTensor, int], int]:
+    return lambda tensor, itemsize: rule.bytes_of(tensor.count, itemsize)
+
+
+def _paged(rule: Moments) -> Callable[[ParameterTensor, int], int]:
+    """State that stays on the device: scales, and all of the tensors that are too small for paging."""
+
+    def state_bytes(tensor: ParameterTensor, itemsize: int) -> int:
+        count = tensor.count
+        if count < PAGED_FROM:
+            return rule.bytes_of(count, itemsize)
+        return rule.bytes_of(count, itemsize) - rule.number * allocated_bytes(count, 1)
+
+    return state_bytes
+
+
+def _nothing(tensor: ParameterTensor, itemsize: int) -> int:
+    return 0
+
+
+def _two_temporaries(tensor: ParameterTensor, itemsize: int) -> int:
+    """The root of the second moment, and that over its bias correction."""
+    return 2 * allocated_bytes(tensor.count, itemsize)
+
+
+def _one_temporary(tensor: ParameterTensor, itemsize: int) -> int:
+    """The root of the second moment."""
+    return allocated_bytes(tensor.count, itemsize)
+
+
+def _parameter_norm(tensor: ParameterTensor, itemsize: int) -> int:
+    """The parameter in 32 bit, for its norm, if it is not already."""
+    return allocated_bytes(1, 4) + (allocated_bytes(tensor.count, 4) if itemsize != 4 else 0)
+
+
+def _parameter_norm_if_32bit(tensor: ParameterTensor, itemsize: int) -> int:
+    return _parameter_norm(tensor, itemsize) if tensor.count < 4096 else 0
+
+
+def _adafactor_state(tensor: ParameterTensor, itemsize: int) -> int:
+    """Means of squared gradients over rows and over columns, or all of them for a vector; and one root mean square."""
+    if len(tensor.shape) < 2:
+        return allocated_bytes(tensor.count, 4) + allocated_bytes(1, 4)
+    rows, columns = tensor.count // tensor.shape[-1], tensor.count // tensor.shape[-2]
+    return allocated_bytes(rows, 4) + allocated_bytes(columns, 4) + allocated_bytes(1, 4)
+
+
+def _adafactor_momentum_state(tensor: ParameterTensor, itemsize: int) -> int:
+    return _adafactor_state(tensor, itemsize) + allocated_bytes(tensor.count, 4)
+
+
+def _adafactor_step(tensor: ParameterTensor, itemsize: int) -> int:
+    """Two updates at once, and parameter and gradient in 32 bit if they are not already."""
+    matrix = allocated_bytes(tensor.count, 4)
+    vectors = 0
+    if len(tensor.shape) >= 2:
+        vectors = allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.shape[-1], 4)
+    return (2 if itemsize == 4 else 4) * matrix + vectors + 2 * allocated_bytes(1, 4)
+
+
+_MAPS_OF_ONE, _MAPS_OF_TWO = allocated_bytes(256, 4), 2 * allocated_bytes(256, 4)
+_TORCH_ADAMW = "torch 2.13, optim/adam.py"
+_BITSANDBYTES = "bitsandbytes 0.50, optim/optimizer.py, init_state"
+
+_ADAMW = Moments(number=2, precise=False)
+_ADAMW_8BIT = Moments(number=2, min_8bit_size=4096)
+_LAMB = Moments(number=2, update_norm=True)
+_LAMB_8BIT = Moments(number=2, min_8bit_size=4096, update_norm=True)
+_LAMB_8BIT_HOST = Moments(number=2, min_8bit_size=65_536, block_size=4096)
+_LION = Moments(number=1)
+_LION_8BIT = Moments(number=1, min_8bit_size=4096)
+_MOMENTUM = Moments(number=1, precise=False)
+
+
+def _adamw(implementation: str, step_bytes: Callable[[ParameterTensor, int], int]) -> Optimizer:
+    return Optimizer(
+        name="adamw",
+        title="AdamW",
+        source=_TORCH_ADAMW,
+        state_bytes=_moments(_ADAMW),
+        step_bytes=step_bytes,
+        step_counters=True,
+        whole_step=implementation == "foreach",
+    )
+
+
+ADAMW: dict[str, Optimizer] = {
+    "foreach": _adamw("foreach", _one_temporary),
+    "for-loop": _adamw("for-loop", _two_temporaries),
+    "fused": _adamw("fused", _nothing),
+}
+"""torch.optim.AdamW by implementation: "foreach", its default on CUDA, makes the roots of all second moments at once;
+"for-loop" two temporaries of one tensor; "fused" none."""
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    optimizer.name: optimizer
+    for optimizer in (
+        ADAMW["foreach"],
+        Optimizer(
+            name="adamw8bit",
+            title="AdamW, 8-bit",
+            source=_BITSANDBYTES,
+            state_bytes=_moments(_ADAMW_8BIT),
+            step_bytes=_nothing,
+            shared_bytes=_MAPS_OF_TWO,
+        ),
+        Optimizer(
+            name="paged-adamw8bit",
+            title="AdamW, 8-bit, paged",
+            source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
+            state_bytes=_paged(_ADAMW_8BIT),
+            step_bytes=_nothing,
+            shared_bytes=_MAPS_OF_TWO,
+            paged=True,
+        ),
+        Optimizer(
+            name="lamb",
+            title="LAMB",
+            source=_BITSANDBYTES,
+            state_bytes=_moments(_LAMB),
+            step_bytes=_parameter_norm,
+        ),
+        Optimizer(
+            name="lamb8bit",
+            title="LAMB, 8-bit",
+            source=_BITSANDBYTES,
+            state_bytes=_moments(_LAMB_8BIT),
+            step_bytes=_parameter_norm_if_32bit,
+            shared_bytes=_MAPS_OF_TWO,
+        ),
+        Optimizer(
+            name="lamb8bit-demo",
+            title="LAMB, 8-bit, as in the 2021 run",
+            source="arXiv:2207.03481, section 3.3: blocks of 4096 values, 32 bit below 65 536 values",
+            state_bytes=_moments(_LAMB_8BIT_HOST),
+            step_bytes=_nothing,
+            shared_bytes=_MAPS_OF_TWO,
+        ),
+        Optimizer(name="lion", title="Lion", source=_BITSANDBYTES, state_bytes=_moments(_LION), step_bytes=_nothing),
+        Optimizer(
+            name="lion8bit",
+            title="Lion, 8-bit",
+            source=_BITSANDBYTES,
+            state_bytes=_moments(_LION_8BIT),
+            step_bytes=_nothing,
+            shared_bytes=_MAPS_OF_ONE,
+        ),
+        Optimizer(
+            name="adafactor",
+            title="Adafactor",
+            source="transformers 5.23, optimization.py, Adafactor.step",
+            state_bytes=_adafactor_state,
+            step_bytes=_adafactor_step,
+        ),
+        Optimizer(
+            name="adafactor-momentum",
+            title="Adafactor with momentum",
+            source="transformers 5.23, optimization.py, Adafactor.step",
+            state_bytes=_adafactor_momentum_state,
+            step_bytes=_adafactor_step,
+        ),
+        Optimizer(
+            name="sgd",
+            title="SGD with momentum",
+            source="torch 2.13, optim/sgd.py",
+            state_bytes=_moments(_MOMENTUM),
+            step_bytes=_nothing,
+        ),
+    )
+}
+"""Every optimizer that a setup may name."""

@@ -1,0 +1,288 @@
+"""One training step, instant by instant: where the memory peak is, and why.
+
+Every distinct kind of layer is played once on a tape (`calculator.autograd`), which gives the change and the peak of
+its forward and backward; the step is then put together from as many of them as the model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from calculator.architectures import Architecture, ParameterGroup
+from calculator.autograd import Levels, Parameter, Segment
+from calculator.families.context import Context, Layer
+from calculator.operations import Operations
+from calculator.parameters import FAMILIES, distinct_layers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What decides the course of forward and backward."""
+
+    batch: int
+    length: int
+    target_length: int
+    autocast: bool
+    itemsize: int
+    half: str
+    fused_attention: bool
+    dropout: float
+    attention_dropout: float
+    checkpoint_every: int
+    """0: no layer is checkpointed; k: every k-th."""
+    shared_groups: int
+    reversible: bool
+    accumulating: bool
+    folded: bool = True
+    """Whether layers that cost the same are played once; otherwise every layer is played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """The highest instant of one stretch of the step."""
+
+    phase: str
+    """"forward" or "backward"."""
+    place: str
+    """Where in the model, for people: "layer 12 of 24", "output head and loss"."""
+    levels: Levels
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Forward and backward of one micro-batch."""
+
+    instants: tuple[Instant, ...]
+    """The highest instant of each stretch, in order."""
+    after_forward: Levels
+    """When forward has ended and only the loss is held."""
+    after_backward: Levels
+
+
+PLACES = {
+    "inputs": "embeddings",
+    "between": "between encoder and decoder",
+    "end of forward": "end of forward",
+    "stack": "around the reversible layers",
+    "handing over": "around the reversible layers",
+    "head": "output head and loss",
+}
+
+
+@lru_cache(maxsize=4096)
+def play(architecture: Architecture, options: Options) -> Timeline:
+    """Plays forward and backward of one micro-batch."""
+    plans = {
+        stack: _plan(
+            architecture,
+            stack=stack,
+            layers=layers,
+            checkpoint_every=options.checkpoint_every,
+            shared_groups=options.shared_groups,
+            reversible=options.reversible,
+            folded=options.folded,
+        )
+        for stack, layers in _stacks(architecture)
+    }
+    return _put_together(_record(architecture, options, plans), plans)
+
+
+def _stacks(architecture: Architecture) -> Iterator[tuple[str, int]]:
+    if architecture.num_decoder_layers:
+        yield "encoder", architecture.num_layers
+        yield "decoder", architecture.num_decoder_layers
+    else:
+        yield "layers", architecture.num_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The layers of a stack: what each costs, and which of them are played."""
+
+    keys: tuple[tuple, ...]
+    """For each layer; layers with the same key have the same course."""
+    groups: tuple[int, ...]
+    """For each layer, which layers it shares weights with."""
+    played: tuple[int, ...]
+    """Layers that are played: at least one for each key, and with each the first and the last use of its weights."""
+    runs: tuple[tuple[tuple, int, int], ...]
+    """Key, first and last layer of each run of layers with the same key, in order."""
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    architecture: Architecture,
+    *,
+    stack: str,
+    layers: int,
+    checkpoint_every: int,
+    shared_groups: int,
+    reversible: bool,
+    folded: bool,
+) -> Plan:
+    """Which layers of a stack cost the same.
+
+    A key tells whether the layer's place matters (the first makes or keeps what others share), whether it is
+    checkpointed, whether its weights are used there for the first and for the last time, and its attention mask.
+    """
+    groups = _groups(architecture, shared_groups, layers)
+    last_use = {group: index for index, group in enumerate(groups)}
+    first_use = {group: index for index, group in reversed(list(enumerate(groups)))}
+    every = checkpoint_every
+    keys = []
+    for index, group in enumerate(groups):
+        uses = (first_use[group] == index, last_use[group] == index)
+        checkpointed = bool(every) and index % every == 0
+        last = index == layers - 1
+        place: object
+        if not folded:
+            place = index
+        elif every > 1:
+            # what a block leaves behind for a moment, the next one finds: neighbours are played as they stand
+            place = index if index < 2 * every or last else (2 * every, index % every)
+        elif architecture.num_decoder_layers:
+            place = (min(index, 2 if every else 1), last)
+        else:
+            place = min(index, 1) if every or reversible else 0
+        keys.append((stack, place, checkpointed, uses, architecture.attention_kind(index)))
+    if not folded or (every > 1 and len(last_use) < layers):
+        played = set(range(layers))
+    elif every > 1:
+        played = {index for index in range(layers) if index < 2 * every or index >= layers - 2 * every - layers % every}
+    else:
+        played = _representatives(keys, groups, first_use, last_use)
+    runs = []
+    for key, run in groupby(range(layers), key=keys.__getitem__):
+        indices = list(run)
+        runs.append((key, indices[0], indices[-1]))
+    return Plan(tuple(keys), groups, tuple(sorted(played)), tuple(runs))
+
+
+def _representatives(keys: list[tuple], groups: tuple[int, ...], first_use: dict, last_use: dict) -> set[int]:
+    """One layer for each key, and with each the first and the last use of its weights."""
+    played: set[int] = set()
+    for key in dict.fromkeys(keys):
+        candidates = [index for index, other in enumerate(keys) if other == key]
+        used = {groups[index] for index in played}
+        chosen = next((index for index in candidates if groups[index] in used), candidates[0])
+        played |= {chosen, first_use[groups[chosen]], last_use[groups[chosen]]}
+    return played
+
+
+def _groups(architecture: Architecture, shared_groups: int, layers: int) -> tuple[int, ...]:
+    """For each layer, the group whose weights it uses; see `calculator.parameters.distinct_layers`."""
+    distinct = distinct_layers(architecture, layers, shared_groups)
+    if shared_groups and architecture.own_last_layer:
+        return (*(index % (distinct - 1) for index in range(layers - 1)), distinct - 1)
+    return tuple(index % distinct for index in range(layers))
+
+
+def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]) -> list[Segment]:
+    """Plays a short model with one layer of each kind."""
+    tape = Operations(itemsize=options.itemsize, autocast=options.autocast, accumulating=options.accumulating)
+    outside: dict[str, Parameter] = {}
+    stacks = {
+        stack: [Layer((plan.keys[index], index), {}, plan.keys[index][2], plan.keys[index][4]) for index in plan.played]
+        for stack, plan in plans.items()
+    }
+    for group in FAMILIES[architecture.family].parameters(architecture):
+        if not group.stack:
+            outside |= _made(group, options.itemsize)
+            continue
+        plan = plans[group.stack]
+        shared: dict[int, dict[str, Parameter]] = {}
+        for index, layer in zip(plan.played, stacks[group.stack], strict=True):
+            owner = plan.groups[index] if group.shareable else index
+            if owner not in shared:
+                shared[owner] = _made(group, options.itemsize)
+            layer.weights.update(shared[owner])
+    context = Context(
+        tape=tape,
+        architecture=architecture,
+        batch=options.batch,
+        length=options.length,
+        target_length=options.target_length,
+        fused_attention=options.fused_attention,
+        dropout=options.dropout,
+        attention_dropout=options.attention_dropout,
+        half=options.half,
+        reversible=options.reversible,
+        weights=outside,
+        stacks=stacks,
+    )
+    tape.enter("inputs")
+    loss, logits = FAMILIES[architecture.family].forward(context)
+    tape.enter("end of forward")
+    tape.leave_autocast()
+    del logits
+    tape.phase = "backward"
+    tape.enter("head")
+    tape.backward(loss)
+    tape.enter(None)
+    tape.forget()
+    return tape.segments
+
+
+def _made(group: ParameterGroup, itemsize: int) -> dict[str, Parameter]:
+    return {name: Parameter(shape, itemsize) for name, shape in group.shapes.items()}
+
+
+def _put_together(segments: list[Segment], plans: dict[str, Plan]) -> Timeline:
+    """The whole step from the segments of the short one."""
+    level = Levels()
+    instants: list[Instant] = []
+    for phase in ("forward", "backward"):
+        course: dict[object, Segment] = {}
+        for segment in segments:
+            if segment.phase == phase:
+                course.setdefault(segment.key[0] if isinstance(segment.key, tuple) else segment.key, segment)
+        for key, first, last in _expanded(course, plans, reverse=phase == "backward"):
+            level = _repeat(instants, course[key], key, level, first, last)
+            if key in ("end of forward", "handing over"):
+                level = _all_dropped(level, course[key].change)
+        if phase == "forward":
+            after_forward = level
+    return Timeline(tuple(instants), after_forward, level)
+
+
+def _all_dropped(level: Levels, change: Levels) -> Levels:
+    """The short model dropped its own copies of weights or gradients; the whole model drops all of its own."""
+    cached = level.cached if change.cached < 0 else 0
+    gradients = level.gradients if change.gradients < 0 else 0
+    return level - Levels(live=cached + gradients, cached=cached, gradients=gradients)
+
+
+def _expanded(course: dict, plans: dict[str, Plan], *, reverse: bool) -> Iterator[tuple[object, int, int]]:
+    """Keys of the whole step with the first and last layer that follow each other under one key, as they run."""
+    seen = set()
+    for key in course:
+        if not isinstance(key, tuple):
+            yield key, 0, 0
+        elif key[0] not in seen:
+            seen.add(key[0])
+            runs = plans[key[0]].runs
+            if reverse:
+                yield from ((kind, last, first) for kind, first, last in reversed(runs))
+            else:
+                yield from runs
+
+
+def _repeat(instants: list[Instant], segment: Segment, key: object, level: Levels, first: int, last: int) -> Levels:
+    """Adds a segment for each layer; its highest instant is in the first or the last of them."""
+    change, times = segment.change, abs(last - first)
+    before_last = level
+    if times:
+        before_last = Levels(
+            level.live + change.live * times,
+            level.activations + change.activations * times,
+            level.weight_copies + change.weight_copies * times,
+            level.gradients + change.gradients * times,
+            level.cached + change.cached * times,
+        )
+    index, base = (last, before_last) if change.live > 0 else (first, level)
+    place = f"{key[0].removesuffix('s')} {index + 1}" if isinstance(key, tuple) else PLACES[key]
+    instants.append(Instant(segment.phase, place, base + segment.peak))
+    return before_last + change

@@ -1,0 +1,167 @@
+"""What can be done here: `nox -l` lists it, `nox -s NAME` does it, set-up included.
+
+Each session keeps an environment under .nox with the versions pinned in constraints/. Arguments behind `--` go to
+the program: `nox -s demo -- --epochs 20`.
+
+PyTorch's build is chosen by what the machine has, and the choice is printed; TORCH_BUILD=cpu or TORCH_BUILD=default
+overrules it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["tests"]
+nox.options.reuse_existing_virtualenvs = True
+nox.needs_version = ">=2026.1"
+
+PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+TORCH = "torch==2.13.0"
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train a small model with three volunteers on this machine and watch it on the site."""
+    _install(session, "site", "training")
+    _build_site(session)
+    # After Ctrl-C the demo needs some seconds to end all its processes; nox would kill it after half a second.
+    session.run("python", "-m", "training", "demo", "--site", "public", *session.posargs, terminate_timeout=15)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests: style, unit, peers that really average, and the site in a real browser."""
+    _install(session, "site", "training", "tests")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    _build_site(session)
+    environment = {"CHROMIUM": _browser(session), "BUILT_SITE": str(Path("public").resolve())}
+    session.run("python", "-m", "pytest", *session.posargs, env=environment)
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Build the site into public/; with `-- serve`, show it at http://127.0.0.1:8000/ as well."""
+    _install(session, "site")
+    _build_site(session)
+    if session.posargs == ["serve"]:
+        session.run("python", "-m", "http.server", "8000", "--bind", "127.0.0.1", "--directory", "public")
+
+
+@nox.session
+def training(session: nox.Session) -> None:
+    """Run a part of a collaboration: `nox -s training -- join --recipe URL --initial-peers ADDRESS`."""
+    _install(session, "training")
+    session.run("python", "-m", "training", *session.posargs)
+
+
+@nox.session
+def format(session: nox.Session) -> None:
+    """Bring the code into its style."""
+    _install(session, "tests")
+    session.run("ruff", "check", "--fix", ".")
+    session.run("ruff", "format", ".")
+
+
+@nox.session(reuse_venv=False)
+def constraints(session: nox.Session) -> None:
+    """Resolve every profile anew and write the pinned versions to constraints/."""
+    for profile, extras in {
+        "site": ("site",),
+        "training": ("site", "training"),
+        "tests": ("site", "training", "tests"),
+    }.items():
+        torch = (TORCH,) if "training" in extras else ()
+        session.install("--upgrade", *torch, *_requirements(*extras), silent=False)
+        frozen = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
+        pins = [line.split("+")[0] for line in frozen.splitlines() if "==" in line and not line.startswith("pip==")]
+        Path("constraints", f"{profile}.txt").write_text("\n".join(sorted(pins, key=str.lower)) + "\n")
+
+
+def _requirements(*extras: str) -> list[str]:
+    return sorted({requirement for extra in extras for requirement in PROJECT["optional-dependencies"][extra]})
+
+
+def _install(session: nox.Session, *extras: str) -> None:
+    """Installs what the extras need, at the pinned versions, once; says what it does while it lasts."""
+    profile = extras[-1]
+    pins = Path("constraints", f"{profile}.txt")
+    build, reason = _torch_build()
+    wanted = hashlib.sha256("\n".join([pins.read_text(), build, *_requirements(*extras)]).encode()).hexdigest()
+    stamp = Path(session.virtualenv.location, "installed.txt")
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    quietly = ("--no-compile", "--disable-pip-version-check")
+    if "training" in extras:
+        index = ("--extra-index-url", CPU_WHEELS, "--retries", "1") if build == "cpu" else ()
+        session.log(f"PyTorch: the {build} build, because {reason}.")
+        with _heartbeat(session, "installing PyTorch"):
+            session.install(*quietly, TORCH, *index, silent=False)
+    with _heartbeat(session, f"installing what {' and '.join(extras)} need"):
+        session.install(*quietly, "-c", str(pins), *_requirements(*extras), silent=False)
+    stamp.write_text(wanted)
+
+
+def _torch_build() -> tuple[str, str]:
+    """`cpu` or `default`, and why."""
+    chosen = os.environ.get("TORCH_BUILD", "")
+    if chosen in ("cpu", "default"):
+        return chosen, "TORCH_BUILD says so"
+    if platform.system() != "Linux":
+        return "default", f"{platform.system()} has one build only"
+    if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0:
+        return "default", "nvidia-smi lists a GPU"
+    return "cpu", "no NVIDIA GPU was found (TORCH_BUILD=default installs the build for one)"
+
+
+def _build_site(session: nox.Session) -> None:
+    session.run("python", "site/build.py", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+def _browser(session: nox.Session) -> str:
+    """Path of a Chromium: one that is here, else Playwright's own, else Debian's."""
+    if found := os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None):
+        return found
+    ask = "from playwright.sync_api import sync_playwright as s\nwith s() as p: print(p.chromium.executable_path)"
+    session.run("python", "-m", "playwright", "install", "chromium", success_codes=[0, 1])
+    path = (session.run("python", "-c", ask, silent=True) or "").strip()
+    if Path(path).is_file():
+        return path
+    if shutil.which("apt-get") and os.geteuid() == 0:
+        session.run("apt-get", "update", "-q", external=True)
+        session.run("apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium", external=True)
+        if found := shutil.which("chromium"):
+            return found
+    session.error("The browser tests need Chromium. Install it (Debian: apt-get install chromium), or set CHROMIUM.")
+
+
+@contextlib.contextmanager
+def _heartbeat(session: nox.Session, doing: str, every_seconds: float = 20) -> Iterator[None]:
+    """Logs a line every so often, so that long work is never silent."""
+    done = threading.Event()
+    started = time.monotonic()
+
+    def beat() -> None:
+        while not done.wait(every_seconds):
+            session.log(f"still {doing} ({time.monotonic() - started:.0f} s)")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,66 @@
+"""What the pages get of the code: numbers, tables, the recorded run and the calculator's default answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from builder import calculator, communication, recipes, recorded
+from builder.assets import asset_files, load_assets
+
+DOCS = Path(__file__).resolve().parents[1]
+
+
+def data_for_templates() -> dict:
+    """All that templates and texts use, under one name."""
+    return {
+        "assets": asdict(load_assets()),
+        "recorded": recorded.load_recorded(DOCS),
+        "calculator": calculator.page_data(),
+    }
+
+
+def made_files() -> Iterator[tuple[str, Path]]:
+    """(address, file) of what was fetched or compiled."""
+    return asset_files()
+
+
+def made_texts() -> dict[str, str]:
+    """Address -> content of small files that only the build knows."""
+    return {} if recorded.is_recorded(DOCS) else recorded.EMPTY
+
+
+def fill(markdown: str, made: dict) -> str:
+    """Fills `{{ ... }}` of a page's text.
+
+    Raises:
+        jinja2.UndefinedError: If a page names what does not exist.
+    """
+    return _environment().from_string(markdown).render(made=made)
+
+
+def name_landmarks(html: str) -> str:
+    """Gives the theme's search dialog the name that assistive technology asks for."""
+    return html.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    repository = os.environ.get("REPO_URL") or "ADDRESS-OF-THE-REPOSITORY"
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    environment.filters["thousands"] = recorded.thousands
+    environment.globals.update(
+        recipe=recipes.recipe,
+        recipe_tables=recipes.recipe_tables,
+        communication_table=communication.communication_table,
+        dalle=recipes.recipe("dalle-2021").model,
+        clone_command=f"git clone {repository} training-transformers-together",
+    )
+    return environment

@@ -1,0 +1,87 @@
+"""A finished run, recorded as static files in site/live, as `training.publish.live.export` writes them.
+
+The monitor answers at the same addresses while a run is on. Where nothing was recorded, the page gets an empty
+live/run.json, so that no request of it fails.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from builder.plots import loss_svg, spark_svg
+
+EMPTY = {"live/run.json": "{}\n"}
+"""What stands in for a recording."""
+
+
+def is_recorded(docs: Path) -> bool:
+    """Whether `docs` holds a recorded run."""
+    return (docs / "live" / "run.json").is_file()
+
+
+def load_recorded(docs: Path) -> dict | None:
+    """What the templates show of the recorded run, or None.
+
+    Raises:
+        ValueError: If a document is no JSON or lacks what the live API promises.
+    """
+    if not is_recorded(docs):
+        return None
+    names = ("run", "state", "history", "losses", "leaderboard", "pictures")
+    documents = {name: json.loads((docs / "live" / f"{name}.json").read_text(encoding="utf-8")) for name in names}
+    run, state = documents["run"], documents["state"]
+    points = [(row["epoch"], row["loss"]) for row in documents["history"]["epochs"] if row["loss"] is not None]
+    if not points:
+        raise ValueError("The recorded run in site/live has no epoch with a loss; remove it or record another.")
+    volunteers = documents["leaderboard"]["volunteers"]
+    snapshots = [snapshot for snapshot in reversed(documents["pictures"]["snapshots"]) if snapshot["pictures"]]
+    ended = datetime.fromtimestamp(state["last_epoch_at"], UTC)
+    each = {name: [(x, y) for x, y in pairs if y is not None] for name, pairs in documents["losses"]["peers"].items()}
+    (first_epoch, first_loss), (last_epoch, last_loss) = points[0], points[-1]
+    return {
+        "run": run,
+        "state": state,
+        "sentence": f"Recorded on {ended.day} {ended:%B %Y}: {len(volunteers)} volunteers, {last_epoch} epochs.",
+        "loss_svg": loss_svg(points, {name: line for name, line in each.items() if line}),
+        "spark_svg": spark_svg(points) if len(points) > 1 else "",
+        "loss_summary": f"Loss: {first_loss:.3g} at epoch {first_epoch}, {last_loss:.3g} at epoch {last_epoch}.",
+        "tiles": {
+            "epoch": f"{thousands(state['epoch'])} of {thousands(run['total_epochs'])}",
+            "loss": f"{last_loss:.3g}",
+            "active": thousands(state["active_peers"]),
+            "speed": "–",
+            "samples": thousands(state["total_samples"]),
+            "parameters": thousands(run["parameters"]) if run.get("parameters") else "–",
+        },
+        "glance": {
+            "loss": f"{last_loss:.3g}",
+            "active": thousands(len(volunteers)),
+            "samples": thousands(state["total_samples"]),
+        },
+        "pictures": snapshots,
+        "board": [
+            {
+                "name": one["name"],
+                "samples": thousands(one["samples"]),
+                "share": "–" if one["share"] is None else f"{100 * one['share']:.0f} %",
+                "time": _duration(one["seconds"]),
+            }
+            for one in volunteers
+        ],
+    }
+
+
+def thousands(count: int) -> str:
+    """31250 as 31 250, with narrow spaces that do not break."""
+    return f"{count:,}".replace(",", "\u202f")
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,113 @@
+// Charts by Plotly, which is fetched when the first one comes into sight, and their twins as tables.
+
+let plotly = null;
+
+function loadPlotly(address) {
+  plotly ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = address;
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => {
+      plotly = null;
+      reject(new Error("the charts' library did not arrive"));
+    };
+    document.head.append(script);
+  });
+  return plotly;
+}
+
+export function colour(name) {
+  return getComputedStyle(document.body).getPropertyValue(`--${name}`).trim();
+}
+
+/** Names come from strangers; Plotly would read tags in them. */
+export function plain(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/**
+ * A chart in `element` that redraws with `update(traces)` and follows the palette.
+ *
+ * @param {HTMLElement} element
+ * @param {object} options plotly: address of the library; axes: {x, y} titles; traces() -> Plotly traces made
+ *   with the present colours
+ */
+export function makeChart(element, { plotly: address, axes, traces, from = null }) {
+  let visible = false;
+  let drawn = false;
+  let waiting = Promise.resolve();
+
+  function layout() {
+    const axis = { gridcolor: colour("line"), linecolor: colour("line-strong"), zeroline: false, automargin: true };
+    return {
+      autosize: true,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: colour("ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
+      margin: { l: 48, r: 12, t: 8, b: 56 },
+      hovermode: "x unified",
+      hoverlabel: { bgcolor: colour("panel"), font: { color: colour("ink") } },
+      showlegend: true,
+      legend: { orientation: "h", y: 1.12, x: 0, font: { color: colour("ink") } },
+      xaxis: { ...axis, title: { text: axes.x } },
+      yaxis: { ...axis, title: { text: axes.y }, rangemode: from === 0 ? "tozero" : "normal" },
+      uirevision: "kept",
+    };
+  }
+
+  function draw() {
+    if (!visible) return;
+    waiting = waiting.then(async () => {
+      try {
+        const library = await loadPlotly(address);
+        if (!element.isConnected) return;
+        if (!drawn) element.replaceChildren();
+        drawn = true;
+        await library.react(element, traces(), layout(), { displayModeBar: false, responsive: true });
+        element.dataset.drawn = "true";
+      } catch (error) {
+        element.textContent = `The chart cannot be drawn: ${error.message}. The table below has its numbers.`;
+      }
+    });
+  }
+
+  const sight = new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting) && !visible) {
+      visible = true;
+      draw();
+    }
+  }, { rootMargin: "600px" });
+  sight.observe(element);
+  document.addEventListener("palette", draw);
+  return {
+    draw,
+    stop() {
+      sight.disconnect();
+      document.removeEventListener("palette", draw);
+      if (drawn) window.Plotly.purge(element);
+    },
+  };
+}
+
+/** Fills a table's body while its `details` is open; newest rows come first. */
+export function makeTable(details, rows) {
+  function fill() {
+    if (!details.open) return;
+    const { head, body } = rows();
+    details.querySelector("thead").replaceChildren(row(head, "th"));
+    details.querySelector("tbody").replaceChildren(...body.map((cells) => row(cells, "td")));
+  }
+  details.addEventListener("toggle", fill);
+  return fill;
+}
+
+function row(cells, tag) {
+  const line = document.createElement("tr");
+  for (const text of cells) {
+    const cell = document.createElement(tag);
+    if (tag === "th") cell.scope = "col";
+    cell.textContent = text;
+    line.append(cell);
+  }
+  return line;
+}

@@ -1,0 +1,39 @@
+// Starts the living parts of a page. Each is a module of its own, fetched only where a page has that part.
+// The theme swaps pages without reloading (document$ tells), so a part is also stopped when its page goes.
+
+import { addCopyButtons } from "./copy.mjs";
+
+const PARTS = {
+  calculator: () => import("./calculator.mjs"),
+  dashboard: () => import("./dashboard.mjs"),
+  glance: () => import("./glance.mjs"),
+  join: () => import("./join.mjs"),
+};
+
+const running = new Map();
+
+document$.subscribe(async () => {
+  addCopyButtons(document.querySelector("main"));
+  for (const [element, stop] of running) {
+    if (!element.isConnected) {
+      running.delete(element);
+      stop();
+    }
+  }
+  for (const element of document.querySelectorAll("[data-part]")) {
+    if (running.has(element)) continue;
+    running.set(element, () => {});
+    const { start } = await PARTS[element.dataset.part]();
+    const stop = start(element) ?? (() => {});
+    if (element.isConnected) running.set(element, stop);
+    else {
+      running.delete(element);
+      stop();
+    }
+  }
+});
+
+// The theme's switch says nothing when it is used; charts need to know.
+new MutationObserver(() => document.dispatchEvent(new CustomEvent("palette"))).observe(document.body, {
+  attributeFilter: ["data-md-color-scheme"],
+});

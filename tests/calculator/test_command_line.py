@@ -1,0 +1,112 @@
+"""The command line, the batch and the browser's entry: names, units, exit codes."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from calculator import PRESETS, Setup, browser, estimate
+from calculator.__main__ import main
+
+KEYS = {
+    "model", "parameters", "parameters_by_part", "gpu", "saved_activations", "autocast_weight_copies",
+    "gradient_bytes", "optimizer_state_bytes", "host", "peak", "timeline", "transfer", "overhead", "notes",
+}  # fmt: skip
+
+
+def test_json_has_the_public_keys(capsys):
+    assert main(["gpt2-large", "--optimizer", "adamw8bit", "--checkpointing", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result) == KEYS
+    assert set(result["gpu"]) == {"weights", "gradients", "optimizer_state", "activations", "temporary", "total"}
+    assert set(result["peak"]) == {"phase", "instant"}
+    assert set(result["transfer"]) == {"bytes_per_step", "seconds"}
+    assert {"cuda_context", "total"} <= set(result["overhead"])
+    assert result["parameters"] == 774_030_080
+    assert isinstance(result["gpu"]["total"], int)
+
+
+def test_report_shows_parts_totals_and_the_peak(capsys):
+    assert main(["gpt2-large", "--optimizer", "adamw8bit", "--checkpointing"]) == 0
+    report = capsys.readouterr().out
+    result = estimate(Setup(model="gpt2-large", optimizer="adamw8bit", checkpointing=True))
+    for size in (*result.as_dict()["gpu"].values(), result.host.total, result.saved_activations):
+        assert f"{size:,} B" in report
+    assert result.peak.instant in report
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_answered(name, capsys):
+    assert main([name]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_flags_and_keys_are_the_same(capsys):
+    flags = [
+        "t5-small", "--micro-batch-size", "2", "--sequence-length", "64", "--target-length", "32", "--precision",
+        "bf16", "--attention", "eager", "--dropout", "0", "--checkpointing", "2", "--shared-groups", "3",
+        "--optimizer", "lamb", "--offload-optimizer", "--delta-rule", "--accumulation-steps", "4", "--json",
+    ]  # fmt: skip
+    assert main(flags) == 0
+    keys = {
+        "model": "t5-small", "micro_batch_size": 2, "sequence_length": 64, "target_length": 32, "precision": "bf16",
+        "attention": "eager", "dropout": 0, "checkpointing": 2, "shared_groups": 3, "optimizer": "lamb",
+        "offload_optimizer": True, "delta_rule": True, "accumulation_steps": 4,
+    }  # fmt: skip
+    assert json.loads(capsys.readouterr().out) == json.loads(browser.estimate(json.dumps(keys)))
+
+
+def test_batch_answers_in_order_and_goes_on_after_a_refusal(monkeypatch, capsys):
+    lines = ['{"model": "gpt2"}', "", '{"model": "gpt9"}', "not json", '{"model": "bert-base", "precision": "bf16"}']
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+    assert main(["batch"]) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result.get("model") for result in results] == ["gpt2", None, None, "bert-base"]
+    assert all(set(result) == {"error"} for result in results[1:3])
+
+
+def test_config_file(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 6}))
+    assert main(["--config", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 81_912_576  # distilgpt2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["gpt9"], ["gpt2", "--precision", "int4"], ["gpt2", "--micro-batch-size", "many"],
+        ["gpt2", "--micro-batch-size", "-1"], ["--config", "missing.json"], ["gpt2", "--config", "missing.json"],
+        ["gpt2", "--checkpointing", "often"], ["gpt2", "--nonsense"],
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1 and captured.err.rstrip().endswith(".")
+
+
+def test_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "calculator", "gpt2", "--json"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout)["parameters"] == 124_439_808
+
+
+def test_browser_catalogue_names_every_choice_that_is_accepted():
+    catalogue = json.loads(browser.catalogue())
+    assert [model["name"] for model in catalogue["models"]] == list(PRESETS)
+    for key, choices in catalogue["choices"].items():
+        for choice in choices:
+            values = {"model": "gpt2", key: choice["value"]}
+            assert "error" not in json.loads(browser.estimate(json.dumps(values))), values
+    assert set(catalogue["defaults"]) == set(Setup.__dataclass_fields__) - {"config"}
+    assert "error" not in json.loads(browser.estimate(json.dumps(catalogue["defaults"])))
+
+
+def test_browser_refuses_in_words():
+    assert json.loads(browser.estimate("{"))["error"].startswith("This is not JSON")
+    assert json.loads(browser.estimate('{"model": "x"}'))["error"].startswith("model is one of")

@@ -1,0 +1,97 @@
+"""The built site, a server that shows it, and a browser that looks at it.
+
+BUILT_SITE names a built site and spares building one; CHROMIUM names the browser's program.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT), str(ROOT / "site"), str(Path(__file__).parent)]
+
+from site_server import SiteServer  # noqa: E402  (the path above comes first)
+
+expect.set_options(timeout=40_000)
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="session")
+def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the site, as `python site/build.py` makes it."""
+    if given := os.environ.get("BUILT_SITE"):
+        return Path(given)
+    out = tmp_path_factory.mktemp("site") / "public"
+    ended = subprocess.run(
+        [sys.executable, "site/build.py", "--out", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=230
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return out
+
+
+@pytest.fixture
+def server(built_site: Path) -> Iterator[SiteServer]:
+    """The site at an address of its own, with nothing live."""
+    site = SiteServer(built_site)
+    yield site
+    site.close()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Chromium: the one named, one found, or Playwright's own."""
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, chromium_sandbox=False)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Browser, server: SiteServer) -> Iterator[Callable[..., Page]]:
+    """Opens an address of the site: `open_page("join/", width=360, dark=True, scripts=False)`.
+
+    When the test ends, no page may have asked another origin for anything, nor said an error; a test that provokes
+    failed requests takes their messages out of `page.complaints`.
+    """
+    contexts: list[BrowserContext] = []
+    pages: list[Page] = []
+
+    def open_at(address: str = "", *, width: int = 1280, dark: bool = False, scripts: bool = True) -> Page:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 800},
+            color_scheme="dark" if dark else "light",
+            java_script_enabled=scripts,
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.complaints = []
+        page.on("request", lambda request: _note_foreign(page, request.url, server.url))
+        page.on("pageerror", lambda error: page.complaints.append(f"error: {error}"))
+        page.on("console", lambda line: line.type == "error" and page.complaints.append(f"console: {line.text}"))
+        pages.append(page)
+        page.goto(server.url + address)
+        return page
+
+    yield open_at
+    complaints = [complaint for page in pages for complaint in page.complaints]
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def _note_foreign(page: Page, url: str, origin: str) -> None:
+    if not url.startswith((origin, "data:", "blob:")):
+        page.complaints.append(f"asked another origin: {url}")

@@ -1,0 +1,32 @@
+"""Fetching and making what the site serves itself: once, and with a word when it fails."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from builder import assets
+
+
+def test_npm_does_not_run_where_the_lock_has_not_changed(tmp_path):
+    (tmp_path / "package-lock.json").write_text("{}")
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / ".fetched-lock").write_text(hashlib.sha256(b"{}").hexdigest())
+    said = []
+    assert assets.fetch_packages(tmp_path, say=said.append) == tmp_path / "node_modules"
+    assert said == []
+
+
+def test_failing_npm_is_named_with_its_words(tmp_path):
+    (tmp_path / "package-lock.json").write_text("no JSON")
+    (tmp_path / "package.json").write_text("no JSON")
+    with pytest.raises(assets.BuildFailed, match=r"npm ci ended with exit code \d+:\n(?s:.)*package-lock"):
+        assets.fetch_packages(tmp_path, say=lambda line: None)
+    assert not (tmp_path / "node_modules" / ".fetched-lock").exists()
+
+
+def test_a_site_without_made_files_says_what_makes_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(assets, "BUILT", tmp_path)
+    with pytest.raises(assets.BuildFailed, match=r"python site/build\.py"):
+        assets.load_assets()

@@ -1,0 +1,259 @@
+"""The dashboard, home and join pages against a live API whose documents the test writes."""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+import zlib
+
+import pytest
+from playwright.sync_api import expect
+
+from test_every_page import violations
+
+pytestmark = pytest.mark.browser
+
+JOIN = (
+    "python -m training join --recipe http://127.0.0.1:9/recipe.toml --initial-peers /ip4/127.0.0.1/tcp/9/p2p/12D3KooW"
+)
+PROMPTS = ["a red circle", "a blue square"]
+
+
+def live_run(*, epochs: int, gone: tuple[str, ...] = (), status: str = "running") -> dict[str, dict]:
+    """Documents of a run with three volunteers that has finished `epochs`; the loss at epoch e is 5 - e / 10."""
+    now = time.time()
+    names = ["ada", "<b>bob</b>", "cy"]
+    rows = [
+        {
+            "epoch": epoch,
+            "time": now - 2 * (epochs - epoch),
+            "loss": 5 - epoch / 10,
+            "active_peers": 3 - len(gone),
+            "samples": 300,
+            "samples_per_second": 150.0,
+        }
+        for epoch in range(1, epochs + 1)
+    ]
+    return {
+        "run": {
+            "run_id": "shapes",
+            "title": "Shapes & co",
+            "description": "A test.",
+            "recipe_digest": "0123",
+            "initial_peers": ["/ip4/127.0.0.1/tcp/9/p2p/12D3KooW"],
+            "join_command": JOIN,
+            "started_at": now - 100,
+            "target_batch_size": 300,
+            "total_epochs": 40,
+            "parameters": 1_234_567,
+            "prompts": PROMPTS,
+        },
+        "state": {
+            "time": now,
+            "status": status,
+            "epoch": epochs,
+            "loss": 5 - epochs / 10,
+            "samples_per_second": None if status != "running" else 150.0,
+            "active_peers": 0 if status != "running" else 3 - len(gone),
+            "total_samples": 300 * epochs,
+            "last_epoch_at": now,
+            "updated_every_seconds": 0.3,
+        },
+        "history": {"epochs": rows},
+        "losses": {"peers": {name: [[row["epoch"], row["loss"] + 0.1] for row in rows] for name in names}},
+        "leaderboard": {
+            "volunteers": [
+                {
+                    "name": name,
+                    "peer_id": f"Qm{name}",
+                    "samples": 3000 - 1000 * place,
+                    "seconds": 3725.0,
+                    "share": (3 - place) / 6,
+                    "active": name not in gone and status == "running",
+                    "last_seen": now - (60 if name in gone else 0),
+                    "samples_per_second": None if name in gone else 50.0,
+                    "epochs": epochs,
+                }
+                for place, name in enumerate(names)
+            ]
+        },
+        "pictures": {
+            "snapshots": [
+                {
+                    "epoch": epoch,
+                    "time": now,
+                    "pictures": [
+                        {
+                            "prompt": prompt,
+                            "file": f"/live/pictures/{epoch:06d}/{n}.png",
+                            "shape": n == 0,
+                            "colour": True,
+                        }
+                        for n, prompt in enumerate(PROMPTS)
+                    ],
+                }
+                for epoch in (10, 20)
+                if epoch <= epochs
+            ]
+        },
+        "events": {
+            "events": [
+                {"time": now - 90, "kind": "started", "name": "", "text": "the monitor started"},
+                *({"time": now - 80, "kind": "joined", "name": name, "text": "joined the run"} for name in names),
+                *({"time": now, "kind": "left", "name": name, "text": "left: no word for 60 s"} for name in gone),
+            ]
+        },
+    }
+
+
+@pytest.fixture
+def live(server):
+    """A server with a run at epoch 20 and its pictures."""
+    for epoch in (10, 20):
+        for number in range(len(PROMPTS)):
+            server.files[f"/live/pictures/{epoch:06d}/{number}.png"] = red_picture()
+    server.live = live_run(epochs=20)
+    return server
+
+
+def test_a_live_run_is_shown_and_grows(open_page, live):
+    page = open_page("dashboard/")
+    expect(page.get_by_role("heading", name="Shapes & co")).to_be_visible()
+    expect(page.locator("[data-slot=status-label]")).to_have_text("Live")
+    expect(page.locator("[data-slot=epoch]")).to_have_text("20 of 40")
+    chart = page.get_by_role("img", name=re.compile("^Loss per epoch: 4.9 at epoch 1, 3 at epoch 20"))
+    expect(chart).to_have_attribute("data-drawn", "true")
+    assert _drawn_points(page, "loss-chart", "all") == 20
+    assert set(_drawn_names(page)) == {"ada", "&lt;b&gt;bob&lt;/b&gt;", "cy", "all"}
+
+    live.live = live_run(epochs=21)
+    expect(page.locator("[data-slot=epoch]")).to_have_text("21 of 40")
+    expect(chart).to_have_count(0)
+    page.wait_for_function("document.querySelector('[data-slot=loss-chart]').data.at(-1).y.length === 21")
+    assert _drawn_points(page, "loss-chart", "ada") == 21
+
+    page.get_by_text("The numbers as a table").first.click()
+    first = page.get_by_role("region", name="Loss per epoch, table").get_by_role("row").nth(1)
+    assert first.inner_text().split() == ["21", "2.9", "3", "3", "3"]
+    board = page.get_by_role("region", name="Leaderboard").get_by_role("row")
+    assert board.nth(1).inner_text().split("\t") == ["ada", "3\u202f000", "50 %", "1 h 2 min", "50 samples/s"]
+    assert "<b>bob</b>" in board.nth(2).inner_text()
+    pictures = page.get_by_role("region", name="Pictures per prompt and epoch").get_by_role("img")
+    expect(pictures).to_have_count(4)
+    expect(pictures.first).to_have_attribute("alt", "“a red circle” as drawn at epoch 20; shape right; colour right")
+    assert page.evaluate("document.querySelector('.gallery img').naturalWidth") == 2
+    assert violations(page) == []
+
+
+def test_a_volunteer_who_leaves_is_shown_as_gone(open_page, live):
+    page = open_page("dashboard/")
+    expect(page.locator("[data-slot=active]")).to_have_text("3")
+    live.live = live_run(epochs=22, gone=("cy",))
+    expect(page.locator("[data-slot=active]")).to_have_text("2")
+    row = page.get_by_role("row", name=re.compile("^cy"))
+    expect(row).to_contain_text("gone 1 min ago")
+    expect(page.locator("[data-slot=events] li").first).to_contain_text("cy left: no word for 60 s")
+
+
+def test_silence_is_said_and_never_filled(open_page, live):
+    page = open_page("dashboard/")
+    expect(page.locator("[data-slot=age]")).to_have_text(re.compile(r"^Last update \d s ago$"))
+    live.silent = True
+    expect(page.locator("[data-slot=status-label]")).to_have_text("No news")
+    expect(page.locator("[data-slot=status-text]")).to_contain_text("has not answered for")
+    expect(page.locator("[data-slot=epoch]")).to_have_text("20 of 40")
+    live.silent = False
+    live.live = live_run(epochs=23)
+    expect(page.locator("[data-slot=status-label]")).to_have_text("Live")
+    expect(page.locator("[data-slot=epoch]")).to_have_text("23 of 40")
+    page.complaints.clear()  # The browser reports each 503.
+
+
+@pytest.mark.parametrize(
+    "status, label, text",
+    [
+        ("waiting", "Waiting", "No volunteer is active now"),
+        ("stopped", "Stopped", "after epoch 20"),
+        ("finished", "Finished", "after epoch 20"),
+    ],
+)
+def test_a_run_that_does_not_move_says_why(open_page, live, status, label, text):
+    live.live = live_run(epochs=20, status=status)
+    page = open_page("dashboard/")
+    expect(page.locator("[data-slot=status-label]")).to_have_text(label)
+    expect(page.locator("[data-slot=status-text]")).to_contain_text(text)
+    assert _drawn_points(page, "loss-chart", "all") == 20
+
+
+def test_a_run_before_its_first_epoch(open_page, server):
+    server.live = live_run(epochs=0)
+    server.live["state"].update(epoch=None, loss=None, last_epoch_at=None)
+    page = open_page("dashboard/")
+    expect(page.locator("[data-slot=status-text]")).to_contain_text("the first epoch has not finished yet")
+    expect(page.locator("[data-slot=pictures-text]")).to_contain_text("No picture was drawn yet")
+
+
+def test_charts_follow_the_palette(open_page, live):
+    page = open_page("dashboard/")
+    expect(page.locator("[data-slot=loss-chart][data-drawn]")).to_be_visible()
+    ink = "document.querySelector('[data-slot=loss-chart]').layout.font.color"
+    light = page.evaluate(ink)
+    page.locator("label[title='Switch to dark colours']").click()
+    page.wait_for_function(f"{ink} !== '{light}'")
+
+
+def test_home_shows_the_run_at_a_glance(open_page, live):
+    page = open_page()
+    glance = page.get_by_role("region", name="Shapes & co")
+    expect(glance.get_by_role("img", name=re.compile("^Loss from 4.9 at epoch 1 to 3 at epoch 20"))).to_be_visible()
+    expect(glance.get_by_role("img", name="Drawn by the model: “a red circle”")).to_be_visible()
+    for door in ("Join a run", "Try the calculator"):
+        box = page.get_by_role("link", name=re.compile(door)).bounding_box()
+        assert box["y"] + box["height"] <= 800
+
+
+def test_join_command_is_the_runs_own(open_page, live):
+    page = open_page("join/")
+    command = page.locator("[data-slot=command]")
+    expect(command).to_have_text(JOIN)
+    expect(page.get_by_text("works on the run's own computer only")).to_be_visible()
+    expect(page.locator("[data-slot=program]")).to_have_text("python -m training")
+    page.get_by_role("button", name="Copy").first.click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == JOIN
+
+
+def test_join_command_of_a_run_that_is_over_is_not_offered(open_page, live):
+    live.live = live_run(epochs=20, status="finished")
+    page = open_page("join/")
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("[data-slot=command]")).to_contain_text("--initial-peers ADDRESS")
+
+
+def test_join_steps_stand_without_scripts(open_page):
+    page = open_page("join/", scripts=False)
+    expect(page.get_by_text("--recipe RECIPE --initial-peers ADDRESS")).to_be_visible()
+    expect(page.get_by_role("heading", name="How to stop")).to_be_visible()
+
+
+def _drawn_names(page) -> list[str]:
+    return page.evaluate("document.querySelector('[data-slot=loss-chart]').data.map((trace) => trace.name)")
+
+
+def _drawn_points(page, slot: str, name: str) -> int:
+    """Points of a line of a chart, once it is drawn."""
+    expect(page.locator(f"[data-slot={slot}][data-drawn]")).to_be_visible()
+    script = f"document.querySelector('[data-slot={slot}]').data.find((trace) => trace.name === '{name}').y.length"
+    return page.evaluate(script)
+
+
+def red_picture() -> bytes:
+    """A red picture of 2 x 2 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 2, 2, 8, 2, 0, 0, 0)
+    rows = zlib.compress(b"".join(b"\0" + bytes([200, 30, 30]) * 2 for _ in range(2)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")

@@ -1,0 +1,54 @@
+"""Recipes: the paper's figures, and one sentence for each way to get one wrong."""
+
+import pytest
+
+from training.config import RECIPES, load_recipe, parse_recipe, recipe_names
+from training.errors import BadInput
+
+DEMO = (RECIPES / "demo.toml").read_text(encoding="utf-8")
+
+
+def test_the_2021_recipe_says_what_the_paper_says():
+    run = load_recipe("dalle-2021")
+    # arXiv:2207.03481, sections 3.1 and 3.3
+    assert (run.model.hidden_size, run.model.num_layers, run.model.num_heads, run.model.head_dim) == (1024, 64, 16, 64)
+    assert run.model.attention_cycle == ("row", "column", "row", "row")
+    assert run.model.last_attention == "conv"
+    assert run.model.reversible and run.model.rotary and run.model.tied_embeddings
+    assert (run.codec.downsampling, run.codec.codebook_size) == (8, 8192)
+    assert run.schedule.peak_learning_rate == 2.5e-3
+    assert (run.schedule.warmup_epochs, run.schedule.total_epochs) == (3_125, 31_250)
+    assert run.optimizer.name == "lamb8bit"
+    assert run.swarm.compression_threshold == 2**16
+
+
+def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
+    digest = parse_recipe(DEMO).digest
+    assert parse_recipe(DEMO.replace('"runs/demo/shards"', '"https://example.org/shards"')).digest == digest
+    assert parse_recipe(DEMO.replace("hidden_size = 128", "hidden_size = 256")).digest != digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("hidden_size = 128", "hidden_size = -1", "model.hidden_size"),
+        ("hidden_size = 128", "", "model.hidden_size"),
+        ("hidden_size = 128", "hidden_size = 128\nwidth = 3", "model.width"),
+        ("image_grid = 8", "image_grid = 9", "image_grid is 9"),
+        ("codebook_size = 256", "codebook_size = 512", "codebook_size"),
+        ("matchmaking_seconds = 1.5", "matchmaking_seconds = 0.5", "request_timeout_seconds"),
+        ('run_id = "demo"', 'run_id = "My run!"', "run_id"),
+        ('run_id = "demo"', "run_id = demo", "TOML"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_in_words(old, new, said):
+    assert old in DEMO
+    with pytest.raises(BadInput) as refused:
+        parse_recipe(DEMO.replace(old, new, 1))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_recipe_names_the_known_ones():
+    with pytest.raises(BadInput, match=", ".join(recipe_names())):
+        load_recipe("nonesuch")

@@ -1,0 +1,96 @@
+"""The caption grammar: said and read back, held out, short enough for the model."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.data.captions import (
+    BACKGROUNDS,
+    COLOURS,
+    HELD_OUT,
+    PLACES,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    Scene,
+    Thing,
+    caption_of,
+    draw_scene,
+    parse_caption,
+)
+from training.errors import BadInput
+
+things = st.builds(Thing, shape=st.sampled_from(list(SHAPES)), colour=st.sampled_from(list(COLOURS)))
+sized = st.builds(
+    Thing,
+    shape=st.sampled_from(list(SHAPES)),
+    colour=st.sampled_from(list(COLOURS)),
+    size=st.sampled_from([None, *SIZES]),
+)
+backgrounds = st.sampled_from([None, *BACKGROUNDS])
+scenes = st.one_of(
+    st.builds(Scene, things=st.tuples(sized), place=st.sampled_from([None, *PLACES]), background=backgrounds),
+    st.builds(Scene, things=st.tuples(things), count=st.sampled_from([2, 3]), background=backgrounds),
+    st.builds(
+        Scene, things=st.tuples(things, things), relation=st.sampled_from(list(RELATIONS)), background=backgrounds
+    ),
+)
+
+
+@given(scenes)
+def test_a_caption_reads_back_as_its_scene(scene):
+    assert parse_caption(caption_of(scene)) == scene
+
+
+@pytest.mark.parametrize(
+    "caption, expected",
+    [
+        ("a red circle", Scene(things=(Thing(shape="circle", colour="red"),))),
+        ("  A small  Orange heart. ", Scene(things=(Thing(shape="heart", colour="orange", size="small"),))),
+        ("two cyan crosses", Scene(things=(Thing(shape="cross", colour="cyan"),), count=2)),
+        (
+            "a red circle above a blue square on a grey background",
+            Scene(
+                things=(Thing(shape="circle", colour="red"), Thing(shape="square", colour="blue")),
+                relation="above",
+                background="grey",
+            ),
+        ),
+    ],
+)
+def test_captions_by_hand(caption, expected):
+    assert parse_caption(caption) == expected
+
+
+@pytest.mark.parametrize(
+    "caption", ["", "a dog", "red circle", "two red circle", "two red circles in the centre", "a red"]
+)
+def test_other_sentences_are_refused_with_an_example(caption):
+    with pytest.raises(BadInput, match="a red circle above a blue square"):
+        parse_caption(caption)
+
+
+def test_captions_fit_the_demo_model():
+    """24 text tokens and a vocabulary of 64 ids, padding and unknown among them."""
+    captions = [caption_of(draw_scene(random.Random(index))).split() for index in range(5000)]
+    assert max(map(len, captions)) <= 24
+    assert len({word for caption in captions for word in caption}) <= 62
+
+
+def test_held_out_pairs_leave_every_colour_and_shape_to_training():
+    assert {colour for colour, _ in HELD_OUT} == set(COLOURS) and {shape for _, shape in HELD_OUT} == set(SHAPES)
+    assert len(HELD_OUT) == 8
+    seen = {"train": set(), "held-out": set()}
+    for index in range(5000):
+        scene = draw_scene(random.Random(index))
+        seen[scene.split] |= {(thing.colour, thing.shape) for thing in scene.things}
+    assert not seen["train"] & HELD_OUT
+    assert len(seen["train"]) == 64 - 8
+    assert seen["held-out"] >= HELD_OUT
+
+
+def test_plain_captions_are_a_good_share():
+    captions = [caption_of(draw_scene(random.Random(index))) for index in range(4000)]
+    assert 0.32 < sum(len(caption.split()) == 3 and caption[0] == "a" for caption in captions) / 4000 < 0.40

@@ -1,0 +1,12 @@
+"""One thread for torch: these tensors are small, and waiting threads would only take turns."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,190 @@
+"""`generate` and `evaluate` from a shell's point of view, on shards and a checkpoint that are really there."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from training.cli import build_app
+from training.config import RECIPES, parse_recipe
+from training.data.draw import draw_set
+from training.data.prepare import prepare
+from training.errors import BadInput
+from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer, safe_name
+from training.model.transformer import build_model
+from training.publish.checkpoints import load_checkpoint, save_checkpoint
+
+RECIPE = (RECIPES / "demo.toml").read_text()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run's folder: shards from drawn pictures, and a checkpoint of first weights."""
+    folder = tmp_path_factory.mktemp("run")
+    config = parse_recipe(RECIPE)
+    draw_set(folder / "pictures", count=200, seed=0, size=64)
+    prepare(folder / "pictures", folder / "pictures" / "captions.jsonl", folder / "shards", config, codec_steps=2)
+    model = build_model(config.model, seed=config.seed)
+    for epoch in (3, 12):
+        save_checkpoint(
+            folder / "checkpoints",
+            model=model,
+            recipe_toml=RECIPE,
+            epoch=epoch,
+            metrics={"loss": 5.0},
+            shards=str(folder / "shards"),
+        )
+    return folder
+
+
+def command(*arguments):
+    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
+    if isinstance(result.exception, BadInput):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_generate_writes_pictures_and_their_facts(run_dir, tmp_path):
+    prompt = "a red circle above a blue square"
+    command("generate", prompt, "../Évil/ prompt", "--checkpoint", run_dir, "--out", tmp_path / "a", "--count", 2)
+    facts = json.loads((tmp_path / "a" / "pictures.json").read_text())
+    assert facts["epoch"] == 12 and facts["run_id"] == "demo" and facts["sampling"]["temperature"] == 1.0
+    assert [entry["prompt"] for entry in facts["pictures"]] == [prompt, prompt, "../Évil/ prompt", "../Évil/ prompt"]
+    assert [entry["seed"] for entry in facts["pictures"]] == [0, 1, 2, 3]
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {entry["file"] for entry in facts["pictures"]} | {"pictures.json"}
+    assert "002-evil-prompt.png" in names
+    for entry in facts["pictures"]:
+        assert Image.open(tmp_path / "a" / entry["file"]).size == (64, 64)
+    command("generate", prompt, "--checkpoint", run_dir, "--out", tmp_path / "b", "--count", 1, "--seed", 1)
+    first, again = (tmp_path / "a" / "001-a-red-circle-above-a-blue-square.png"), next((tmp_path / "b").glob("*.png"))
+    difference = np.asarray(Image.open(first), dtype=int) - np.asarray(Image.open(again), dtype=int)
+    assert np.abs(difference).max() <= 1  # alone or with others: but for rounding
+    command("generate", prompt, "--checkpoint", run_dir, "--out", tmp_path / "c", "--count", 1, "--seed", 1)
+    assert again.read_bytes() == next((tmp_path / "c").glob("*.png")).read_bytes()
+
+
+def test_prompts_come_from_a_file_too(run_dir, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red ring\n\n a blue star \n", encoding="utf-8")
+    command("generate", "--prompts", prompts, "--checkpoint", run_dir, "--out", tmp_path / "out", "--count", 1)
+    facts = json.loads((tmp_path / "out" / "pictures.json").read_text())
+    assert [entry["prompt"] for entry in facts["pictures"]] == ["a red ring", "a blue star"]
+
+
+def test_evaluate_prints_shares_beside_chance(run_dir, tmp_path):
+    result = command(
+        "evaluate", "--checkpoint", run_dir, "--count", 12, "--json", "--out", tmp_path, "--temperature", 0.7
+    )
+    facts = json.loads(result.stdout)
+    assert facts["count"] == 12 and facts["epoch"] == 12 and facts["captions"] == "held-out"
+    assert facts["sampling"]["temperature"] == 0.7
+    assert 0 <= facts["matched"] <= min(facts["shape"], facts["colour"]) <= 1
+    low, high = facts["matched_interval"]
+    assert low <= facts["matched"] <= high and set(facts["chance"]) == {"shape", "colour", "matched", "exact"}
+    kept = json.loads((tmp_path / "pictures.json").read_text())["pictures"]
+    assert sum(entry["matched"] for entry in kept) == round(12 * facts["matched"])
+    table = command("evaluate", "--checkpoint", run_dir, "--count", 2, "--captions", "train").stdout
+    assert "shape and colour" in table and "by chance" in table
+
+
+def test_no_checkpoint_is_said_in_a_sentence(tmp_path):
+    with pytest.raises(BadInput, match=r"has no checkpoint yet\. Train first"):
+        command("generate", "a red circle", "--checkpoint", tmp_path)
+    with pytest.raises(BadInput, match="does not exist"):
+        command("evaluate", "--checkpoint", tmp_path / "nowhere")
+    with pytest.raises(BadInput, match="Nothing to draw"):
+        command("generate", "--checkpoint", tmp_path)
+
+
+def test_moved_shards_are_found_beside_the_checkpoints_or_asked_for(run_dir, tmp_path):
+    checkpoint = load_checkpoint(run_dir / "checkpoints" / "epoch-000012")
+    object.__setattr__(checkpoint, "shards", "nowhere/shards")
+    load_codec_and_tokenizer(checkpoint)
+    with pytest.raises(BadInput, match="say with --shards"):
+        load_codec_and_tokenizer(checkpoint, str(tmp_path / "nowhere"))
+
+
+def test_a_picture_is_the_decoded_sample_of_its_own_seed(run_dir):
+    """In any batch size; and the pixels are the codec's, rounded to bytes."""
+    checkpoint = load_checkpoint(run_dir / "checkpoints" / "epoch-000012")
+    codec, tokenizer = load_codec_and_tokenizer(checkpoint)
+    prompts, seen = ["a red ring", "a blue star", "a pink heart"], []
+    both = [
+        draw_prompts(
+            checkpoint.model,
+            codec,
+            tokenizer,
+            prompts,
+            sampling=Sampling(top_k=50),
+            seed=4,
+            batch_size=size,
+            progress=lambda done, total: seen.append(done / total),
+        )
+        for size in (3, 2)
+    ]
+    for one, other in zip(*both, strict=True):
+        assert (one.prompt, one.seed) == (other.prompt, other.seed)
+        np.testing.assert_allclose(one.pixels.astype(int), other.pixels, atol=1)
+    decoded = codec.decode(torch.from_numpy(both[0][1].codes.astype(np.int64))[None])[0]
+    np.testing.assert_allclose(both[0][1].pixels, 255 * decoded.permute(1, 2, 0).numpy(), atol=0.5 + 1e-4)
+    assert len(seen) == 3 * 64 and seen[63] == seen[-1] == 1.0 and seen[:64] == sorted(set(seen[:64]))
+
+
+@pytest.mark.parametrize(
+    "prompt, name",
+    [
+        ("a red circle", "a-red-circle"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("C:\\con\x00.png", "c-con-png"),
+        ("Ünïcödé ñ", "unicode-n"),
+        ("画像", "picture"),
+        ("", "picture"),
+        ("x" * 500, "x" * 60),
+    ],
+)
+def test_file_names_are_safe_for_any_prompt(prompt, name):
+    assert safe_name(prompt) == name
+
+
+def test_convert_there_and_back(run_dir, tmp_path):
+    """A checkpoint to dalle-pytorch's file and back is the same checkpoint, through both kinds of file."""
+    source = run_dir / "checkpoints" / "epoch-000012"
+    weights = load_file(source / "model.safetensors")
+    for name in ("theirs.safetensors", "theirs.pt"):
+        command("convert", source, tmp_path / name)
+        command(
+            "convert", tmp_path / name, tmp_path / f"back-{name}", "--recipe", "demo", "--shards", run_dir / "shards"
+        )
+        (path,) = (tmp_path / f"back-{name}").iterdir()
+        back = load_checkpoint(path)
+        assert back.shards == str(run_dir / "shards")
+        assert all(torch.equal(back.model.state_dict()[key], tensor) for key, tensor in weights.items())
+    state = torch.load(tmp_path / "theirs.pt", weights_only=True)
+    assert state["transformer.layers.blocks.4.f.net.fn.fn.fn.fn.fn.to_qkv.weight"].shape == (384, 128)
+
+
+def test_convert_refuses_what_does_not_fit(run_dir, tmp_path):
+    source = run_dir / "checkpoints" / "epoch-000012"
+    command("convert", source, tmp_path / "theirs.safetensors")
+    state = load_file(tmp_path / "theirs.safetensors")
+    state["transformer.layers.blocks.9.f.net.scale"] = state["transformer.layers.blocks.0.f.net.scale"].clone()
+    save_file(state, tmp_path / "deeper.safetensors")
+    with pytest.raises(BadInput, match=r"blocks\.9\.f\.net\.scale has no place"):
+        command("convert", tmp_path / "deeper.safetensors", tmp_path / "out", "--recipe", "demo")
+    del state["transformer.layers.blocks.9.f.net.scale"], state["to_logits.0.bias"]
+    save_file(state, tmp_path / "less.safetensors")
+    with pytest.raises(BadInput, match=r"1 weights are missing, the first is final_norm\.bias"):
+        command("convert", tmp_path / "less.safetensors", tmp_path / "out", "--recipe", "demo")
+    (tmp_path / "no.pt").write_bytes(b"no weights")
+    with pytest.raises(BadInput, match="cannot be read"):
+        command("convert", tmp_path / "no.pt", tmp_path / "out", "--recipe", "demo")
+    with pytest.raises(BadInput, match="--recipe"):
+        command("convert", tmp_path / "theirs.safetensors", tmp_path / "out")
+    assert not Path(tmp_path / "out").exists()

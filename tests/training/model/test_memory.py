@@ -1,0 +1,37 @@
+"""Freed memory stays with the process once it is told to."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+from training.model.memory import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+
+def page_faults_of_a_step():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    buffers = [b"x" * (12 << 20) for _ in range(5)]
+    del buffers
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(min(page_faults_of_a_step() for _ in range(10)))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+def test_buffers_are_handed_out_again_without_page_faults():
+    """Against glibc's first thresholds, which it else moves by itself as it sees fit: each buffer is mapped anew."""
+    root, thresholds = Path(__file__).parents[3], str(128 << 10)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": thresholds, "MALLOC_TRIM_THRESHOLD_": thresholds}
+    faults = {
+        how: int(subprocess.check_output([sys.executable, "-c", PROGRAM, how], cwd=root, env=environment, text=True))
+        for how in ("keep", "leave")
+    }
+    assert faults["leave"] >= 5 * (12 << 20) // (64 << 10)  # pages are 64 KiB at most
+    assert faults["keep"] < faults["leave"] / 10

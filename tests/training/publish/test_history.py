@@ -1,0 +1,353 @@
+"""The history keeps what was observed: totals, epochs, comings and goings, over restarts and kills."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.errors import BadInput, TrainingError
+from training.publish.history import History, HistoryReader, Picture
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A peer's metric record as the history reads it."""
+
+    name: str = "ada"
+    peer_id: str = "A"
+    status: str = "training"
+    epoch: int = 0
+    loss: float | None = 2.0
+    samples: int = 0
+    samples_per_second: float = 5.0
+    seconds: float = 2.0
+    time: float = 0.0
+
+
+ALAN = {"name": "alan", "peer_id": "B"}
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self, now: float = 1000.0):
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def open_history(folder, clock=None, **changes):
+    settings = {"run_id": "demo", "recipe_digest": "d1", "expiration_seconds": 30.0, **changes}
+    return History(folder / "history.sqlite", clock=clock or Clock(), **settings)
+
+
+@pytest.fixture
+def history(tmp_path):
+    with_clock = open_history(tmp_path)
+    yield with_clock
+    with_clock.close()
+
+
+def begin(history):
+    """Ada and Alan join."""
+    history.observe([Report(status="joining", loss=None), Report(status="joining", loss=None, **ALAN)])
+
+
+def test_epoch_is_the_mean_weighted_by_samples(history):
+    begin(history)
+    history._clock.now += 5
+    alan = Report(epoch=1, samples=10, loss=4.0, samples_per_second=2.5, time=1, **ALAN)
+    history.observe([Report(epoch=1, samples=30, loss=1.0, time=1), alan])
+    assert history.epochs() == [
+        {"epoch": 1, "time": 1005.0, "loss": 1.75, "active_peers": 2, "samples": 40, "samples_per_second": 7.5}
+    ]
+
+
+def test_samples_of_an_epoch_are_those_since_the_last_one(history):
+    """Whether or not the peer renewed its record in between."""
+    begin(history)
+    history.observe([Report(epoch=1, samples=30, loss=1.0, time=1)])
+    history.observe([Report(epoch=1, samples=45, loss=1.0, time=2)])
+    history.observe([Report(epoch=2, samples=50, loss=0.5, time=3)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(1, 30), (2, 20)]
+    assert history.total_samples() == 50
+
+
+def test_late_report_joins_its_epoch_and_keeps_its_time(history):
+    begin(history)
+    ada, alan = Report(epoch=1, samples=10, loss=1.0, time=1), Report(epoch=1, samples=10, loss=2.0, time=1, **ALAN)
+    history.observe([ada])
+    history._clock.now += 3
+    history.observe([ada, alan])
+    (row,) = history.epochs()
+    assert (row["time"], row["loss"], row["samples"]) == (1000.0, 1.5, 20)
+
+
+def test_loss_that_is_no_number_counts_as_unknown(history):
+    begin(history)
+    ada = Report(epoch=1, samples=50, loss=float("nan"), time=1)
+    history.observe([ada, Report(epoch=1, samples=10, loss=3.0, time=1, **ALAN)])
+    assert history.epochs()[0]["loss"] == 3.0
+    assert history.losses() == {"alan": [[1, 3.0]]}
+
+
+def test_newcomer_takes_over_an_epoch_without_having_made_it(history):
+    """It downloads the state of epoch 40; its samples count for epoch 41."""
+    history.observe([Report(status="joining", loss=None)])
+    history.observe([Report(epoch=40, samples=4, loss=None, time=1)])
+    assert history.epochs() == []
+    history.observe([Report(epoch=41, samples=24, loss=3.0, time=2)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(41, 24)]
+
+
+def test_newcomer_may_say_nothing_before_its_first_epoch(history):
+    """All that it gave since it joined belongs to that epoch, however far the run was."""
+    history.observe([Report(status="joining", loss=None, samples=1000)])
+    history.observe([Report(epoch=41, samples=1024, loss=3.0, time=1)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(41, 24)]
+
+
+def test_epochs_missed_by_the_monitor_share_the_samples(history):
+    history.observe([Report(epoch=3)])
+    history.observe([Report(epoch=13, samples=200, time=1)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(13, 20)]
+    assert history.total_samples() == 200
+
+
+def test_since_gives_only_later_epochs(history):
+    for epoch in range(6):
+        history.observe([Report(epoch=epoch, samples=epoch, time=epoch)])
+    assert [row["epoch"] for row in history.epochs(since=3)] == [4, 5]
+
+
+def test_unrenewed_record_means_gone_though_it_still_lies_there(history):
+    report = Report()
+    history.observe([report])
+    history._clock.now += 29
+    history.observe([report])
+    assert history.active_peers() == 1
+    history._clock.now += 2
+    history.observe([report])
+    assert history.active_peers() == 0
+    assert [(event["kind"], event["name"]) for event in history.events()] == [("joined", "ada"), ("left", "ada")]
+    assert history.leaderboard()[0]["active"] is False
+    assert history.leaderboard()[0]["samples_per_second"] is None
+
+
+def test_renewed_record_means_present_even_without_progress(history):
+    for step in range(10):
+        history._clock.now += 20
+        history.observe([Report(samples=10, time=float(step))])
+    assert history.active_peers() == 1
+    assert history.leaderboard()[0]["samples"] == 10
+
+
+def test_farewell_counts_at_once_and_only_once(history):
+    history.observe([Report()])
+    for _ in range(2):
+        history.observe([Report(status="leaving", time=1.0)])
+    history._clock.now += 100
+    history.observe([])
+    assert history.active_peers() == 0
+    assert [event["kind"] for event in history.events()] == ["joined", "left"]
+
+
+def test_volunteer_who_comes_back_continues_the_total(history):
+    history.observe([Report(samples=100, seconds=20.0)])
+    history._clock.now += 60
+    history.observe([])
+    history.observe([Report(peer_id="A2", status="joining", loss=None, seconds=0.0, time=1.0)])
+    history.observe([Report(peer_id="A2", epoch=1, samples=7, seconds=1.0, time=2.0)])
+    (volunteer,) = history.leaderboard()
+    assert volunteer == {
+        "name": "ada",
+        "peer_id": "A2",
+        "samples": 107,
+        "seconds": 21.0,
+        "active": True,
+        "last_seen": 1060.0,
+        "samples_per_second": 5.0,
+        "epochs": 1,
+        "share": 1.0,
+    }
+    assert [event["kind"] for event in history.events()] == ["joined", "left", "joined"]
+
+
+class Volunteer:
+    """What a volunteer's program counts, by another way than the history: it adds up what it gives.
+
+    A crash loses what was counted since the last save; another folder means another peer that counts from 0.
+    """
+
+    def __init__(self, name):
+        self.name, self.folder = name, 0
+        self.counted = self.saved = 0
+        self.highest = {0: 0}
+
+    def act(self, step, samples):
+        if step == "give":
+            self.counted += samples
+        elif step == "save":
+            self.saved = self.counted
+        elif step == "crash":
+            self.counted = self.saved
+        else:
+            self.folder += 1
+            self.counted = self.saved = 0
+        self.highest[self.folder] = max(self.highest.get(self.folder, 0), self.counted)
+
+    def report(self, number):
+        return Report(name=self.name, peer_id=f"{self.name}{self.folder}", samples=self.counted, time=float(number))
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["ada", "grace", "alan"]),
+        st.sampled_from(["give", "give", "save", "crash", "other folder"]),
+        st.integers(0, 1000),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(steps=steps, reopen_every=st.integers(1, 10))
+def test_totals_count_each_sample_once_over_restarts_of_all(tmp_path_factory, steps, reopen_every):
+    folder = tmp_path_factory.mktemp("history")
+    volunteers = {name: Volunteer(name) for name in ("ada", "grace", "alan")}
+    history = open_history(folder)
+    for number, (name, step, samples) in enumerate(steps):
+        volunteers[name].act(step, samples)
+        history.observe([volunteer.report(number) for volunteer in volunteers.values()])
+        if number % reopen_every == 0:
+            history.close()
+            history = open_history(folder)
+    totals = {volunteer["name"]: volunteer["samples"] for volunteer in history.leaderboard()}
+    given_by = {name: sum(volunteer.highest.values()) for name, volunteer in volunteers.items()}
+    assert totals == (given_by if steps else {})
+    assert history.total_samples() == sum(totals.values())
+    order = [volunteer["samples"] for volunteer in history.leaderboard()]
+    assert order == sorted(order, reverse=True)
+    history.close()
+
+
+def test_rewound_run_forgets_epochs_but_not_contributions(history):
+    for epoch in range(6):
+        history.observe([Report(epoch=epoch, samples=10 * epoch, time=epoch)])
+    history.add_snapshot(2, [])
+    history.add_snapshot(5, [Picture(prompt="a red circle", file="000005/0.png", shape=True, colour=True)])
+    history.rewind(3)
+    assert [row["epoch"] for row in history.epochs()] == [1, 2, 3]
+    assert history.losses() == {"ada": [[1, 2.0], [2, 2.0], [3, 2.0]]}
+    assert [snapshot["epoch"] for snapshot in history.snapshots()] == [2]
+    assert history.total_samples() == 50
+    history.observe([Report(epoch=3, samples=50, loss=None, time=7)])
+    history.observe([Report(epoch=4, samples=60, loss=1.0, time=8)])
+    assert history.epochs()[-1] | {"time": 0} == {
+        "epoch": 4,
+        "time": 0,
+        "loss": 1.0,
+        "active_peers": 1,
+        "samples": 10,
+        "samples_per_second": 5.0,
+    }
+
+
+def test_long_run_is_thinned_to_weighted_means(history):
+    samples = 0
+    for epoch in range(101):
+        history.observe([Report(epoch=epoch, loss=float(epoch), samples=samples, time=epoch)])
+        samples += 1 + epoch % 2
+    points = history.losses(max_points=50)["ada"]
+    assert len(points) <= 51
+    assert points[1] == [2, pytest.approx((2 * 2 + 3 * 1) / 3)]
+    assert points[10] == [20, pytest.approx((20 * 2 + 21 * 1) / 3)]
+    assert len(history.losses()["ada"]) == 100
+
+
+def test_snapshot_of_an_epoch_replaces_the_earlier_one(history):
+    circle = Picture(prompt="a red circle", file="000010/0.png", shape=True, colour=None)
+    history.add_snapshot(10, [circle, replace(circle, prompt="a blue square")])
+    history.add_snapshot(10, [replace(circle, shape=False)])
+    history.add_snapshot(5, [])
+    assert history.snapshots() == [
+        {"epoch": 5, "time": 1000.0, "pictures": []},
+        {
+            "epoch": 10,
+            "time": 1000.0,
+            "pictures": [{"prompt": "a red circle", "file": "000010/0.png", "shape": False, "colour": None}],
+        },
+    ]
+
+
+def test_one_writer_many_readers(tmp_path, history):
+    history.observe([Report(samples=10)])
+    assert HistoryReader(tmp_path / "history.sqlite").total_samples() == 10
+    with pytest.raises(TrainingError, match="Another monitor"):
+        open_history(tmp_path)
+
+
+def test_history_of_another_recipe_is_refused(tmp_path):
+    open_history(tmp_path).close()
+    with pytest.raises(BadInput, match="recipe d1"):
+        open_history(tmp_path, recipe_digest="d2")
+    open_history(tmp_path).close()
+
+
+def test_newer_version_and_foreign_files_are_refused(tmp_path):
+    open_history(tmp_path).close()
+    with sqlite3.connect(tmp_path / "history.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(BadInput, match="version 99"):
+        HistoryReader(tmp_path / "history.sqlite")
+    with pytest.raises(BadInput, match="version 99"):
+        open_history(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "history.sqlite").write_text("no database at all, but long enough to be looked at" * 20)
+    with pytest.raises(BadInput, match="no history"):
+        open_history(tmp_path / "other")
+    with pytest.raises(BadInput, match="no history"):
+        HistoryReader(tmp_path / "missing.sqlite")
+
+
+WRITER = """
+import pathlib, sys
+from tests.training.publish.test_history import Report, open_history
+history = open_history(pathlib.Path(sys.argv[1]))
+for number in range(10**9):
+    said = {"epoch": number, "samples": number, "time": float(number)}
+    history.observe([Report(**said), Report(name="alan", peer_id="B", **said)])
+    print(number, flush=True)
+"""
+
+
+def test_kill_loses_no_finished_observation_and_leaves_none_half_written(tmp_path):
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    for line in writer.stdout:
+        if int(line) >= 20:
+            break
+    writer.send_signal(signal.SIGKILL)
+    said = [int(line) for line in writer.stdout]
+    writer.wait()
+    last_said = said[-1] if said else 20
+    history = open_history(tmp_path)
+    assert history.epochs()[-1]["epoch"] in (last_said, last_said + 1)
+    assert len(history.epochs()) == history.epochs()[-1]["epoch"]
+    assert all(row["samples"] == 2 for row in history.epochs())
+    assert len({volunteer["samples"] for volunteer in history.leaderboard()}) == 1
+    with sqlite3.connect(tmp_path / "history.sqlite") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    history.close()

@@ -1,0 +1,201 @@
+"""The monitor beside a real peer that serves its state and posts its records, but computes nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import httpx
+import pytest
+
+from training.config import RECIPES, load_recipe
+from training.errors import BadInput
+from training.publish.checkpoints import latest_checkpoint, load_checkpoint
+from training.roles.monitor import with_shards
+
+ROOT = Path(__file__).parents[3]
+
+PEER = """
+import sys, time
+from pathlib import Path
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from training.config import load_recipe
+from training.optim.schedule import learning_rate_factor
+from training.model.transformer import build_model
+from training.optim.lamb import build_optimizer, parameter_groups
+from training.processes import run_role
+from training.swarm.averaging import SwarmStateAverager, state_codec
+from training.swarm.dht import full_addresses, post_recipe, start_dht
+from training.swarm.identity import Identity
+from training.swarm.metrics import MetricsBoard, PeerRecord
+
+def role(stop):
+    torch.set_num_threads(1)
+    run = load_recipe(sys.argv[1])
+    identity = Identity(Path(sys.argv[2]))
+    dht = start_dht(run, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    post_recipe(dht, run, identity)
+    model = build_model(run.model, run.seed)
+    averager = SwarmStateAverager(
+        dht=dht, prefix=f"{run.run_id}_state_averager", start=True, offload_optimizer=True, custom_gradients=True,
+        scheduler=lambda optimizer: LambdaLR(optimizer, lambda epoch: learning_rate_factor(epoch, run.schedule)),
+        params=parameter_groups(model, 0.0), optimizer=lambda groups: build_optimizer(run.optimizer, groups, lr=0.01),
+        state_compression=state_codec(), declare_state_period=2,
+    )
+    board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
+    print(full_addresses(dht)[0], flush=True)
+    epoch = 0
+    while not stop.wait(0.5):
+        with torch.no_grad(), averager.lock_optimizer, averager.lock_averaged_tensors:
+            averager.local_epoch = epoch
+            for group in averager.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.fill_(epoch)
+                    averager.optimizer.state[parameter]["moment1"].fill_(epoch)
+        board.post(PeerRecord(
+            name="ada", peer_id=str(identity.peer_id), status="training" if epoch else "joining", epoch=epoch,
+            loss=8 / epoch if epoch else None, samples=100 * epoch, samples_per_second=200.0, seconds=0.5 * epoch,
+            group_size=1, averaged_epochs=0, alone_epochs=0, micro_batch_size=1, bytes_sent=0, bytes_received=0,
+            version="test", time=time.time(),
+        ), identity).result(10)
+        epoch += 1
+
+run_role(role)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Starts programs that end with the test."""
+    started = []
+
+    def start(*command):
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    text = (RECIPES / "demo.toml").read_text()
+    for name, value in {
+        "metrics_expiration_seconds": 6.0,
+        "checkpoint_every_epochs": 4,
+        "metrics_every_seconds": 1.0,
+        "hidden_size": 32,
+        "image_vocab_size": 64,
+        "codebook_size": 64,
+    }.items():
+        head, tail = text.split(f"\n{name} = ")
+        text = f"{head}\n{name} = {value}\n{tail.partition(chr(10))[2]}"
+    text = text[: text.index("prompts = [")]
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    load_recipe(str(path))
+    return path
+
+
+def monitor_command(recipe, address, run_dir, port):
+    return [
+        *(sys.executable, "-m", "training", "monitor", "--recipe", str(recipe), "--initial-peers", address),
+        *("--run-dir", str(run_dir), "--port", str(port), "--log-json", str(run_dir / "monitor.jsonl")),
+    ]
+
+
+def until(condition, seconds, process=None):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            output = ""
+            if process is not None:
+                process.kill()
+                output = process.stdout.read()
+            raise AssertionError(f"did not happen within {seconds} s\n{output}")
+        time.sleep(0.1)
+    return found
+
+
+def document(port, name):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/live/{name}.json", timeout=5).json()
+    except httpx.TransportError:
+        return None
+
+
+@pytest.mark.swarm
+def test_monitor_sees_keeps_and_serves_a_run(run, recipe, tmp_path):
+    run_dir = tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free_port = probe.getsockname()[1]
+    peer = run(sys.executable, "-c", PEER, str(recipe), str(tmp_path / "peer"))
+    address = until(lambda: peer.stdout.readline().strip(), 60)
+    assert "/p2p/" in address, address + peer.stdout.read()
+    command = monitor_command(recipe, address, run_dir, free_port)
+    monitor = run(*command)
+    until(lambda: (document(free_port, "state") or {}).get("epoch"), 60, monitor)
+
+    checkpoint = until(lambda: latest_checkpoint(run_dir / "checkpoints"), 30, monitor)
+    loaded = load_checkpoint(checkpoint)
+    assert loaded.epoch >= 4
+    assert all((tensor == loaded.epoch).all() for tensor in loaded.model.parameters())
+    moments = [tensor for name, tensor in loaded.extra_tensors.items() if name.endswith("moment1")]
+    assert moments
+    assert all((moment == loaded.epoch).all() for moment in moments)
+    losses = document(free_port, "losses")["peers"]["ada"]
+    assert all(loss == pytest.approx(8 / epoch) for epoch, loss in losses)
+    assert document(free_port, "run")["initial_peers"] == [address]
+    assert httpx.get(f"http://127.0.0.1:{free_port}/recipe.toml").text == recipe.read_text()
+
+    monitor.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    assert monitor.wait(timeout=15) == 0
+    assert time.monotonic() - asked < 8
+    events = [json.loads(line)["event"] for line in (run_dir / "monitor.jsonl").read_text().splitlines()]
+    assert events[0] == "ready"
+    assert events[-1] == "stopped"
+    assert "checkpoint" in events
+    saved = load_checkpoint(latest_checkpoint(run_dir / "checkpoints")).epoch
+    assert saved > loaded.epoch  # the last one, taken on leaving
+
+    monitor = run(*command)
+    state = until(lambda: document(free_port, "state"), 60, monitor)
+    epochs = [row["epoch"] for row in document(free_port, "history")["epochs"]]
+    assert epochs[0] == losses[0][0]
+    assert epochs == sorted(set(epochs))
+    assert state["total_samples"] >= 100 * loaded.epoch
+
+    peer.kill()
+    killed = time.monotonic()
+    until(lambda: document(free_port, "state")["active_peers"] == 0, 20, monitor)
+    assert time.monotonic() - killed < 14
+    assert document(free_port, "events")["events"][-1]["kind"] == "left"
+    assert document(free_port, "state")["status"] == "waiting"
+
+
+def test_recipe_points_to_other_shards_and_stays_the_same_run():
+    text = (RECIPES / "demo.toml").read_text()
+    changed = with_shards(text, "http://127.0.0.1:8000/shards")
+    assert tomllib.loads(changed)["data"]["shards"] == "http://127.0.0.1:8000/shards"
+    assert [a for a, b in zip(text.splitlines(), changed.splitlines(), strict=True) if a != b] == [
+        'shards = "runs/demo/shards"'
+    ]
+
+
+def test_recipe_with_shards_elsewhere_is_refused():
+    with pytest.raises(BadInput, match="unusual"):
+        with_shards('data = { shards = "here" }\n', "http://x")

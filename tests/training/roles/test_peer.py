@@ -1,0 +1,256 @@
+"""Bootstrap and volunteers as the programs that people start, on a tiny model and tiny shards."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from training.config import RECIPES, parse_recipe
+from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
+from training.data.tokenizer import Tokenizer
+from training.model.transformer import build_model
+from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
+from training.publish.checkpoints import save_checkpoint
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[3]
+RESUMED_EPOCH = 7
+
+
+def tiny_recipe(**changes):
+    """The demo's recipe with a model of some ten thousand parameters and short epochs."""
+    text = (RECIPES / "demo.toml").read_text()
+    for before, after in {
+        "hidden_size = 128": "hidden_size = 32",
+        "num_heads = 4": "num_heads = 1",
+        "target_batch_size = 256": "target_batch_size = 120",
+        "metrics_every_seconds = 3.0": "metrics_every_seconds = 1.0",
+        **changes,
+    }.items():
+        assert before in text
+        text = text.replace(before, after)
+    assert tomllib.loads(text)["model"]["hidden_size"] == 32
+    return text
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Prepared shards of 64 samples with random codes."""
+    folder = tmp_path_factory.mktemp("shards")
+    captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * 16
+    codes = np.random.default_rng(0).integers(0, 256, (64, 64)).astype(np.uint16)
+    write_shard(folder / "train-00000.parquet", ids=[str(i) for i in range(64)], captions=captions, codes=codes)
+    Tokenizer.train(captions, 64).save(folder / "tokenizer.json")
+    manifest = Manifest(
+        run_id="demo",
+        input_digest="a" * 64,
+        image_seq_len=64,
+        image_vocab_size=256,
+        text_vocab_size=7,
+        codec_digest="b" * 64,
+        reconstruction_error=0.0,
+        pictures=64,
+        left_out={},
+        splits={
+            "train": SplitEntry(samples=64, shards=("train-00000.parquet",)),
+            "held-out": SplitEntry(samples=0, shards=()),
+        },
+        files={path.name: describe_file(path) for path in folder.iterdir()},
+    )
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    return folder
+
+
+class Run:
+    """A run's files and its bootstrap peer."""
+
+    def __init__(self, folder, shards):
+        self.folder, self.shards = folder, shards
+        self.recipe = folder / "recipe.toml"
+        self.recipe.write_text(tiny_recipe())
+        self.processes = []
+        self.address = ""
+
+    def bootstrap(self):
+        """Starts the run's first peer."""
+        local = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+        state = ("--state-dir", str(self.folder / "bootstrap"))
+        self.start("bootstrap", "bootstrap", "--recipe", str(self.recipe), *state, *local)
+        self.address = self.event("bootstrap", "ready")["addresses"][0]
+
+    def start(self, name, *arguments):
+        with (self.folder / f"{name}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "training", *arguments, "--log-json", str(self.folder / f"{name}.jsonl")],
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def join(self, name, *arguments, recipe=None, address=None):
+        return self.start(
+            name,
+            *("join", "--recipe", str(recipe or self.recipe), "--initial-peers", address or self.address),
+            *("--name", name, "--shards", str(self.shards), "--threads", "1", "--micro-batch-size", "4"),
+            *("--state-dir", str(self.folder / name), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", *arguments),
+        )
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def events(self, name, kind):
+        path = self.folder / f"{name}.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def event(self, name, kind, number=1, within=240):
+        """The event of that number, when it comes."""
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
+            found = self.events(name, kind)
+            if len(found) >= number:
+                return found[number - 1]
+            time.sleep(0.1)
+        raise AssertionError(f"no {kind} of {name} within {within} s:\n{self.log(name)}")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, shards):
+    run = Run(tmp_path_factory.mktemp("run"), shards)
+    try:
+        run.bootstrap()
+        yield run
+    finally:
+        for process in run.processes:
+            process.kill()
+            process.wait()
+
+
+def family_of(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def are_gone(processes, within):
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        # torch's janitor frees the shared memory of the dead and ends by itself
+        left = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        if all(p.name() == "torch_shm_manager" for p in left):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def checkpoint_of(run):
+    """A checkpoint of epoch 7 with moments that are not zero."""
+    text = run.recipe.read_text()
+    config = parse_recipe(text)
+    model = build_model(config.model, seed=5)
+    optimizer = build_optimizer(config.optimizer, parameter_groups(model, 0.0), lr=1e-3)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    optimizer.step()
+    return save_checkpoint(
+        run.folder / "checkpoints",
+        model=model,
+        recipe_toml=text,
+        epoch=RESUMED_EPOCH,
+        metrics={},
+        shards=str(run.shards),
+        extra_tensors=optimizer_tensors(optimizer),
+    )
+
+
+def test_dry_run_checks_everything_and_trains_nothing(run):
+    assert run.join("dry", "--dry-run").wait(240) == 0, run.log("dry")
+    assert "All is well" in run.log("dry") and run.events("dry", "epoch") == []
+
+
+def test_another_recipe_is_refused(run):
+    recipe = run.folder / "other.toml"
+    recipe.write_text(tiny_recipe(**{"warmup_epochs = 25": "warmup_epochs = 26"}))
+    assert run.join("other", recipe=recipe).wait(240) == 3
+    assert "trains another recipe" in run.log("other") and "Traceback" not in run.log("other")
+
+
+def test_a_run_that_nobody_knows_is_refused(run):
+    recipe = run.folder / "unknown.toml"
+    recipe.write_text(tiny_recipe(**{'run_id = "demo"': 'run_id = "unknown"'}))
+    assert run.join("unknown", recipe=recipe).wait(240) == 3
+    assert "no run named 'unknown'" in run.log("unknown")
+
+
+@pytest.mark.parametrize(
+    "address, code, words",
+    [
+        ("/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", 1, "No initial peer answers"),
+        ("/ip4/127.0.0.1/tcp/9", 2, "lacks the peer's id"),
+        ("127.0.0.1:9", 2, "is no network address"),
+    ],
+)
+def test_initial_peers_that_do_not_answer_are_one_sentence(run, address, code, words):
+    started = time.monotonic()
+    assert run.join("lost", address=address).wait(240) == code
+    assert time.monotonic() - started < 240
+    lines = [line for line in run.log("lost").splitlines() if line]
+    assert len(lines) == 1 and words in lines[0]
+
+
+def test_volunteers_resume_join_die_and_leave(run):
+    """One resumes from a checkpoint, another gets its state from it and is killed, the first one goes on and leaves."""
+    checkpoint_of(run)
+    ada = run.join("ada", "--resume", str(run.folder / "checkpoints"))
+    joined = run.event("ada", "joined")
+    assert (joined["epoch"], joined["state"]) == (RESUMED_EPOCH, "the checkpoint epoch-000007")
+    assert run.event("ada", "epoch")["epoch"] == RESUMED_EPOCH + 1
+
+    grace = run.join("grace")
+    assert run.event("grace", "joined")["epoch"] >= RESUMED_EPOCH
+    assert run.event("grace", "joined")["state"] == "the state of another peer"
+    together = run.event("grace", "epoch", number=3)
+    assert together["senders"] == 2 and together["epoch"] > RESUMED_EPOCH and 0 < together["own_share"] < 1
+    assert together["bytes_sent"] > 0 and together["bytes_received"] > 0 and together["loss"] > 0
+
+    family = family_of(grace)
+    assert any(process.name().startswith("p2pd") for process in family)
+    grace.kill()
+    grace.wait()
+    assert are_gone(family, within=3)
+
+    before = len(run.events("ada", "epoch"))
+    run.event("ada", "epoch", number=before + 3)
+
+    family = family_of(ada)
+    ada.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    assert ada.wait(10) == 0
+    assert time.monotonic() - started < 6
+    assert are_gone(family, within=1)
+    assert run.events("ada", "stopped")
+    contribution = json.loads((run.folder / "ada" / "contribution.json").read_text())
+    assert contribution["samples"] == sum(event["samples"] for event in run.events("ada", "epoch"))
+
+
+def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):
+    arguments = ("bootstrap", "--recipe", str(run.recipe), "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    first = run.start("first", *arguments, "--state-dir", str(tmp_path))
+    address = run.event("first", "ready")["addresses"][0]
+    second = run.start("second", *arguments, "--state-dir", str(tmp_path))
+    assert second.wait(240) == 2 and "Another process uses" in run.log("second")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(10) == 0
+    port = address.split("/")[4]
+    again = ("bootstrap", "--recipe", str(run.recipe), "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}")
+    run.start("third", *again, "--state-dir", str(tmp_path))
+    assert run.event("third", "ready")["addresses"][0] == address

@@ -1,0 +1,152 @@
+"""One of two peers that meet and average; `test_averaging.py` starts it as a process and reads what it has written.
+
+Usage: python pair.py FOLDER first|second MODE
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from training.config import load_recipe
+from training.processes import prepare_environment, run_role
+
+SIZES = {"eight_bit": (256, 256), "sixteen_bit": (100,), "scalar": ()}
+SAMPLES = {"first": 8, "second": 24}
+
+
+def main(folder: Path, name: str, mode: str, stop) -> None:
+    import torch
+
+    from training.swarm.dht import full_addresses, start_dht
+    from training.swarm.identity import Identity
+
+    torch.set_num_threads(1)
+    run = load_recipe("demo")
+    identity = Identity(folder / name)
+    if mode == "broken codec":
+        break_codec()
+    if name == "first":
+        dht = start_dht(run, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        (folder / "address.new").write_text(full_addresses(dht)[0])
+        (folder / "address.new").rename(folder / "address")
+    else:
+        while not (folder / "address").is_file():
+            time.sleep(0.1)
+        address = (folder / "address").read_text()
+        dht = start_dht(run, identity, initial_peers=[address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    work = {"train": train, "equal weights": average_parameters}.get(mode, average_gradients)
+    tensors, facts = work(torch, run, dht, identity, name, stop)
+    torch.save(tensors, folder / f"{name}.pt")
+    (folder / f"{name}.json").write_text(json.dumps(facts))
+    other = "second" if name == "first" else "first"
+    while not (folder / f"{other}.json").is_file() and not stop.wait(0.1):  # the other may still need this one's node
+        pass
+
+
+def break_codec() -> None:
+    """What numpy 2.4 does to hivemind 1.1.12: 8-bit tensors are written and cannot be read."""
+    from hivemind.compression.quantization import Quantization
+
+    def extract(self, serialized_tensor):
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    Quantization.extract = extract
+
+
+def model_of(torch, seed):
+    torch.manual_seed(seed)
+    model = torch.nn.ParameterDict(
+        {key: torch.nn.Parameter(torch.randn(shape) * 0.1 + 0.5) for key, shape in SIZES.items()}
+    )
+    return model
+
+
+def gradients_of(torch, model, name):
+    """This peer's own gradients, in the order of the parameters."""
+    generator = torch.Generator().manual_seed(7 if name == "first" else 8)
+    return [torch.randn(p.shape, generator=generator) + (1 if name == "first" else -2) for p in model.parameters()]
+
+
+def average_gradients(torch, run, dht, identity, name, stop):
+    """One round of the gradients' averager alone: 8 samples here, 24 there."""
+    from training.swarm.averaging import SwarmGradientAverager, exchange_codec
+
+    model = model_of(torch, seed=0)
+    averager = SwarmGradientAverager(
+        list(model.parameters()),
+        dht=dht,
+        prefix="pair",
+        start=True,
+        min_matchmaking_time=5.0,
+        request_timeout=2.0,
+        next_chunk_timeout=5.0,
+        allreduce_timeout=20.0,
+        compression=exchange_codec(run.swarm.compression_threshold),
+    )
+    stop.listen()
+    averager.expected_group_size = 2
+    for parameter, gradient in zip(model.parameters(), gradients_of(torch, model, name), strict=True):
+        parameter.grad.copy_(gradient)
+    for _ in range(SAMPLES[name] // 8):
+        averager.accumulate_grads_(batch_size=8)
+    group = averager.step(timeout=40)
+    with averager.get_tensors() as tensors:
+        result = [tensor.clone() for tensor in tensors]
+    report = group.report
+    facts = {key: getattr(report, key) for key in report.__slots__}
+    return result, facts
+
+
+def average_parameters(torch, run, dht, identity, name, stop):
+    """One round of the state averager in 8 bit, from the same weights as the other peer."""
+    from training.optim.lamb import Lamb8bit
+    from training.swarm.averaging import SwarmStateAverager, exchange_codec
+
+    model = model_of(torch, seed=0)
+    averager = SwarmStateAverager(
+        dht=dht,
+        prefix="pair",
+        params=list(model.parameters()),
+        optimizer=lambda groups: Lamb8bit(groups, lr=0.0),
+        offload_optimizer=True,
+        start=True,
+        min_matchmaking_time=5.0,
+        request_timeout=2.0,
+        next_chunk_timeout=5.0,
+        allreduce_timeout=20.0,
+        compression=exchange_codec(run.swarm.compression_threshold),
+    )
+    stop.listen()
+    averager.expected_group_size = 2
+    averager.step(averaging_round=True, delay_averaging=False, averaging_opts={"timeout": 40})
+    report = averager.reports.get(timeout=5)
+    facts = {key: getattr(report, key) for key in report.__slots__}
+    return [parameter.detach().clone() for parameter in model.parameters()], facts
+
+
+def train(torch, run, dht, identity, name, stop):
+    """Trains with the run's optimizer, from other weights than the other peer, until three epochs were averaged."""
+    from training.swarm.optimizer import build_swarm_optimizer
+
+    swarm = run.swarm.model_copy(update={"target_batch_size": 120, "average_state_every": 1})
+    run = run.model_copy(update={"swarm": swarm})
+    model = model_of(torch, seed=0 if name == "first" else 1)
+    optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=4)
+    stop.listen()
+    reports = []
+    deadline = time.monotonic() + 200
+    while sum(report.senders == 2 for report in reports) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1 if name == "first" else 0.2)  # of uneven speed
+        for parameter, gradient in zip(model.parameters(), gradients_of(torch, model, name), strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        reports += optimizer.take_epoch_reports()
+    optimizer.state_averager.step(wait_for_delayed_updates=True)
+    facts = [{key: getattr(report, key) for key in report.__slots__} for report in reports]
+    return [parameter.detach().clone() for parameter in model.parameters()], facts
+
+
+if __name__ == "__main__":
+    prepare_environment()
+    run_role(lambda stop: main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], stop))

@@ -1,0 +1,121 @@
+"""Two peers, each a process of its own with its own node, end with the weighted mean of what they began with."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.errors import TrainingError
+from training.swarm.averaging import exchange_codec
+from training.swarm.selftest import check_exchange
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pair
+
+ROOT = Path(__file__).parents[3]
+
+
+def meet(folder, mode):
+    """Runs both peers; (tensors, facts) of each."""
+    peers = [
+        subprocess.Popen(
+            [sys.executable, pair.__file__, str(folder), name, mode],
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name in pair.SAMPLES
+    ]
+    try:
+        outputs = [peer.communicate(timeout=300)[0] for peer in peers]
+    finally:
+        for peer in peers:
+            peer.kill()
+    assert [peer.returncode for peer in peers] == [0, 0], "\n".join(outputs)
+    return [
+        (torch.load(folder / f"{name}.pt", weights_only=True), json.loads((folder / f"{name}.json").read_text()))
+        for name in pair.SAMPLES
+    ]
+
+
+def own_gradients():
+    model = pair.model_of(torch, seed=0)
+    return [pair.gradients_of(torch, model, name) for name in pair.SAMPLES]
+
+
+def relative_error(tensor, expected):
+    return float((tensor - expected).norm() / expected.norm())
+
+
+@pytest.mark.swarm
+def test_both_peers_get_the_mean_weighted_by_samples(tmp_path):
+    (first, first_facts), (second, second_facts) = meet(tmp_path, "gradients")
+    for kind, ours, theirs, a, b in zip(pair.SIZES, *own_gradients(), first, second, strict=True):
+        mean = (8 * ours + 24 * theirs) / 32
+        tolerance = 0.02 if kind == "eight_bit" else 2e-3
+        assert relative_error(a, mean) < tolerance and relative_error(b, mean) < tolerance, kind
+        assert relative_error(ours, mean) > 0.3  # what a peer would hold that has averaged nothing
+    assert first_facts["senders"] == second_facts["senders"] == 2
+    assert first_facts["own_share"] == pytest.approx(0.25) and second_facts["own_share"] == pytest.approx(0.75)
+    # each value goes to its reducer and comes back: 1 byte in 8 bit, 2 in 16
+    values = 256 * 256 + 2 * 101
+    assert first_facts["bytes_sent"] + second_facts["bytes_sent"] == pytest.approx(2 * values, rel=0.1)
+    assert first_facts["bytes_sent"] == second_facts["bytes_received"]
+
+
+@pytest.mark.swarm
+def test_a_codec_that_cannot_read_what_it_wrote_is_not_taken_for_averaging(tmp_path):
+    """hivemind reports a group of two here, as with numpy 2.4; the report says that nothing was averaged."""
+    (first, first_facts), (_, second_facts) = meet(tmp_path, "broken codec")
+    eight_bit = own_gradients()[0][0]
+    assert relative_error(first[0], (8 * eight_bit + 24 * own_gradients()[1][0]) / 32) > 0.1
+    assert first_facts["group_size"] == 2
+    assert first_facts["own_share"] > 0.9 or second_facts["own_share"] > 0.9
+
+
+@pytest.mark.swarm
+def test_peers_with_equal_weights_keep_them_in_8_bit(tmp_path):
+    """hivemind's reducer averages its own exact weights with the others' rounded ones, and leaves them 1.4 % apart."""
+    for tensors, facts in meet(tmp_path, "equal weights"):
+        assert facts["senders"] == 2 and facts["bytes_sent"] > 0
+        for tensor, weights in zip(tensors, pair.model_of(torch, seed=0).parameters(), strict=True):
+            assert relative_error(tensor, weights) < 1e-6
+
+
+@pytest.mark.swarm
+def test_peers_that_train_together_average_gradients_and_parameters(tmp_path):
+    (first, first_epochs), (second, second_epochs) = meet(tmp_path, "train")
+    averaged = [[report for report in epochs if report["senders"] == 2] for epochs in (first_epochs, second_epochs)]
+    assert [len(reports) for reports in averaged] == [3, 3], (first_epochs, second_epochs)
+    for ours, theirs in zip(*averaged, strict=True):
+        assert ours["samples"] > theirs["samples"]  # the slower one is not waited for
+        assert ours["own_share"] + theirs["own_share"] == pytest.approx(1)
+    for kind, a, b in zip(pair.SIZES, first, second, strict=True):
+        assert relative_error(a, b) < 1e-3, kind
+
+
+def test_the_self_test_passes_with_the_codecs_of_the_run():
+    check_exchange(exchange_codec(65_536), 65_536)
+
+
+def test_the_self_test_refuses_a_codec_that_cannot_read_what_it_wrote(monkeypatch):
+    from hivemind.compression.quantization import Quantization
+
+    monkeypatch.setattr(Quantization, "extract", Quantization.extract)  # put back afterwards
+    pair.break_codec()
+    with pytest.raises(TrainingError, match="numpy below"):
+        check_exchange(exchange_codec(65_536), 65_536)
+
+
+def test_the_self_test_refuses_a_codec_that_returns_something_else(monkeypatch):
+    from hivemind.compression import Float16Compression
+
+    extract = Float16Compression.extract
+    monkeypatch.setattr(Float16Compression, "extract", lambda self, tensor: 1.1 * extract(self, tensor))
+    with pytest.raises(TrainingError, match="off by"):
+        check_exchange(exchange_codec(65_536), 65_536)

@@ -1,0 +1,235 @@
+"""The demo's supervisor starts, watches and stops real processes, and leaves none behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from training import demo
+from training.errors import BadInput
+
+ROOT = Path(__file__).parents[2]
+TINY = Path(__file__).with_name("tiny_trainer.py")
+RUN = """
+import sys
+from pathlib import Path
+from training import demo
+from training.errors import TrainingError
+demo.READY_SECONDS = float(sys.argv[4])
+try:
+    sys.exit(demo.run_demo(demo.DemoConfig(run_dir=Path(sys.argv[1]), python=(sys.executable, sys.argv[2]),
+                                           epochs=int(sys.argv[3]) or None)))
+except TrainingError as error:
+    print("Error:", error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a demo of the tiny trainer; its processes carry a mark in their environment, by which they are found."""
+    mark = f"DEMO_TEST={tmp_path}"
+    started = []
+
+    def run(*, epochs=0, ready_seconds=120, **environment):
+        name, value = mark.split("=", 1)
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, str(tmp_path / "run"), str(TINY), str(epochs), str(ready_seconds)],
+            cwd=ROOT,
+            env={**os.environ, name: value, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    run.processes = lambda: marked(mark)
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+    for process in marked(mark):
+        process.kill()
+
+
+def marked(mark):
+    name, value = mark.split("=", 1)
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def read_until(process, text):
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    raise AssertionError(f"{text!r} never came:\n{''.join(lines)}")
+
+
+def read_until_all_joined(process):
+    for _ in range(3):
+        read_until(process, "has joined")
+
+
+def test_runs_the_wanted_epochs_and_leaves_nothing(start, tmp_path):
+    process = start(epochs=3)
+    output, _ = process.communicate(timeout=40)
+    assert process.returncode == 0, output
+    for text in (
+        "draw: drew pictures",
+        "prepare: made shards",
+        "http://127.0.0.1:",
+        "join --recipe",
+        "is done, loss",
+    ):
+        assert text in output
+    assert start.processes() == []
+    logs = {path.name for path in (tmp_path / "run" / "logs").iterdir()}
+    assert {f"{name}.log" for name in ("bootstrap", "monitor", "ada", "grace", "alan")} <= logs
+
+    again = start(epochs=3)
+    output, _ = again.communicate(timeout=40)
+    assert again.returncode == 0
+    assert "Shards are ready" in output
+    assert "drew" not in output
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_ends_everything_in_time(start, number, code):
+    process = start()
+    read_until_all_joined(process)
+    assert len(start.processes()) >= 11  # the demo; five parts, each with its helper
+    process.send_signal(number)
+    asked = time.monotonic()
+    process.wait(timeout=10)
+    assert time.monotonic() - asked < 5
+    assert process.returncode == code
+    assert start.processes() == []
+
+
+def test_parts_that_ignore_the_request_are_killed(start):
+    process = start(STUBBORN="1")
+    read_until_all_joined(process)
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    process.wait(timeout=15)
+    assert time.monotonic() - asked < 10
+    assert start.processes() == []
+
+
+def test_second_interrupt_hurries(start):
+    process = start(STUBBORN="1")
+    read_until_all_joined(process)
+    process.send_signal(signal.SIGINT)
+    read_until(process, "Stopping")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    process.wait(timeout=15)
+    assert time.monotonic() - asked < 3
+    assert start.processes() == []
+
+
+def test_interrupt_while_preparing(start):
+    process = start(SLOW_PREPARE="1")
+    read_until(process, "preparing slowly")
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=10)
+    assert process.returncode == 130
+    assert start.processes() == []
+
+
+@pytest.mark.parametrize(
+    "broken, name", [("draw", "draw"), ("prepare", "prepare"), ("bootstrap", "bootstrap peer"), ("monitor", "monitor")]
+)
+def test_broken_part_is_named_with_its_log(start, broken, name):
+    process = start(BREAK=broken)
+    output, _ = process.communicate(timeout=40)
+    assert process.returncode == 1
+    error = output[output.index("Error:") :]
+    assert name in error
+    assert "exit code 7" in error
+    assert f"{broken}.log" in error
+    assert "something broke here" in error
+    assert start.processes() == []
+
+
+def test_part_that_is_never_ready_tells_where_it_stands(start, tmp_path):
+    process = start(STALL="monitor", ready_seconds=8)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "The monitor was not ready within 8 s" in output
+    assert "tiny_trainer.py" in (tmp_path / "run" / "logs" / "monitor.log").read_text()
+    assert start.processes() == []
+
+
+def test_dead_volunteer_is_reported_and_the_run_goes_on(start):
+    process = start(epochs=8, BREAK="alan")
+    output, _ = process.communicate(timeout=40)
+    assert process.returncode == 0, output
+    assert "Volunteer alan ended (exit code 7); the others go on" in output
+
+
+def test_killed_volunteer_leaves_no_helper(start):
+    process = start()
+    read_until_all_joined(process)
+    (volunteer,) = [p for p in start.processes() if "--name" in p.cmdline() and "grace" in p.cmdline()]
+    (helper,) = volunteer.children()
+    volunteer.kill()
+    read_until(process, "Volunteer grace ended (killed by SIGKILL)")
+    deadline = time.monotonic() + 5
+    while helper in start.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert helper not in start.processes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_killed_demo_takes_its_parts_along(start):
+    process = start()
+    read_until_all_joined(process)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while start.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert start.processes() == []
+
+
+def test_second_demo_in_the_same_folder_is_refused(start):
+    process = start()
+    read_until_all_joined(process)
+    output, _ = start().communicate(timeout=20)
+    assert "Another demo runs in" in output
+
+
+def test_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=str(port)):
+            demo._free_port(port)
+    assert demo._free_port(port) == port
+    assert demo._free_port(None) >= 1024
+
+
+def test_names_are_all_different():
+    names = demo.volunteer_names(20)
+    assert names[:3] == ["ada", "grace", "alan"]
+    assert len(set(names)) == 20

@@ -1,0 +1,90 @@
+"""A trainer without training: the demo's parts as tiny programs, to test the supervisor with real processes.
+
+`BREAK=PART` in the environment makes that part fail; `STALL=PART` makes it never ready; `STUBBORN=1`
+makes all parts ignore SIGTERM.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+COMMAND, *ARGUMENTS = sys.argv[1:]
+FLAGS = dict(zip(ARGUMENTS[::2], ARGUMENTS[1::2], strict=True))
+
+
+def log(event, **fields):
+    with open(FLAGS["--log-json"], "a") as file:
+        file.write(json.dumps({"time": time.time(), "event": event, **fields}) + "\n")
+
+
+def stay():
+    """Starts a helper, as a role starts p2pd, and ends both on SIGTERM."""
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+
+    def end(*_):
+        if not os.environ.get("STUBBORN"):
+            helper.kill()
+            sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class State(http.server.BaseHTTPRequestHandler):
+    """Half a second an epoch."""
+
+    started = time.time()
+
+    def do_GET(self):
+        epoch = int((time.time() - self.started) / 0.5)
+        state = {
+            "status": "running",
+            "epoch": epoch,
+            "loss": 4 / (1 + epoch),
+            "active_peers": 3,
+            "samples_per_second": None,
+            "total_samples": 10 * epoch,
+        }
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(state).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+if os.environ.get("BREAK") == COMMAND or FLAGS.get("--name") == os.environ.get("BREAK", "-"):
+    print("something broke here")
+    sys.exit(7)
+if COMMAND == "draw":
+    Path(FLAGS["--out"]).mkdir(parents=True)
+    Path(FLAGS["--out"], "captions.jsonl").touch()
+    print("drew pictures")
+elif COMMAND == "prepare":
+    if os.environ.get("SLOW_PREPARE"):
+        print("preparing slowly", flush=True)
+        stay()
+        time.sleep(1000)
+    Path(FLAGS["--out"]).mkdir(parents=True)
+    Path(FLAGS["--out"], "manifest.json").touch()
+    print("made shards")
+else:
+    stay()
+    if os.environ.get("STALL") == COMMAND:
+        time.sleep(1000)
+    if COMMAND == "bootstrap":
+        log("ready", addresses=["/ip4/127.0.0.1/tcp/1/p2p/Q"])
+    elif COMMAND == "monitor":
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", int(FLAGS["--port"])), State)
+        log("ready", url=f"http://127.0.0.1:{server.server_port}")
+        server.serve_forever()
+    else:
+        log("joined")
+    time.sleep(1000)

@@ -1,0 +1,42 @@
+"""Collects the commands and turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+
+from training.errors import TrainingError
+
+COMMANDS = {
+    "draw": "training.commands.draw",
+    "prepare": "training.commands.prepare",
+    "bootstrap": "training.commands.bootstrap",
+    "join": "training.commands.join",
+    "monitor": "training.commands.monitor",
+    "generate": "training.commands.generate",
+    "evaluate": "training.commands.evaluate",
+    "convert": "training.commands.convert",
+    "demo": "training.commands.demo",
+}
+"""Command name -> module with the function `run`."""
+
+
+def build_app() -> typer.Typer:
+    """The command line with every command registered."""
+    app = typer.Typer(
+        help="Train a model together, over the Internet.", no_args_is_help=True, pretty_exceptions_enable=False
+    )
+    for name, module in COMMANDS.items():
+        app.command(name=name)(importlib.import_module(module).run)
+    return app
+
+
+def main() -> None:
+    """Runs the command line; a `TrainingError` becomes its message and its exit code."""
+    try:
+        build_app()()
+    except TrainingError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,52 @@
+"""`bootstrap`: starts a run's first peer, which welcomes the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    recipe: Annotated[str, typer.Option(help="Recipe: a name, a TOML file or a URL.")],
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Keeps the identity, so that a restart has the same address.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 picks a free one at each start.")
+    ] = 0,
+    host_maddrs: Annotated[
+        list[str] | None, typer.Option(help="Address to listen on, as /ip4/0.0.0.0/tcp/31337; instead of --port.")
+    ] = None,
+    announce_maddrs: Annotated[
+        list[str] | None, typer.Option(help="Address at which others reach this machine, if it sees another itself.")
+    ] = None,
+    initial_peers: Annotated[
+        list[str] | None, typer.Option(help="Further bootstrap peers of the same run: /ip4/ADDRESS/tcp/PORT/p2p/ID.")
+    ] = None,
+    log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object a line.")] = None,
+) -> None:
+    """Start a run: welcome volunteers at an address that stays the same."""
+    from training.config import load_recipe
+    from training.processes import prepare_environment, run_role
+
+    config = load_recipe(recipe)
+    prepare_environment()
+
+    def role(stop):
+        from rich.console import Console
+
+        from training.events import EventLog
+        from training.roles.bootstrap import BootstrapSettings, run_bootstrap
+
+        settings = BootstrapSettings(
+            state_dir=state_dir or Path("runs") / config.run_id / "bootstrap",
+            host_maddrs=tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{port}"]),
+            announce_maddrs=tuple(announce_maddrs or ()),
+            initial_peers=tuple(initial_peers or ()),
+        )
+        console = Console(highlight=False, soft_wrap=True)
+        run_bootstrap(config, settings, stop=stop, events=EventLog(log_json), console=console)
+
+    run_role(role)

@@ -1,0 +1,39 @@
+"""`convert`: weights of dalle-pytorch to a checkpoint of ours, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN", help="dalle-pytorch's weights (.pt or .safetensors), or a checkpoint folder of ours."
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="Folder for the checkpoint; or the file for dalle-pytorch, .pt or .safetensors."
+        ),
+    ],
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe that the weights were trained with: a name, file or URL. To ours only.")
+    ] = None,
+    epoch: Annotated[int, typer.Option(min=0, help="Epoch that the checkpoint is to say. To ours only.")] = 0,
+    shards: Annotated[
+        str | None, typer.Option(help="Folder or URL of the shards, for codec and tokenizer. Default: the recipe's.")
+    ] = None,
+) -> None:
+    """Convert weights between dalle-pytorch and this project; which way is seen from IN."""
+    from training.publish.conversion import export_checkpoint, import_weights
+
+    if source.is_dir():
+        export_checkpoint(source, out)
+        print(f"Wrote {out} for dalle-pytorch 1.6.6.")
+    else:
+        print(f"Wrote the checkpoint {import_weights(source, out, recipe=recipe, epoch=epoch, shards=shards)}.")

@@ -1,0 +1,41 @@
+"""`demo`: the whole run on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    recipe: Annotated[str, typer.Option(help="Recipe: a name, a TOML file or a URL.")] = "demo",
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Stop by itself, with exit code 0, when the run has done so many epochs.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the site. Without it: 8000, or a free one.")
+    ] = None,
+    run_dir: Annotated[
+        Path, typer.Option(help="Folder of the run. Starting again with the same one goes on from its last checkpoint.")
+    ] = Path("runs/demo"),
+    site: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Built site to serve beside the data."),
+    ] = None,
+    volunteers: Annotated[int, typer.Option(min=0, max=32, help="Volunteers to start.")] = 3,
+    pictures: Annotated[int, typer.Option(min=100, help="Pictures to draw for training.")] = 8000,
+) -> None:
+    """Train a small model with three volunteers on this machine, and watch it at one URL."""
+    from training.demo import DemoConfig, run_demo
+
+    config = DemoConfig(
+        recipe=recipe,
+        epochs=epochs,
+        port=port,
+        run_dir=run_dir,
+        site=site,
+        volunteers=volunteers,
+        pictures=pictures,
+    )
+    raise typer.Exit(run_demo(config))

@@ -1,0 +1,105 @@
+"""`evaluate`: how many generated pictures show what their prompt says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    checkpoint: Annotated[
+        Path, typer.Option(help="Checkpoint folder, or a run's folder: its latest checkpoint is taken.")
+    ] = Path("runs/demo"),
+    captions: Annotated[
+        str, typer.Option(help="held-out or train (captions of the shards), or a file with a caption a line.")
+    ] = "held-out",
+    count: Annotated[int, typer.Option(min=1, help="Pictures to draw and judge.")] = 200,
+    seed: Annotated[int, typer.Option(help="Decides captions and pictures.")] = 0,
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=0, help="Draw from the likeliest so many codes; 0: from all. Default: the recipe's."),
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest codes up to this probability. Default: the recipe's.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Above 1 is bolder, below 1 safer. Default: the recipe's.")
+    ] = None,
+    shards: Annotated[
+        str | None, typer.Option(help="Folder or URL of the shards, if they no longer lie where the run had them.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the pictures, with their verdicts, in this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+) -> None:
+    """Print the share of generated pictures whose shape and colour match the prompt, and what chance is."""
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from training.generate.evaluate import QUALITIES, captions_of, choose_captions, evaluate_pictures
+    from training.generate.pictures import (
+        choose_sampling,
+        draw_prompts,
+        load_codec_and_tokenizer,
+        read_prompts,
+        save_pictures,
+        shards_of,
+    )
+    from training.publish.checkpoints import find_checkpoint, load_checkpoint
+
+    loaded = load_checkpoint(find_checkpoint(checkpoint))
+    codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
+    sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
+    known = captions_of(shards_of(loaded, shards, captions)) if captions in ("held-out", "train") else None
+    prompts = choose_captions(known or read_prompts(Path(captions)), count=count, seed=seed)
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task(f"Drawing with epoch {loaded.epoch}", total=None)
+        pictures = draw_prompts(
+            loaded.model,
+            codec,
+            tokenizer,
+            prompts,
+            sampling=sampling,
+            seed=seed,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    result = evaluate_pictures(pictures)
+    if out is not None:
+        notes = [{quality: getattr(verdict, quality) for quality in QUALITIES} for verdict in result.verdicts]
+        save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=notes)
+    low, high = result.matched_interval
+    if as_json:
+        facts = {
+            "checkpoint": str(loaded.path),
+            "run_id": loaded.config.run_id,
+            "epoch": loaded.epoch,
+            "captions": captions,
+            "count": result.count,
+            **result.shares,
+            "matched_interval": [low, high],
+            "chance": result.chance,
+            "seed": seed,
+            "sampling": asdict(sampling),
+        }
+        print(json.dumps(facts))
+        return
+    table = Table(title=f"{result.count} pictures of {captions} captions, epoch {loaded.epoch}")
+    table.add_column("right")
+    table.add_column("share", justify="right")
+    table.add_column("by chance", justify="right")
+    names = {
+        "shape": "shape",
+        "colour": "colour",
+        "matched": "shape and colour",
+        "exact": "all that the caption says",
+    }
+    for quality in QUALITIES:
+        table.add_row(names[quality], f"{result.shares[quality]:.1%}", f"{result.chance[quality]:.1%}")
+    Console().print(table)
+    print(f"Shape and colour: between {low:.1%} and {high:.1%} with 95 % confidence.")
+    print("Chance: the same pictures, judged by the captions of others.")

@@ -1,0 +1,65 @@
+"""`monitor`: watch a run and show it on the web."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    recipe: Annotated[str, typer.Option(help="The run's recipe: a name, a TOML file or a URL.")] = "demo",
+    initial_peers: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a peer of the run, such as the bootstrap peer; may be repeated."),
+    ] = None,
+    run_dir: Annotated[Path, typer.Option(help="Folder for history, checkpoints and pictures.")] = Path("runs/monitor"),
+    shards: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Prepared shards to serve, for volunteers to stream from here."
+        ),
+    ] = None,
+    site: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Built site to serve beside the data.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to serve at; 0.0.0.0 serves to other machines too.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = 8000,
+    public_url: Annotated[
+        str | None, typer.Option(help="Address under which others reach this monitor, where it differs.")
+    ] = None,
+    join_command: Annotated[str | None, typer.Option(help="Command that the join page shows.")] = None,
+    log_json: Annotated[Path | None, typer.Option(help="File for events, one JSON object a line.")] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write the run in --run-dir as static files into this folder, and end; no peer is needed."),
+    ] = None,
+) -> None:
+    """Watch a run: history, checkpoints, pictures, and the dashboard's live data."""
+    if export is not None:
+        from training.publish.history import HistoryReader
+        from training.publish.live import export as export_run
+
+        export_run(HistoryReader(run_dir / "history.sqlite"), export, pictures=run_dir / "pictures")
+        print(f"Wrote {export / 'live'} and {export / 'recipe.toml'}.")
+        return
+    from training.processes import prepare_environment, run_role
+
+    prepare_environment()
+    from training.roles.monitor import MonitorFlags, run_monitor
+
+    flags = MonitorFlags(
+        recipe=recipe,
+        initial_peers=tuple(initial_peers or ()),
+        run_dir=run_dir,
+        shards=shards,
+        site=site,
+        host=host,
+        port=port,
+        public_url=public_url,
+        join_command=join_command,
+        log_json=log_json,
+    )
+    run_role(partial(run_monitor, flags))

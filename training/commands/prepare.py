@@ -1,0 +1,55 @@
+"""`prepare`: pictures and captions become shards that peers stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    images: Annotated[Path, typer.Option(help="Folder of the pictures.")],
+    captions: Annotated[Path, typer.Option(help='JSON lines: {"file": "1.png", "caption": "...", "split": "train"}.')],
+    out: Annotated[Path, typer.Option(help="Folder to make, whole or not at all.")],
+    recipe: Annotated[str, typer.Option(help="Name, file or URL of the recipe.")] = "demo",
+    codec: Annotated[Path | None, typer.Option(help="Trained image codec; without it a small one is trained.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json; without it one is trained on words.")] = None,
+    codec_steps: Annotated[int, typer.Option(min=1, help="Steps of training a codec.")] = 1000,
+    replace: Annotated[bool, typer.Option(help="Replace shards of other input.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the samples' order and the codec's training.")] = 0,
+) -> None:
+    """Turn pictures with captions into compressed shards of image codes."""
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from training.config import load_recipe
+    from training.data.prepare import prepare
+
+    run_config = load_recipe(recipe)
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
+        tasks = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+                if not bars.console.is_terminal:
+                    print(f"{stage} ({total}) ...", flush=True)
+            bars.update(tasks[stage], completed=done)
+
+        manifest, made = prepare(
+            images,
+            captions,
+            out,
+            run_config,
+            codec_file=codec,
+            tokenizer_file=tokenizer,
+            codec_steps=codec_steps,
+            replace=replace,
+            seed=seed,
+            progress=show,
+        )
+    counts = ", ".join(f"{entry.samples} {split}" for split, entry in manifest.splits.items())
+    print(f"{'Prepared' if made else 'Nothing to do, this input is prepared already:'} {counts} samples in {out}.")
+    left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
+    print(f"Left out of {manifest.pictures} pictures: {left_out or 'none'}.")
+    print(f"Mean squared error of the codec: {manifest.reconstruction_error:.5f}.")

@@ -1,0 +1,298 @@
+"""The run as a file: a TOML recipe becomes one frozen `RunConfig` on which all peers agree.
+
+The digest of a recipe is compared when a peer joins, so that nobody trains another model by mistake. What belongs
+to one machine only (its name, its micro-batch size, its addresses) is no part of a recipe: see `PeerConfig`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from training.errors import BadInput
+
+RECIPES = Path(__file__).parent / "recipes"
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+AttentionType = Literal["full", "row", "column", "conv"]
+
+
+class _Section(BaseModel):
+    """A frozen table of the recipe; unknown keys are refused and field docstrings are the descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(_Section):
+    """The text-to-image transformer (paper, section 3.1)."""
+
+    hidden_size: Positive
+    """D, width of the residual stream."""
+    num_layers: Positive
+    """L, layers computed; each is one attention and one feed-forward block."""
+    num_heads: Positive
+    """N, attention heads."""
+    head_dim: Positive
+    """H, width of one head."""
+    attention_cycle: tuple[AttentionType, ...] = ("row", "column", "row", "row")
+    """Attention masks, repeated over all layers but the last."""
+    last_attention: AttentionType = "conv"
+    """Attention mask of the last layer."""
+    conv_kernel_size: Positive = 5
+    """Side of the neighbourhood that a `conv` layer sees, in image tokens."""
+    shared_groups: Positive | None = 4
+    """Layers i and j share weights where i mod this = j mod this; the last layer keeps its own. None shares nothing."""
+    text_vocab_size: Positive
+    """Text ids, as the tokenizer has them; one padding id a position is added behind them."""
+    text_seq_len: Positive
+    """Text tokens a sample, padding included."""
+    image_grid: Positive
+    """Side of the square of image tokens."""
+    image_vocab_size: Positive
+    """Entries of the image codec's codebook."""
+    feed_forward_multiplier: Positive = 4
+    """F / D, inner width of the GEGLU feed-forward over the hidden size."""
+    reversible: bool = True
+    """Reversible layers (Bruegger et al. 2019): activations are recomputed from the output, none are kept."""
+    rotary: bool = True
+    """Rotary position embeddings (Su et al. 2021) for text, row and column."""
+    shift_tokens: bool = True
+    """Each block sees part of its channels from the previous token (text) or the tokens above and left (image)."""
+    tied_embeddings: bool = True
+    """Input and output embeddings are one matrix (Press and Wolf 2016)."""
+    image_loss_weight: Annotated[float, Field(gt=0)] = 7.0
+    """Weight of the image tokens' loss; the text's is 1, and the sum is divided by both."""
+    text_padding_mask: bool = False
+    """Whether attention ignores padding tokens of the text, as the 2021 run's fork of dalle-pytorch did."""
+
+    @property
+    def image_seq_len(self) -> int:
+        """Image tokens a sample."""
+        return self.image_grid**2
+
+    @property
+    def seq_len(self) -> int:
+        """T, tokens a sample, text and image together."""
+        return self.text_seq_len + self.image_seq_len
+
+
+class CodecConfig(_Section):
+    """The image codec: picture <-> grid of codebook entries."""
+
+    kind: Literal["small", "vqgan"] = "small"
+    """`small` is the project's own VQ model, trained while preparing; `vqgan` is VQ-GAN f=8 (Esser et al. 2021)."""
+    image_size: Positive
+    """Side of a picture, pixels."""
+    downsampling: Positive = 8
+    """f, pixels per image token along a side."""
+    codebook_size: Positive
+    """Entries of the codebook."""
+    weights: str | None = None
+    """Checkpoint of the codec (path or hub id); None: trained by `prepare` and stored beside the shards."""
+
+
+class DataConfig(_Section):
+    """Where the prepared shards lie and which samples are left out."""
+
+    shards: str
+    """Folder or URL of the prepared shards: Parquet files of codes and captions, Brotli-compressed."""
+    min_caption_characters: Count = 3
+    """Pictures with shorter captions are left out."""
+    max_aspect_ratio: Annotated[float, Field(ge=1)] = 2.0
+    """Pictures that are longer or wider than this are left out."""
+    shuffle_buffer: Positive = 8192
+    """Samples that a peer mixes while streaming."""
+
+
+class OptimizerConfig(_Section):
+    """8-bit LAMB (You et al. 2020; Dettmers et al. 2021), on the host."""
+
+    name: Literal["lamb8bit", "lamb"] = "lamb8bit"
+    """`lamb8bit` keeps moments in block-wise 8 bit; `lamb` in 32 bit."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.96)
+    """Decay of the first and the second moment."""
+    eps: Annotated[float, Field(gt=0)] = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.045
+    """Decoupled weight decay; biases, norms and scales are exempt."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 4.0
+    """The averaged gradient is clipped to this global norm."""
+    bias_correction: bool = False
+    """Whether moments are corrected for their zero start (the 2021 run: no)."""
+    trust_clamp: Annotated[float, Field(gt=0)] = 10_000.0
+    """The weight norm in the trust ratio is at most this (the 2021 run: as good as none)."""
+    block_size: Positive = 4096
+    """Values that share one 8-bit scale."""
+    min_8bit_size: Positive = 65_536
+    """Tensors with fewer values keep their moments in 32 bit."""
+
+
+class ScheduleConfig(_Section):
+    """Learning rate over epochs. One epoch is one global optimizer update."""
+
+    peak_learning_rate: Annotated[float, Field(gt=0)] = 2.5e-3
+    """Learning rate at the end of the warm-up (paper, section 3.3)."""
+    warmup_epochs: Count = 3_125
+    """Linear warm-up, in epochs."""
+    total_epochs: Positive = 31_250
+    """The rate falls linearly to zero at this epoch."""
+
+
+class SwarmConfig(_Section):
+    """How peers meet, average and exchange state (hivemind)."""
+
+    target_batch_size: Positive
+    """Samples of all peers together for one epoch."""
+    matchmaking_seconds: Seconds = 15.0
+    """How long a peer looks for a group; an epoch should last five times as long."""
+    request_timeout_seconds: Seconds = 3.0
+    """Longest wait for another peer's answer; shorter than the matchmaking."""
+    allreduce_timeout_seconds: Seconds = 60.0
+    """Longest all-reduce within a group."""
+    averaging_timeout_seconds: Seconds = 180.0
+    """Longest averaging, matchmaking included; longer than the all-reduce."""
+    next_chunk_timeout_seconds: Seconds = 10.0
+    """A sender that is silent for this long is given up."""
+    average_state_every: Positive = 1
+    """Parameters are averaged every so many epochs, gradients in each."""
+    state_bits: Literal[8, 16] = 8
+    """Bits in which large tensors of parameters are averaged. 8 (paper, section 3.3) moves weights that differ by
+    0.1 % to where they differ by 0.5 %; 16 leaves 0.03 %."""
+    compression_threshold: Positive = 65_536
+    """Tensors with at least so many values travel in 8 bit, smaller ones in 16 bit (paper, section 3.3)."""
+    delay_optimizer_step: bool = True
+    """The optimizer updates in the background while the next epoch computes."""
+    min_group_size: Annotated[int, Field(ge=2)] = 2
+    """Fewest peers that may average."""
+    max_group_size: Annotated[int, Field(ge=2)] = 256
+    """Most peers in one all-reduce."""
+    metrics_every_seconds: Seconds = 10.0
+    """A peer renews its metric record at least this often."""
+    metrics_expiration_seconds: Seconds = 60.0
+    """A peer whose record is older counts as gone."""
+
+
+class MonitorConfig(_Section):
+    """What the monitor keeps and shows."""
+
+    checkpoint_every_epochs: Positive = 100
+    """A checkpoint is written every so many epochs."""
+    pictures_every_epochs: Positive = 100
+    """The fixed prompts are drawn every so many epochs."""
+    prompts: tuple[str, ...] = ()
+    """Prompts that are drawn again and again as the run goes on."""
+    top_k: Positive | None = 256
+    """Sampling keeps this many logits (paper, section 3.4)."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sampling keeps the likeliest ids up to this probability (paper: 0.75)."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Logits are divided by this before sampling."""
+
+
+class RunConfig(_Section):
+    """One collaborative run, as in its recipe. All peers agree on every field."""
+
+    run_id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    """The run's name in the DHT."""
+    title: str
+    """The run's name for people."""
+    description: str = ""
+    """One sentence on what is trained."""
+    seed: int = 0
+    """Seed of the first weights, the same for all peers."""
+    model: ModelConfig
+    codec: CodecConfig
+    data: DataConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    swarm: SwarmConfig
+    monitor: MonitorConfig = MonitorConfig()
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> RunConfig:
+        grid = self.codec.image_size // self.codec.downsampling
+        if self.codec.image_size % self.codec.downsampling or grid != self.model.image_grid:
+            raise ValueError(
+                f"model.image_grid is {self.model.image_grid}, but codec.image_size {self.codec.image_size} / "
+                f"downsampling {self.codec.downsampling} gives {self.codec.image_size / self.codec.downsampling:g}; "
+                "make them equal"
+            )
+        if self.codec.codebook_size != self.model.image_vocab_size:
+            raise ValueError(
+                f"model.image_vocab_size is {self.model.image_vocab_size}, but codec.codebook_size is "
+                f"{self.codec.codebook_size}; make them equal"
+            )
+        swarm = self.swarm
+        if not swarm.request_timeout_seconds < swarm.matchmaking_seconds:
+            raise ValueError("swarm.request_timeout_seconds must be shorter than swarm.matchmaking_seconds")
+        if not swarm.allreduce_timeout_seconds < swarm.averaging_timeout_seconds:
+            raise ValueError("swarm.allreduce_timeout_seconds must be shorter than swarm.averaging_timeout_seconds")
+        if self.schedule.warmup_epochs >= self.schedule.total_epochs:
+            raise ValueError("schedule.warmup_epochs must be smaller than schedule.total_epochs")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of every field but those that only say where things lie or how they look."""
+        fields = self.model_dump(mode="json", exclude={"title": True, "description": True, "data": {"shards"}})
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the project."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def load_recipe(source: str) -> RunConfig:
+    """Reads a recipe.
+
+    Args:
+        source: The name of a recipe of the project, a path to a TOML file, or an http(s) URL of one.
+
+    Raises:
+        BadInput: If it cannot be found, is no TOML, or a field is wrong; the message names the field.
+    """
+    return parse_recipe(read_recipe(source), source=source)
+
+
+def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
+    """A recipe from its TOML text; see `load_recipe`."""
+    try:
+        return RunConfig.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{source} is no valid TOML: {error}.") from None
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'recipe'}: {fault['msg'].removeprefix('Value error, ')}"
+            + ("" if fault["loc"] == () else f" (got {fault['input']!r:.60})" if fault["type"] != "missing" else "")
+            for fault in error.errors()
+        )
+        raise BadInput(f"{source} does not describe a run: {faults}.") from None
+
+
+def read_recipe(source: str) -> str:
+    """The recipe's text as it is; arguments as in `load_recipe`."""
+    if source.startswith(("http://", "https://")):
+        try:
+            with urllib.request.urlopen(source, timeout=20) as response:
+                return response.read(1 << 20).decode()
+        except OSError as error:
+            raise BadInput(f"The recipe at {source} cannot be read: {error}. Check address and network.") from None
+    named = RECIPES / f"{source}.toml"
+    path = named if named.is_file() else Path(source)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"No recipe {source!r}: {error}. Give a TOML file, its URL, or one of: {', '.join(recipe_names())}."
+        ) from None

@@ -1,0 +1,1 @@
+"""Pictures and captions on their way to batches: drawing, filters, codes, shards, stream."""

@@ -1,0 +1,188 @@
+"""Draws a scene: flat shapes in clear colours, smooth at the edges.
+
+Coordinates are in units of the picture's side, from the top left corner; every picture is drawn several times larger
+and averaged down. Where the caption leaves open where a thing lies, its middle varies in steps of an eighth of the
+picture: one token of the demo's codec, so that a thing has the same codes wherever it lies.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from training.data.captions import BACKGROUNDS, COLOURS, PLACES, RELATIONS, Scene, caption_of, draw_scene
+from training.errors import BadInput
+
+Point = tuple[float, float]
+
+SUPERSAMPLING = 8
+"""Every pixel is the mean of so many squared."""
+
+RADII: dict[str | None, float] = {"small": 9 / 64, None: 14 / 64, "large": 23 / 64}
+"""Size -> half the extent of a thing that is alone."""
+
+RADIUS_OF_SEVERAL = 11 / 64
+"""Half the extent of each of two or three things."""
+
+STEP = 1 / 8
+"""Positions that the caption leaves open differ by multiples of this."""
+
+LAYOUTS: dict[int, tuple[tuple[Point, ...], ...]] = {
+    2: (
+        ((0.25, 0.5), (0.75, 0.5)),
+        ((0.5, 0.25), (0.5, 0.75)),
+        ((0.25, 0.25), (0.75, 0.75)),
+        ((0.25, 0.75), (0.75, 0.25)),
+    ),
+    3: (
+        ((0.5, 0.25), (0.25, 0.75), (0.75, 0.75)),
+        ((0.25, 0.25), (0.75, 0.25), (0.5, 0.75)),
+        ((0.25, 0.25), (0.25, 0.75), (0.75, 0.5)),
+        ((0.75, 0.25), (0.75, 0.75), (0.25, 0.5)),
+    ),
+}
+"""Number of things -> where their middles may lie."""
+
+
+def _regular(points: int, *, inner: float = 1.0) -> list[Point]:
+    """Corners of a polygon in the unit circle, the first on top; `inner` is the radius of every second corner."""
+    corners = range(points)
+    radii = [inner if inner < 1 and corner % 2 else 1.0 for corner in corners]
+    angles = [2 * math.pi * corner / points - math.pi / 2 for corner in corners]
+    return [(radius * math.cos(angle), radius * math.sin(angle)) for radius, angle in zip(radii, angles, strict=True)]
+
+
+def _heart() -> list[Point]:
+    """The curve x = 16 sin^3 t, y = 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t, within [-1, 1]."""
+    angles = [2 * math.pi * step / 96 for step in range(96)]
+    xs = [math.sin(angle) ** 3 for angle in angles]
+    ys = [(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 for t in angles]
+    return [(x, -(y + 0.16)) for x, y in zip(xs, ys, strict=True)]
+
+
+_ARM, _SIDE, _HOLE = 0.36, 0.86, 0.52
+POLYGONS: dict[str, list[Point]] = {
+    "square": [(-_SIDE, -_SIDE), (_SIDE, -_SIDE), (_SIDE, _SIDE), (-_SIDE, _SIDE)],
+    "triangle": [(0.0, -0.95), (1.0, 0.8), (-1.0, 0.8)],
+    "star": _regular(10, inner=0.44),
+    "diamond": [(0.0, -1.0), (0.8, 0.0), (0.0, 1.0), (-0.8, 0.0)],
+    "cross": [
+        (-_ARM, -1), (_ARM, -1), (_ARM, -_ARM), (1, -_ARM), (1, _ARM), (_ARM, _ARM),
+        (_ARM, 1), (-_ARM, 1), (-_ARM, _ARM), (-1, _ARM), (-1, -_ARM), (-_ARM, -_ARM),
+    ],
+    "heart": _heart(),
+}  # fmt: skip
+"""Shape -> its corners, in [-1, 1] with y downwards. Circle and ring are round and not among them."""
+
+
+def shape_mask(shape: str, *, size: int, centre: Point = (0.5, 0.5), radius: float = 0.5) -> Image.Image:
+    """How far each pixel is covered, 0 to 255, mode `L`.
+
+    Args:
+        shape: One of `captions.SHAPES`.
+        size: Side of the mask, pixels.
+        centre: Middle of the shape, in units of the side.
+        radius: Half its extent, in units of the side.
+    """
+    large = size * SUPERSAMPLING
+    mask = Image.new("L", (large, large))
+    pen = ImageDraw.Draw(mask)
+    x, y, r = centre[0] * large, centre[1] * large, radius * large
+    if shape in POLYGONS:
+        pen.polygon([(x + r * dx - 0.5, y + r * dy - 0.5) for dx, dy in POLYGONS[shape]], fill=255)
+    else:
+        pen.ellipse((x - r, y - r, x + r - 1, y + r - 1), fill=255)
+        if shape == "ring":
+            hole = r * _HOLE
+            pen.ellipse((x - hole, y - hole, x + hole - 1, y + hole - 1), fill=0)
+    return mask.reduce(SUPERSAMPLING)
+
+
+def draw_picture(scene: Scene, random_numbers: random.Random, *, size: int = 64) -> Image.Image:
+    """The scene as an RGB picture.
+
+    Args:
+        scene: What to draw.
+        random_numbers: Chooses what the scene leaves open: positions and layouts.
+        size: Side of the picture, pixels.
+    """
+    picture = Image.new("RGB", (size, size), BACKGROUNDS[scene.background or "white"])
+    for thing, centre, radius in _arrange(scene, random_numbers):
+        picture.paste(COLOURS[thing.colour], mask=shape_mask(thing.shape, size=size, centre=centre, radius=radius))
+    return picture
+
+
+def _arrange(scene: Scene, random_numbers: random.Random) -> list[tuple]:
+    """(thing, centre, radius) for each thing of the picture."""
+    if scene.relation:
+        dx, dy = RELATIONS[scene.relation]
+        shift = random_numbers.choice((-STEP, 0.0, STEP))
+        middles = [
+            (0.5 + side * 0.25 * dx + shift * abs(dy), 0.5 + side * 0.25 * dy + shift * abs(dx)) for side in (1, -1)
+        ]
+        return [(thing, middle, RADIUS_OF_SEVERAL) for thing, middle in zip(scene.things, middles, strict=True)]
+    thing = scene.things[0]
+    if scene.count > 1:
+        return [(thing, middle, RADIUS_OF_SEVERAL) for middle in random_numbers.choice(LAYOUTS[scene.count])]
+    radius = RADII[thing.size]
+    if scene.place is not None:
+        dx, dy = PLACES[scene.place]
+        reach = min(0.25, 0.5 - radius - 1 / 64)
+        return [(thing, (0.5 + dx * reach, 0.5 + dy * reach), radius)]
+    steps = (0.0,) if thing.size == "large" else (-STEP, 0.0, STEP)
+    return [(thing, (0.5 + random_numbers.choice(steps), 0.5 + random_numbers.choice(steps)), radius)]
+
+
+def draw_set(
+    folder: Path,
+    *,
+    count: int,
+    seed: int,
+    size: int = 64,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, int]:
+    """Draws captioned pictures into a new folder: `00000.png`, ... and `captions.jsonl`, whole or not at all.
+
+    Args:
+        folder: Made; an older set in it (one with a `captions.jsonl`) is replaced.
+        count: Pictures; picture i depends on `seed` and i only.
+        seed: Any integer.
+        size: Side of a picture, pixels.
+        progress: Called with (pictures done, count).
+
+    Returns:
+        Pictures of each split.
+
+    Raises:
+        BadInput: If the folder holds something else.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / "captions.jsonl").exists():
+        raise BadInput(f"{folder} is not empty and holds no drawn pictures (no captions.jsonl). Give another --out.")
+    made = folder.with_name(f".{folder.name}.part-{os.getpid()}")
+    made.mkdir(parents=True)
+    splits = {"train": 0, "held-out": 0}
+    try:
+        with (made / "captions.jsonl").open("w", encoding="utf-8") as captions:
+            for index in range(count):
+                random_numbers = random.Random(f"{seed}/{index}")
+                scene = draw_scene(random_numbers)
+                name = f"{index:05d}.png"
+                draw_picture(scene, random_numbers, size=size).save(made / name, compress_level=1)
+                row = {"file": name, "caption": caption_of(scene), "split": scene.split}
+                captions.write(json.dumps(row) + "\n")
+                splits[scene.split] += 1
+                progress(index + 1, count)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(made, folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return splits

@@ -1,0 +1,225 @@
+"""Streams prepared shards as endless batches, from a folder or from any static web server.
+
+A peer fetches one shard at a time, checks it against the manifest's SHA-256, and keeps it in its cache; the codec is
+fetched only when somebody asks for pictures. The samples run through a `datasets.IterableDataset`, whose shuffle mixes
+the order of the shards and, through a buffer, the samples; each peer does so by a seed of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import LongTensor
+
+from training.config import ModelConfig
+from training.data.captions import Split
+from training.data.shards import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    FileEntry,
+    Manifest,
+    check_file,
+    parse_manifest,
+    read_manifest,
+    read_shard,
+)
+from training.data.tokenizer import Tokenizer
+from training.errors import BadInput
+from training.model.codec import CONFIG_FILE, WEIGHTS_FILE
+
+TRIES, TRY_TIMEOUT_SECONDS = 4, 30.0
+"""A file is asked for this often, each time with this patience."""
+
+LARGEST_MANIFEST_BYTES = 1 << 28
+
+
+def default_cache() -> Path:
+    """Where fetched files are kept: `training-together` in `XDG_CACHE_HOME` or `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "training-together"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Samples of one micro-batch."""
+
+    text: LongTensor
+    """(B, T_text), 0 is padding."""
+    codes: LongTensor
+    """(B, image tokens), row by row."""
+    captions: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Opened shards of one split. Files are fetched when they are first used."""
+
+    source: str
+    """Folder, or URL without a slash at its end."""
+    split: Split
+    manifest: Manifest
+    folder: Path
+    """Where files lie, or will when they are fetched."""
+    tokenizer: Tokenizer
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """File names of the split's shards."""
+        return self.manifest.splits[self.split].shards
+
+    @property
+    def samples(self) -> int:
+        """Samples of the split."""
+        return self.manifest.splits[self.split].samples
+
+    def file(self, name: str) -> Path:
+        """A file beside the manifest, fetched if need be and checked.
+
+        Raises:
+            BadInput: If it cannot be had, or is another than the manifest says.
+        """
+        return _file(self.source, self.folder, name, self.manifest.files[name])
+
+    @property
+    def codec_folder(self) -> Path:
+        """Folder with the codec's two files, for `training.model.codec.load_codec`."""
+        self.file(WEIGHTS_FILE)
+        return self.file(CONFIG_FILE).parent
+
+
+def open_shards(source: str | Path, split: Split = "train", *, cache: Path | None = None) -> Shards:
+    """Opens prepared shards.
+
+    Args:
+        source: A folder, or an http(s) URL under which a folder's files are served.
+        split: `train` or `held-out`.
+        cache: Folder for fetched files; None is `default_cache()`.
+
+    Raises:
+        BadInput: If they cannot be read, or have no sample in the split.
+    """
+    source = str(source).rstrip("/")
+    if _is_url(source):
+        text = _fetch(f"{source}/{MANIFEST_FILE}", limit=LARGEST_MANIFEST_BYTES)
+        manifest = parse_manifest(text, source=f"{source}/{MANIFEST_FILE}")
+        folder = (cache or default_cache()) / "shards" / manifest.input_digest[:24]
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        folder = Path(source)
+        manifest = read_manifest(folder)
+    if split not in manifest.splits or not manifest.splits[split].samples:
+        raise BadInput(f"The shards at {source} have no {split!r} samples, only: {_counts(manifest)}.")
+    if TOKENIZER_FILE not in manifest.files:
+        raise BadInput(f"The shards at {source} have no {TOKENIZER_FILE}. Prepare them again.")
+    tokenizer = Tokenizer.from_file(_file(source, folder, TOKENIZER_FILE, manifest.files[TOKENIZER_FILE]))
+    return Shards(source=source, split=split, manifest=manifest, folder=folder, tokenizer=tokenizer)
+
+
+def sample_stream(
+    shards: Shards, *, model: ModelConfig, shuffle_buffer: int, peer_seed: int, micro_batch_size: int
+) -> Iterator[Batch]:
+    """Endless batches; every pass over the shards is in another order, and other seeds have other orders.
+
+    Args:
+        shards: From `open_shards`.
+        model: The recipe's; its sizes must be those of the shards.
+        shuffle_buffer: Samples mixed while streaming.
+        peer_seed: Any integer; the same gives the same batches.
+        micro_batch_size: B.
+
+    Raises:
+        BadInput: If the shards were prepared for another model, or a file is broken.
+    """
+    manifest = shards.manifest
+    for what, ours, theirs in (
+        ("image_grid squared", model.image_seq_len, manifest.image_seq_len),
+        ("image_vocab_size", model.image_vocab_size, manifest.image_vocab_size),
+    ):
+        if ours != theirs:
+            raise BadInput(f"The shards at {shards.source} have {what} {theirs}, the recipe's model has {ours}.")
+    if manifest.text_vocab_size > model.text_vocab_size:
+        raise BadInput(
+            f"The tokenizer of {shards.source} has {manifest.text_vocab_size} ids, the recipe's model has room for "
+            f"{model.text_vocab_size}."
+        )
+    return _batches(shards, model, shuffle_buffer, peer_seed, micro_batch_size)
+
+
+def _batches(
+    shards: Shards, model: ModelConfig, shuffle_buffer: int, peer_seed: int, micro_batch_size: int
+) -> Iterator[Batch]:
+    import datasets
+
+    rows = datasets.IterableDataset.from_generator(
+        partial(_rows, shards),
+        features=datasets.Features(
+            {"caption": datasets.Value("string"), "codes": datasets.List(datasets.Value("uint16"))}
+        ),
+        gen_kwargs={"names": list(shards.names)},
+    ).shuffle(seed=peer_seed % 2**32, buffer_size=shuffle_buffer)
+    captions: list[str] = []
+    codes: list = []
+    for epoch in range(2**31):
+        rows.set_epoch(epoch)
+        for row in rows:
+            captions.append(row["caption"])
+            codes.append(row["codes"])
+            if len(captions) == micro_batch_size:
+                yield Batch(
+                    text=shards.tokenizer.encode(captions, model.text_seq_len),
+                    codes=torch.tensor(codes, dtype=torch.long),
+                    captions=captions,
+                )
+                captions, codes = [], []
+
+
+def _rows(shards: Shards, names: list[str]) -> Iterator[dict]:
+    for name in names:
+        for sample in read_shard(shards.file(name)):
+            yield {"caption": sample.caption, "codes": sample.codes}
+
+
+def _is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def _counts(manifest: Manifest) -> str:
+    return ", ".join(f"{entry.samples} {split}" for split, entry in manifest.splits.items())
+
+
+def _file(source: str, folder: Path, name: str, entry: FileEntry) -> Path:
+    path = folder / name
+    if not _is_url(source):
+        check_file(path, entry, source=str(path))
+        return path
+    if not path.exists() or path.stat().st_size != entry.bytes:
+        part = path.with_name(f".{name}.part-{os.getpid()}")
+        part.write_bytes(_fetch(f"{source}/{urllib.parse.quote(name)}", limit=entry.bytes))
+        try:
+            check_file(part, entry, source=f"{source}/{name}")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    return path
+
+
+def _fetch(url: str, *, limit: int) -> bytes:
+    """The body of a URL, at most `limit` + 1 bytes; a server that stumbles is asked again."""
+    for attempt in range(TRIES):
+        try:
+            with urllib.request.urlopen(url, timeout=TRY_TIMEOUT_SECONDS) as response:
+                return response.read(limit + 1)
+        except OSError as error:
+            gone = isinstance(error, urllib.error.HTTPError) and error.code < 500
+            if gone or attempt == TRIES - 1:
+                raise BadInput(f"{url} cannot be fetched: {error}. Check the address and the network.") from None
+            time.sleep(0.5 * 2**attempt)
+    raise AssertionError("the last try returns or raises")

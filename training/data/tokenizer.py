@@ -1,0 +1,97 @@
+"""Captions to text ids.
+
+A tokenizer is one `tokenizer.json` of the Hugging Face `tokenizers` library: a small word-level one is trained on the
+run's own captions, a large one (T5's in the 2021 run) is given as a file. Id 0 is always padding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+import torch
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.trainers import WordLevelTrainer
+from torch import LongTensor
+
+from training.errors import BadInput
+
+PADDING, UNKNOWN = "[PAD]", "[UNK]"
+PADDING_NAMES = (PADDING, "<pad>", "<PAD>", "<|pad|>")
+
+
+class Tokenizer:
+    """Turns captions into rows of ids.
+
+    Args:
+        inner: A tokenizer whose id 0 is its padding token.
+
+    Raises:
+        BadInput: If id 0 is another token.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer):
+        if inner.id_to_token(0) not in PADDING_NAMES:
+            raise BadInput(
+                f"The tokenizer's id 0 is {inner.id_to_token(0)!r}; it must be padding: {', '.join(PADDING_NAMES)}."
+            )
+        inner.no_padding()
+        inner.no_truncation()
+        self._inner = inner
+
+    @classmethod
+    def train(cls, captions: Iterable[str], vocab_size: int) -> Tokenizer:
+        """A word-level tokenizer of the commonest words, small letters only; the same captions give the same one.
+
+        Args:
+            captions: Any number.
+            vocab_size: Most ids, padding (0) and unknown (1) among them.
+
+        Raises:
+            BadInput: If there is room for no word.
+        """
+        if vocab_size < 3:
+            raise BadInput(f"A vocabulary of {vocab_size} ids has no room for a word; give at least 3.")
+        inner = tokenizers.Tokenizer(WordLevel({PADDING: 0, UNKNOWN: 1}, unk_token=UNKNOWN))
+        inner.normalizer = Lowercase()
+        inner.pre_tokenizer = Whitespace()
+        trainer = WordLevelTrainer(vocab_size=vocab_size, special_tokens=[PADDING, UNKNOWN], show_progress=False)
+        inner.train_from_iterator(captions, trainer)
+        return cls(inner)
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> Tokenizer:
+        """Reads a `tokenizer.json`.
+
+        Raises:
+            BadInput: If it is none, or its id 0 is not padding.
+        """
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except BadInput:
+            raise
+        except Exception as error:  # the library raises bare Exception for every fault of a file
+            raise BadInput(f"{path} is no tokenizer.json of the tokenizers library: {error}.") from None
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids in use, padding among them."""
+        return self._inner.get_vocab_size()
+
+    def encode(self, captions: list[str], text_seq_len: int) -> LongTensor:
+        """Ids (B, T_text) of captions: cut after `text_seq_len`, padded with 0 behind, no special tokens added."""
+        ids = torch.zeros(len(captions), text_seq_len, dtype=torch.long)
+        for row, encoding in enumerate(self._inner.encode_batch_fast(captions, add_special_tokens=False)):
+            kept = encoding.ids[:text_seq_len]
+            ids[row, : len(kept)] = torch.tensor(kept, dtype=torch.long)
+        return ids
+
+    def save(self, path: Path) -> None:
+        """Writes `tokenizer.json`, whole or not at all."""
+        part = path.with_name(f".{path.name}.part-{os.getpid()}")
+        part.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+        os.replace(part, path)

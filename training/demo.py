@@ -1,0 +1,536 @@
+"""The whole run on one machine: pictures, shards, bootstrap peer, monitor and volunteers, started and stopped together.
+
+Each part is a program of its own in a session of its own, with its log under `logs/`; the parts find each other as
+they would on the Internet, through the bootstrap peer's address and the recipe that the monitor serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from training.config import RunConfig, load_recipe
+from training.errors import BadInput, TrainingError
+from training.invitation import join_command
+
+DEFAULT_PORT = 8000
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+"""Where the demo's peers listen: on this machine alone, each at a free port."""
+NAMES = ("ada", "grace", "alan", "barbara", "edsger", "frances", "donald", "radia")
+"""Names of the demo's volunteers, after pioneers of computing."""
+
+READY_SECONDS = 120.0
+"""Longest wait for a part to be ready; most of it is importing on a slow machine."""
+STALL_SECONDS = 600.0
+"""The demo fails if no epoch ends for so long."""
+MONITOR_STOP_SECONDS = 3.0
+"""The monitor may take a last checkpoint for so long while the volunteers still serve their state."""
+STOP_SECONDS, LAST_SECONDS = 5.0, 8.0
+"""After so long from Ctrl-C, what still runs is killed, and what frees its memory; everything is gone within 10 s."""
+LINE_SECONDS = 10.0
+"""Without a terminal the status is a line this often."""
+
+_MARK = "TRAINING_DEMO_PART"
+"""Variable of the environment by which all processes of a part are known."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """What the demo was asked for."""
+
+    recipe: str = "demo"
+    run_dir: Path = Path("runs/demo")
+    """Everything the run makes lies here; starting again goes on from it."""
+    site: Path | None = None
+    """Built site to serve."""
+    port: int | None = None
+    """Port of the site; None: 8000, or a free one if that is taken."""
+    volunteers: int = 3
+    epochs: int | None = None
+    """Stop when the run has done so many; None: go on until Ctrl-C."""
+    pictures: int = 8000
+    """Pictures to draw for training."""
+    python: tuple[str, ...] = (sys.executable, "-m", "training")
+    """The command line of the trainer."""
+
+
+class Part:
+    """One program of the demo, in a session of its own with all that it starts.
+
+    Args:
+        name: What people call it.
+        command: Program and arguments.
+        log: Gets its output; an older one is replaced. A role's event log lies beside it, with the suffix `.jsonl`.
+        output: Gets what it says instead of the log, but for errors: a file's number or `subprocess.PIPE`.
+        threads: Threads that it may compute with; None: as many as it likes.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, *, output: int | None = None, threads: int | None = 1
+    ):
+        self.name = name
+        self.log = log
+        self.events = log.with_suffix(".jsonl")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.events.unlink(missing_ok=True)
+        self.mark = f"{os.getpid()} {log}"
+        limits = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        log.unlink(missing_ok=True)
+        with log.open("ab") as log_file:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file if output is None else output,
+                stderr=log_file,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+                env={
+                    **os.environ,
+                    **limits,
+                    "PYTHONUNBUFFERED": "1",
+                    "PYTHONFAULTHANDLER": "1",
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait spinning slow each other down on busy cores
+                    _MARK: self.mark,
+                },
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for the signal that ended it."""
+        return self.process.poll()
+
+    def send(self, signal_number: int) -> None:
+        """Signals the program alone, which stops what it started."""
+        if self.exit_code is None:
+            self.process.send_signal(signal_number)
+
+    def failure(self, what: str) -> TrainingError:
+        """An error that names the part, how it ended, its log and the log's last lines."""
+        tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
+        lines = "".join(f"\n    {line}" for line in tail)
+        return TrainingError(f"{self.name} {what} ({_ending(self.exit_code)}). Its log: {self.log}{lines}")
+
+
+def processes_of(parts: Sequence[Part]) -> list[psutil.Process]:
+    """What the parts have started and still runs, themselves included: all that have inherited their marks."""
+    marks, found = {part.mark for part in parts}, []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(_MARK) in marks and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def sweep(parts: Sequence[Part]) -> None:
+    """Kills what is left of the parts, but for torch's janitor, which frees the memory of the dead and then ends."""
+    for process in processes_of(parts):
+        with suppress(psutil.Error):
+            if process.name() != "torch_shm_manager":
+                process.kill()
+    for part in parts:
+        with suppress(subprocess.TimeoutExpired):
+            part.process.wait(timeout=1)
+
+
+def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
+    """Runs the demo until it is interrupted, has failed, or has done `config.epochs`.
+
+    Returns:
+        Exit code: 0 when the epochs are done, 128 + the signal's number when it was interrupted.
+
+    Raises:
+        BadInput: If the port, the recipe or the run folder cannot be used.
+        TrainingError: If a part without which the run cannot go on has failed; the message names it and its log.
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    run = load_recipe(config.recipe)
+    with _only_one(config.run_dir), _Stop() as stop:
+        demo = _Demo(config, run, console, stop)
+        try:
+            demo.prepare()
+            demo.start()
+            demo.watch()
+        except _Interrupted:
+            console.print(f"Stopping ({stop.reason}) ...")
+        finally:
+            demo.stop()
+    if stop.signal_number is not None:
+        console.print(f"All processes are gone. `{_again(config)}` goes on from the last checkpoint.")
+        return 128 + stop.signal_number
+    console.print("All processes are gone.")
+    return 0
+
+
+@dataclass
+class _Demo:
+    """The demo's parts while they run."""
+
+    config: DemoConfig
+    run: RunConfig
+    console: Console
+    stop_asked: _Stop
+    bootstrap: Part | None = None
+    monitor: Part | None = None
+    volunteers: list[Part] = field(default_factory=list)
+    joined: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    url: str = ""
+    join_command: str = ""
+
+    def _path(self, *names: str) -> Path:
+        return self.config.run_dir.joinpath(*names)
+
+    def _start(self, key: str, name: str, *arguments: str) -> Part:
+        """Starts a role with its log and a fresh event log."""
+        log = self._path("logs", f"{key}.log")
+        return Part(name, [*self.config.python, *arguments, "--log-json", str(log.with_suffix(".jsonl"))], log)
+
+    def prepare(self) -> None:
+        """Draws the pictures and makes the shards, unless they are there from an earlier start."""
+        images, shards = self._path("images"), self._path("shards")
+        captions = images / "captions.jsonl"
+        if not (shards / "manifest.json").is_file():
+            if not captions.is_file():
+                self._work("draw", "--out", str(images), "--count", str(self.config.pictures))
+            self._work(
+                "prepare",
+                *("--recipe", self.config.recipe, "--images", str(images)),
+                *("--captions", str(captions), "--out", str(shards)),
+            )
+        else:
+            self.console.print(f"Shards are ready in {shards}.")
+
+    def _work(self, command: str, *arguments: str) -> None:
+        """Runs a command to its end: its progress bars on a terminal, else its lines and a sign of life in silences."""
+        self.console.print(f"{command}: starting ...")
+        part = Part(
+            command,
+            [*self.config.python, command, *arguments],
+            self._path("logs", f"{command}.log"),
+            output=self.console.file.fileno() if self.console.is_terminal else subprocess.PIPE,
+            threads=None,
+        )
+        started = time.monotonic()
+        said = [started]
+        reader = threading.Thread(target=_copy_output, args=(part, self.console, said), daemon=True)
+        if part.process.stdout is not None:
+            reader.start()
+        try:
+            while part.exit_code is None:
+                self.stop_asked.wait(0.2)
+                if reader.is_alive() and time.monotonic() - said[0] >= LINE_SECONDS:
+                    said[0] = time.monotonic()
+                    self.console.print(f"{command}: at work for {time.monotonic() - started:.0f} s")
+            if reader.is_alive():
+                reader.join(5)
+            if part.exit_code:
+                raise part.failure("failed")
+        except _Interrupted:
+            part.send(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                part.process.wait(3)
+            raise
+        finally:
+            sweep([part])
+
+    def start(self) -> None:
+        """Starts bootstrap peer, monitor and volunteers, each when the one before is ready."""
+        config = self.config
+        port = _free_port(config.port)
+        self.bootstrap = self._start(
+            "bootstrap",
+            "The bootstrap peer",
+            *("bootstrap", "--recipe", config.recipe),
+            *("--host-maddrs", LOOPBACK, "--state-dir", str(self._path("bootstrap"))),
+        )
+        address = self._ready(self.bootstrap)["addresses"][0]
+        self.url = f"http://127.0.0.1:{port}"
+        self.join_command = join_command(self.url, [address], python=config.python)
+        site = ("--site", str(config.site)) if config.site is not None else ()
+        self.monitor = self._start(
+            "monitor",
+            "The monitor",
+            *("monitor", "--recipe", config.recipe, "--initial-peers", address, *site),
+            *("--run-dir", str(config.run_dir), "--shards", str(self._path("shards"))),
+            *("--port", str(port), "--join-command", self.join_command),
+        )
+        self._ready(self.monitor)
+        for name in volunteer_names(config.volunteers):
+            self.volunteers.append(
+                self._start(
+                    name,
+                    f"Volunteer {name}",
+                    *("join", "--recipe", f"{self.url}/recipe.toml", "--initial-peers", address, "--name", name),
+                    *("--threads", "1", "--host-maddrs", LOOPBACK, "--state-dir", str(self._path("peers", name))),
+                    *("--resume", str(self._path("checkpoints"))),
+                )
+            )
+        self.console.print(
+            f"\nThe run is live at [bold]{self.url}[/bold]\n"
+            f"Join it from a second terminal, here:\n    {self.join_command}\n"
+            f"Logs: {self._path('logs')}. Ctrl-C stops everything.\n"
+        )
+
+    def _ready(self, part: Part) -> dict:
+        """The part's `ready` event."""
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            exit_code = part.exit_code
+            for event in read_events(part.events):
+                if event["event"] == "ready":
+                    return event
+            if exit_code is not None:
+                raise part.failure("ended before it was ready")
+            self.stop_asked.wait(0.1)
+        part.send(signal.SIGABRT)  # has Python write into the log where it stands
+        with suppress(subprocess.TimeoutExpired):
+            part.process.wait(timeout=2)
+        raise part.failure(f"was not ready within {READY_SECONDS:.0f} s")
+
+    def watch(self) -> None:
+        """Shows how the run stands until the wanted epochs are done and shown."""
+        started = progressed = time.monotonic()
+        answered = time.monotonic()
+        last_epoch: int | None = None
+        with _status_display(self.console, self.config.epochs) as show:
+            while True:
+                self.stop_asked.wait(1.0)
+                self._look_after_parts()
+                now = time.monotonic()
+                state = _fetch_json(f"{self.url}/live/state.json")
+                if state is None:
+                    if now - answered > READY_SECONDS:
+                        raise self.monitor.failure(f"has not answered for {READY_SECONDS:.0f} s")
+                    continue
+                answered = now
+                if state["epoch"] != last_epoch:
+                    last_epoch, progressed = state["epoch"], now
+                show(state, now - started)
+                if self.config.epochs is not None and (last_epoch or 0) >= self.config.epochs:
+                    self.console.print(f"Epoch {last_epoch} is done, loss {_figure(state['loss'], '.3f')}.")
+                    return
+                if self.volunteers and len(self.gone) == len(self.volunteers) and not state["active_peers"]:
+                    raise self.volunteers[-1].failure("ended, and nobody else trains")
+                if now - progressed > STALL_SECONDS and state["status"] != "finished":
+                    raise TrainingError(
+                        f"No epoch has ended for {STALL_SECONDS:.0f} s; "
+                        f"the volunteers' logs in {self._path('logs')} say why."
+                    )
+
+    def _look_after_parts(self) -> None:
+        for part in (self.bootstrap, self.monitor):
+            if part.exit_code is not None:
+                raise part.failure("ended")
+        for part in self.volunteers:
+            if part.name not in self.joined and any(event["event"] == "joined" for event in read_events(part.events)):
+                self.joined.add(part.name)
+                self.console.print(f"{part.name} has joined.")
+            if part.exit_code is not None and part.name not in self.gone:
+                self.gone.add(part.name)
+                sweep([part])
+                self.console.print(
+                    f"{part.name} ended ({_ending(part.exit_code)}); the others go on. Its log: {part.log}"
+                )
+
+    def stop(self) -> None:
+        """Ends all parts, politely first: the monitor, so that it can save the state, then the others."""
+        started = time.monotonic()
+        parts = [part for part in (self.monitor, *self.volunteers, self.bootstrap) if part is not None]
+        if self.monitor is not None:
+            self.monitor.send(signal.SIGTERM)
+            self._await(self._monitor_is_done, started + MONITOR_STOP_SECONDS)
+        for part in parts:
+            if part is not self.monitor:
+                part.send(signal.SIGTERM)
+        self._await(lambda: all(part.exit_code is not None for part in parts), started + STOP_SECONDS)
+        sweep(parts)
+        while (left := processes_of(parts)) and time.monotonic() < started + LAST_SECONDS:
+            time.sleep(0.1)
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+
+    def _monitor_is_done(self) -> bool:
+        """Whether it has taken its last checkpoint, or is gone."""
+        stopped = any(event["event"] == "stopped" for event in read_events(self.monitor.events))
+        return stopped or self.monitor.exit_code is not None
+
+    def _await(self, condition: Callable[[], bool], deadline: float) -> None:
+        while not condition() and time.monotonic() < deadline and not self.stop_asked.impatient:
+            time.sleep(0.05)
+
+
+def volunteer_names(count: int) -> list[str]:
+    """Names of the demo's volunteers, all different."""
+    return [NAMES[number] if number < len(NAMES) else f"volunteer-{number + 1}" for number in range(count)]
+
+
+def read_events(path: Path) -> Iterator[dict]:
+    """The whole lines of an event log so far; none if it is not there yet."""
+    with suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+class _Interrupted(Exception):
+    """Ctrl-C or SIGTERM came."""
+
+
+class _Stop:
+    """Notes SIGINT, SIGTERM and SIGHUP while it is entered; a second Ctrl-C makes the demo impatient."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self.impatient = False
+        self._event = threading.Event()
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> _Stop:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.impatient = self.impatient or (number == self.signal_number == signal.SIGINT)
+        self.signal_number = self.signal_number or number
+        self._event.set()
+
+    @property
+    def reason(self) -> str:
+        return "Ctrl-C" if self.signal_number == signal.SIGINT else signal.Signals(self.signal_number).name
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps so long, or raises `_Interrupted` as soon as a signal came."""
+        if self._event.wait(seconds):
+            raise _Interrupted
+
+
+@contextmanager
+def _only_one(run_dir: Path) -> Iterator[None]:
+    """Holds the run's folder for this demo alone."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / "demo.lock").open("a")
+    except OSError as error:
+        raise BadInput(f"The run's folder {run_dir} cannot be used: {error}. Give another with --run-dir.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(f"Another demo runs in {run_dir} now; stop it, or give another --run-dir.") from None
+        yield
+
+
+@contextmanager
+def _status_display(console: Console, epochs: int | None) -> Iterator[Callable[[dict, float], None]]:
+    """Shows the run's state: a table that stays in place on a terminal, else a line now and then."""
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            yield lambda state, seconds: live.update(_table(state, seconds, epochs))
+        return
+    shown_at = float("-inf")
+
+    def show(state: dict, seconds: float) -> None:
+        nonlocal shown_at
+        if seconds - shown_at >= LINE_SECONDS:
+            shown_at = seconds
+            console.print("  ".join(f"{name} {value}" for name, value in _figures(state, seconds, epochs).items()))
+
+    yield show
+
+
+def _figures(state: dict, seconds: float, epochs: int | None) -> dict[str, str]:
+    of = "" if epochs is None else f" of {epochs}"
+    return {
+        "epoch": _figure(state["epoch"], "d") + of,
+        "loss": _figure(state["loss"], ".3f"),
+        "active": str(state["active_peers"]),
+        "samples/s": _figure(state["samples_per_second"], ".1f"),
+        "samples": f"{state['total_samples']:,}",
+        "time": f"{seconds // 60:.0f}:{seconds % 60:02.0f}",
+    }
+
+
+def _table(state: dict, seconds: float, epochs: int | None) -> Table:
+    figures = _figures(state, seconds, epochs)
+    table = Table(*figures, box=None, padding=(0, 3, 0, 0))
+    table.add_row(*figures.values())
+    return table
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "still running"
+    return f"exit code {exit_code}" if exit_code >= 0 else f"killed by {signal.Signals(-exit_code).name}"
+
+
+def _again(config: DemoConfig) -> str:
+    return shlex.join([Path(config.python[0]).name, *config.python[1:], "demo"])
+
+
+def _copy_output(part: Part, console: Console, said: list[float]) -> None:
+    """Writes a part's lines to its log and to people, and notes when."""
+    with part.log.open("a", encoding="utf-8") as log:
+        for line in part.process.stdout:
+            log.write(line.decode(errors="replace"))
+            if text := line.decode(errors="replace").rstrip():
+                said[0] = time.monotonic()
+                console.print(f"{part.name}: {text}", markup=False)
+
+
+def _fetch_json(url: str) -> dict | None:
+    """The document, or None while nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return json.load(response)
+    except (OSError, ValueError):
+        return None
+
+
+def _free_port(wanted: int | None) -> int:
+    for port in [wanted] if wanted is not None else [*range(DEFAULT_PORT, DEFAULT_PORT + 20), 0]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return probe.getsockname()[1]
+    raise BadInput(f"Port {wanted} is taken; give another --port, or none and a free one is chosen.")
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before it starts: the demo's death, however it comes, ends the part too (Linux)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

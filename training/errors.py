@@ -1,0 +1,22 @@
+"""Errors that end a program with one clear sentence and a documented exit code.
+
+A message says what came, what is accepted and what to do next. The command line prints it without a traceback.
+"""
+
+
+class TrainingError(Exception):
+    """Something failed that is no fault of the input. Exit code 1."""
+
+    exit_code = 1
+
+
+class BadInput(TrainingError):
+    """A flag, file or recipe that cannot be used as it is. Exit code 2."""
+
+    exit_code = 2
+
+
+class RefusedByRun(TrainingError):
+    """The run does not accept this peer: not a member, banned, or on another recipe. Exit code 3."""
+
+    exit_code = 3

@@ -1,0 +1,32 @@
+"""The event log of a long-running role: one JSON object a line, with `time` and `event`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+Event = Literal["ready", "joined", "epoch", "checkpoint", "warning", "stopped"]
+
+
+class EventLog:
+    """Appends events to a file; without a path it drops them.
+
+    Args:
+        path: File to append to (`--log-json`), made with its folder if need be.
+        clock: Seconds since the epoch; a test passes its own.
+    """
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time):
+        self._clock = clock
+        self._file = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, event: Event, **fields: object) -> None:
+        """Appends one line, flushed at once."""
+        if self._file is not None:
+            self._file.write(json.dumps({"time": self._clock(), "event": event, **fields}) + "\n")

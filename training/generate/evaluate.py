@@ -1,0 +1,102 @@
+"""The run's honest quality figure: the share of generated pictures whose shape and colour match the prompt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.errors import BadInput
+from training.generate.judge import Verdict, judge
+from training.generate.pictures import Picture
+
+if TYPE_CHECKING:
+    from training.data.stream import Shards
+
+QUALITIES = ("shape", "colour", "matched", "exact")
+"""What is counted; `matched` is shape and colour, the run's figure; `exact` is everything that the prompt says."""
+CHANCE_ROUNDS = 5
+"""Each picture is held against this many other prompts to measure chance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Shares of pictures that are right, between 0 and 1."""
+
+    count: int
+    """Pictures judged."""
+    shares: dict[str, float]
+    """Quality -> share of pictures that show what their own prompt says."""
+    chance: dict[str, float]
+    """Quality -> share when the same pictures are judged by the prompts of others: what is reached without reading."""
+    matched_interval: tuple[float, float]
+    """95 % interval of the share `matched`."""
+    verdicts: tuple[Verdict, ...]
+    """Of each picture by its own prompt."""
+
+
+def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
+    """Judges pictures by their prompts, and by the prompts of other pictures for the chance level.
+
+    Raises:
+        BadInput: If there is no picture, or a prompt is none that the judge can read.
+    """
+    if not pictures:
+        raise BadInput("There is no picture to judge; give at least one caption.")
+    verdicts = tuple(judge(picture.pixels, picture.prompt) for picture in pictures)
+    strangers = [
+        judge(picture.pixels, pictures[(at + offset) % len(pictures)].prompt)
+        for offset in _offsets(len(pictures))
+        for at, picture in enumerate(pictures)
+        if pictures[(at + offset) % len(pictures)].prompt != picture.prompt
+    ]
+    shares = {quality: _share(verdicts, quality) for quality in QUALITIES}
+    return Evaluation(
+        count=len(pictures),
+        shares=shares,
+        chance={quality: _share(strangers, quality) for quality in QUALITIES},
+        matched_interval=wilson_interval(round(shares["matched"] * len(pictures)), len(pictures)),
+        verdicts=verdicts,
+    )
+
+
+def wilson_interval(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Interval of a share after `right` of `count` (Wilson 1927); z = 1.96 makes it one of 95 %.
+
+    >>> [round(end, 3) for end in wilson_interval(80, 100)]
+    [0.711, 0.867]
+    """
+    share, square = right / count, z * z / count
+    middle = (share + square / 2) / (1 + square)
+    half = z * (share * (1 - share) / count + square / (4 * count)) ** 0.5 / (1 + square)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def choose_captions(captions: Sequence[str], *, count: int, seed: int) -> list[str]:
+    """So many of the captions, each once while they last; the seed decides which."""
+    different = list(dict.fromkeys(captions))
+    random_numbers = random.Random(seed)
+    chosen: list[str] = []
+    while len(chosen) < count:
+        chosen += random_numbers.sample(different, min(len(different), count - len(chosen)))
+    return chosen
+
+
+def captions_of(shards: Shards) -> list[str]:
+    """All captions of a split, in the shards' order."""
+    import pyarrow.parquet as parquet
+
+    files = [shards.file(name) for name in shards.names]
+    return [caption for file in files for caption in parquet.read_table(file, columns=["caption"])[0].to_pylist()]
+
+
+def _offsets(count: int) -> list[int]:
+    """By how many places prompts are moved against pictures; spread evenly, never 0."""
+    rounds = min(CHANCE_ROUNDS, count - 1)
+    return sorted({1 + turn * (count - 1) // rounds for turn in range(rounds)})
+
+
+def _share(verdicts: Sequence[Verdict], quality: str) -> float:
+    """Share of the verdicts that are right; 0 where there is none."""
+    return sum(getattr(verdict, quality) for verdict in verdicts) / len(verdicts) if verdicts else 0.0

@@ -1,0 +1,263 @@
+"""Judges a picture against its caption by fixed rules: which shapes, which colours, how many, where.
+
+Nothing here is learned, so the figure that `evaluate` prints cannot drift with the model it measures. A picture is
+read in three steps: the background is the commonest colour of the frame; what differs from it falls into connected
+things; each thing gets the palette's nearest colour and the shape whose outline covers it best. Small blur and noise,
+as an image codec makes them, do not change the verdict.
+
+Chance: a picture of one thing whose shape and colour are drawn blindly is right with 1/8 each, 1/64 both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from PIL import Image
+
+from training.data.captions import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SHAPES, Thing, parse_caption
+from training.data.draw import shape_mask
+from training.errors import BadInput
+
+SIDE = 64
+"""Pictures are judged at this side; others are resized to it."""
+
+MIN_CONTRAST = 45.0
+"""A pixel belongs to a thing if its sRGB distance from the background is at least this."""
+
+FULL_CONTRAST = 0.72
+"""A pixel shows a thing's own, unmixed colour from this share of the thing's strongest contrast on."""
+
+MIN_PIXELS, MIN_SHARE = 14, 0.12
+"""Smaller specks, in pixels or as a share of the largest thing, are noise."""
+
+MAX_COLOUR_DISTANCE, MIN_PURITY = 75.0, 0.7
+"""A thing has a colour if its middle one is this near to the palette's and this share of its inside agrees."""
+
+MIN_OVERLAP = 0.65
+"""A thing has a shape if it and the shape's outline share this much of their union."""
+
+SMALL_BELOW, LARGE_ABOVE = 23.0, 35.0
+"""Root of the box's area, in pixels: below is small, above is large."""
+
+CENTRE_WITHIN, ASIDE_FROM, APART = 7.0, 4.5, 6.0
+"""Pixels from the middle that still are the centre; that are aside; between one thing and another beside it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenThing:
+    """One thing found in a picture. Lengths are in pixels of a picture of `SIDE`."""
+
+    shape: str | None
+    """None if it resembles no shape enough."""
+    colour: str | None
+    """None if it has no one colour of the palette."""
+    overlap: float
+    """Intersection over union with the best shape's outline, 0 to 1."""
+    x: float
+    """Middle of its box, from the left."""
+    y: float
+    """Middle of its box, from the top."""
+    extent: float
+    """Root of its box's area."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What of the caption is right in the picture. What the caption leaves open counts as right."""
+
+    shape: bool
+    """Every thing named is there in its shape, and no other shape is."""
+    colour: bool
+    """The things named have their colours, and no other colour is there."""
+    count: bool
+    """As many things as the caption says."""
+    relation: bool
+    """The first thing lies on the said side of the second."""
+    place: bool
+    """The thing lies where the caption says."""
+    size: bool
+    """The thing is as small or as large as the caption says."""
+    background: bool
+    """The background has the said colour."""
+    seen: tuple[SeenThing, ...]
+    """What was found, largest first."""
+
+    @property
+    def matched(self) -> bool:
+        """Shape and colour are right: the run's quality figure counts these."""
+        return self.shape and self.colour
+
+    @property
+    def exact(self) -> bool:
+        """Everything that the caption says is right."""
+        return all((self.matched, self.count, self.relation, self.place, self.size, self.background))
+
+
+def judge(picture: np.ndarray, caption: str) -> Verdict:
+    """Compares a picture with its caption.
+
+    Args:
+        picture: uint8, shape (height, width, 3), sRGB, square.
+        caption: A sentence of the grammar in `training.data.captions`.
+
+    Raises:
+        BadInput: If the caption is none of the grammar, or the picture has another form.
+    """
+    scene = parse_caption(caption)
+    background, seen = look(picture)
+    named = scene.things * scene.count
+    count = len(seen) == scene.total
+    shapes_fit = {thing.shape for thing in seen} <= {thing.shape for thing in named}
+    colours_fit = {thing.colour for thing in seen} <= {thing.colour for thing in named}
+    assigned = _assign(named, seen, scene.relation)
+    first = assigned[0] if assigned else None
+    return Verdict(
+        shape=shapes_fit and bool(assigned) and all(s.shape == n.shape for n, s in zip(named, assigned, strict=False)),
+        colour=colours_fit
+        and bool(assigned)
+        and all(s.colour == n.colour for n, s in zip(named, assigned, strict=False)),
+        count=count,
+        relation=scene.relation is None or (len(assigned) == 2 and _related(*assigned, scene.relation)),
+        place=scene.place is None or (first is not None and _placed(first, scene.place)),
+        size=scene.things[0].size is None or (first is not None and _size(first) == scene.things[0].size),
+        background=scene.background is None or background == scene.background,
+        seen=seen,
+    )
+
+
+def look(picture: np.ndarray) -> tuple[str, tuple[SeenThing, ...]]:
+    """The background's colour and the things before it, largest first. Arguments and errors as in `judge`."""
+    picture = np.asarray(picture)
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or picture.shape[0] != picture.shape[1]:
+        raise BadInput(
+            f"A picture to judge has dtype {picture.dtype} and shape {picture.shape}; give uint8 and (side, side, 3)."
+        )
+    if picture.shape[0] != SIDE:
+        picture = np.asarray(Image.fromarray(picture).resize((SIDE, SIDE), Image.Resampling.BOX))
+    pixels = picture.astype(np.float32)
+    frame = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    backdrop = np.median(frame, axis=0)
+    background = _nearest(backdrop, BACKGROUNDS)[0]
+    foreground = np.linalg.norm(pixels - backdrop, axis=-1) >= MIN_CONTRAST
+    regions = sorted(_connected(foreground), key=np.sum, reverse=True)
+    least = max(MIN_PIXELS, MIN_SHARE * regions[0].sum()) if regions else 0
+    return background, tuple(_see(pixels, region, backdrop) for region in regions if region.sum() >= least)
+
+
+def _connected(mask: np.ndarray) -> list[np.ndarray]:
+    """The 4-connected regions of a boolean picture, each as a boolean picture."""
+    width = mask.shape[1] + 2
+    flat = np.pad(mask, 1)
+    todo = set(np.flatnonzero(flat).tolist())
+    regions = []
+    while todo:
+        edge = [todo.pop()]
+        found = edge.copy()
+        while edge:
+            at = edge.pop()
+            for beside in (at - 1, at + 1, at - width, at + width):
+                if beside in todo:
+                    todo.remove(beside)
+                    edge.append(beside)
+                    found.append(beside)
+        region = np.zeros(flat.size, dtype=bool)
+        region[found] = True
+        regions.append(region.reshape(flat.shape)[1:-1, 1:-1])
+    return regions
+
+
+def _see(pixels: np.ndarray, region: np.ndarray, backdrop: np.ndarray) -> SeenThing:
+    contrast = np.linalg.norm(pixels - backdrop, axis=-1)
+    inside = region & (contrast >= FULL_CONTRAST * np.quantile(contrast[region], 0.9))
+    middle = np.median(pixels[inside], axis=0)
+    colour, distance = _nearest(middle, COLOURS)
+    palette = np.array(list(COLOURS.values()), dtype=np.float32)
+    nearest = np.linalg.norm(pixels[inside][:, None] - palette, axis=-1).argmin(axis=1)
+    pure = (nearest == list(COLOURS).index(colour)).mean() >= MIN_PURITY
+
+    towards = middle - backdrop
+    coverage = np.clip((pixels - backdrop) @ towards / max(towards @ towards, 1.0), 0, 1) * _grown(region)
+    rows, columns = np.nonzero(coverage >= 0.5)
+    top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
+    shape, overlap = _best_shape(coverage[top:bottom, left:right])
+    return SeenThing(
+        shape=shape if overlap >= MIN_OVERLAP else None,
+        colour=colour if distance <= MAX_COLOUR_DISTANCE and pure else None,
+        overlap=overlap,
+        x=float(left + right) / 2,
+        y=float(top + bottom) / 2,
+        extent=float(np.sqrt((bottom - top) * (right - left))),
+    )
+
+
+def _grown(mask: np.ndarray) -> np.ndarray:
+    """The mask and the pixels that touch it."""
+    padded = np.pad(mask, 1)
+    return mask | padded[:-2, 1:-1] | padded[2:, 1:-1] | padded[1:-1, :-2] | padded[1:-1, 2:]
+
+
+def _nearest(colour: np.ndarray, palette: dict[str, tuple[int, int, int]]) -> tuple[str, float]:
+    distances = {name: float(np.linalg.norm(colour - np.array(value))) for name, value in palette.items()}
+    name = min(distances, key=distances.__getitem__)
+    return name, distances[name]
+
+
+@cache
+def _outlines(shape: str) -> tuple[np.ndarray, ...]:
+    """Coverage of the shape in its box, float32 in [0, 1], for radii from 5 to 32 pixels."""
+    outlines = []
+    for radius in range(5, 33):
+        mask = np.asarray(shape_mask(shape, size=72, radius=radius / 72), dtype=np.float32) / 255
+        rows, columns = np.nonzero(mask >= 0.5)
+        outlines.append(mask[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1])
+    return tuple(outlines)
+
+
+def _best_shape(coverage: np.ndarray) -> tuple[str, float]:
+    """The shape that covers the box's contents best, and by how much (intersection over union, 0 to 1)."""
+    height, width = coverage.shape
+    overlaps = {}
+    for shape in SHAPES:
+        outline = min(_outlines(shape), key=lambda outline: abs(outline.size - coverage.size))
+        squeeze = (outline.shape[1] / outline.shape[0]) / (width / height)
+        if outline.shape != coverage.shape:
+            image = Image.fromarray(outline).resize((width, height), Image.Resampling.BILINEAR)
+            outline = np.asarray(image)
+        union = np.maximum(outline, coverage).sum()
+        overlaps[shape] = float(np.minimum(outline, coverage).sum() / union) * min(squeeze, 1 / squeeze) ** 0.5
+    best = max(overlaps, key=overlaps.__getitem__)
+    return best, overlaps[best]
+
+
+def _assign(named: tuple[Thing, ...], seen: tuple[SeenThing, ...], relation: str | None) -> tuple[SeenThing, ...]:
+    """The things seen that stand for the things named, in their order; as few of either as there are."""
+    if relation is None:
+        return seen[: len(named)] if len(named) > 1 else seen[:1]
+
+    def fit(pair: tuple[SeenThing, ...]) -> tuple[int, int, bool]:
+        shapes = sum(thing.shape == name.shape for name, thing in zip(named, pair, strict=True))
+        colours = sum(thing.colour == name.colour for name, thing in zip(named, pair, strict=True))
+        return shapes + colours, shapes, _related(*pair, relation)
+
+    return max(itertools.permutations(seen[:4], 2), key=fit, default=())
+
+
+def _related(first: SeenThing, second: SeenThing, relation: str) -> bool:
+    dx, dy = RELATIONS[relation]
+    along = (first.x - second.x) * dx + (first.y - second.y) * dy
+    across = abs((first.x - second.x) * dy) + abs((first.y - second.y) * dx)
+    return along >= APART and along > across
+
+
+def _placed(thing: SeenThing, place: str) -> bool:
+    def fits(offset: float, direction: int) -> bool:
+        return offset * direction >= ASIDE_FROM if direction else abs(offset) <= CENTRE_WITHIN
+
+    return all(fits(at - SIDE / 2, to) for at, to in zip((thing.x, thing.y), PLACES[place], strict=True))
+
+
+def _size(thing: SeenThing) -> str | None:
+    return "small" if thing.extent < SMALL_BELOW else "large" if thing.extent > LARGE_ABOVE else None

@@ -1,0 +1,228 @@
+"""Draws prompts: text to codes by the model, codes to pixels by the codec, and the files that people get."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from training.config import MonitorConfig
+from training.errors import BadInput
+from training.model.sampling import Progress, check_sampling, sample_codes
+from training.publish.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from training.data.captions import Split
+    from training.data.stream import Shards
+    from training.data.tokenizer import Tokenizer
+    from training.model.codec import ImageCodec
+    from training.model.transformer import TextToImageTransformer
+
+BATCH_SIZE = 32
+"""Pictures drawn at once."""
+MAX_NAME_CHARACTERS = 60
+"""File names take so much of a prompt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How codes are drawn; see `training.model.sampling.sample_codes`."""
+
+    top_k: int | None = 256
+    top_p: float | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self):
+        check_sampling(top_k=self.top_k, top_p=self.top_p, temperature=self.temperature)
+
+    @classmethod
+    def of_recipe(cls, monitor: MonitorConfig) -> Sampling:
+        """As the recipe has the monitor draw."""
+        return cls(top_k=monitor.top_k, top_p=monitor.top_p, temperature=monitor.temperature)
+
+
+def choose_sampling(
+    monitor: MonitorConfig, *, top_k: int | None, top_p: float | None, temperature: float | None
+) -> Sampling:
+    """The recipe's sampling with what a user gave instead; top_k 0 lifts the limit, as top_p 1 does."""
+    recipe = Sampling.of_recipe(monitor)
+    return Sampling(
+        top_k=recipe.top_k if top_k is None else top_k or None,
+        top_p=recipe.top_p if top_p is None else top_p,
+        temperature=recipe.temperature if temperature is None else temperature,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Picture:
+    """One picture drawn."""
+
+    prompt: str
+    """What it was to show."""
+    seed: int
+    """With this seed, weights and sampling it comes out again."""
+    codes: np.ndarray
+    """uint16 (G * G), row by row."""
+    pixels: np.ndarray
+    """uint8 (S, S, 3), sRGB."""
+
+
+def draw_prompts(
+    model: TextToImageTransformer,
+    codec: ImageCodec,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    sampling: Sampling,
+    seed: int = 0,
+    batch_size: int = BATCH_SIZE,
+    progress: Progress | None = None,
+) -> list[Picture]:
+    """Draws one picture for each prompt; repeat a prompt for more of it.
+
+    Args:
+        model: The transformer.
+        codec: The codec of its recipe.
+        tokenizer: The tokenizer of its shards.
+        prompts: What to draw.
+        sampling: How codes are drawn.
+        seed: Picture i is drawn with seed + i, whatever the batch size.
+        batch_size: Pictures at once; more is faster and takes more memory.
+        progress: Called with the tokens drawn and their total.
+    """
+    tokens = model.config.image_seq_len
+    pictures: list[Picture] = []
+    for start in range(0, len(prompts), batch_size):
+        batch = list(prompts[start : start + batch_size])
+        seeds = range(seed + start, seed + start + len(batch))
+
+        def report(done: int, _: int, start: int = start, size: int = len(batch)) -> None:
+            if progress is not None:
+                progress(start * tokens + done * size, len(prompts) * tokens)
+
+        codes = sample_codes(
+            model,
+            tokenizer.encode(batch, model.config.text_seq_len),
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            temperature=sampling.temperature,
+            seed=list(seeds),
+            progress=report,
+        )
+        pixels = (codec.decode(codes).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        for prompt, one, drawn, shown in zip(batch, seeds, codes.cpu().numpy(), pixels, strict=True):
+            pictures.append(Picture(prompt=prompt, seed=one, codes=drawn.astype(np.uint16), pixels=shown))
+    return pictures
+
+
+def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) -> tuple[ImageCodec, Tokenizer]:
+    """What a checkpoint's codes and text mean, from the shards that it was trained on.
+
+    Args:
+        checkpoint: From `load_checkpoint`.
+        shards: Folder or URL of the shards, if they lie elsewhere now.
+
+    Raises:
+        BadInput: If the shards are not found or their codec is another one.
+    """
+    from training.model.codec import load_codec
+
+    opened = shards_of(checkpoint, shards)
+    return load_codec(opened.codec_folder, checkpoint.config.codec), opened.tokenizer
+
+
+def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = "train") -> Shards:
+    """The shards that a checkpoint was trained on, opened where they lie now.
+
+    Raises:
+        BadInput: If they are not found, or have no such split.
+    """
+    from training.data.stream import open_shards
+
+    source = shards or checkpoint.shards
+    beside = checkpoint.path.parent.parent / "shards"
+    if not source.startswith(("http://", "https://")) and not Path(source).is_dir():
+        if shards is not None or not beside.is_dir():
+            raise BadInput(f"The checkpoint's shards are not at {source}; say with --shards where they lie now.")
+        source = str(beside)
+    return open_shards(source, split)
+
+
+def save_pictures(
+    pictures: Sequence[Picture],
+    folder: Path,
+    *,
+    checkpoint: Checkpoint,
+    sampling: Sampling,
+    notes: Sequence[dict[str, object]] | None = None,
+) -> list[Path]:
+    """Writes each picture as `NUMBER-PROMPT.png`, and `pictures.json` with prompt, seed and settings of each.
+
+    Args:
+        pictures: From `draw_prompts`.
+        folder: Made if need be; files of the same names are replaced, each whole or not at all.
+        checkpoint: What drew them.
+        sampling: How.
+        notes: More facts for the JSON, one dictionary a picture.
+
+    Returns:
+        Paths of the PNGs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    digits = max(3, len(str(len(pictures) - 1)))
+    paths, entries = [], []
+    for number, picture in enumerate(pictures):
+        path = folder / f"{number:0{digits}d}-{safe_name(picture.prompt)}.png"
+        buffer = io.BytesIO()
+        Image.fromarray(picture.pixels).save(buffer, format="PNG")
+        _write(path, buffer.getvalue())
+        paths.append(path)
+        more = notes[number] if notes is not None else {}
+        entries.append({"file": path.name, "prompt": picture.prompt, "seed": picture.seed, **more})
+    facts = {
+        "checkpoint": str(checkpoint.path),
+        "run_id": checkpoint.config.run_id,
+        "recipe_digest": checkpoint.config.digest,
+        "epoch": checkpoint.epoch,
+        "sampling": asdict(sampling),
+        "pictures": entries,
+    }
+    _write(folder / "pictures.json", json.dumps(facts, indent=1, ensure_ascii=False).encode() + b"\n")
+    return paths
+
+
+def safe_name(prompt: str) -> str:
+    """A file name's part from any prompt: lower-case ASCII letters, digits and single dashes, never empty."""
+    plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain)[:MAX_NAME_CHARACTERS].strip("-") or "picture"
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Prompts from a text file, one a line; empty lines are passed over.
+
+    Raises:
+        BadInput: If the file cannot be read or is empty.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"The prompts in {path} cannot be read: {error}.") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise BadInput(f"{path} has no prompts; give one a line.")
+    return prompts
+
+
+def _write(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    os.replace(draft, path)

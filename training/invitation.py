@@ -1,0 +1,27 @@
+"""The command that adds a volunteer to a run, as pages and programs show it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def join_command(
+    url: str, initial_peers: Sequence[str], *, python: Sequence[str] = ("python", "-m", "training")
+) -> str:
+    """What to paste into a terminal to join.
+
+    Args:
+        url: Where the run's monitor is: the recipe is read from there.
+        initial_peers: Addresses of peers that welcome newcomers.
+        python: The trainer's command line; a program below the current folder is named relative to it.
+
+    >>> join_command("http://run.example", ["/ip4/203.0.113.7/tcp/31337/p2p/Qm1"])
+    'python -m training join --recipe http://run.example/recipe.toml --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm1'
+    """
+    program = Path(python[0])
+    if program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    peers = [word for peer in initial_peers for word in ("--initial-peers", peer)]
+    return shlex.join([str(program), *python[1:], "join", "--recipe", f"{url}/recipe.toml", *peers])

@@ -1,0 +1,333 @@
+"""The two blocks of a layer, each with its backward pass written out: pre-norm, token shift, body, layer scale.
+
+Written out, a block keeps only what its gradient needs, writes into place where autograd would copy, and folds the
+layer scale into the output weights. `run_block` lets autograd use it; the reversible stack calls it directly.
+
+Norms, and everything that goes in or out, have the type of the stream and the weights. Between, a block computes in
+`dtype`, which autocast may lower.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from training.model.attention import AttentionPattern
+from training.model.layout import Layout, shift_tokens, shift_tokens_backward
+
+NORM_EPS = 1e-5
+"""Added to the variance by layer norms (PyTorch's default, which dalle-pytorch keeps)."""
+
+
+class Block(Protocol):
+    """A residual branch: what it adds to the stream. Weights come first with norm weight, norm bias."""
+
+    def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The branch's output (B, T, D) and the tensors that `backward` needs."""
+
+    def backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Gradients for `hidden` and for each of the weights, from that for the output."""
+
+
+class FeedForwardBlock:
+    """GEGLU feed-forward (Shazeer 2020): half of the inner channels, times the gelu of the other half.
+
+    Weights: norm weight and bias (D), inner weight (2F, D) and bias (2F), output weight (D, F) and bias (D), scale (D).
+
+    Args:
+        shift: Layout for the token shift, or None for no shift.
+        dtype: In which to compute.
+    """
+
+    def __init__(self, shift: Layout | None, dtype: torch.dtype):
+        self.shift = shift
+        self.dtype = dtype
+
+    def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `Block`."""
+        norm_weight, norm_bias, inner_weight, inner_bias, out_weight, out_bias, scale = weights
+        normed, kept = _norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
+        value_weight, gate_weight = inner_weight.to(self.dtype).chunk(2)
+        value_bias, gate_bias = inner_bias.to(self.dtype).chunk(2)
+        values = torch.addmm(value_bias, normed, value_weight.t())
+        gates = torch.addmm(gate_bias, normed, gate_weight.t())
+        gate = gelu(gates)
+        product = values * gate
+        out = _scaled_output(product, out_weight, out_bias, scale)
+        return out.view_as(hidden), (*kept, values, gates, gate, product)
+
+    def backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `Block`."""
+        *kept, values, gates, gate, product = saved
+        _, _, inner_weight, inner_bias, out_weight, out_bias, scale = weights
+        normed = kept[0]
+        flat = grad.reshape(-1, grad.shape[-1]).to(self.dtype)
+        grad_product = flat @ (out_weight * scale[:, None]).to(self.dtype)
+        output_grads = _output_grads(flat, product, out_weight, out_bias, scale)
+        grad_gates = torch.ops.aten.gelu_backward(grad_product * values, gates)
+        grad_values = grad_product.mul_(gate)
+        grad_inner, grad_bias = torch.empty_like(inner_weight), torch.empty_like(inner_bias)
+        value_weight, gate_weight = inner_weight.to(self.dtype).chunk(2)
+        for part, weight_rows, bias_rows in zip(
+            (grad_values, grad_gates), grad_inner.chunk(2), grad_bias.chunk(2), strict=True
+        ):
+            _weight_grad(part, normed, out=weight_rows)
+            torch.sum(part, 0, dtype=bias_rows.dtype, out=bias_rows)
+        grad_normed = torch.mm(grad_values, value_weight).addmm_(grad_gates, gate_weight)
+        grad_hidden, norm_grads = _input_grads(grad_normed, kept, weights, grad, self.shift)
+        return grad_hidden, (*norm_grads, grad_inner, grad_bias, *output_grads)
+
+
+class AttentionBlock:
+    """Attention along one pattern, rotary on queries, keys and values.
+
+    Weights: norm weight and bias (D), qkv weight (3NH, D), output weight (D, NH) and bias (D), scale (D).
+
+    Args:
+        pattern: Who sees whom.
+        shift: Layout for the token shift, or None for no shift.
+        rotation: Complex (3, X + I, H / 2), see `rotation_table`.
+        num_heads: N.
+        text_key_bias: (B * N, 1, X), -inf at padding, or None.
+        dtype: In which to compute; that of the pattern and of `text_key_bias`.
+    """
+
+    def __init__(
+        self,
+        pattern: AttentionPattern,
+        shift: Layout | None,
+        rotation: Tensor,
+        num_heads: int,
+        text_key_bias: Tensor | None,
+        dtype: torch.dtype,
+    ):
+        self.dtype = dtype
+        self.pattern = pattern
+        self.shift = shift
+        self.num_heads = num_heads
+        self.text_key_bias = text_key_bias
+        text_len = pattern.layout.text_len
+        self._text_turn = rotation[:, None, None, :text_len]
+        self._image_turn = rotation[:, None, None, text_len:]
+
+    def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `Block`."""
+        norm_weight, norm_bias, qkv_weight, out_weight, out_bias, scale = weights
+        normed, kept = _norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
+        qkv = (normed @ qkv_weight.to(self.dtype).t()).view(*hidden.shape[:2], -1)
+        text, image = self._turn(qkv)
+        text_out, image_out, *probabilities = self.pattern.attend(text, image, self.text_key_bias)
+        merged = self._merge(text_out, image_out, hidden)
+        out = _scaled_output(merged, out_weight, out_bias, scale)
+        image_saved = () if image is None else (image,)
+        return out.view_as(hidden), (*kept, merged, text, *image_saved, *probabilities)
+
+    def backward(
+        self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `Block`."""
+        has_image = grad.shape[1] > self.pattern.layout.text_len
+        kept, (merged, text, *rest) = saved[:4], saved[4:]
+        image, probabilities = (rest[0], rest[1:]) if has_image else (None, rest)
+        _, _, qkv_weight, out_weight, out_bias, scale = weights
+        flat = grad.reshape(-1, grad.shape[-1]).to(self.dtype)
+        output_grads = _output_grads(flat, merged, out_weight, out_bias, scale)
+        grad_merged = flat @ (out_weight * scale[:, None]).to(self.dtype)
+        grad_text, grad_image = self._split(grad_merged, grad, has_image)
+        text, image = self.pattern.backward(text, image, tuple(probabilities), grad_text, grad_image)
+        grad_qkv = self._turn_back(text, image, grad)
+        grad_normed = grad_qkv @ qkv_weight.to(self.dtype)
+        grad_hidden, norm_grads = _input_grads(grad_normed, kept, weights, grad, self.shift)
+        return grad_hidden, (
+            *norm_grads,
+            _weight_grad(grad_qkv, kept[0], out=torch.empty_like(qkv_weight)),
+            *output_grads,
+        )
+
+    def turned_text(self, saved: tuple[Tensor, ...]) -> Tensor:
+        """Of what `forward` saved: queries, keys and values of the text, (3, B * N, X, H)."""
+        return saved[5]
+
+    def _turn(self, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Queries, keys and values, turned: text (3, B * N, X, H), image (3, B * N, I, H) in the pattern's order."""
+        layout, batch = self.pattern.layout, qkv.shape[0]
+        split = qkv.view(batch, qkv.shape[1], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        text = turned(split[..., : layout.text_len, :], self._text_turn).view(
+            3, batch * self.num_heads, -1, split.shape[-1]
+        )
+        if qkv.shape[1] == layout.text_len:
+            return text, None
+        grid = (layout.grid, layout.grid)
+        image = self.pattern.image_order(split[..., layout.text_len :, :].unflatten(3, grid))
+        turn = self.pattern.image_order(self._image_turn.unflatten(3, grid))
+        return text, turned(image, turn).view(3, batch * self.num_heads, layout.image_len, split.shape[-1])
+
+    def _turn_back(self, text: Tensor, image: Tensor | None, like: Tensor) -> Tensor:
+        """The reverse of `_turn` for gradients: (B * T, 3NH)."""
+        layout, (batch, length, _) = self.pattern.layout, like.shape
+        qkv = text.new_empty(batch, length, 3, self.num_heads, text.shape[-1])
+        split = qkv.permute(2, 0, 3, 1, 4)
+        turned(
+            text.view(3, batch, self.num_heads, layout.text_len, -1),
+            self._text_turn.conj(),
+            out=split[..., : layout.text_len, :],
+        )
+        if image is not None:
+            grid = (layout.grid, layout.grid)
+            turned(
+                image.view(3, batch, self.num_heads, *grid, -1),
+                self.pattern.image_order(self._image_turn.unflatten(3, grid)).conj(),
+                out=self.pattern.image_order(split[..., layout.text_len :, :].unflatten(3, grid)),
+            )
+        return qkv.view(batch * length, -1)
+
+    def _merge(self, text: Tensor, image: Tensor | None, like: Tensor) -> Tensor:
+        """Outputs of all heads side by side: (B * T, NH)."""
+        batch, length, _ = like.shape
+        merged = text.new_empty(batch, length, self.num_heads, text.shape[-1])
+        for part, out in zip(self._parts(merged), (text, image), strict=False):
+            part.copy_(out.view(part.shape))
+        return merged.view(batch * length, -1)
+
+    def _split(self, merged: Tensor, like: Tensor, has_image: bool) -> tuple[Tensor, Tensor | None]:
+        """The reverse of `_merge`."""
+        batch, length, _ = like.shape
+        parts = self._parts(merged.view(batch, length, self.num_heads, -1))
+        text = parts[0].contiguous().view(batch * self.num_heads, self.pattern.layout.text_len, -1)
+        if not has_image:
+            return text, None
+        return text, parts[1].contiguous().view(batch * self.num_heads, self.pattern.layout.image_len, -1)
+
+    def _parts(self, merged: Tensor) -> tuple[Tensor, ...]:
+        """Views of (B, T, N, H): text (B, N, X, H) and, if there, image (B, N, G, G, H) in the pattern's order."""
+        layout = self.pattern.layout
+        heads_first = merged.transpose(1, 2)
+        text = heads_first[:, :, : layout.text_len]
+        if merged.shape[1] == layout.text_len:
+            return (text,)
+        image = heads_first[:, :, layout.text_len :].unflatten(2, (layout.grid, layout.grid))
+        return text, self.pattern.image_order(image)
+
+
+def run_block(block: Block, hidden: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+    """The block's output, differentiable (once) by autograd."""
+    return _BlockFunction.apply(block, hidden, *weights)
+
+
+def run_block_again(block: Block, hidden: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+    """As `run_block`, but only the input is kept, and the block runs anew in backward."""
+    return _CheckpointedBlockFunction.apply(block, hidden, *weights)
+
+
+class _BlockFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block: Block, hidden: Tensor, *weights: Tensor) -> Tensor:
+        out, saved = block.forward(hidden, weights)
+        ctx.block, ctx.count = block, len(saved)
+        ctx.save_for_backward(*saved, *weights)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        tensors = ctx.saved_tensors
+        grad_hidden, grads = ctx.block.backward(grad, tensors[: ctx.count], tensors[ctx.count :])
+        return None, grad_hidden, *grads
+
+
+class _CheckpointedBlockFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block: Block, hidden: Tensor, *weights: Tensor) -> Tensor:
+        ctx.block = block
+        ctx.save_for_backward(hidden, *weights)
+        return block.forward(hidden, weights)[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        hidden, *weights = ctx.saved_tensors
+        _, saved = ctx.block.forward(hidden, tuple(weights))
+        grad_hidden, grads = ctx.block.backward(grad, saved, tuple(weights))
+        return None, grad_hidden, *grads
+
+
+def _norm_and_shift(
+    hidden: Tensor, weight: Tensor, bias: Tensor, shift: Layout | None, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The block's input to its first matrix, (B * T, D), and what `_input_grads` needs: that, input, mean, 1 / std."""
+    normed, mean, inverse = torch.native_layer_norm(hidden, hidden.shape[-1:], weight, bias, NORM_EPS)
+    normed = normed.to(dtype)
+    if shift is not None:
+        normed = shift_tokens(normed, shift)
+    normed = normed.view(-1, hidden.shape[-1])
+    return normed, (normed, hidden, mean, inverse)
+
+
+def _input_grads(
+    grad_normed: Tensor,
+    kept: tuple[Tensor, ...] | list[Tensor],
+    weights: tuple[Tensor, ...],
+    like: Tensor,
+    shift: Layout | None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """From the gradient of `_norm_and_shift`'s output: those for the block's input and for its norm."""
+    _, hidden, mean, inverse = kept
+    grad_normed = grad_normed.view_as(like)
+    if shift is not None:
+        grad_normed = shift_tokens_backward(grad_normed, shift)
+    grad_hidden, *norm_grads = torch.ops.aten.native_layer_norm_backward(
+        grad_normed.to(hidden.dtype),
+        hidden,
+        hidden.shape[-1:],
+        mean,
+        inverse,
+        weights[0],
+        weights[1],
+        [True, True, True],
+    )
+    return grad_hidden, tuple(norm_grads)
+
+
+def _scaled_output(inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    """scale * (inputs @ weight.T + bias), in the weight's type."""
+    scaled_weight = (weight * scale[:, None]).to(inputs.dtype)
+    return torch.addmm((bias * scale).to(inputs.dtype), inputs, scaled_weight.t()).to(weight.dtype)
+
+
+def _output_grads(
+    grad: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for output weight, output bias and layer scale of `_scaled_output`."""
+    scaled_weight = _weight_grad(grad, inputs, out=torch.empty_like(weight))
+    scaled_bias = grad.sum(0, dtype=bias.dtype)
+    grad_scale = (scaled_weight * weight).sum(1) + scaled_bias * bias
+    return scaled_weight * scale[:, None], scaled_bias * scale, grad_scale
+
+
+def _weight_grad(grad: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
+    """grad.T @ inputs, written to `out` in its own type."""
+    if out.dtype == grad.dtype:
+        return torch.mm(grad.t(), inputs, out=out)
+    return out.copy_(grad.t() @ inputs)
+
+
+def turned(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
+    """Adjacent channels (..., H) times complex factors (..., H / 2); contiguous unless `out` is given."""
+    if out is None:
+        out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
+    if channels.dtype in (torch.float32, torch.float64):
+        torch.mul(_as_complex(channels), turn, out=_as_complex(out))
+    else:  # no complex type is as narrow
+        out.copy_(torch.view_as_real(_as_complex(channels.float()) * turn).flatten(-2))
+    return out
+
+
+def _as_complex(channels: Tensor) -> Tensor:
+    return torch.view_as_complex(channels.unflatten(-1, (-1, 2)))

@@ -1,0 +1,363 @@
+"""Image codecs: a picture becomes a grid of codebook entries and comes back.
+
+`SmallCodec` is the project's own VQ model (van den Oord et al. 2017, arXiv:1711.00937), small enough to be trained
+while the demo is prepared. VQ-GAN, the codec of the 2021 run, stands behind the same interface in
+`training.model.vqgan`.
+
+Letters: B pictures, S side in pixels, f pixels a token along a side, G = S / f side of the grid, W width, C width of a
+code, K codebook entries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from training.config import CodecConfig
+from training.errors import BadInput
+
+WEIGHTS_FILE, CONFIG_FILE = "codec.safetensors", "codec.json"
+
+
+class ImageCodec(Protocol):
+    """What every codec does. Both directions run without gradients and do not change the codec."""
+
+    config: CodecConfig
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        """Pictures (B, 3, S, S), float in [0, 1], to codes (B, G * G), int64 in [0, K), row by row."""
+        ...
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes (B, G * G) to pictures (B, 3, S, S), float in [0, 1]."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights, by the names under which they are stored."""
+        ...
+
+
+class _Residual(nn.Module):
+    """x + 1x1(GELU(3x3(norm(x)))), (B, W, G, G); the identity at first."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.GroupNorm(1, width)
+        self.look_around = nn.Conv2d(width, width, 3, padding=1)
+        self.mix = nn.Conv2d(width, width, 1)
+        nn.init.zeros_(self.mix.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(F.gelu(self.look_around(self.norm(x))))
+
+
+class SmallCodec(nn.Module):
+    """A convolutional VQ model that computes on the token grid only.
+
+    The decoder draws each patch of f x f pixels as a soft stencil between two colours (as block truncation coding
+    does; Delp and Mitchell 1979), so that an outline learned in one colour serves all of them.
+    """
+
+    WIDTH, CODE_WIDTH, ENCODER_BLOCKS, DECODER_BLOCKS = 64, 8, 2, 3
+
+    def __init__(self, config: CodecConfig):
+        super().__init__()
+        if config.image_size % config.downsampling:
+            raise BadInput(
+                f"codec.image_size is {config.image_size}; it must be a multiple of codec.downsampling, "
+                f"{config.downsampling}."
+            )
+        self.config = config
+        f, width = config.downsampling, self.WIDTH
+        self.encoder = nn.Sequential(
+            nn.Conv2d(3 * f * f, width, 1),
+            *(_Residual(width) for _ in range(self.ENCODER_BLOCKS)),
+            nn.GroupNorm(1, width),
+            nn.Conv2d(width, self.CODE_WIDTH, 1),
+        )
+        self.register_buffer("codebook", torch.randn(config.codebook_size, self.CODE_WIDTH))
+        self.decoder = nn.Sequential(
+            nn.Conv2d(self.CODE_WIDTH, width, 1),
+            *(_Residual(width) for _ in range(self.DECODER_BLOCKS)),
+            nn.GroupNorm(1, width),
+            nn.Conv2d(width, f * f + 6, 1),
+        )
+
+    @property
+    def grid(self) -> int:
+        """G, tokens along a side."""
+        return self.config.image_size // self.config.downsampling
+
+    @torch.inference_mode()
+    def encode(self, pictures: Tensor) -> Tensor:
+        """See `ImageCodec.encode`."""
+        patches = F.pixel_unshuffle(2 * pictures - 1, self.config.downsampling)
+        vectors = self.encoder(patches).permute(0, 2, 3, 1)
+        return self.nearest(vectors.reshape(-1, self.CODE_WIDTH)).view(len(pictures), -1)
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        """See `ImageCodec.decode`."""
+        vectors = self.codebook[codes].view(len(codes), self.grid, self.grid, self.CODE_WIDTH)
+        return F.pixel_shuffle(self.paint(vectors.permute(0, 3, 1, 2)).flatten(1, 2), self.config.downsampling)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `ImageCodec.tensors`."""
+        return {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+
+    def nearest(self, vectors: Tensor) -> Tensor:
+        """The nearest codebook entries (n,) of vectors (n, C)."""
+        return torch.cdist(vectors, self.codebook).argmin(dim=1)
+
+    def paint(self, vectors: Tensor) -> Tensor:
+        """Patches (B, 3, f * f, G, G) in [0, 1] from code vectors (B, C, G, G)."""
+        pixels = self.config.downsampling**2
+        features = torch.sigmoid(2 * self.decoder(vectors))
+        stencil = features[:, None, :pixels]
+        colours = features[:, pixels:, None]
+        return torch.lerp(colours[:, :3], colours[:, 3:], stencil)
+
+
+class _CodebookTrainer:
+    """Keeps the codebook at the running means of what falls to each entry, and moves entries that nobody uses.
+
+    Args:
+        codec: Its codebook is changed in place.
+        generator: Chooses first and moved entries.
+    """
+
+    DECAY, DEAD_AFTER_STEPS = 0.97, 20
+
+    def __init__(self, codec: SmallCodec, generator: torch.Generator):
+        self.codec = codec
+        self.generator = generator
+        self.counts = torch.ones(len(codec.codebook))
+        self.sums = codec.codebook.clone()
+        self.idle_steps = torch.zeros(len(codec.codebook))
+
+    def start(self, vectors: Tensor) -> None:
+        """Begins with k-means++ and ten rounds of k-means over vectors (n, C)."""
+        entries = len(self.codec.codebook)
+        centres = vectors[torch.randint(len(vectors), (1,), generator=self.generator)]
+        distances = (vectors - centres).square().sum(1)
+        for _ in range(entries - 1):
+            chosen = vectors[torch.multinomial(distances + 1e-9, 1, generator=self.generator)]
+            centres = torch.cat([centres, chosen])
+            distances = torch.minimum(distances, (vectors - chosen).square().sum(1))
+        for _ in range(10):
+            owners = torch.cdist(vectors, centres).argmin(1)
+            counts = torch.bincount(owners, minlength=entries)[:, None]
+            means = torch.zeros_like(centres).index_add_(0, owners, vectors) / counts.clamp(min=1)
+            centres = torch.where(counts > 0, means, centres)
+        self._move(slice(None), centres)
+
+    def update(self, vectors: Tensor, codes: Tensor) -> None:
+        """One step with vectors (n, C) that fell to codes (n,)."""
+        used = torch.bincount(codes, minlength=len(self.counts)).float()
+        self.counts.lerp_(used, 1 - self.DECAY)
+        self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, codes, vectors), 1 - self.DECAY)
+        self.codec.codebook.copy_(self.sums / self.counts.clamp(min=1e-3)[:, None])
+        self.idle_steps = torch.where(used > 0, 0, self.idle_steps + 1)
+        dead = self.idle_steps > self.DEAD_AFTER_STEPS
+        if dead.any():
+            errors = (vectors - self.codec.codebook[codes]).square().sum(1)
+            self._move(dead, vectors[torch.multinomial(errors + 1e-9, int(dead.sum()), generator=self.generator)])
+
+    def _move(self, which: Tensor | slice, places: Tensor) -> None:
+        self.codec.codebook[which] = places
+        self.sums[which] = places
+        self.counts[which] = 1.0
+        self.idle_steps[which] = 0
+
+
+def train_small_codec(
+    pictures: Tensor,
+    config: CodecConfig,
+    *,
+    steps: int = 1200,
+    batch_size: int = 32,
+    learning_rate: float = 3e-3,
+    seed: int = 0,
+    progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+) -> SmallCodec:
+    """Trains a small codec; the same arguments and number of threads give the same codec.
+
+    The first eighth of the steps trains without quantization; then k-means places the codebook among the vectors at
+    hand, and running means keep it there. A picture's loss is relative to that of its mean colour, so that small
+    things and weak contrasts count, and it is drawn the more often the worse it came back last.
+
+    Args:
+        pictures: uint8, (n, 3, S, S).
+        config: Sizes of the codec.
+        steps: Gradient steps. 1200 of 32 pictures take about a minute on two cores at S = 64.
+        batch_size: Pictures a step.
+        learning_rate: Of AdamW, at its highest.
+        seed: Of the first weights, the batches and the codebook.
+        progress: Called with (steps done, steps, loss).
+
+    Raises:
+        BadInput: If the pictures have another form.
+    """
+    side = config.image_size
+    if pictures.dtype != torch.uint8 or pictures.shape[1:] != (3, side, side) or len(pictures) == 0:
+        raise BadInput(
+            f"Pictures to train a codec have dtype {pictures.dtype} and shape {tuple(pictures.shape)}; "
+            f"give uint8 and (n, 3, {side}, {side}), n at least 1."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        codec = SmallCodec(config)
+    codebook = _CodebookTrainer(codec, generator)
+    optimizer = torch.optim.AdamW(
+        codec.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
+    )
+    patches = F.pixel_unshuffle(pictures, config.downsampling)
+    contrasts = F.pixel_unshuffle(_edge_contrasts(pictures), config.downsampling)
+    flat = _flat_distances(patches, contrasts)
+    free_steps = steps // 8
+    recent: list[Tensor] = []
+    difficulty = torch.ones(len(pictures))
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min((step + 1) / 50, 1 - step / steps + 0.01, 1)
+        chosen = torch.multinomial(difficulty, batch_size, replacement=True, generator=generator)
+        batch = patches[chosen].float() / 255
+        encoded = codec.encoder(2 * batch - 1)
+        vectors = encoded.permute(0, 2, 3, 1).reshape(-1, codec.CODE_WIDTH)
+        commitment = torch.zeros(())
+        if step < free_steps:
+            recent = [*recent[-3:], vectors.detach()]
+        else:
+            if step == free_steps:
+                codebook.start(torch.cat([*recent, vectors.detach()]))
+            with torch.no_grad():
+                codes = codec.nearest(vectors)
+                quantized = codec.codebook[codes]
+                codebook.update(vectors.detach(), codes)
+            commitment = F.mse_loss(vectors, quantized)
+            straight_through = vectors + (quantized - vectors).detach()
+            encoded = straight_through.view(batch_size, codec.grid, codec.grid, -1).permute(0, 3, 1, 2)
+        losses = _distance(codec.paint(encoded).flatten(1, 2), batch, contrasts[chosen]) / flat[chosen]
+        difficulty[chosen] = losses.detach().square().clamp(min=1e-8)
+        loss = losses.mean() + commitment
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        progress(step + 1, steps, loss.item())
+    return codec.eval().requires_grad_(False)
+
+
+def _distance(painted: Tensor, patches: Tensor, contrasts: Tensor) -> Tensor:
+    """How far painted patches (B, 3 * f * f, G, G) are from the true ones; edges weigh up to 7 times as much, (B,)."""
+    difference = (painted - patches).unflatten(1, (3, -1))
+    weights = 1 + 6 / 255 * contrasts.float()
+    return ((0.5 * difference.abs() + 2 * difference.square()).mean(1) * weights).mean((1, 2, 3))
+
+
+def _flat_distances(patches: Tensor, contrasts: Tensor) -> Tensor:
+    """The distance of each picture from its mean colour, at least a tenth of the average picture's, (n,)."""
+    distances = []
+    for part, contrast in zip(patches.split(64), contrasts.split(64), strict=True):
+        true = part.float() / 255
+        mean = (
+            true.unflatten(1, (3, -1)).mean((2, 3, 4), keepdim=True).expand(-1, -1, true.shape[1] // 3, *true.shape[2:])
+        )
+        distances.append(_distance(mean.flatten(1, 2), true, contrast))
+    joined = torch.cat(distances)
+    return joined.clamp(min=float(joined.mean()) / 10 + 1e-6)
+
+
+def _edge_contrasts(pictures: Tensor) -> Tensor:
+    """Largest difference of each pixel to its four neighbours in any channel, uint8 (n, 1, S, S)."""
+    contrasts = torch.zeros_like(pictures[:, :1])
+    for contrast, part in zip(contrasts.split(64), pictures.split(64), strict=True):
+        wide = part.short()
+        for axis in (2, 3):
+            size = part.shape[axis] - 1
+            steps = (wide.narrow(axis, 1, size) - wide.narrow(axis, 0, size)).abs().amax(1, keepdim=True).byte()
+            for start in (0, 1):
+                beside = contrast.narrow(axis, start, size)
+                torch.maximum(beside, steps, out=beside)
+    return contrasts
+
+
+def save_codec(codec: ImageCodec, folder: Path) -> str:
+    """Writes `codec.safetensors` and `codec.json` (kind, config, digest) into a folder; each whole or not at all.
+
+    Returns:
+        The digest: SHA-256 of the weights file, hex.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = safetensors.torch.save(codec.tensors())
+    digest = hashlib.sha256(weights).hexdigest()
+    described = {"kind": codec.config.kind, "config": codec.config.model_dump(exclude={"weights"}), "digest": digest}
+    _write(folder / WEIGHTS_FILE, weights)
+    _write(folder / CONFIG_FILE, json.dumps(described, indent=2).encode() + b"\n")
+    return digest
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:
+    """The codec in a folder, or a published VQ-GAN.
+
+    Args:
+        source: A folder that `save_codec` wrote, or the path of a file in it; for VQ-GAN also a checkpoint of
+            taming-transformers (`.safetensors`, `.pt` or `.ckpt`).
+        config: What the run's recipe says; its sizes must be the codec's.
+
+    Raises:
+        BadInput: If files are missing, broken or of another codec than the recipe's.
+    """
+    source = Path(source)
+    folder = source.parent if source.name in (WEIGHTS_FILE, CONFIG_FILE) else source
+    if config.kind == "vqgan" and source.is_file() and not (folder / CONFIG_FILE).is_file():
+        return _vqgan().load_vqgan(source, config)
+    try:
+        described = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        weights = (folder / WEIGHTS_FILE).read_bytes()
+        sizes, digest = described["config"], described["digest"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"No codec can be read from {source}: {error}. Run `python -m training prepare` first."
+        ) from None
+    expected = config.model_dump(exclude={"weights"})
+    if sizes != expected:
+        raise BadInput(
+            f"The codec in {folder} has {sizes}, the recipe says {expected}. Prepare the shards with this recipe."
+        )
+    if hashlib.sha256(weights).hexdigest() != digest:
+        raise BadInput(
+            f"{folder / WEIGHTS_FILE} is not what {CONFIG_FILE} describes (SHA-256). Fetch or prepare it again."
+        )
+    try:
+        tensors = safetensors.torch.load(weights)
+        if config.kind == "vqgan":
+            return _vqgan().VqGan.from_tensors(tensors, config)
+        codec = SmallCodec(config)
+        codec.load_state_dict(tensors)
+    except (RuntimeError, SafetensorError) as error:
+        raise BadInput(f"{folder / WEIGHTS_FILE} holds other weights than a small codec's: {error}.") from None
+    return codec.eval().requires_grad_(False)
+
+
+def _vqgan() -> ModuleType:
+    """The module of VQ-GAN, imported only by those who use it."""
+    return importlib.import_module("training.model.vqgan")

@@ -1,0 +1,150 @@
+"""State dictionaries of dalle-pytorch (1.6.6 and the 2021 run's fork of it) to ours, and back.
+
+dalle-pytorch repeats a shared matrix under the name of every layer that uses it; ours has it once. Its names say
+through how many wrappers a module is reached, which differs between versions: they are read without those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from training.config import ModelConfig
+from training.errors import BadInput
+from training.model.rotary import rotary_angles
+from training.model.transformer import TextToImageTransformer
+
+_ANGLES = "transformer.pos_emb"
+_OUTPUT = {
+    "to_logits.0.weight": "final_norm.weight",
+    "to_logits.0.bias": "final_norm.bias",
+    "to_logits.1.weight": "output.weight",
+    "to_logits.1.bias": "output.bias",
+}
+_TIED_COPIES = {
+    f"{part}_emb.linear.{name}": f"output.{name}" for part in ("text", "image") for name in ("weight", "bias")
+}
+_UNTIED = {"text_emb.weight": "text_embedding.weight", "image_emb.weight": "image_embedding.weight"}
+_LEARNED_POSITIONS = {
+    "text_pos_emb.weight": "text_positions",
+    "image_pos_emb.weights_0": "row_positions",
+    "image_pos_emb.weights_1": "column_positions",
+}
+_OWN = {"scale": "scale", "norm.weight": "norm.weight", "norm.bias": "norm.bias"}
+_SHARED_ATTENTION = {"to_qkv.weight": "qkv.weight", "to_out.0.weight": "out.weight", "to_out.0.bias": "out.bias"}
+_SHARED_FEED_FORWARD = {
+    "net.0.weight": "inner.weight",
+    "net.0.bias": "inner.bias",
+    "net.3.weight": "out.weight",
+    "net.3.bias": "out.bias",
+}
+_LAYER_NAME = re.compile(
+    r"transformer\.layers\.(?:blocks\.(?P<block>\d+)\.(?P<fg>[fg])\.net|layers\.(?P<layer>\d+)\.(?P<number>[01]))"
+    r"\.(?:fn\.)*(?P<rest>.+)"
+)
+
+
+def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransformer) -> dict[str, Tensor]:
+    """Our state dictionary from dalle-pytorch's.
+
+    The weights of its VAE (`vae.`) and its table of rotary angles are passed over: ours are computed. Names may have a
+    prefix such as `module.`.
+
+    Args:
+        state: dalle-pytorch's, for the same sizes and the same kind of stack (reversible or not).
+        model: A model of the recipe; only its names and shapes are read, so it may be on the meta device.
+
+    Raises:
+        BadInput: If a name is unknown or missing, a shape differs, or layers that share in the recipe do not share
+            in `state`.
+    """
+    ours = model.state_dict()
+    taken: dict[str, Tensor] = {}
+    for name, tensor in _without_prefix(state).items():
+        if name.startswith("vae.") or name == _ANGLES:
+            continue
+        target = _our_name(name, model)
+        if target not in ours:
+            raise BadInput(f"{name} has no place in the model of this recipe; use the recipe that it was trained with.")
+        shaped = tensor.reshape(ours[target].shape) if tensor.numel() == ours[target].numel() else tensor
+        if shaped.shape != ours[target].shape:
+            raise BadInput(f"{name} is {tuple(tensor.shape)}; this recipe's {target} is {tuple(ours[target].shape)}.")
+        if target in taken and taken[target].data_ptr() != tensor.data_ptr() and not torch.equal(taken[target], shaped):
+            raise BadInput(f"{name} differs from the layers that share {target} in this recipe (shared_groups).")
+        taken.setdefault(target, shaped)
+    missing = sorted(ours.keys() - taken.keys())
+    if missing:
+        raise BadInput(f"{len(missing)} weights are missing, the first is {missing[0]}; is this the right recipe?")
+    return {name: taken[name].contiguous() for name in ours}
+
+
+def to_dalle_pytorch(model: TextToImageTransformer) -> dict[str, Tensor]:
+    """dalle-pytorch 1.6.6's state dictionary of a model; shared weights appear under every name, as there."""
+    config, ours = model.config, model.state_dict()
+    state: dict[str, Tensor] = {}
+    if config.rotary:
+        angles = rotary_angles(model.layout, config.head_dim)
+        state[_ANGLES] = angles.repeat_interleave(2, dim=-1)[None]
+    for layer, group in enumerate(model.group_of_layer):
+        for part, own, shared, names in (
+            (0, "attention_branches", "attention", _SHARED_ATTENTION),
+            (1, "feed_forward_branches", "feed_forward", _SHARED_FEED_FORWARD),
+        ):
+            stem = f"blocks.{layer}.{'fg'[part]}.net" if config.reversible else f"layers.{layer}.{part}"
+            wrappers = "fn." * (2 + (part == 0) + 2 * config.shift_tokens)
+            stem = f"transformer.layers.{stem}."
+            state[stem + "scale"] = ours[f"{own}.{layer}.scale"].view(1, 1, -1)
+            state[stem + "fn.norm.weight"] = ours[f"{own}.{layer}.norm.weight"]
+            state[stem + "fn.norm.bias"] = ours[f"{own}.{layer}.norm.bias"]
+            for theirs, name in names.items():
+                state[stem + wrappers + theirs] = ours[f"{shared}.{group}.{name}"]
+    state.update({theirs: ours[name] for theirs, name in _OUTPUT.items()})
+    state.update({theirs: ours[name] for theirs, name in _embedding_names(config).items()})
+    if not config.rotary:
+        width = config.hidden_size
+        state["text_pos_emb.weight"] = ours["text_positions"]
+        state["image_pos_emb.weights_0"] = ours["row_positions"].view(1, -1, 1, width)
+        state["image_pos_emb.weights_1"] = ours["column_positions"].view(1, 1, -1, width)
+    return state
+
+
+def is_dalle_pytorch(state: Mapping[str, Tensor]) -> bool:
+    """Whether these are the names of dalle-pytorch."""
+    return any(name.endswith("to_logits.1.weight") for name in state)
+
+
+def _our_name(name: str, model: TextToImageTransformer) -> str:
+    """Our name for one of dalle-pytorch's, or the name itself where there is none."""
+    config = model.config
+    outer = _OUTPUT | _embedding_names(config) | ({} if config.rotary else _LEARNED_POSITIONS)
+    if name in outer:
+        return outer[name]
+    match = _LAYER_NAME.fullmatch(name)
+    if match is None or (match["block"] is not None) != config.reversible:
+        return name
+    layer = int(match["block"] or match["layer"])
+    if layer >= config.num_layers:
+        return name
+    attention = match["fg"] == "f" or match["number"] == "0"
+    rest = match["rest"]
+    part = "attention" if attention else "feed_forward"
+    if rest in _OWN:
+        return f"{part}_branches.{layer}.{_OWN[rest]}"
+    shared = (_SHARED_ATTENTION if attention else _SHARED_FEED_FORWARD).get(rest)
+    return f"{part}.{model.group_of_layer[layer]}.{shared}" if shared else name
+
+
+def _embedding_names(config: ModelConfig) -> dict[str, str]:
+    return _TIED_COPIES if config.tied_embeddings else _UNTIED
+
+
+def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Cuts what stands before `to_logits` in all names, such as `module.`."""
+    for name in state:
+        prefix, found, _ = name.partition("to_logits.1.weight")
+        if found:
+            return {key.removeprefix(prefix): tensor for key, tensor in state.items()}
+    raise BadInput("No to_logits.1.weight among the names: this is no state dictionary of dalle-pytorch's DALLE.")

@@ -1,0 +1,74 @@
+"""Where a sample's tokens stand: text first, then the square of image tokens; and the token shift between them.
+
+Legend of the model's files: B samples, T tokens, X text tokens with the bos, I image tokens, G side of their square,
+D hidden size, N heads, H head width, F feed-forward width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Order of the tokens: bos, text, then the image row by row."""
+
+    text_len: int
+    """X, text tokens with the bos."""
+    grid: int
+    """G, side of the square of image tokens."""
+
+    @property
+    def image_len(self) -> int:
+        """I, image tokens."""
+        return self.grid**2
+
+    @property
+    def length(self) -> int:
+        """Tokens of the bos, the text and the whole image: one more than a forward pass needs as input."""
+        return self.text_len + self.image_len
+
+
+def shift_tokens(hidden: Tensor, layout: Layout) -> Tensor:
+    """Gives every token some channels of its neighbours; where there is no neighbour, zeros.
+
+    Text takes the first half of its channels from the token before. Image tokens take the first quarter from the
+    token above and the second from the left.
+
+    Args:
+        hidden: (B, T, D) with T = X (text alone) or X + I.
+    """
+    text, grid, quarter, half = _bounds(hidden, layout)
+    shifted = torch.empty_like(hidden)
+    shifted[:, :, half:] = hidden[:, :, half:]
+    shifted[:, 0, :half] = 0
+    shifted[:, 1:text, :half] = hidden[:, : text - 1, :half]
+    if hidden.shape[1] > text:
+        shifted[:, text : text + grid, :quarter] = 0
+        shifted[:, text + grid :, :quarter] = hidden[:, text:-grid, :quarter]
+        shifted[:, text + 1 :, quarter:half] = hidden[:, text:-1, quarter:half]
+        shifted[:, text::grid, quarter:half] = 0
+    return shifted
+
+
+def shift_tokens_backward(grad: Tensor, layout: Layout) -> Tensor:
+    """The gradient of `shift_tokens` for its input, from that for its output."""
+    text, grid, quarter, half = _bounds(grad, layout)
+    back = torch.empty_like(grad)
+    back[:, :, half:] = grad[:, :, half:]
+    back[:, text - 1, :half] = 0
+    back[:, : text - 1, :half] = grad[:, 1:text, :half]
+    if grad.shape[1] > text:
+        back[:, -grid:, :quarter] = 0
+        back[:, text:-grid, :quarter] = grad[:, text + grid :, :quarter]
+        back[:, text:-1, quarter:half] = grad[:, text + 1 :, quarter:half]
+        back[:, text + grid - 1 :: grid, quarter:half] = 0
+    return back
+
+
+def _bounds(hidden: Tensor, layout: Layout) -> tuple[int, int, int, int]:
+    width = hidden.shape[-1]
+    return layout.text_len, layout.grid, width // 4, width // 2

@@ -1,0 +1,352 @@
+"""The text-to-image transformer of the run (paper, section 3.1): the function that dalle-pytorch 1.6.6 computes.
+
+See `training.model.layout` for the legend of shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, cycle, islice
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.config import AttentionType, ModelConfig
+from training.errors import BadInput
+from training.model.attention import AttentionPattern
+from training.model.blocks import NORM_EPS, AttentionBlock, FeedForwardBlock
+from training.model.layout import Layout
+from training.model.reversible import Layer, run_reversible, run_sequential
+from training.model.rotary import rotary_angles, rotation_table
+
+ACTIVATION_BUDGET_BYTES = 256 << 20
+"""Reversible layers may keep activations of this size at first; see `activation_budget_bytes`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """Mean losses of a micro-batch, in nats a token; scalars that can be differentiated."""
+
+    loss: Tensor
+    """(text_loss + w * image_loss) / (1 + w) with w = `image_loss_weight`."""
+    text_loss: Tensor
+    """Cross entropy of the text tokens, padding included."""
+    image_loss: Tensor
+    """Cross entropy of the image tokens."""
+
+
+def initial_layer_scale(layer: int) -> float:
+    """First value of the layer scales (Touvron et al. 2021, CaiT, table 1) of the layer with this index from 0."""
+    return 0.1 if layer < 18 else 1e-5 if layer < 24 else 1e-6
+
+
+class SharedAttention(nn.Module):
+    """The matrices of attention that all layers of a group share."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        inner_size = config.num_heads * config.head_dim
+        self.qkv = nn.Linear(config.hidden_size, 3 * inner_size, bias=False)
+        self.out = nn.Linear(inner_size, config.hidden_size)
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """In the order of `AttentionBlock`, between norm and scale."""
+        return self.qkv.weight, self.out.weight, self.out.bias
+
+
+class SharedFeedForward(nn.Module):
+    """The matrices of the feed-forward that all layers of a group share."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        inner_size = config.hidden_size * config.feed_forward_multiplier
+        self.inner = nn.Linear(config.hidden_size, 2 * inner_size)
+        self.out = nn.Linear(inner_size, config.hidden_size)
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """In the order of `FeedForwardBlock`, between norm and scale."""
+        return self.inner.weight, self.inner.bias, self.out.weight, self.out.bias
+
+
+class Branch(nn.Module):
+    """What each layer has of its own around a shared block: the norm before it and the scale behind it."""
+
+    def __init__(self, hidden_size: int, scale: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden_size, eps=NORM_EPS)
+        self.scale = nn.Parameter(torch.full((hidden_size,), scale))
+
+    def weights(self, shared: SharedAttention | SharedFeedForward) -> tuple[Tensor, ...]:
+        """The weights of one block, in its order."""
+        return self.norm.weight, self.norm.bias, *shared.weights(), self.scale
+
+
+class TextToImageTransformer(nn.Module):
+    """Predicts the codes of an image, one by one, from a caption.
+
+    Every weight that layers share is one parameter, so that `parameters()` are the unique ones. Build it with
+    `build_model`.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        _check(config)
+        self.config = config
+        self.layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
+        self.activation_budget_bytes = ACTIVATION_BUDGET_BYTES if config.reversible else None
+        """Backward needs activations: those of the last layers are kept while they fit this, which saves a fourth of a
+        layer's time; the others are computed again, in reversible layers from their outputs, else from their inputs,
+        which are kept (activation checkpointing). None keeps all, 0 none."""
+        self.attention_kinds: tuple[AttentionType, ...] = (
+            *islice(cycle(config.attention_cycle), config.num_layers - 1),
+            config.last_attention,
+        )
+        self.group_of_layer = _groups(config)
+        """For each layer, the index of the shared matrices that it uses."""
+        groups = max(self.group_of_layer) + 1
+        width, layers = config.hidden_size, range(config.num_layers)
+        self.attention = nn.ModuleList(SharedAttention(config) for _ in range(groups))
+        self.feed_forward = nn.ModuleList(SharedFeedForward(config) for _ in range(groups))
+        self.attention_branches = nn.ModuleList(Branch(width, initial_layer_scale(layer)) for layer in layers)
+        self.feed_forward_branches = nn.ModuleList(Branch(width, initial_layer_scale(layer)) for layer in layers)
+        self.final_norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.output = nn.Linear(width, self.text_rows + config.image_vocab_size)
+        if not config.tied_embeddings:
+            self.text_embedding = nn.Embedding(self.text_rows, width)
+            self.image_embedding = nn.Embedding(config.image_vocab_size, width)
+        if not config.rotary:
+            self.text_positions = nn.Parameter(torch.randn(self.layout.text_len, width))
+            self.row_positions = nn.Parameter(torch.randn(config.image_grid, width))
+            self.column_positions = nn.Parameter(torch.randn(config.image_grid, width))
+        self._patterns: dict[tuple, dict[AttentionType, AttentionPattern]] = {}
+        self._rotations: dict[tuple, Tensor] = {}
+
+    @property
+    def text_rows(self) -> int:
+        """Vocabulary rows of text: the tokenizer's ids, then one padding id for each position."""
+        return self.config.text_vocab_size + self.config.text_seq_len
+
+    def forward(self, text: Tensor, codes: Tensor) -> Losses:
+        """Losses of a micro-batch.
+
+        Args:
+            text: Token ids (B, text_seq_len), 0 is padding.
+            codes: Image codes (B, I), row by row.
+
+        Raises:
+            BadInput: If a shape is not the recipe's.
+        """
+        config = self.config
+        labels = self.text_ids(text)
+        hidden = self.final_norm(self.hidden_states(text, codes))
+        text_loss = functional.cross_entropy(
+            self.text_logits(hidden[:, : config.text_seq_len]).flatten(0, 1), labels.flatten()
+        )
+        image_loss = functional.cross_entropy(
+            self.image_logits(hidden[:, config.text_seq_len : -1]).flatten(0, 1), codes.flatten()
+        )
+        weight = config.image_loss_weight
+        return Losses(loss=(text_loss + weight * image_loss) / (1 + weight), text_loss=text_loss, image_loss=image_loss)
+
+    def logits(self, text: Tensor, codes: Tensor) -> Tensor:
+        """Logits (B, text_seq_len + I, V) of each next token, text rows before image rows.
+
+        Text positions cannot predict image codes nor the other way round: those logits are `-finfo.max`.
+        """
+        hidden = self.final_norm(self.hidden_states(text, codes))[:, :-1]
+        split = self.config.text_seq_len
+        logits = hidden.new_full((*hidden.shape[:2], self.output.out_features), -torch.finfo(hidden.dtype).max)
+        logits[:, :split, : self.text_rows] = self.text_logits(hidden[:, :split])
+        logits[:, split:, self.text_rows :] = self.image_logits(hidden[:, split:])
+        return logits
+
+    def hidden_states(self, text: Tensor, codes: Tensor | None) -> Tensor:
+        """The stream behind the last layer, before the final norm.
+
+        Args:
+            text: Token ids (B, text_seq_len).
+            codes: Image codes (B, I), or None for the text alone.
+
+        Returns:
+            (B, X + I, D) or (B, X, D): bos, text, image. Its last position predicts nothing when the image is whole.
+        """
+        self._check_input(text, codes)
+        hidden = self.embed(text, codes)
+        layers, weights = self.layers(text, self._compute_dtype())
+        stored_layers = self._stored_layers(text.shape[0])
+        run = run_reversible if self.config.reversible else run_sequential
+        with torch.autocast(hidden.device.type, enabled=False):  # blocks see to their types themselves
+            return run(hidden.to(self.final_norm.weight.dtype), layers, weights, stored_layers=stored_layers)
+
+    def activation_bytes(self, micro_batch_size: int) -> list[int]:
+        """Bytes that each layer keeps for backward, if its activations are kept.
+
+        Args:
+            micro_batch_size: B.
+        """
+        config, length, dtype = self.config, self.layout.length, self._compute_dtype()
+        inner, feed_forward = config.num_heads * config.head_dim, config.hidden_size * config.feed_forward_multiplier
+        streams = length * (2 * config.hidden_size + 4)
+        computed = length * (2 * config.hidden_size + 4 * inner + 4 * feed_forward)
+        patterns = self.patterns(dtype)
+        return [
+            micro_batch_size
+            * (
+                streams * self.final_norm.weight.element_size()
+                + (computed + config.num_heads * patterns[kind].score_count) * dtype.itemsize
+            )
+            for kind in self.attention_kinds
+        ]
+
+    def text_ids(self, text: Tensor) -> Tensor:
+        """Vocabulary ids of the text: padding at position i becomes id text_vocab_size + i."""
+        positions = torch.arange(text.shape[1], device=text.device) + self.config.text_vocab_size
+        return torch.where(text == 0, positions, text)
+
+    def embed(self, text: Tensor, codes: Tensor | None) -> Tensor:
+        """Input of the first layer: bos (id 0), text and codes embedded."""
+        text_table, image_table = self._embedding_tables()
+        hidden = functional.embedding(functional.pad(self.text_ids(text), (1, 0)), text_table)
+        if not self.config.rotary:
+            hidden = hidden + self.text_positions
+        if codes is None:
+            return hidden
+        return torch.cat([hidden, self.embed_codes(codes, image_table)], dim=1)
+
+    def embed_codes(self, codes: Tensor, table: Tensor | None = None, start: int = 0) -> Tensor:
+        """Embeddings (B, n, D) of codes (B, n) that stand at `start` and after it in the image."""
+        hidden = functional.embedding(codes, self._embedding_tables()[1] if table is None else table)
+        if not self.config.rotary:
+            positions = (self.row_positions[:, None] + self.column_positions).flatten(0, 1)
+            hidden = hidden + positions[start : start + codes.shape[1]]
+        return hidden
+
+    def text_logits(self, normed: Tensor) -> Tensor:
+        """Logits (..., text_rows) of the next text token."""
+        return functional.linear(normed, self.output.weight[: self.text_rows], self.output.bias[: self.text_rows])
+
+    def image_logits(self, normed: Tensor) -> Tensor:
+        """Logits (..., image_vocab_size) of the next image code."""
+        return functional.linear(normed, self.output.weight[self.text_rows :], self.output.bias[self.text_rows :])
+
+    def layers(self, text: Tensor, dtype: torch.dtype) -> tuple[list[Layer], list[Tensor]]:
+        """The layers as the stacks run them, and every weight once.
+
+        Args:
+            text: Token ids (B, text_seq_len).
+            dtype: In which blocks compute.
+        """
+        shift = self.layout if self.config.shift_tokens else None
+        patterns, rotation = self.patterns(dtype), self.rotation()
+        bias = self._text_key_bias(text, dtype)
+        weights: list[Tensor] = []
+        index_of: dict[int, int] = {}
+
+        def indices(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+            for tensor in tensors:
+                if id(tensor) not in index_of:
+                    index_of[id(tensor)] = len(weights)
+                    weights.append(tensor)
+            return tuple(index_of[id(tensor)] for tensor in tensors)
+
+        feed_forward = FeedForwardBlock(shift, dtype)
+        attention = {
+            kind: AttentionBlock(pattern, shift, rotation, self.config.num_heads, bias, dtype)
+            for kind, pattern in patterns.items()
+        }
+        layers = [
+            Layer(
+                attention[kind],
+                indices(self.attention_branches[layer].weights(self.attention[group])),
+                feed_forward,
+                indices(self.feed_forward_branches[layer].weights(self.feed_forward[group])),
+            )
+            for layer, (kind, group) in enumerate(zip(self.attention_kinds, self.group_of_layer, strict=True))
+        ]
+        return layers, weights
+
+    def patterns(self, dtype: torch.dtype) -> dict[AttentionType, AttentionPattern]:
+        """The attention masks in use, on the weights' device."""
+        reference = self.final_norm.weight.new_empty((), dtype=dtype)
+        key = (reference.device, dtype)
+        if key not in self._patterns:
+            self._patterns[key] = {
+                kind: AttentionPattern(kind, self.layout, self.config.conv_kernel_size, reference)
+                for kind in set(self.attention_kinds)
+            }
+        return self._patterns[key]
+
+    def rotation(self) -> Tensor:
+        """See `rotation_table`; on the device and in the type of the weights."""
+        reference = self.final_norm.weight
+        key = (reference.device, reference.dtype)
+        if key not in self._rotations:
+            angles = rotary_angles(self.layout, self.config.head_dim) if self.config.rotary else None
+            table = rotation_table(angles, self.layout, self.config.head_dim, reference.dtype)
+            self._rotations[key] = table.to(reference.device)
+        return self._rotations[key]
+
+    def _embedding_tables(self) -> tuple[Tensor, Tensor]:
+        if self.config.tied_embeddings:
+            return self.output.weight[: self.text_rows], self.output.weight[self.text_rows :]
+        return self.text_embedding.weight, self.image_embedding.weight
+
+    def _stored_layers(self, micro_batch_size: int) -> int:
+        """How many layers, counted from the last, fit the budget with their activations."""
+        if self.activation_budget_bytes is None:
+            return self.config.num_layers
+        totals = accumulate(reversed(self.activation_bytes(micro_batch_size)))
+        return sum(total <= self.activation_budget_bytes for total in totals)
+
+    def _compute_dtype(self) -> torch.dtype:
+        """The weights' type, or a lower one under autocast."""
+        reference = self.final_norm.weight
+        if reference.device.type != "meta" and torch.is_autocast_enabled(reference.device.type):
+            return torch.get_autocast_dtype(reference.device.type)
+        return reference.dtype
+
+    def _text_key_bias(self, text: Tensor, dtype: torch.dtype) -> Tensor | None:
+        if not self.config.text_padding_mask:
+            return None
+        padding = functional.pad(text == 0, (1, 0))
+        bias = torch.zeros(padding.shape, device=text.device, dtype=dtype)
+        return bias.masked_fill_(padding, float("-inf")).repeat_interleave(self.config.num_heads, dim=0)[:, None]
+
+    def _check_input(self, text: Tensor, codes: Tensor | None) -> None:
+        config = self.config
+        if text.dim() != 2 or text.shape[1] != config.text_seq_len:
+            raise BadInput(f"Text of shape {tuple(text.shape)}; the model takes (B, {config.text_seq_len}).")
+        if codes is not None and codes.shape != (text.shape[0], config.image_seq_len):
+            raise BadInput(
+                f"Codes of shape {tuple(codes.shape)}; with this text the model takes "
+                f"({text.shape[0]}, {config.image_seq_len})."
+            )
+
+
+def build_model(config: ModelConfig, seed: int) -> TextToImageTransformer:
+    """The model with first weights that depend on the seed alone; the global random state is left as it was.
+
+    Matrices and biases are uniform within +-1 / sqrt(inputs), norms 1 and 0, as in dalle-pytorch 1.6.6.
+
+    Raises:
+        BadInput: If sizes do not fit each other.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return TextToImageTransformer(config)
+
+
+def _groups(config: ModelConfig) -> list[int]:
+    """Layers repeat the shared groups in turn; the last has a group of its own."""
+    last = config.num_layers - 1
+    if config.shared_groups is None:
+        return list(range(config.num_layers))
+    return [layer % config.shared_groups for layer in range(last)] + [min(config.shared_groups, last)]
+
+
+def _check(config: ModelConfig) -> None:
+    if config.hidden_size % 4:
+        raise BadInput(f"model.hidden_size is {config.hidden_size}; the token shift needs a multiple of 4.")
+    if config.head_dim % 2 or config.head_dim < 6:
+        raise BadInput(f"model.head_dim is {config.head_dim}; rotary embeddings need an even number of at least 6.")

@@ -1,0 +1,1 @@
+"""The optimizer of the run: LAMB with 8-bit moments on the host, and its learning-rate schedule."""

@@ -1,0 +1,330 @@
+"""LAMB with moments in 8 bit: large batches, little host memory.
+
+One update of a tensor w with gradient g, in the order of the code below:
+
+    g   <- g * min(1, max_grad_norm / |all g|)            clip to a global norm
+    m   <- beta1 m + (1 - beta1) g                        moments
+    v   <- beta2 v + (1 - beta2) g^2
+    u   =  m / (sqrt(v) + eps) + weight_decay w           direction (moments corrected for their start, if asked)
+    w   <- w - lr * (min(|w|, trust_clamp) / |u|) * u     trust ratio; 1 if either norm is 0
+
+Sources: You et al. 2020, arXiv:1904.00962, algorithm 2 (LAMB); Dettmers et al. 2021, arXiv:2110.02861 (8-bit moments).
+The 2021 run differs from the paper's LAMB as the defaults here do: no bias correction, clipping before the update.
+bitsandbytes' class of that name applies no trust ratio on a CPU, therefore it is not used.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from training.config import OptimizerConfig
+from training.errors import BadInput
+from training.optim import blockwise
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_VALUES = 65_536
+"""Values that are worked on at once: four float32 buffers of this size stay in a core's second-level cache."""
+
+
+class Lamb8bit(torch.optim.Optimizer):
+    """LAMB whose moments are stored block-wise in 8 bit.
+
+    The state is made when the optimizer is made: 2 bytes a parameter and 8 bytes a block, or 8 bytes a parameter
+    for small tensors. Temporary memory is four buffers of one chunk, whatever the size of the tensors.
+    A step whose gradients are not all finite changes nothing and is counted in `skipped_steps`.
+
+    Args:
+        params: Parameters or groups of them, float32 and contiguous; `parameter_groups` makes the usual two.
+        lr: Learning rate.
+        betas: Decay of the first and the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Decoupled decay, part of the direction.
+        max_grad_norm: The gradients of all groups together are clipped to this norm; `inf` leaves them.
+        bias_correction: Whether moments are corrected for their zero start.
+        trust_clamp: The weight norm in the trust ratio is at most this.
+        block_size: Values that share one 8-bit scale.
+        min_8bit_size: Tensors with fewer values keep 32-bit moments; `sys.maxsize` keeps all in 32 bit.
+        overwrite_gradients: Use the gradients' memory for the direction, which saves a second computation of it.
+            Right where gradients are written anew for each step, as by hivemind's averager.
+
+    Raises:
+        BadInput: If a parameter is not float32 or not contiguous, or a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.96),
+        eps: float = 1e-6,
+        weight_decay: float = 0.045,
+        max_grad_norm: float = 4.0,
+        bias_correction: bool = False,
+        trust_clamp: float = 10_000.0,
+        block_size: int = 4096,
+        min_8bit_size: int = 65_536,
+        overwrite_gradients: bool = False,
+    ):
+        if not (lr >= 0 and eps > 0 and weight_decay >= 0 and max_grad_norm > 0 and trust_clamp > 0):
+            raise BadInput(
+                f"LAMB needs lr and weight_decay >= 0, eps, max_grad_norm and trust_clamp > 0; got lr={lr}, "
+                f"weight_decay={weight_decay}, eps={eps}, max_grad_norm={max_grad_norm}, trust_clamp={trust_clamp}."
+            )
+        if not all(0 <= beta < 1 for beta in betas):
+            raise BadInput(f"LAMB needs both betas in [0, 1); got {betas}.")
+        if not 1 <= block_size <= _CHUNK_VALUES:
+            raise BadInput(f"block_size must lie between 1 and {_CHUNK_VALUES}; got {block_size}.")
+        self.max_grad_norm, self.block_size, self.min_8bit_size = max_grad_norm, block_size, min_8bit_size
+        self.overwrite_gradients = overwrite_gradients
+        self.skipped_steps = 0
+        super().__init__(
+            params,
+            dict(
+                lr=lr,
+                betas=betas,
+                eps=eps,
+                weight_decay=weight_decay,
+                bias_correction=bias_correction,
+                trust_clamp=trust_clamp,
+            ),
+        )
+        for parameter in self._parameters():
+            if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+                raise BadInput(
+                    f"LAMB updates contiguous float32 parameters; got {parameter.dtype} of shape "
+                    f"{tuple(parameter.shape)}. Keep float32 copies of the weights on the host (offloading does)."
+                )
+            self.state[parameter] = self._zero_state(parameter)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for group in self.param_groups:
+            yield from group["params"]
+
+    def _zero_state(self, parameter: Tensor) -> dict:
+        size, device = parameter.numel(), parameter.device
+        if size < self.min_8bit_size:
+            zeros = {moment: torch.zeros(size, device=device) for moment in ("moment1", "moment2")}
+            return {"step": 0, **zeros}
+        blocks = blockwise.block_count(size, self.block_size)
+        state: dict = {"step": 0}
+        for moment, signed in (("moment1", True), ("moment2", False)):
+            zero = int((blockwise.codebook(signed).values == 0).nonzero())
+            state[moment] = torch.full((size,), zero, dtype=torch.uint8, device=device)
+            state[f"{moment}_scales"] = torch.zeros(blocks, device=device)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Updates all parameters that have gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        clip = self._clip_factor()
+        if not math.isfinite(clip):
+            self.skipped_steps += 1
+            logger.warning("The gradients are not finite; this update is skipped.")
+            return loss
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group, clip)
+        return loss
+
+    def _clip_factor(self) -> float:
+        """Factor for all gradients that brings their common norm to `max_grad_norm`; not finite if they are not."""
+        squares = sum(float(torch.linalg.vector_norm(p.grad)) ** 2 for p in self._parameters() if p.grad is not None)
+        norm = math.sqrt(squares) if math.isfinite(squares) else math.nan
+        return 1.0 if norm <= self.max_grad_norm else self.max_grad_norm / norm
+
+    def _update(self, parameter: Tensor, group: dict, clip: float) -> None:
+        state = self.state[parameter]
+        state["step"] += 1
+        weights, gradient = parameter.view(-1), parameter.grad.contiguous().view(-1)
+        chunk_values = _CHUNK_VALUES // self.block_size * self.block_size
+        chunks = [slice(start, start + chunk_values) for start in range(0, weights.numel(), chunk_values)]
+        buffers = torch.empty(3, min(chunk_values, weights.numel()), device=weights.device)
+
+        def direction_of(chunk: slice, *, keep: bool) -> Tensor:
+            out = gradient[chunk] if keep and self.overwrite_gradients else buffers[0, : weights[chunk].numel()]
+            torch.mul(gradient[chunk], clip, out=out)
+            return self._direction(out, weights[chunk], chunk, state, group, buffers[1:], keep=keep)
+
+        weight_squares = direction_squares = 0.0
+        for chunk in chunks:
+            direction = direction_of(chunk, keep=self.overwrite_gradients)
+            weight_squares += float(weights[chunk].dot(weights[chunk]))
+            direction_squares += float(direction.dot(direction))
+        ratio = trust_ratio(math.sqrt(weight_squares), math.sqrt(direction_squares), clamp=group["trust_clamp"])
+        for chunk in chunks:
+            direction = gradient[chunk] if self.overwrite_gradients else direction_of(chunk, keep=True)
+            weights[chunk].sub_(direction, alpha=group["lr"] * ratio)
+
+    def _direction(
+        self, gradient: Tensor, weights: Tensor, chunk: slice, state: dict, group: dict, buffers: Tensor, *, keep: bool
+    ) -> Tensor:
+        """Turns a chunk of the clipped gradient into the direction, in place; stores the new moments if `keep`."""
+        (beta1, beta2), step = group["betas"], state["step"]
+        moment1, moment2 = buffers[:, : gradient.numel()]
+
+        self._read(state, "moment1", chunk, moment1)
+        self._read(state, "moment2", chunk, moment2)
+        moment1.lerp_(gradient, 1 - beta1)
+        moment2.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+
+        correction1, correction2 = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
+        torch.sqrt(moment2, out=gradient)
+        gradient.mul_(correction1 / math.sqrt(correction2)).add_(group["eps"] * correction1)
+        torch.div(moment1, gradient, out=gradient)
+        if group["weight_decay"]:
+            gradient.add_(weights, alpha=group["weight_decay"])
+
+        if keep:
+            self._write(state, "moment1", chunk, moment1)
+            self._write(state, "moment2", chunk, moment2)
+        return gradient
+
+    def _read(self, state: dict, moment: str, chunk: slice, out: Tensor) -> None:
+        if f"{moment}_scales" not in state:
+            out.copy_(state[moment][chunk])
+            return
+        blockwise.dequantize(
+            state[moment][chunk],
+            state[f"{moment}_scales"][self._blocks_of(chunk)],
+            out,
+            block_size=self.block_size,
+            signed=moment == "moment1",
+        )
+
+    def _write(self, state: dict, moment: str, chunk: slice, values: Tensor) -> None:
+        """Stores a chunk of a moment; clobbers `values`."""
+        if f"{moment}_scales" not in state:
+            state[moment][chunk].copy_(values)
+            return
+        blockwise.quantize(
+            values,
+            state[moment][chunk],
+            state[f"{moment}_scales"][self._blocks_of(chunk)],
+            block_size=self.block_size,
+            signed=moment == "moment1",
+        )
+
+    def _blocks_of(self, chunk: slice) -> slice:
+        return slice(chunk.start // self.block_size, chunk.stop // self.block_size)
+
+    def add_param_group(self, param_group: dict) -> None:
+        """As in torch."""
+        _uncompiled(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def state_dict(self) -> dict:
+        """As in torch: per parameter the step, both moments and, where they are in 8 bit, the blocks' scales."""
+        return _uncompiled(torch.optim.Optimizer.state_dict)(self)
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Takes over groups and moments from `state_dict()`; 8-bit moments stay in 8 bit.
+
+        Raises:
+            BadInput: If a moment has another size or another number of bits than here; then nothing has changed.
+        """
+        own = [{key: _kind(value) for key, value in self.state[p].items()} for p in self._parameters()]
+        given = [
+            {key: _kind(value) for key, value in state.items()} for _, state in sorted(state_dict["state"].items())
+        ]
+        if own != given:
+            raise BadInput(
+                f"The optimizer state does not fit: of {len(own)} parameters' moments and {len(given)} given ones, "
+                f"{sum(a == b for a, b in zip(own, given, strict=False))} agree in size and bits. "
+                "Use the recipe with which the state was made (block_size and min_8bit_size in particular)."
+            )
+        _uncompiled(torch.optim.Optimizer.load_state_dict)(self, state_dict)
+        for parameter, kinds in zip(self._parameters(), own, strict=True):
+            # torch casts every state to its parameter's type; float32 holds all codes, so the way back is exact.
+            for key, value in self.state[parameter].items():
+                if kinds[key][0] == torch.uint8:
+                    self.state[parameter][key] = value.to(torch.uint8)
+
+
+def trust_ratio(weight_norm: float, direction_norm: float, *, clamp: float) -> float:
+    """Length of a layer's update over the learning rate: the clamped weight norm over the direction's.
+
+    >>> trust_ratio(2.0, 4.0, clamp=10.0), trust_ratio(0.0, 4.0, clamp=10.0)
+    (0.5, 1.0)
+    """
+    return min(weight_norm, clamp) / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Two parameter groups: matrices and embeddings decay; biases, norms and scales (one dimension or none) do not.
+
+    A parameter that several layers share is listed once. The order is the model's own, the same for all peers.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        dict(params=[parameter for parameter in parameters if parameter.ndim >= 2], weight_decay=weight_decay),
+        dict(params=[parameter for parameter in parameters if parameter.ndim < 2], weight_decay=0.0),
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(config: OptimizerConfig, params: Iterable[Tensor] | Iterable[dict], *, lr: float) -> Lamb8bit:
+    """The optimizer that a recipe asks for, over host copies whose gradients are written anew for each step."""
+    return Lamb8bit(
+        params,
+        lr=lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        bias_correction=config.bias_correction,
+        trust_clamp=config.trust_clamp,
+        block_size=config.block_size,
+        min_8bit_size=config.min_8bit_size if config.name == "lamb8bit" else sys.maxsize,
+        overwrite_gradients=True,
+    )
+
+
+def optimizer_tensors(optimizer: Lamb8bit) -> dict[str, Tensor]:
+    """All of an optimizer's state as named tensors, for a file; parameters are numbered in the optimizer's order."""
+    states = [optimizer.state[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for number, state in enumerate(states)
+        for name, value in state.items()
+    }
+
+
+def load_optimizer_tensors(optimizer: Lamb8bit, tensors: Mapping[str, Tensor]) -> None:
+    """Takes over what `optimizer_tensors` gave.
+
+    Raises:
+        BadInput: If they are of another optimizer or another model.
+    """
+    own = optimizer_tensors(optimizer)
+    if {name: _kind(value) for name, value in own.items()} != {name: _kind(value) for name, value in tensors.items()}:
+        raise BadInput(
+            "The saved optimizer state does not fit this model and recipe; use the recipe saved beside it, "
+            "or leave the state away to start with empty moments."
+        )
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for name, value in optimizer.state[parameter].items():
+            saved = tensors[f"{number}.{name}"]
+            if isinstance(value, Tensor):
+                value.copy_(saved)
+            else:
+                optimizer.state[parameter][name] = saved.item()
+
+
+def _uncompiled(method: Callable) -> Callable:
+    """A method without torch's guard against compiling it; the guard imports the compiler, which takes seconds."""
+    return getattr(method, "__wrapped__", method)
+
+
+def _kind(value: object) -> tuple:
+    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (type(value),)

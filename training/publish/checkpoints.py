@@ -1,0 +1,231 @@
+"""Checkpoints on disk: weights, recipe and facts of one epoch in a folder that is there whole or not at all.
+
+CHECKPOINTS/epoch-000040/model.safetensors   weights
+                         optimizer.safetensors   more tensors, such as the optimizer's (optional)
+                         recipe.toml         the recipe, as the run has it
+                         checkpoint.json     epoch, metrics, where the shards lie, and each file's digest
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from training.config import RunConfig, parse_recipe
+from training.errors import BadInput
+from training.model.transformer import TextToImageTransformer, build_model
+
+FORMAT = 1
+"""Version of the folder's form; another one is refused."""
+_NAME = re.compile(r"epoch-(\d{6,})")
+_UNFINISHED = ".writing-"
+_OUTGOING = ".replaced-"
+_MODEL, _EXTRA, _RECIPE, _FACTS = "model.safetensors", "optimizer.safetensors", "recipe.toml", "checkpoint.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint folder holds."""
+
+    path: Path
+    """The folder."""
+    model: TextToImageTransformer
+    """The model with its weights, in evaluation mode, on the CPU."""
+    config: RunConfig
+    """The recipe."""
+    recipe_toml: str
+    """The recipe's text."""
+    epoch: int
+    """Global updates that the weights have had."""
+    metrics: dict
+    """What the run said about this epoch."""
+    shards: str
+    """Folder or URL of the prepared shards that hold the codec and the tokenizer."""
+    extra_tensors: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors saved beside the model."""
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    model: TextToImageTransformer,
+    recipe_toml: str,
+    epoch: int,
+    metrics: Mapping[str, object],
+    shards: str,
+    extra_tensors: Mapping[str, Tensor] | None = None,
+    keep: int | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Path:
+    """Writes `folder/epoch-NNNNNN`; a program killed on the way leaves it absent or whole.
+
+    Args:
+        folder: Where the run's checkpoints lie; made if need be.
+        model: Its weights are saved.
+        recipe_toml: The recipe's text; the model must be of its sizes.
+        epoch: Global updates so far.
+        metrics: Facts for people and pages; must go into JSON.
+        shards: Folder or URL of the prepared shards.
+        extra_tensors: Further tensors, such as the optimizer's state, by name.
+        keep: Older checkpoints than the newest so many are deleted; None keeps all.
+        clock: Seconds since the epoch.
+
+    Raises:
+        BadInput: If the recipe is none or describes another model.
+    """
+    config = parse_recipe(recipe_toml)
+    if config.model != model.config:
+        raise BadInput(f"The model to save is none of the recipe {config.run_id}: its sizes differ.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in [*folder.glob(f"{_UNFINISHED}*"), *folder.glob(f"{_OUTGOING}*")]:
+        shutil.rmtree(leftover, ignore_errors=True)
+    target = folder / f"epoch-{epoch:06d}"
+    draft = folder / f"{_UNFINISHED}{target.name}-{os.getpid()}"
+    draft.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
+    if extra_tensors:
+        extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
+        save_file(extra, draft / _EXTRA)
+    (draft / _RECIPE).write_text(recipe_toml, encoding="utf-8")
+    facts = {
+        "format": FORMAT,
+        "run_id": config.run_id,
+        "epoch": epoch,
+        "recipe_digest": config.digest,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "metrics": dict(metrics),
+        "shards": shards,
+        "written_at": clock(),
+        "files": {
+            path.name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for path in sorted(draft.iterdir())
+        },
+    }
+    (draft / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    for path in draft.iterdir():
+        _flush(path)
+    if target.exists():
+        os.replace(target, folder / f"{_OUTGOING}{target.name}-{os.getpid()}")
+    os.replace(draft, target)
+    _flush(folder)
+    shutil.rmtree(folder / f"{_OUTGOING}{target.name}-{os.getpid()}", ignore_errors=True)
+    if keep is not None:
+        prune_checkpoints(folder, keep=keep)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest epoch first; none if there is no such folder."""
+    found = [path for path in folder.glob("epoch-*") if _NAME.fullmatch(path.name) and (path / _FACTS).is_file()]
+    return sorted(found, key=checkpoint_epoch)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the highest epoch, or None."""
+    return (list_checkpoints(folder) or [None])[-1]
+
+
+def prune_checkpoints(folder: Path, *, keep: int) -> list[Path]:
+    """Deletes all but the newest `keep` (at least 1) checkpoints and returns those that went."""
+    old = list_checkpoints(folder)[: -max(keep, 1)]
+    for path in old:
+        shutil.rmtree(path)
+    return old
+
+
+def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoint:
+    """Reads a checkpoint folder.
+
+    Args:
+        path: The folder `epoch-NNNNNN`.
+        recipe: If given, weights of another recipe are refused.
+
+    Raises:
+        BadInput: If it is no checkpoint, a file is damaged, or it belongs to another recipe.
+    """
+    facts = _read_facts(path)
+    for name, expected in facts["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise BadInput(f"{path} lacks {name}; use another checkpoint.")
+        if _sha256(file) != expected["sha256"]:
+            raise BadInput(f"{file} is damaged: its digest is not the recorded one; use another checkpoint.")
+    recipe_toml = (path / _RECIPE).read_text(encoding="utf-8")
+    config = parse_recipe(recipe_toml, source=str(path / _RECIPE))
+    if recipe is not None and recipe.digest != config.digest:
+        raise BadInput(
+            f"{path} holds weights of the recipe {config.run_id} ({config.digest}), not of {recipe.run_id} "
+            f"({recipe.digest}); resume with the recipe beside the weights, or start in another folder."
+        )
+    model = build_model(config.model, seed=config.seed).eval()
+    try:
+        model.load_state_dict(load_file(path / _MODEL))
+        extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
+    except (SafetensorError, RuntimeError) as error:
+        raise BadInput(f"{path / _MODEL} does not fit the recipe beside it: {error}.") from None
+    return Checkpoint(
+        path=path,
+        model=model,
+        config=config,
+        recipe_toml=recipe_toml,
+        epoch=facts["epoch"],
+        metrics=facts["metrics"],
+        shards=facts["shards"],
+        extra_tensors=extra,
+    )
+
+
+def find_checkpoint(source: Path) -> Path:
+    """The checkpoint meant by a path: the folder itself, or the latest in it, in its `checkpoints`, or deeper.
+
+    Raises:
+        BadInput: If there is none.
+    """
+    if (source / _FACTS).is_file():
+        return source
+    found = [path.parent for path in source.glob(f"**/epoch-*/{_FACTS}") if _NAME.fullmatch(path.parent.name)]
+    if not found:
+        what = "has no checkpoint yet" if source.is_dir() else "does not exist"
+        raise BadInput(
+            f"{source} {what}. Train first (python -m training demo), or name a checkpoint folder with --checkpoint."
+        )
+    return max(found, key=checkpoint_epoch)
+
+
+def _read_facts(path: Path) -> dict:
+    try:
+        facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} is no checkpoint: {error}.") from None
+    if facts.get("format") != FORMAT:
+        raise BadInput(f"{path} has form {facts.get('format')!r}; this version of the project reads {FORMAT}.")
+    return facts
+
+
+def checkpoint_epoch(path: Path) -> int:
+    """The epoch that a checkpoint folder's name says."""
+    return int(_NAME.fullmatch(path.name)[1])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

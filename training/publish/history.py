@@ -1,0 +1,409 @@
+"""The run's history in one SQLite file: epochs, volunteers, events and pictures.
+
+The monitor alone writes, one transaction an observation, so that a kill at any moment loses at most the last one.
+An epoch's loss is the mean of its peers' losses, weighted by the samples that each gave since its last epoch.
+Readers (the live API, the export) open the same file beside it. A volunteer is a name: all peers that call
+themselves so, one after another or at once, add to one total, as one person's machines did in the 2021 run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from training.errors import BadInput, TrainingError
+
+SCHEMA_VERSION = 1
+"""Kept in SQLite's `user_version`."""
+
+EventKind = Literal["joined", "left", "checkpoint", "started", "stopped"]
+
+_SCHEMA = """
+CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE peers (
+    name TEXT NOT NULL, peer_id TEXT NOT NULL,
+    last_seen REAL NOT NULL, active INTEGER NOT NULL, record_time REAL,
+    samples INTEGER NOT NULL, seconds REAL NOT NULL, samples_per_second REAL,
+    since_epoch INTEGER, since_samples INTEGER NOT NULL,
+    PRIMARY KEY (name, peer_id)
+) STRICT;
+CREATE TABLE reports (
+    epoch INTEGER NOT NULL, name TEXT NOT NULL, peer_id TEXT NOT NULL,
+    loss REAL NOT NULL, samples INTEGER NOT NULL,
+    PRIMARY KEY (epoch, name, peer_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE epochs (
+    epoch INTEGER PRIMARY KEY, time REAL NOT NULL, loss REAL NOT NULL, active_peers INTEGER NOT NULL,
+    samples INTEGER NOT NULL, samples_per_second REAL
+) STRICT;
+CREATE TABLE events (
+    number INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL
+) STRICT;
+CREATE TABLE snapshots (epoch INTEGER PRIMARY KEY, time REAL NOT NULL) STRICT;
+CREATE TABLE pictures (
+    epoch INTEGER NOT NULL REFERENCES snapshots (epoch), number INTEGER NOT NULL,
+    prompt TEXT NOT NULL, file TEXT NOT NULL, shape INTEGER, colour INTEGER,
+    PRIMARY KEY (epoch, number)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class PeerReport(Protocol):
+    """What the history reads of a peer's metric record; `training.swarm.metrics.PeerRecord` is one."""
+
+    name: str
+    peer_id: str
+    status: str
+    """`joining`, `training` or `leaving`."""
+    epoch: int
+    """Updates that the peer has made or taken over."""
+    loss: float | None
+    """Mean over its samples of the last whole epoch."""
+    samples: int
+    """All samples of this peer, also from before it was started again."""
+    samples_per_second: float
+    seconds: float
+    """All the time that this peer has trained."""
+    time: float
+    """When it wrote the record, by its own clock: another value means that the record was renewed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A drawn prompt and what the rule-based judge says of it."""
+
+    prompt: str
+    file: str
+    """Path below the pictures' folder, such as `000040/0.png`."""
+    shape: bool | None
+    """Whether every shape is as the prompt says; None where the judge does not know the prompt's words."""
+    colour: bool | None
+
+
+class HistoryReader:
+    """Reads a history while another process or thread may write it.
+
+    Args:
+        path: The SQLite file.
+        clock: Seconds since the epoch; a test passes its own.
+
+    Raises:
+        BadInput: If there is no such file, or it is no history of this version.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time):
+        self.path = path
+        self._clock = clock
+        if not path.is_file():
+            raise BadInput(f"There is no history at {path}; give the folder of a run that has been monitored.")
+        with self._reading() as connection:
+            _check_version(connection, path)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+        connection.row_factory = sqlite3.Row
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _rows(self, query: str, *values: object) -> list[dict]:
+        with self._reading() as connection:
+            return [dict(row) for row in connection.execute(query, values)]
+
+    def run_value(self, key: str) -> str | None:
+        """What `History.set_run_value` stored, or None."""
+        rows = self._rows("SELECT value FROM run WHERE key = ?", key)
+        return rows[0]["value"] if rows else None
+
+    def epochs(self, since: int = -1) -> list[dict]:
+        """Epochs after `since`, oldest first: epoch, time, loss, active_peers, samples, samples_per_second."""
+        return self._rows("SELECT * FROM epochs WHERE epoch > ? ORDER BY epoch", since)
+
+    def last_epoch(self) -> dict | None:
+        """The newest row of `epochs`."""
+        rows = self._rows("SELECT * FROM epochs ORDER BY epoch DESC LIMIT 1")
+        return rows[0] if rows else None
+
+    def active_peers(self) -> int:
+        """Peers whose record was renewed within the expiration time."""
+        return self._rows("SELECT count(*) AS n FROM peers WHERE active")[0]["n"]
+
+    def samples_per_second(self) -> float | None:
+        """Samples a second of all active peers together; None when none says."""
+        return self._rows("SELECT sum(samples_per_second) AS rate FROM peers WHERE active")[0]["rate"]
+
+    def total_samples(self) -> int:
+        """Samples that all volunteers gave so far."""
+        return self._rows("SELECT coalesce(sum(samples), 0) AS n FROM peers")[0]["n"]
+
+    def losses(self, max_points: int = 1000) -> dict[str, list[list]]:
+        """Loss of each volunteer over epochs, as `{name: [[epoch, loss], ...]}`.
+
+        In a run longer than `max_points` epochs, neighbouring epochs are averaged (weighted by samples) and stand
+        under the first of them.
+        """
+        rows = self._rows(
+            """WITH width AS (SELECT 1 + coalesce(max(epoch) - min(epoch), 0) / ? AS epochs FROM reports)
+            SELECT name, min(epoch) AS epoch, sum(loss * samples) / sum(samples) AS loss
+            FROM reports, width
+            GROUP BY name, epoch / width.epochs ORDER BY name, 2""",
+            max_points,
+        )
+        losses: dict[str, list[list]] = {}
+        for row in rows:
+            losses.setdefault(row["name"], []).append([row["epoch"], row["loss"]])
+        return losses
+
+    def leaderboard(self) -> list[dict]:
+        """Volunteers by samples given, most first; `share` is of all samples, null while there are none."""
+        rows = self._rows(
+            """SELECT name, samples, seconds, active, last_seen, samples_per_second,
+                (SELECT peer_id FROM peers AS latest WHERE latest.name = totals.name
+                 ORDER BY active DESC, last_seen DESC, peer_id LIMIT 1) AS peer_id,
+                (SELECT count(DISTINCT epoch) FROM reports WHERE reports.name = totals.name) AS epochs
+            FROM (
+                SELECT name, sum(samples) AS samples, sum(seconds) AS seconds, max(active) AS active,
+                    max(last_seen) AS last_seen, sum(iif(active, samples_per_second, NULL)) AS samples_per_second
+                FROM peers GROUP BY name
+            ) AS totals ORDER BY samples DESC, name"""
+        )
+        total = sum(row["samples"] for row in rows)
+        for row in rows:
+            row["active"] = bool(row["active"])
+            row["share"] = row["samples"] / total if total else None
+        return rows
+
+    def snapshots(self) -> list[dict]:
+        """Pictures of the fixed prompts, oldest first: epoch, time, pictures (prompt, file, shape, colour)."""
+        snapshots = self._rows("SELECT * FROM snapshots ORDER BY epoch")
+        pictures = self._rows("SELECT * FROM pictures ORDER BY epoch, number")
+        by_epoch: dict[int, list[dict]] = {snapshot["epoch"]: [] for snapshot in snapshots}
+        for picture in pictures:
+            del picture["number"]
+            for verdict in ("shape", "colour"):
+                picture[verdict] = None if picture[verdict] is None else bool(picture[verdict])
+            by_epoch.get(picture.pop("epoch"), []).append(picture)
+        return [{**snapshot, "pictures": by_epoch[snapshot["epoch"]]} for snapshot in snapshots]
+
+    def events(self, limit: int = 200) -> list[dict]:
+        """The latest events, oldest first: time, kind, name, text."""
+        return self._rows("SELECT time, kind, name, text FROM events ORDER BY number DESC LIMIT ?", limit)[::-1]
+
+
+class History(HistoryReader):
+    """The writing side; one at a time for a file, which a lock beside it holds.
+
+    Args:
+        path: The SQLite file; made, with its folder, if it is not there.
+        run_id: The run whose history this is.
+        recipe_digest: `RunConfig.digest` of its recipe.
+        expiration_seconds: A peer whose record is not renewed for so long is gone.
+        clock: Seconds since the epoch; a test passes its own.
+
+    Raises:
+        TrainingError: If another process writes this history now.
+        BadInput: If the file is the history of another run or recipe, or no history of this version.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run_id: str,
+        recipe_digest: str,
+        expiration_seconds: float,
+        clock: Callable[[], float] = time.time,
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._expiration_seconds = expiration_seconds
+        self._lock_file = path.with_name(path.name + ".lock").open("a")
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock_file.close()
+            raise TrainingError(f"Another monitor writes {path} now; stop it or give another folder.") from None
+        self._guard = threading.Lock()
+        self._connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        try:
+            self._set_up(path, run_id, recipe_digest, clock())
+            super().__init__(path, clock=clock)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, path: Path, run_id: str, recipe_digest: str, now: float) -> None:
+        try:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            if self._connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                with self._writing() as connection:
+                    for statement in _SCHEMA.split(";"):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                    connection.executemany(
+                        "INSERT INTO run VALUES (?, ?)",
+                        [("run_id", run_id), ("recipe_digest", recipe_digest), ("started_at", repr(now))],
+                    )
+        except sqlite3.DatabaseError as error:
+            raise BadInput(f"{path} is no history of a run ({error}); move it away or give another folder.") from None
+        _check_version(self._connection, path)
+        known = dict(self._connection.execute("SELECT key, value FROM run").fetchall())
+        if (known["run_id"], known["recipe_digest"]) != (run_id, recipe_digest):
+            raise BadInput(
+                f"{path} is the history of {known['run_id']} (recipe {known['recipe_digest']}), not of {run_id} "
+                f"(recipe {recipe_digest}); give another folder, or remove that one to start over."
+            )
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._guard:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def set_run_value(self, key: str, value: str) -> None:
+        """Stores what readers need to know of the run, such as its recipe."""
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
+
+    def observe(self, reports: Sequence[PeerReport]) -> None:
+        """Takes in what the peers say now, and counts as gone whoever has not renewed in time."""
+        now = self._clock()
+        with self._writing() as connection:
+            epochs = {report.epoch for report in reports if self._observe_one(connection, report, now)}
+            self._expire(connection, now)
+            for epoch in epochs:
+                self._sum_up_epoch(connection, epoch, now)
+
+    def _observe_one(self, connection: sqlite3.Connection, report: PeerReport, now: float) -> bool:
+        """Whether the record told of an epoch."""
+        key = (report.name, report.peer_id)
+        query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
+        known = connection.execute(query, key).fetchone()
+        if known is None:
+            connection.execute(
+                "INSERT INTO peers VALUES (?, ?, ?, FALSE, NULL, 0, 0.0, NULL, ?, ?)",
+                (*key, now, _epoch_of(report), report.samples),
+            )
+            known = connection.execute(query, key).fetchone()
+        if known["record_time"] == report.time:
+            return False
+        if report.status != "leaving" and not known["active"]:
+            again = connection.execute("SELECT 1 FROM events WHERE kind = 'joined' AND name = ?", key[:1]).fetchone()
+            self._add_event(connection, now, "joined", report.name, "is back" if again else "joined the run")
+        elif report.status == "leaving" and known["active"]:
+            self._add_event(connection, now, "left", report.name, "left the run")
+        epochs = 1 if known["since_epoch"] is None else report.epoch - known["since_epoch"]
+        samples = report.samples - known["since_samples"]
+        finished = epochs > 0 and samples > 0 and _finite(report.loss) is not None
+        if finished:
+            connection.execute(
+                "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?)",
+                (report.epoch, *key, report.loss, max(1, samples // epochs)),
+            )
+        connection.execute(
+            """UPDATE peers SET last_seen = max(last_seen, ?), active = ?, record_time = ?, samples = max(samples, ?),
+            seconds = max(seconds, ?), samples_per_second = ?, since_epoch = ?, since_samples = ?
+            WHERE name = ? AND peer_id = ?""",
+            (
+                now,
+                report.status != "leaving",
+                report.time,
+                report.samples,
+                report.seconds,
+                _finite(report.samples_per_second),
+                _epoch_of(report),
+                report.samples if finished or samples < 0 else known["since_samples"],
+                *key,
+            ),
+        )
+        return finished
+
+    def _expire(self, connection: sqlite3.Connection, now: float) -> None:
+        gone = connection.execute(
+            "SELECT name, peer_id, last_seen FROM peers WHERE active AND last_seen < ?",
+            (now - self._expiration_seconds,),
+        ).fetchall()
+        for name, peer_id, last_seen in gone:
+            connection.execute("UPDATE peers SET active = FALSE WHERE name = ? AND peer_id = ?", (name, peer_id))
+            self._add_event(connection, now, "left", name, f"left: no word for {now - last_seen:.0f} s")
+
+    def _sum_up_epoch(self, connection: sqlite3.Connection, epoch: int, now: float) -> None:
+        connection.execute(
+            """INSERT INTO epochs
+            SELECT epoch, ?, sum(loss * samples) / sum(samples),
+                (SELECT count(*) FROM peers WHERE active), sum(samples),
+                (SELECT sum(samples_per_second) FROM peers WHERE active)
+            FROM reports WHERE epoch = ? GROUP BY epoch
+            ON CONFLICT (epoch) DO UPDATE SET loss = excluded.loss, samples = excluded.samples,
+                active_peers = excluded.active_peers, samples_per_second = excluded.samples_per_second""",
+            (now, epoch),
+        )
+
+    def rewind(self, epoch: int) -> None:
+        """Forgets what came after an epoch: the run goes on from its checkpoint. Volunteers keep their totals."""
+        with self._writing() as connection:
+            for table in ("epochs", "reports", "snapshots", "pictures"):
+                connection.execute(f"DELETE FROM {table} WHERE epoch > ?", (epoch,))
+
+    def add_event(self, kind: EventKind, name: str, text: str) -> None:
+        """Appends an event of now."""
+        with self._writing() as connection:
+            self._add_event(connection, self._clock(), kind, name, text)
+
+    def _add_event(self, connection: sqlite3.Connection, now: float, kind: EventKind, name: str, text: str) -> None:
+        connection.execute("INSERT INTO events (time, kind, name, text) VALUES (?, ?, ?, ?)", (now, kind, name, text))
+
+    def add_snapshot(self, epoch: int, pictures: Sequence[Picture]) -> None:
+        """Stores the pictures of an epoch, in place of earlier ones of the same epoch."""
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (epoch, self._clock()))
+            connection.execute("DELETE FROM pictures WHERE epoch = ?", (epoch,))
+            connection.executemany(
+                "INSERT INTO pictures VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (epoch, number, picture.prompt, picture.file, picture.shape, picture.colour)
+                    for number, picture in enumerate(pictures)
+                ],
+            )
+
+    def close(self) -> None:
+        """Closes the file and lets another writer have it."""
+        self._connection.close()
+        self._lock_file.close()
+
+
+def _epoch_of(report: PeerReport) -> int | None:
+    """The peer's epoch; a newcomer has none before it has taken over the run's state."""
+    return None if report.status == "joining" else report.epoch
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise BadInput(f"{path} is no history of a run ({error}); move it away or give another folder.") from None
+    if version != SCHEMA_VERSION:
+        raise BadInput(
+            f"{path} has history version {version}; this program reads version {SCHEMA_VERSION}. "
+            "Use the release that wrote it, or give another folder."
+        )

@@ -1,0 +1,1 @@
+"""The programs of a run that go on for long: bootstrap, peer and monitor."""

@@ -1,0 +1,76 @@
+"""The bootstrap peer: welcomes newcomers at an address that stays the same, and says which recipe the run trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from training.config import RunConfig
+from training.events import EventLog
+from training.processes import StopRequest
+from training.swarm.dht import RECIPE_SECONDS, full_addresses, post_recipe, start_dht
+from training.swarm.identity import Identity
+from training.swarm.metrics import read_records
+
+LOOK_SECONDS = 5.0
+"""How often it looks who is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootstrapSettings:
+    """What belongs to this machine alone."""
+
+    state_dir: Path
+    """Holds the identity, so that a restart has the same address."""
+    host_maddrs: tuple[str, ...]
+    """Addresses to listen on."""
+    announce_maddrs: tuple[str, ...] = ()
+    """Addresses at which others reach it, if they differ."""
+    initial_peers: tuple[str, ...] = ()
+    """Further bootstrap peers of the same run."""
+
+
+def run_bootstrap(
+    run: RunConfig, settings: BootstrapSettings, *, stop: StopRequest, events: EventLog, console: Console
+) -> None:
+    """Serves until it is asked to stop.
+
+    Raises:
+        BadInput, TrainingError: As `start_dht` does.
+    """
+    identity = Identity(settings.state_dir)
+    dht = start_dht(
+        run,
+        identity,
+        initial_peers=settings.initial_peers,
+        host_maddrs=settings.host_maddrs,
+        announce_maddrs=settings.announce_maddrs,
+    )
+    stop.listen()
+    post_recipe(dht, run, identity)
+    addresses = full_addresses(dht)
+    events.write("ready", addresses=addresses, peer_id=str(identity.peer_id), recipe_digest=run.digest)
+    console.print(f"The run [bold]{run.run_id}[/bold] (recipe {run.digest}) can be joined at")
+    for address in addresses:
+        console.print(f"    {address}")
+    console.print(f"A volunteer adds:\n    --initial-peers {addresses[0]}\nCtrl-C stops it.")
+
+    seen: dict[str, str] = {}
+    waited = 0.0
+    while not stop.wait(LOOK_SECONDS):
+        waited += LOOK_SECONDS
+        if waited >= RECIPE_SECONDS / 3:
+            waited = 0.0
+            post_recipe(dht, run, identity)
+        try:
+            there = {r.peer_id: r.name for r in read_records(dht, run.run_id) if r.status != "leaving"}
+        except TimeoutError:
+            continue
+        for peer_id in there.keys() - seen.keys():
+            console.print(f"{there[peer_id]} is here ({len(there)} in all).")
+        for peer_id in seen.keys() - there.keys():
+            console.print(f"{seen[peer_id]} has gone ({len(there)} in all).")
+        seen = there
+    events.write("stopped")

@@ -1,0 +1,165 @@
+"""The monitor: watches a run, keeps its history and checkpoints, draws its prompts, and shows it all on the web.
+
+It is an observer: it reads the peers' metric records, downloads the state as a newcomer would, and never enters an
+averaging group, so that the run goes on unchanged without it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from hivemind.dht import DHT
+
+from training.config import RunConfig, parse_recipe, read_recipe
+from training.errors import BadInput
+from training.events import EventLog
+from training.invitation import join_command
+from training.processes import StopRequest
+from training.publish import live
+from training.publish.history import History
+from training.publish.keeper import Keeper
+from training.swarm.dht import check_recipe, start_dht
+from training.swarm.identity import Identity
+from training.swarm.metrics import read_records
+
+POLL_SECONDS = 1.0
+"""How often the peers' records are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorFlags:
+    """What belongs to this monitor and not to the run."""
+
+    recipe: str
+    initial_peers: tuple[str, ...]
+    run_dir: Path
+    """Gets `history.sqlite`, `checkpoints/` and `pictures/`."""
+    shards: Path | None = None
+    """Prepared shards to serve to volunteers; the recipe that is served then points here."""
+    site: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    public_url: str | None = None
+    """Address under which others reach this monitor; None: http://host:port."""
+    join_command: str | None = None
+    """What the join page shows; None: made from the addresses."""
+    log_json: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the site is, without a slash at the end."""
+        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+
+def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
+    """Watches until it is asked to stop.
+
+    Raises:
+        BadInput: If the recipe, the port or a folder cannot be used.
+        RefusedByRun: If the run has another recipe.
+        TrainingError: If another monitor writes the same history.
+    """
+    recipe_toml = read_recipe(flags.recipe)
+    run = parse_recipe(recipe_toml, source=flags.recipe)
+    if flags.shards is not None:
+        recipe_toml = with_shards(recipe_toml, f"{flags.url}/shards")
+    torch.set_num_threads(1)
+    identity = Identity(flags.run_dir / "monitor")
+    # hivemind's processes are forked and inherit open files: the history's lock and the port are taken after them.
+    dht = start_dht(run, identity, initial_peers=flags.initial_peers, client_mode=True)
+    check_recipe(dht, run)
+    events = EventLog(flags.log_json)
+    history = History(
+        flags.run_dir / "history.sqlite",
+        run_id=run.run_id,
+        recipe_digest=run.digest,
+        expiration_seconds=run.swarm.metrics_expiration_seconds,
+    )
+    keeper = Keeper(
+        run,
+        recipe_toml,
+        run_dir=flags.run_dir,
+        shards=str(flags.shards or run.data.shards),
+        dht=dht,
+        history=history,
+        events=events,
+    )
+    live.store_run(
+        history,
+        run,
+        recipe_toml,
+        initial_peers=list(flags.initial_peers),
+        join_command=flags.join_command or join_command(flags.url, flags.initial_peers),
+        parameters=keeper.parameters,
+    )
+    if not read_records(dht, run.run_id):
+        history.rewind(keeper.saved_epoch())  # nobody trains: whoever starts again goes on from the checkpoint
+    app = live.create_app(history, pictures=flags.run_dir / "pictures", shards=flags.shards, site=flags.site)
+    with _serving(app, flags.host, flags.port):
+        history.add_event("started", "monitor", f"watches at {flags.url}")
+        events.write("ready", url=flags.url)
+        print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
+        keeper.start()
+        while not stop.wait(POLL_SECONDS):
+            _observe(history, dht, run)
+            keeper.look()
+        keeper.finish()
+        history.add_event("stopped", "monitor", "watches no more")
+        events.write("stopped")
+    history.close()
+
+
+def _observe(history: History, dht: DHT, run: RunConfig) -> None:
+    try:
+        history.observe(read_records(dht, run.run_id))
+    except TimeoutError:
+        print("Warning: the DHT did not answer in time; trying again.", flush=True)
+
+
+@contextmanager
+def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
+    """Serves in a thread while entered; requests under way get two seconds to end."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise BadInput(f"The site cannot be served at {host}:{port}: {error}. Give another --port.") from None
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join(3)
+
+
+def with_shards(recipe_toml: str, shards: str) -> str:
+    """The recipe with another address of the shards; all else stays as it is, but a comment behind the address.
+
+    Raises:
+        BadInput: If the recipe does not name the shards in a line of its own.
+
+    >>> print(with_shards('[data]\\nshuffle_buffer = 8\\nshards = "runs/demo/shards"', "http://x/shards"))
+    [data]
+    shuffle_buffer = 8
+    shards = "http://x/shards"
+    """
+    changed = re.sub(r"(?m)^(\s*shards\s*=\s*).*$", lambda found: f"{found[1]}{json.dumps(shards)}", recipe_toml)
+    wanted = tomllib.loads(recipe_toml)
+    wanted["data"]["shards"] = shards
+    if tomllib.loads(changed) != wanted:
+        raise BadInput("The recipe names its shards in an unusual way; write a line `shards = ...` below [data].")
+    return changed

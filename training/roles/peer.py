@@ -1,0 +1,395 @@
+"""A volunteer's peer: streams samples, computes gradients, and trains the model together with the others."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from hivemind.dht import DHT
+from rich.console import Console
+
+from training.config import RunConfig
+from training.data.stream import Batch, open_shards, sample_stream
+from training.errors import TrainingError
+from training.events import EventLog
+from training.model.memory import keep_freed_memory
+from training.model.transformer import build_model
+from training.processes import StopRequest
+from training.publish.checkpoints import latest_checkpoint, load_checkpoint
+from training.swarm.averaging import exchange_codec
+from training.swarm.dht import RECIPE_SECONDS, check_recipe, full_addresses, post_recipe, start_dht
+from training.swarm.identity import Identity
+from training.swarm.metrics import MetricsBoard, PeerRecord, read_records
+from training.swarm.optimizer import EpochReport, SwarmOptimizer, build_swarm_optimizer
+from training.swarm.selftest import check_exchange
+
+SERVE_SECONDS = 30.0
+"""After the last epoch of the schedule a peer serves its state for so long, for the last checkpoint."""
+NOT_FINITE_IN_A_ROW = 10
+"""A peer whose loss is not finite so many times takes the state of the others anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSettings:
+    """What belongs to this peer alone; the run does not mind."""
+
+    initial_peers: tuple[str, ...]
+    """Full addresses of peers that are there."""
+    name: str | None = None
+    """Shown on the leaderboard; None: made from the peer's id."""
+    micro_batch_size: int = 8
+    """Sequences computed at once."""
+    threads: int | None = None
+    """Threads that compute; None: one for each core."""
+    epochs: int | None = None
+    """Stop when the run has done so many; None: at the end of its schedule."""
+    resume: Path | None = None
+    """Folder of checkpoints; the latest is used unless the run is already further."""
+    shards: str | None = None
+    """Folder or URL of the shards, if not where the recipe says."""
+    client_mode: bool = False
+    """Accept no incoming connections."""
+    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Addresses to listen on."""
+    announce_maddrs: tuple[str, ...] = ()
+    """Addresses at which others reach it, if they differ."""
+    seed: int | None = None
+    """Seed of the order of samples; None: from the peer's id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What a peer has done in all, over restarts."""
+
+    samples: int = 0
+    seconds: float = 0.0
+    averaged_epochs: int = 0
+    alone_epochs: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Contribution:
+        """From its file; an empty one if there is none or it cannot be read."""
+        with suppress(OSError, ValueError, TypeError):
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        return cls()
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all."""
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps(self.__dict__), encoding="utf-8")
+        os.replace(draft, path)
+
+    def plus(self, report: EpochReport, seconds: float) -> Contribution:
+        """With one more epoch."""
+        return Contribution(
+            samples=self.samples + report.samples,
+            seconds=self.seconds + seconds,
+            averaged_epochs=self.averaged_epochs + (report.senders > 1),
+            alone_epochs=self.alone_epochs + report.alone,
+            bytes_sent=self.bytes_sent + report.bytes_sent,
+            bytes_received=self.bytes_received + report.bytes_received,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How the peer is doing now; the trainer replaces it, the reporter reads it."""
+
+    status: str = "joining"
+    epoch: int = 0
+    loss: float | None = None
+    samples_per_second: float = 0.0
+    group_size: int = 0
+    contribution: Contribution = field(default_factory=Contribution)
+
+
+class Reporter:
+    """A thread that posts the peer's record as often as the recipe says, also while an epoch runs."""
+
+    def __init__(self, run: RunConfig, dht: DHT, identity: Identity, *, name: str, micro_batch_size: int):
+        self._run, self._dht, self._identity = run, dht, identity
+        self._name, self._micro_batch_size = name, micro_batch_size
+        self._board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
+        self._version = importlib.metadata.version("training-transformers-together") if _installed() else "checkout"
+        self.standing = Standing()
+        self._news, self._finished = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="reporter")
+        self._thread.start()
+
+    def update(self, standing: Standing) -> None:
+        """Has the new standing posted soon."""
+        self.standing = standing
+        self._news.set()
+
+    def leave(self, timeout_seconds: float = 1.5) -> None:
+        """Posts the last word."""
+        self._finished.set()
+        self._news.set()
+        self._thread.join(timeout_seconds)
+        with suppress(Exception):  # the network may be gone already
+            self._post(replace(self.standing, status="leaving")).result(timeout=timeout_seconds)
+
+    def _work(self) -> None:
+        renewed = -math.inf
+        while not self._finished.is_set():
+            with suppress(Exception):  # a record that is lost now is posted again soon
+                self._post(self.standing)
+                if time.monotonic() - renewed > RECIPE_SECONDS / 3:
+                    post_recipe(self._dht, self._run, self._identity)
+                    renewed = time.monotonic()
+            self._news.wait(self._run.swarm.metrics_every_seconds)
+            self._news.clear()
+
+    def _post(self, standing: Standing):
+        done = standing.contribution
+        record = PeerRecord(
+            name=self._name,
+            peer_id=str(self._identity.peer_id),
+            status=standing.status,
+            epoch=standing.epoch,
+            loss=standing.loss,
+            samples=done.samples,
+            samples_per_second=standing.samples_per_second,
+            seconds=done.seconds,
+            group_size=standing.group_size,
+            averaged_epochs=done.averaged_epochs,
+            alone_epochs=done.alone_epochs,
+            micro_batch_size=self._micro_batch_size,
+            bytes_sent=done.bytes_sent,
+            bytes_received=done.bytes_received,
+            version=self._version,
+            time=time.time(),
+        )
+        return self._board.post(record, self._identity)
+
+
+def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, console: Console) -> None:
+    """Everything but training: codecs, shards, network, recipe.
+
+    Raises:
+        TrainingError: What does not work, in a sentence.
+    """
+    check_exchange(exchange_codec(run.swarm.compression_threshold), run.swarm.compression_threshold)
+    console.print("Averaging in 8 and 16 bit works here.")
+    batch = next(_batches(run, settings, seed=0))
+    console.print(f"The shards can be read; one begins with {batch.captions[0]!r}.")
+    identity = Identity(state_dir)
+    dht = _connect(run, settings, identity)
+    others = [record.name for record in read_records(dht, run.run_id) if record.status != "leaving"]
+    console.print(
+        f"The run {run.run_id} is there, with this recipe ({run.digest}); it trains with {len(others)} peers."
+    )
+    console.print("All is well: leave --dry-run away to train.")
+
+
+def run_peer(
+    run: RunConfig,
+    settings: PeerSettings,
+    state_dir: Path,
+    *,
+    stop: StopRequest,
+    events: EventLog,
+    console: Console,
+) -> None:
+    """Trains until the run's end, `settings.epochs`, or until it is asked to stop.
+
+    Raises:
+        RefusedByRun: If the run trains another recipe.
+        TrainingError: If something does not work; the message says what.
+    """
+    torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+    keep_freed_memory()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    check_exchange(exchange_codec(run.swarm.compression_threshold), run.swarm.compression_threshold)
+    identity = Identity(state_dir)
+    dht = _connect(run, settings, identity)
+    stop.listen()
+    events.write("ready", addresses=[] if settings.client_mode else full_addresses(dht))
+
+    name = settings.name or f"volunteer-{str(identity.peer_id)[-4:]}"
+    reporter = Reporter(run, dht, identity, name=name, micro_batch_size=settings.micro_batch_size)
+    contribution_file = state_dir / "contribution.json"
+    reporter.update(Standing(contribution=Contribution.read(contribution_file)))
+    model = build_model(run.model, run.seed).to(device)
+    optimizer = build_swarm_optimizer(
+        model,
+        run,
+        dht=dht,
+        identity=identity,
+        micro_batch_size=settings.micro_batch_size,
+        client_mode=settings.client_mode,
+    )
+    stop.listen()
+    try:
+        source = _starting_point(optimizer, run, settings, stop)
+        events.write("joined", name=name, peer_id=str(identity.peer_id), epoch=optimizer.local_epoch, state=source)
+        console.print(
+            f"[bold]{name}[/bold] joins {run.run_id} at epoch {optimizer.local_epoch} with {source}: "
+            f"{sum(p.numel() for p in model.parameters()):,} parameters, {settings.micro_batch_size} samples at once, "
+            + (f"{torch.get_num_threads()} threads." if device.type == "cpu" else f"{torch.cuda.get_device_name()}.")
+        )
+        trainer = _Trainer(run, settings, model, optimizer, reporter, contribution_file, events, console)
+        trainer.train(_batches(run, settings, seed=_sample_seed(settings, identity, optimizer.local_epoch)), stop)
+    finally:
+        optimizer.say_goodbye()
+        reporter.leave()
+        events.write("stopped", epoch=optimizer.local_epoch)
+    console.print(f"{name} leaves at epoch {optimizer.local_epoch}. Thank you!")
+
+
+@dataclass
+class _Trainer:
+    """The loop over micro-batches, with its count of the current epoch."""
+
+    run: RunConfig
+    settings: PeerSettings
+    model: torch.nn.Module
+    optimizer: SwarmOptimizer
+    reporter: Reporter
+    contribution_file: Path
+    events: EventLog
+    console: Console
+    not_finite: int = 0
+
+    def train(self, batches: Iterator[Batch], stop: StopRequest) -> None:
+        last = min(self.settings.epochs or self.run.schedule.total_epochs, self.run.schedule.total_epochs)
+        losses: list[float] = []
+        began = time.monotonic()
+        self.model.train()
+        while self.optimizer.local_epoch < last and not stop.asked:
+            loss = self._micro_batch(next(batches))
+            if loss is None:
+                continue
+            losses.append(loss)
+            for report in self.optimizer.take_epoch_reports():
+                if report.missed:
+                    self._warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
+                    continue
+                seconds, began = time.monotonic() - began, time.monotonic()
+                self._end_epoch(report, losses, seconds)
+                losses = []
+        if self.optimizer.local_epoch >= self.run.schedule.total_epochs and not stop.asked:
+            self.console.print(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
+            stop.wait(SERVE_SECONDS)
+
+    def _micro_batch(self, batch: Batch) -> float | None:
+        """Gradients of one micro-batch, and the update if it is due; the loss, or None if it is not finite."""
+        device = next(self.model.parameters()).device
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            loss = self.model(batch.text.to(device), batch.codes.to(device)).loss
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            self.not_finite += 1
+            self._warn(f"The loss is {value}; this micro-batch is left out.")
+            if self.not_finite >= NOT_FINITE_IN_A_ROW and not self.optimizer.load_state_from_peers():
+                raise TrainingError(
+                    f"The loss was not finite {self.not_finite} times, and no peer gives a better state."
+                )
+            return None
+        self.not_finite = 0
+        loss.backward()
+        self.optimizer.step(batch_size=len(batch.captions))
+        self.optimizer.zero_grad()
+        return value
+
+    def _end_epoch(self, report: EpochReport, losses: list[float], seconds: float) -> None:
+        loss = math.fsum(losses) / len(losses)
+        speed = report.samples / seconds if seconds else 0.0
+        contribution = self.reporter.standing.contribution.plus(report, seconds)
+        contribution.write(self.contribution_file)
+        self.reporter.update(
+            Standing(
+                status="training",
+                epoch=report.epoch,
+                loss=loss,
+                samples_per_second=speed,
+                group_size=report.senders,
+                contribution=contribution,
+            )
+        )
+        self.events.write(
+            "epoch",
+            epoch=report.epoch,
+            loss=loss,
+            samples=report.samples,
+            group_size=report.group_size,
+            senders=report.senders,
+            own_share=report.own_share,
+            step_seconds=seconds,
+            averaging_seconds=report.averaging_seconds,
+            waiting_seconds=report.waiting_seconds,
+            bytes_sent=report.bytes_sent,
+            bytes_received=report.bytes_received,
+        )
+        together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
+        self.console.print(
+            f"epoch {report.epoch:>5}  loss {loss:.4f}  {report.samples:>5} samples  {speed:6.1f}/s  {together}"
+        )
+        if report.alone:
+            self._warn(f"Epoch {report.epoch} was not averaged though {report.others} others train: {report.fault}.")
+
+    def _warn(self, text: str) -> None:
+        self.events.write("warning", text=text)
+        self.console.print(f"[yellow]{text}[/yellow]")
+
+
+def _connect(run: RunConfig, settings: PeerSettings, identity: Identity) -> DHT:
+    dht = start_dht(
+        run,
+        identity,
+        initial_peers=settings.initial_peers,
+        host_maddrs=settings.host_maddrs,
+        announce_maddrs=settings.announce_maddrs,
+        client_mode=settings.client_mode,
+    )
+    check_recipe(dht, run)
+    return dht
+
+
+def _starting_point(optimizer: SwarmOptimizer, run: RunConfig, settings: PeerSettings, stop: StopRequest) -> str:
+    """Brings model and optimizer to where the run is; says where the state came from."""
+    source = "fresh weights"
+    path = latest_checkpoint(settings.resume) if settings.resume is not None else None
+    if path is not None:
+        checkpoint = load_checkpoint(path, recipe=run)
+        optimizer.load_checkpoint(checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
+        source = f"the checkpoint {path.name}"
+    if optimizer.tracker.global_epoch > optimizer.local_epoch and not stop.asked and optimizer.load_state_from_peers():
+        source = "the state of another peer"
+    return source
+
+
+def _batches(run: RunConfig, settings: PeerSettings, *, seed: int) -> Iterator[Batch]:
+    shards = open_shards(settings.shards or run.data.shards, "train")
+    return sample_stream(
+        shards,
+        model=run.model,
+        shuffle_buffer=run.data.shuffle_buffer,
+        peer_seed=seed,
+        micro_batch_size=settings.micro_batch_size,
+    )
+
+
+def _sample_seed(settings: PeerSettings, identity: Identity, epoch: int) -> int:
+    """Another order for each peer, and for the same peer after a restart."""
+    if settings.seed is not None:
+        return settings.seed
+    return int.from_bytes(hashlib.sha256(f"{identity.peer_id}:{epoch}".encode()).digest()[:4])
+
+
+def _installed() -> bool:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.version("training-transformers-together"))
+    return False

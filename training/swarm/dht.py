@@ -1,0 +1,162 @@
+"""The DHT of a run: starting a node, finding the run, and agreeing on its recipe."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hivemind.dht import DHT
+from hivemind.p2p import P2P, P2PDaemonError
+from hivemind.utils import ValueWithExpiration, get_dht_time
+from hivemind.utils.multiaddr import Multiaddr
+
+from training.config import RunConfig
+from training.errors import BadInput, RefusedByRun, TrainingError
+from training.swarm import metrics
+from training.swarm.identity import Identity
+
+REACH_SECONDS = 5.0
+"""Longest wait for an initial peer to accept a connection."""
+START_SECONDS = 45.0
+"""Longest start of the network daemon, on a loaded machine."""
+SOCKET_FOLDER_CHARACTERS = 70
+"""The path of a local socket may have 104 characters, of which hivemind's names take 33."""
+RECIPE_SECONDS = 600.0
+"""A peer's word on the recipe holds so long; it is renewed well before."""
+
+
+def start_dht(
+    run: RunConfig,
+    identity: Identity,
+    *,
+    initial_peers: Sequence[str] = (),
+    host_maddrs: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+    announce_maddrs: Sequence[str] = (),
+    client_mode: bool = False,
+) -> DHT:
+    """Starts a DHT node that signs its records and refuses unsound ones.
+
+    Args:
+        run: The run; other runs may share the DHT.
+        identity: Names this node.
+        initial_peers: Full addresses (`/ip4/ADDRESS/tcp/PORT/p2p/ID`) of peers that are there; none starts a new DHT.
+        host_maddrs: Addresses to listen on; port 0 picks a free one.
+        announce_maddrs: Addresses at which others reach this node, if they differ from those that it sees.
+        client_mode: Accept no incoming connections.
+
+    Raises:
+        BadInput: If an address is malformed.
+        TrainingError: If no initial peer answers or the node does not start; known within a minute.
+    """
+    for address in (*initial_peers, *host_maddrs, *announce_maddrs):
+        _parse(address)
+    if initial_peers:
+        _check_reachable(initial_peers)
+    if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:  # hivemind leaves its sockets behind in /tmp
+        P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
+    try:
+        dht = DHT(
+            initial_peers=list(initial_peers),
+            record_validators=metrics.validators(run.run_id, identity),
+            host_maddrs=list(host_maddrs),
+            announce_maddrs=list(announce_maddrs) or None,
+            identity_path=str(identity.path),
+            check_if_identity_free=False,  # the lock on the state folder does that, without another daemon
+            client_mode=client_mode,
+            startup_timeout=START_SECONDS,
+            start=True,
+            await_ready=False,
+        )
+        dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
+    except (P2PDaemonError, RuntimeError, OSError, TimeoutError) as error:
+        raise TrainingError(
+            f"The network node did not start: {' '.join(str(error).split()) or type(error).__name__}. "
+            "Check the addresses in --initial-peers (the id at the end included) and that the port is free."
+        ) from None
+    return dht
+
+
+def full_addresses(dht: DHT) -> list[str]:
+    """Addresses of this node as newcomers pass them to `--initial-peers`, those on the local machine last."""
+    addresses = [str(address) for address in dht.get_visible_maddrs(latest=True)]
+    return sorted(addresses, key=lambda address: "/127.0.0.1/" in address or "/::1/" in address)
+
+
+def post_recipe(dht: DHT, run: RunConfig, identity: Identity) -> None:
+    """Says which recipe this peer trains; renew it within `RECIPE_SECONDS`."""
+    dht.store(
+        f"{run.run_id}_recipe",
+        subkey=identity.signer().local_public_key,
+        value=run.digest,
+        expiration_time=get_dht_time() + RECIPE_SECONDS,
+        return_future=True,
+    )
+
+
+def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) -> None:
+    """Compares the recipe with what the peers of the run train.
+
+    Raises:
+        RefusedByRun: If they train another recipe, or no peer knows a run of this name.
+    """
+    deadline = time.monotonic() + patience_seconds
+    while not (digests := _posted_digests(dht, run.run_id)):
+        if time.monotonic() >= deadline:
+            raise RefusedByRun(
+                f"The peers at the given addresses know no run named {run.run_id!r}. "
+                "Check the recipe and the addresses, or start the run with `python -m training bootstrap`."
+            )
+        time.sleep(0.5)
+    if run.digest not in digests:
+        raise RefusedByRun(
+            f"The run {run.run_id!r} trains another recipe: its digest is {', '.join(sorted(digests))}, "
+            f"yours is {run.digest}. Take the recipe from the run's page."
+        )
+
+
+def _posted_digests(dht: DHT, run_id: str) -> set[str]:
+    found = dht.get(f"{run_id}_recipe", latest=True, return_future=True).result(timeout=15)
+    entries = found.value if found is not None and isinstance(found.value, dict) else {}
+    values = (entry.value for entry in entries.values() if isinstance(entry, ValueWithExpiration))
+    return {value for value in values if isinstance(value, str) and len(value) <= 64}
+
+
+def _parse(address: str) -> Multiaddr:
+    try:
+        return Multiaddr(address)
+    except ValueError:
+        raise BadInput(
+            f"{address!r} is no network address; one looks like /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId."
+        ) from None
+
+
+def _check_reachable(initial_peers: Sequence[str]) -> None:
+    """Tries a plain connection to each address, all at once; one answer is enough."""
+    for address in initial_peers:
+        if "p2p" not in _parse(address):
+            raise BadInput(f"{address!r} lacks the peer's id: it must end in /p2p/ID, as the bootstrap peer prints it.")
+    with ThreadPoolExecutor(len(initial_peers)) as pool:
+        faults = list(pool.map(_connection_fault, initial_peers))
+    if all(faults):
+        named = "; ".join(f"{address}: {fault}" for address, fault in zip(initial_peers, faults, strict=True))
+        raise TrainingError(
+            f"No initial peer answers ({named}). Check that the run is on, and that a firewall lets you out."
+        )
+
+
+def _connection_fault(address: str) -> str | None:
+    """Why nothing listens there; None if something does or the address is not one of TCP."""
+    maddr = _parse(address)
+    if "tcp" not in maddr or "p2p-circuit" in maddr:
+        return None
+    host = next((maddr[kind] for kind in ("ip4", "ip6", "dns", "dns4", "dns6") if kind in maddr), None)
+    if host is None:
+        return None
+    try:
+        socket.create_connection((host, int(maddr["tcp"])), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -1,0 +1,73 @@
+"""Who a peer is: one RSA key, kept in a file, names it to the network and signs its records."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+from typing import IO
+
+import multihash
+from cryptography.hazmat.primitives import serialization
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto import crypto_pb2
+from hivemind.utils.crypto import RSAPrivateKey
+
+from training.errors import BadInput
+
+
+class Identity:
+    """A peer's key, read from `state_dir/identity.key` or made there at the first start.
+
+    The folder is locked while the object lives, for two peers with one identity would take each other's messages.
+
+    Raises:
+        BadInput: If the folder cannot be used or another process uses it.
+    """
+
+    def __init__(self, state_dir: Path):
+        self.path = state_dir / "identity.key"
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            self._lock: IO = (state_dir / "lock").open("a")
+            os.set_inheritable(self._lock.fileno(), False)
+        except OSError as error:
+            raise BadInput(f"The folder {state_dir} cannot be used: {error}. Give another with --state-dir.") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(
+                f"Another process uses {state_dir} now; stop it, or give another folder with --state-dir."
+            ) from None
+        if not self.path.is_file():
+            new = self.path.with_suffix(".new")
+            new.unlink(missing_ok=True)
+            P2P.generate_identity(str(new))
+            os.replace(new, self.path)
+        stored = self.path.read_bytes()
+        self.peer_id = PeerID.from_identity(stored)
+        self.private_key = RSAPrivateKey.__new__(RSAPrivateKey)
+        self.private_key.__setstate__({"_private_key": crypto_pb2.PrivateKey.FromString(stored).data})
+
+    def signer(self) -> RSASignatureValidator:
+        """Signs this peer's records and checks those of others."""
+        return RSASignatureValidator(self.private_key)
+
+
+def peer_id_of(subkey: bytes) -> PeerID | None:
+    """The peer id that belongs to the key which signed a record; None if the subkey holds no RSA key.
+
+    Source: libp2p's peer id is the hash of the public key (github.com/libp2p/specs, peer-ids/peer-ids.md).
+    """
+    found = RSASignatureValidator._PUBLIC_KEY_RE.findall(subkey)
+    if len(found) != 1:
+        return None
+    try:
+        public_key = serialization.load_ssh_public_key(found[0])
+    except ValueError:
+        return None
+    der = public_key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    wrapped = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
+    return PeerID(multihash.encode(hashlib.sha256(wrapped).digest(), multihash.coerce_code("sha2-256")))

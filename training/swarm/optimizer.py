@@ -1,0 +1,418 @@
+"""hivemind's optimizer with a run's settings, which says how each epoch's averaging went.
+
+The known faults of hivemind 1.1.12 that are met here: `client_mode` must be given (its condition is inverted), the
+gradient averager gets its settings from a factory alone (`averager_opts` do not reach it), downloads of the state have
+an end, and an epoch that was not averaged is told from one that was.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import hivemind
+import torch
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.dht import DHT
+from hivemind.optim.progress_tracker import GlobalTrainingProgress, ProgressTracker
+from hivemind.optim.state_averager import load_optimizer_state
+from hivemind.utils import get_dht_time
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from training.config import RunConfig
+from training.errors import TrainingError
+from training.optim.lamb import build_optimizer, load_optimizer_tensors, parameter_groups
+from training.optim.schedule import learning_rate_factor
+from training.swarm.averaging import (
+    AveragedGroup,
+    RoundReport,
+    SwarmGradientAverager,
+    SwarmStateAverager,
+    exchange_codec,
+    state_codec,
+)
+from training.swarm.download import download_state
+from training.swarm.identity import Identity
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+"""A peer without a group looks this often whether the others still wait for one."""
+LIVELY_WINDOWS = 6
+"""A peer that has not reported a sample for so many windows of matchmaking is not waited for."""
+DOWNLOAD_SECONDS = 1800.0
+"""Longest download of the state from one donor."""
+DOWNLOAD_BYTES_PER_PARAMETER = 12
+"""A donor that sends more than float32 weights and two float32 moments is given up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochReport:
+    """How the averaging of one epoch went for this peer."""
+
+    epoch: int
+    """The epoch that begins, that is the number of updates done."""
+    samples: int
+    """Samples that this peer contributed."""
+    group_size: int
+    """Peers in the gradients' group; 1 without one."""
+    senders: int
+    """Peers whose gradients entered the update with weight; 0 if this peer made no update."""
+    own_share: float | None
+    """Share of this peer's own gradient in its update; 1 means that nothing was averaged."""
+    others: int
+    """Other peers that were known to train."""
+    waiting_seconds: float
+    """From this peer's being ready for the update to the start of the average."""
+    averaging_seconds: float
+    """The average itself."""
+    bytes_sent: int
+    """Gradients, and parameters where they were averaged in the background."""
+    bytes_received: int
+    fault: str | None
+    """Why the gradients were not averaged; None if they were or nobody else was there."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether the peer took a step of its own although others were there."""
+        return self.others > 0 and self.senders == 1
+
+    @property
+    def missed(self) -> bool:
+        """Whether the peer made no update, because the others went on without it."""
+        return self.senders == 0
+
+
+class _LeftBehind(Exception):
+    """The others have averaged without this peer and begun the next epoch."""
+
+
+class LivelyTracker(ProgressTracker):
+    """hivemind's count of everyone's samples, which also knows who has reported a moment ago.
+
+    A record stays for long after its peer has died; groups should not wait for that peer.
+    """
+
+    def __init__(self, *, lively_seconds: float, **kwargs):
+        self.lively_seconds, self.lively_peers = lively_seconds, 0
+        super().__init__(**kwargs)
+
+    def _parse_swarm_progress_data(self, metadata: dict | None) -> GlobalTrainingProgress:
+        entries = metadata.values() if isinstance(metadata, dict) else ()
+        since = get_dht_time() - self.lively_seconds
+        self.lively_peers = sum(entry.value is not None and entry.value["time"] >= since for entry in entries)
+        return super()._parse_swarm_progress_data(metadata)
+
+
+class SwarmOptimizer(hivemind.Optimizer):
+    """`hivemind.Optimizer` for a run; make it with `build_swarm_optimizer`."""
+
+    def __init__(self, *, run: RunConfig, **kwargs):
+        self._run = run
+        self._reports: queue.SimpleQueue[EpochReport] = queue.SimpleQueue()
+        self._gradient_round: RoundReport | None = None
+        self._fault: str | None = None
+        self._others = 0
+        self._out_of_step = False
+        self._step_seconds, self._last_step = 0.0, time.monotonic()
+        super().__init__(run_id=run.run_id, **kwargs)
+
+    def _make_state_averager(self, **kwargs) -> SwarmStateAverager:
+        swarm = self._run.swarm
+        return SwarmStateAverager(
+            dht=self.dht,
+            prefix=f"{self.run_id}_state_averager",
+            min_matchmaking_time=self.matchmaking_time,
+            request_timeout=swarm.request_timeout_seconds,
+            min_group_size=swarm.min_group_size,
+            allreduce_timeout=self.allreduce_timeout,
+            next_chunk_timeout=self.next_chunk_timeout,
+            shutdown_timeout=self.shutdown_timeout,
+            offload_optimizer=self.offload_optimizer,
+            custom_gradients=self.offload_optimizer,
+            status_loglevel=self.status_loglevel,
+            client_mode=self.client_mode,
+            auxiliary=self.auxiliary,
+            start=True,
+            **kwargs,
+        )
+
+    @property
+    def parameter_shapes(self) -> list[torch.Size]:
+        """Shapes of the parameters in the order in which they travel."""
+        return [parameter.shape for group in self.opt.param_groups for parameter in group["params"]]
+
+    def take_epoch_reports(self) -> list[EpochReport]:
+        """Reports of the epochs that have ended since the last call."""
+        return _drain(self._reports)
+
+    def _update_global_epoch(self, grad_scaler: object) -> None:
+        began, self._gradient_round, self._fault = time.monotonic(), None, None
+        samples = self.grad_averager.local_samples_accumulated
+        self._others = max(self.tracker.global_progress.num_peers - 1, 0)
+        self._expect_peers()
+        try:
+            super()._update_global_epoch(grad_scaler)
+        except _LeftBehind:
+            self._out_of_step, samples = True, 0
+            self._fault = "the others went on without it, so it takes their state and its samples are lost"
+            self.scheduled_grads = None
+        report = self._gradient_round
+        _drain(self.grad_averager.reports)
+        background = _drain(self.state_averager.reports)
+        averaging = report.seconds if report else 0.0
+        self._reports.put(
+            EpochReport(
+                epoch=self.local_epoch,
+                samples=samples,
+                group_size=report.group_size if report else 1,
+                senders=report.senders if report else 1 - self._out_of_step,
+                own_share=report.own_share if report else 1.0,
+                others=self._others,
+                waiting_seconds=max(time.monotonic() - began - averaging, 0.0),
+                averaging_seconds=averaging,
+                bytes_sent=sum(r.bytes_sent for r in (report, *background) if r),
+                bytes_received=sum(r.bytes_received for r in (report, *background) if r),
+                fault=self._fault if self._others else None,
+            )
+        )
+
+    def _expect_peers(self) -> None:
+        """Tells the averagers how many peers the tracker knows, so that they need not wait out their windows."""
+        expected = min(self.tracker.lively_peers, self._run.swarm.max_group_size)
+        self.grad_averager.expected_group_size = self.state_averager.expected_group_size = expected
+        self.grad_averager.local_epoch = self.local_epoch
+
+    def step(self, *args, **kwargs) -> Tensor | None:
+        """See hivemind."""
+        now = time.monotonic()
+        self._step_seconds, self._last_step = now - self._last_step, now
+        return super().step(*args, **kwargs)
+
+    def _maybe_schedule_gradient_averaging(self) -> None:
+        """As in hivemind, but early enough for a peer whose steps are longer than the window."""
+        self._expect_peers()
+        now, due = get_dht_time(), self.tracker.estimated_next_update_time
+        if due - now > max(self.matchmaking_time, 1.5 * self._step_seconds):
+            return
+        if self.scheduled_grads is None or self.scheduled_grads.triggered or self.scheduled_grads.done():
+            self.scheduled_grads = self.grad_averager.schedule_step(timeout=self.averaging_timeout)
+
+    def _make_progress_tracker(self, target_batch_size: int, **kwargs) -> LivelyTracker:
+        return LivelyTracker(
+            lively_seconds=LIVELY_WINDOWS * self.matchmaking_time,
+            dht=self.dht,
+            prefix=self.run_id,
+            target_batch_size=target_batch_size,
+            client_mode=self.client_mode,
+            status_loglevel=self.status_loglevel,
+            start=True,
+            **kwargs,
+        )
+
+    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl | None) -> None:
+        """Waits for the average and keeps its report, or the reason why there is none.
+
+        Without an average the optimizer uses what the averager's buffers hold, this peer's own gradients. hivemind
+        would fill them anew from accumulators that it has emptied before, and step with zero gradients.
+        """
+        try:
+            if maybe_step_control is None:
+                raise TrainingError("no group was looked for")
+            group = self._await_group(maybe_step_control)
+            self._gradient_round = group.report
+            if group.report.senders < 2:
+                self._fault = "no other peer's gradients arrived"
+            epochs = [epoch for epoch in group.values() if isinstance(epoch, int)]
+            self._out_of_step = max(epochs, default=0) > self.grad_averager.local_epoch
+        except _LeftBehind:
+            raise
+        except Exception as error:  # also what the averager's process has met; the peer goes on and says so
+            self._fault = str(error) or type(error).__name__
+            if maybe_step_control is not None and not maybe_step_control.done():
+                maybe_step_control.cancel()
+        self._load_averaged_gradients_into_optimizer_()
+
+    def _await_group(self, control: StepControl) -> AveragedGroup:
+        """The group's average, as long as there is hope for one.
+
+        Raises:
+            _LeftBehind: If no group was found in the usual time and the others have begun the next epoch by now.
+            TrainingError: If nobody else is left.
+            TimeoutError: If there is no average within `averaging_timeout`.
+        """
+        swarm, began = self._run.swarm, time.monotonic()
+        usual_seconds = swarm.matchmaking_seconds + swarm.request_timeout_seconds
+        while True:
+            try:
+                return control.result(timeout=LOOK_SECONDS)
+            except TimeoutError:
+                waited = time.monotonic() - began
+                if control.done() or waited >= self.averaging_timeout:
+                    raise
+                if control.stage != AveragingStage.LOOKING_FOR_GROUP or waited < usual_seconds:
+                    continue
+                newest_epoch, others = self._look_around()
+                if newest_epoch > self.local_epoch:
+                    control.cancel()
+                    raise _LeftBehind from None
+                if not others:
+                    control.cancel()
+                    self._others = 0
+                    raise TrainingError("nobody else trains any more") from None
+
+    def _look_around(self) -> tuple[int, int]:
+        """The newest epoch of all peers and how many others train; the tracker itself stands still in an average."""
+        found = self.dht.get(self.tracker.training_progress_key, latest=True, return_future=True).result(timeout=5)
+        progress = self.tracker._parse_swarm_progress_data(found.value if found is not None else None)
+        return progress.epoch, max(self.tracker.lively_peers - 1, 0)
+
+    def _should_load_state_from_peers(self) -> bool:
+        """As in hivemind, and at once when a group has shown that this peer is behind the others."""
+        return self._out_of_step or super()._should_load_state_from_peers()
+
+    def load_state_from_peers(self, **kwargs) -> bool:
+        """Downloads the state of the run from a peer; whether one gave it. Every wait has an end.
+
+        Unlike hivemind's own, it does not try again without end, downloads no gradient buffers, checks what comes,
+        and refuses an older state than its own.
+        """
+        if self.scheduled_grads is not None and not self.scheduled_grads.done():
+            self._tag_along_with_zero_weight(self.scheduled_grads)
+            self.scheduled_grads = None
+        self.state_averager.step(wait_for_delayed_updates=True)
+        try:
+            state = download_state(
+                self.dht,
+                self.run_id,
+                shapes=self.parameter_shapes,
+                chunk_seconds=max(
+                    self._run.swarm.next_chunk_timeout_seconds, 2 * self._run.swarm.request_timeout_seconds
+                ),
+                total_seconds=DOWNLOAD_SECONDS,
+                max_bytes=1_000_000
+                + DOWNLOAD_BYTES_PER_PARAMETER * sum(shape.numel() for shape in self.parameter_shapes),
+                epochs=range(self.local_epoch, self._run.schedule.total_epochs + 1),
+                averager=SwarmStateAverager,
+            )
+        except TrainingError as error:
+            logger.warning("The state could not be loaded: %s", error)
+            return False
+        with self.tracker.pause_updates():
+            parameters = [parameter for group in self.opt.param_groups for parameter in group["params"]]
+            with torch.no_grad(), self.state_averager.lock_averaged_tensors:
+                settings = [{**group} for group in self.opt.param_groups]
+                try:
+                    load_optimizer_state(self.opt, state.optimizer_metadata, state.tensors[len(parameters) :])
+                except Exception as error:  # the metadata is a stranger's
+                    logger.warning("The optimizer state of %s cannot be read: %s", state.donor, error)
+                    return False
+                for group, own in zip(self.opt.param_groups, settings, strict=True):
+                    group.update(own)  # the recipe says the settings, not the donor
+                for parameter, tensor in zip(parameters, state.tensors, strict=False):
+                    parameter.copy_(tensor)
+            self._begin_epoch(state.epoch)
+        return True
+
+    def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
+        """Goes on from a checkpoint of the run: weights, moments (none: they start from zero) and epoch."""
+        with torch.no_grad(), self.state_averager.lock_averaged_tensors:
+            groups = parameter_groups(model, self._run.optimizer.weight_decay)
+            loaded = (parameter for group in groups for parameter in group["params"])
+            parameters = (parameter for group in self.opt.param_groups for parameter in group["params"])
+            for parameter, tensor in zip(parameters, loaded, strict=True):
+                parameter.copy_(tensor)
+            if optimizer_state:
+                load_optimizer_tensors(self.opt, optimizer_state)
+        with self.tracker.pause_updates():
+            self._begin_epoch(epoch)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """Uses the host's parameters for the model and counts samples anew; the tracker must be paused."""
+        self._out_of_step = False
+        self.state_averager._apply_optimizer_parameters_()
+        self.state_averager.local_epoch = epoch
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*lr_scheduler.step", category=UserWarning)
+            self.state_averager._update_scheduler()
+        self.grad_averager.reset_accumulated_grads_()
+        self.tracker.update_epoch(epoch)
+        self._should_check_synchronization_on_update = True
+        if not self.client_mode:
+            self.state_averager.state_sharing_priority = epoch
+
+    def say_goodbye(self, timeout_seconds: float = 2.0) -> None:
+        """Tells the others not to wait for this peer; the processes end with the role."""
+        self.state_averager.allow_state_sharing = False
+        self.tracker.shutdown(timeout_seconds)
+        for scheduled in (self.scheduled_grads, self.scheduled_state):
+            if scheduled is not None and not scheduled.done() and not scheduled.triggered:
+                scheduled.cancel()
+
+
+def build_swarm_optimizer(
+    model: nn.Module, run: RunConfig, *, dht: DHT, identity: Identity, micro_batch_size: int, client_mode: bool = False
+) -> SwarmOptimizer:
+    """The optimizer with which a peer takes part in a run.
+
+    Starts two averagers, each a process. hivemind then makes this process ignore SIGINT: listen to signals again.
+
+    Args:
+        model: Its parameters are trained; host copies in float32 belong to the optimizer.
+        run: The recipe.
+        dht: A running node that signs with `identity`.
+        identity: Whose progress is reported.
+        micro_batch_size: Samples a `step`.
+        client_mode: Accept no incoming connections.
+    """
+    swarm, schedule = run.swarm, run.schedule
+    return SwarmOptimizer(
+        run=run,
+        dht=dht,
+        target_batch_size=swarm.target_batch_size,
+        batch_size_per_step=micro_batch_size,
+        params=parameter_groups(model, run.optimizer.weight_decay),
+        optimizer=partial(build_optimizer, run.optimizer, lr=schedule.peak_learning_rate),
+        scheduler=lambda optimizer: LambdaLR(optimizer, lambda epoch: learning_rate_factor(epoch, schedule)),
+        matchmaking_time=swarm.matchmaking_seconds,
+        averaging_timeout=swarm.averaging_timeout_seconds,
+        allreduce_timeout=swarm.allreduce_timeout_seconds,
+        next_chunk_timeout=swarm.next_chunk_timeout_seconds,
+        load_state_timeout=DOWNLOAD_SECONDS,
+        offload_optimizer=True,
+        delay_optimizer_step=swarm.delay_optimizer_step,
+        delay_state_averaging=True,
+        average_state_every=swarm.average_state_every,
+        client_mode=client_mode,
+        grad_compression=exchange_codec(swarm.compression_threshold),
+        state_averaging_compression=exchange_codec(swarm.compression_threshold, swarm.state_bits),
+        load_state_compression=state_codec(),
+        grad_averager_factory=partial(
+            SwarmGradientAverager,
+            request_timeout=swarm.request_timeout_seconds,
+            min_group_size=swarm.min_group_size,
+            allow_state_sharing=False,
+        ),
+        tracker_opts=dict(
+            private_key=identity.private_key,
+            min_refresh_period=min(0.5, swarm.matchmaking_seconds / 5),
+            max_refresh_period=min(10.0, 4 * swarm.matchmaking_seconds),
+            default_refresh_period=min(3.0, swarm.matchmaking_seconds),
+            metadata_expiration=swarm.metrics_expiration_seconds,
+        ),
+        shutdown_timeout=2,
+    )
+
+
+def _drain(reports: queue.SimpleQueue) -> list:
+    drained = []
+    with suppress(queue.Empty):
+        while True:
+            drained.append(reports.get_nowait())
+    return drained

@@ -1,0 +1,33 @@
+"""Kills the process group that it leads and removes a folder as soon as the process that started it is gone.
+
+It runs as a file, isolated, so it imports the standard library alone; `training.processes` starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+
+POLL_SECONDS = 0.2
+
+
+def watch(role: int, folder: str) -> None:
+    """Waits until process `role` is no longer this one's parent, then kills the group, this process included.
+
+    Args:
+        role: Process id of the parent.
+        folder: Temporary files of the role and its children.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.getppid() == role:
+        time.sleep(POLL_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]), sys.argv[2])
