@@ -23,6 +23,7 @@ from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
 from training.errors import TrainingError
+from training.swarm.coroutine import wait_for_result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +92,7 @@ def download_state(
     faults = []
     for donor in donors:
         try:
-            state = asyncio.run(fetch(donor))
+            state = wait_for_result(fetch(donor))
             _check(state, shapes)
             return state
         except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried

@@ -13,6 +13,7 @@ from hivemind.averaging.partition import TensorPartContainer, TensorPartReducer
 from hivemind.compression import CompressionBase, deserialize_torch_tensor, serialize_torch_tensor
 
 from training.errors import TrainingError
+from training.swarm.coroutine import wait_for_result
 
 _WEIGHTS = (1.0, 3.0)
 """Two imagined peers, the second with three times the samples."""
@@ -32,7 +33,7 @@ def check_exchange(codec: CompressionBase, threshold: int) -> None:
         tensors = [torch.randn(size, generator=generator) + peer for peer in range(len(_WEIGHTS))]
         expected = sum(weight * tensor for weight, tensor in zip(_WEIGHTS, tensors, strict=True)) / sum(_WEIGHTS)
         try:
-            averaged = asyncio.run(_average(tensors, codec))
+            averaged = wait_for_result(_average(tensors, codec))
         except Exception as error:
             raise TrainingError(_sentence(f"{type(error).__name__}: {error}")) from error
         for result in averaged:

@@ -1,5 +1,6 @@
 """Two peers, each a process of its own with its own node, end with the weighted mean of what they began with."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -119,3 +120,10 @@ def test_the_self_test_refuses_a_codec_that_returns_something_else(monkeypatch):
     monkeypatch.setattr(Float16Compression, "extract", lambda self, tensor: 1.1 * extract(self, tensor))
     with pytest.raises(TrainingError, match="off by"):
         check_exchange(exchange_codec(65_536), 65_536)
+
+
+def test_the_self_test_passes_where_an_event_loop_runs_as_in_a_notebook():
+    async def notebook():
+        check_exchange(exchange_codec(65_536), 65_536)
+
+    asyncio.run(notebook())

@@ -1,0 +1,24 @@
+"""Waiting for a coroutine from ordinary code, wherever that runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def wait_for_result(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """What the coroutine returns or raises.
+
+    `asyncio.run` refuses where the calling thread has a running loop, as the main thread of a notebook does; the
+    coroutine then gets a thread of its own.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
