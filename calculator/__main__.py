@@ -9,10 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from calculator import browser
+from calculator import fit
 from calculator.architectures import PRESETS
+from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
-from calculator.estimate import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Estimate, Setup, estimate
+from calculator.estimate import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Estimate, Setup, estimate, setup_from
 from calculator.optimizers import ADAMW, OPTIMIZERS
 
 
@@ -27,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m calculator",
         description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup a "
         "line from standard input and writes one JSON result a line.",
-        epilog=f"Models: {', '.join(PRESETS)}.",
+        epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}.",
     )
     parser.add_argument("model", nargs="?", help="a preset (see below), or `batch`")
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
@@ -59,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pcie-generation", type=int, choices=tuple(PCIE_BYTES_PER_SECOND), default=3, help="bus to the host, 16 lanes"
     )
+    parser.add_argument(
+        "--gpu", choices=tuple(DEVICES), metavar="NAME", help="also say whether it fits this GPU, and what makes it fit"
+    )
     return parser
 
 
@@ -72,24 +76,41 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     try:
         flags = vars(_parser().parse_args(arguments))
-        as_json, path = flags.pop("json"), flags.pop("config")
+        as_json, path, gpu = flags.pop("json"), flags.pop("config"), flags.pop("gpu")
         if flags["model"] == "batch":
             return _batch()
         if (flags["model"] is None) == (path is None):
             raise BadSetup("Give a model or --config FILE; `python -m calculator --help` lists the models.")
-        result = estimate(Setup(config=_read(path) if path else None, **flags))
+        setup = Setup(config=_read(path) if path else None, **flags)
+        result = estimate(setup)
+        fits = {}
+        if gpu is not None:
+            device = device_named(gpu)
+            fits = {"verdict": fit.answer(setup, device), **fit.advice(setup, device)}
     except BadSetup as error:
         print(error, file=sys.stderr)
         return 2
-    print(json.dumps(result.as_dict()) if as_json else report(result))
+    if as_json:
+        print(json.dumps({**result.as_dict(), **({"fit": fits} if fits else {})}))
+    else:
+        print("\n".join([report(result), *(_fit_report(fits) if fits else [])]))
     return 0
 
 
 def _batch() -> int:
     for line in sys.stdin:
         if line.strip():
-            print(browser.estimate(line), flush=True)
+            print(_batch_line(line), flush=True)
     return 0
+
+
+def _batch_line(line: str) -> str:
+    try:
+        return json.dumps(estimate(setup_from(json.loads(line))).as_dict())
+    except json.JSONDecodeError as error:
+        return json.dumps({"error": f"This is not JSON: {error}."})
+    except BadSetup as error:
+        return json.dumps({"error": str(error)})
 
 
 def _read(path: str) -> dict:
@@ -119,6 +140,27 @@ def report(result: Estimate) -> str:
         lines.append(f"{'  in':<40} {result.transfer.seconds:>10.3f} s")
     lines += ["", *result.notes] if result.notes else []
     return "\n".join(lines)
+
+
+def _fit_report(fits: dict) -> list[str]:
+    """Sentences: whether it fits, the most that fits, and what makes it fit."""
+    judged = fits["verdict"]
+    lines = ["", judged["sentence"], *judged["notes"]]
+    if judged["largest_micro_batch"]:
+        lines.append(f"Largest micro-batch that fits, all else as it is: {judged['largest_micro_batch']:,}.")
+    if judged["longest_sequence"]:
+        lines.append(f"Longest sequence that fits, all else as it is: {judged['longest_sequence']:,} tokens.")
+    if judged["standing"] != "fits":
+        lines += ["", fits["sentence"]]
+        for number, suggestion in enumerate(fits["suggestions"], 1):
+            flags = " ".join(_flag(name, value) for name, value in suggestion["changes"].items())
+            lines += [f"{number}. {suggestion['sentence']}", f"   {flags}"]
+    return lines
+
+
+def _flag(name: str, value: object) -> str:
+    flag = "--" + name.replace("_", "-")
+    return flag if value is True else f"{flag} {str(value).lower()}"
 
 
 def _table(title: str, parts: dict[str, int], total: int) -> list[str]:

@@ -1,12 +1,42 @@
-"""The page's only entry: JSON string in, JSON string out."""
+"""The page's only entry: JSON strings in, JSON string out.
+
+A setup is an object with keys of `calculator.estimate.Setup` (`model` or `config`, and any of the others); a GPU is one
+of the names of `devices()`. Bytes are whole numbers. What is refused gives `{"error": "<one sentence>"}`.
+
+`catalogue()`
+    What a form offers; see its docstring.
+`estimate(setup)`
+    `model`, `parameters`, `parameters_by_part` {part: count}; `gpu` {`weights`, `gradients`, `optimizer_state`,
+    `activations`, `temporary`, `total`} at the peak; `saved_activations`, `autocast_weight_copies`, `gradient_bytes`,
+    `optimizer_state_bytes`; `host` {`parameters`, `gradients`, `optimizer_state`, `delta_rule`, `total`}; `peak`
+    {`phase`, `instant`}; `timeline`, a list in the order of the step, one entry for each run of like layers, of
+    {`phase` ("forward", "backward", "optimizer"), `place`, `instant` (the operation, may be empty), `bytes`, and parts
+    `weights`, `gradients`, `optimizer_state`, `activations`, `temporary` that add up to it}; `transfer`
+    {`bytes_per_step`, `seconds`}; `overhead` {name: bytes, `total`}; `notes`, sentences;
+    `baseline` {`setup` (whole), `parameters`, `gpu`, `host`, `peak`}: the same without any technique.
+`devices()`
+    A list of {`name`, `title`, `memory_bytes` (as sold), `usable_bytes`, `source` (of the latter), `unified`,
+    `bfloat16` (whether in hardware)}.
+`verdict(setup, gpu)`
+    {`gpu`, `fits`, `standing` ("fits", "tight", "does not fit"), `need_bytes`, `usable_bytes`, `margin_bytes` (negative
+    where it does not fit), `sentence`, `notes` (sentences), `largest_micro_batch` (0 if not even one fits),
+    `longest_sequence` (likewise; null where the model fixes it)}.
+`suggestions(setup, gpu)`
+    {`sentence`, `suggestions`}: a list, cheapest in time first, empty if the setup fits or nothing helps, of
+    {`techniques` (titles), `changes` {key: new value of the setup}, `extra_computation` (0.33: a third more),
+    `seconds_per_update` (over the bus), `verdict` (as above, without the last two), `sentence`}.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
+from calculator import fit
 from calculator.architectures import PRESETS
+from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
-from calculator.estimate import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, setup_from
+from calculator.estimate import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, plain, setup_from
 from calculator.estimate import estimate as estimate_setup
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.parameters import count_parameters
@@ -87,10 +117,37 @@ def catalogue() -> str:
 
 
 def estimate(setup_json: str) -> str:
-    """The estimate of one setup, as JSON; {"error": "<one sentence>"} if it is refused."""
+    """The estimate of one setup, and of the same without any technique."""
+
+    def answer(setup: Setup) -> dict:
+        without = plain(setup)
+        baseline = estimate_setup(without).as_dict()
+        parts = {name: baseline[name] for name in ("parameters", "gpu", "host", "peak")}
+        whole = {name: getattr(without, name) for name in Setup.__dataclass_fields__}
+        return {**estimate_setup(setup).as_dict(), "baseline": {"setup": whole, **parts}}
+
+    return _answered(setup_json, answer)
+
+
+def devices() -> str:
+    """The GPUs that `verdict` and `suggestions` know."""
+    names = ("name", "title", "memory_bytes", "usable_bytes", "source", "unified", "bfloat16")
+    return json.dumps([{name: getattr(device, name) for name in names} for device in DEVICES.values()])
+
+
+def verdict(setup_json: str, gpu: str) -> str:
+    """Whether a setup fits a GPU, the margin, and the largest micro-batch and longest sequence that fit."""
+    return _answered(setup_json, lambda setup: fit.answer(setup, device_named(gpu)))
+
+
+def suggestions(setup_json: str, gpu: str) -> str:
+    """The techniques that make a setup fit a GPU, cheapest in time first."""
+    return _answered(setup_json, lambda setup: fit.advice(setup, device_named(gpu)))
+
+
+def _answered(setup_json: str, answer: Callable[[Setup], dict]) -> str:
     try:
-        values = json.loads(setup_json)
-        return json.dumps(estimate_setup(setup_from(values)).as_dict())
+        return json.dumps(answer(setup_from(json.loads(setup_json))))
     except json.JSONDecodeError as error:
         return json.dumps({"error": f"This is not JSON: {error}."})
     except BadSetup as error:

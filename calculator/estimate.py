@@ -115,12 +115,21 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInstant:
-    """The highest instant of one stretch of the step."""
+    """The highest instant of one stretch of the step. The parts, as in `GpuMemory`, add up to `bytes`."""
 
     phase: str
+    """"forward", "backward" or "optimizer"."""
     place: str
+    """Where in the model, for people: "layer 12", "output head and loss"."""
+    instant: str
+    """The operation; empty where it is the place itself."""
     bytes: int
     """All that the device holds then."""
+    weights: int
+    gradients: int
+    optimizer_state: int
+    activations: int
+    temporary: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +209,6 @@ def estimate(setup: Setup) -> Estimate:
     instants = [_accumulating(instant, accumulated) for instant in timeline.instants] + [updating]
     highest = max(instants, key=lambda instant: instant.levels.live)
     gpu = _gpu(highest.levels, weights, state, inputs)
-    always = weights + state + inputs
     return Estimate(
         model=architecture.name,
         parameters=count_parameters(architecture, shared),
@@ -212,10 +220,7 @@ def estimate(setup: Setup) -> Estimate:
         optimizer_state_bytes=state,
         host=_host(setup, fixed, optimizer),
         peak=Peak(phase=highest.phase, instant=_sentence(highest, gpu)),
-        timeline=tuple(
-            StepInstant(phase=instant.phase, place=instant.place, bytes=always + instant.levels.live)
-            for instant in instants
-        ),
+        timeline=tuple([_step_instant(instant, weights, state, inputs) for instant in instants]),
         transfer=_transfer(setup, fixed),
         overhead=_overhead(),
         notes=_notes(setup, architecture),
@@ -407,6 +412,43 @@ def _gpu(levels: Levels, weights: int, state: int, inputs: int) -> GpuMemory:
         optimizer_state=state,
         activations=inputs + kept,
         temporary=levels.live - kept - levels.gradients,
+    )
+
+
+def _step_instant(instant: Instant, weights: int, state: int, inputs: int) -> StepInstant:
+    levels = instant.levels
+    kept = levels.activations + levels.weight_copies
+    return StepInstant(
+        phase=instant.phase,
+        place=instant.place,
+        instant=levels.instant,
+        bytes=weights + state + inputs + levels.live,
+        weights=weights,
+        gradients=levels.gradients,
+        optimizer_state=state,
+        activations=inputs + kept,
+        temporary=levels.live - kept - levels.gradients,
+    )
+
+
+def plain(setup: Setup) -> Setup:
+    """The same model, batch and lengths without any technique: 32 bit, single operations, AdamW, nothing saved."""
+    architecture = resolve(setup)
+    layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
+    text_to_image = architecture.family == "text-to-image"
+    return Setup(
+        model=setup.model,
+        config=setup.config,
+        micro_batch_size=setup.micro_batch_size,
+        sequence_length=setup.sequence_length,
+        target_length=setup.target_length,
+        dropout=setup.dropout,
+        accumulation_steps=setup.accumulation_steps,
+        pcie_generation=setup.pcie_generation,
+        precision="fp32",
+        attention="eager",
+        shared_groups=layers if architecture.shared_groups else None,
+        reversible=False if text_to_image else None,
     )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calculator import PRESETS, Architecture, BadSetup, Setup, estimate
@@ -44,7 +44,7 @@ def _change(setup: Setup, **fields) -> Setup:
 
 
 @given(setups())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_parts_add_up_and_nothing_is_negative(setup):
     result = estimate(setup).as_dict()
     for group in ("gpu", "host", "overhead"):
@@ -57,7 +57,7 @@ def test_parts_add_up_and_nothing_is_negative(setup):
 
 
 @given(setups(), st.integers(1, 3), st.integers(1, 100))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_more_never_takes_less(setup, batch, tokens):
     before = estimate(setup)
     grown = [_change(setup, micro_batch_size=setup.micro_batch_size + batch)]
@@ -70,7 +70,7 @@ def test_more_never_takes_less(setup, batch, tokens):
 
 
 @given(setups())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_techniques_never_take_more_on_the_gpu(setup):
     total = estimate(setup).gpu.total
     if not setup.offload_optimizer and not setup.optimizer.startswith("paged"):
@@ -130,7 +130,7 @@ def plays(draw):
 
 
 @given(plays())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_short_model_gives_what_every_layer_gives(case):
     architecture, options = case
     short, whole = play(architecture, options), play(architecture, dataclasses.replace(options, folded=False))
@@ -204,7 +204,7 @@ def test_refusals_say_what_is_accepted(begins, values):
         st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers()),
     )
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_garbage_gives_one_sentence_or_an_estimate(values):
     try:
         estimate(setup_from({"model": "gpt2", **values}))

@@ -1,0 +1,149 @@
+"""GPUs that volunteers have: what a program can use of their memory, and where each figure comes from.
+
+A card has less for PyTorch than its name says: the driver keeps a part, more of it with each of its generations. The
+figures are the smallest `total capacity` that PyTorch reported for a card on Linux in the cited place. Where no report
+was found, the driver's part is taken as `DRIVER_BYTES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calculator.errors import BadSetup
+
+GIB = 2**30
+MIB = 2**20
+DRIVER_BYTES = 768 * MIB
+"""The most that a driver keeps in the reports cited here: an A100 has 81 920 MiB by nvidia-smi and 79.25 GiB by
+PyTorch (modal-labs/modal-client pull request 2797, HiDream-ai/VAREdit issue 6)."""
+MPS_HIGH_WATERMARK = 1.7
+"""PyTorch lets Metal exceed its recommended working set by this (aten/src/ATen/mps/MPSAllocator.h,
+default_high_watermark_ratio); its reports of `max allowed` are divided by it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """A GPU as a setup names it."""
+
+    name: str
+    title: str
+    memory_bytes: int
+    """As its maker sells it."""
+    usable_bytes: int
+    """For PyTorch and the CUDA context together."""
+    capability: tuple[int, int] | None
+    """CUDA compute capability; None where there is no CUDA (developer.nvidia.com/cuda-gpus)."""
+    source: str
+    """Of `usable_bytes`."""
+    unified: bool = False
+    """Whether host and GPU share this memory: what is offloaded is still in it."""
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 in hardware: NVIDIA's from Ampere (8.0) on, and those without CUDA here."""
+        return self.capability is None or self.capability >= (8, 0)
+
+
+def _reported(
+    name: str, title: str, memory_gib: int, usable_gib: float, capability: tuple[int, int] | None, source: str
+) -> Device:
+    return Device(
+        name=name,
+        title=title,
+        memory_bytes=memory_gib * GIB,
+        usable_bytes=round(usable_gib * 1024) * MIB,
+        capability=capability,
+        source=f"total capacity by PyTorch: {source}",
+    )
+
+
+def _less_driver(
+    name: str, title: str, memory_gib: int, total_mib: int, capability: tuple[int, int], source: str
+) -> Device:
+    return Device(
+        name=name,
+        title=title,
+        memory_bytes=memory_gib * GIB,
+        usable_bytes=total_mib * MIB - DRIVER_BYTES,
+        capability=capability,
+        source=f"{source}, less the driver's part ({DRIVER_BYTES // MIB} MiB)",
+    )
+
+
+def _apple(memory_gib: int, allowed_gib: float, source: str) -> Device:
+    return Device(
+        name=f"apple-{memory_gib}gb",
+        title=f"Apple M series, {memory_gib} GB unified",
+        memory_bytes=memory_gib * GIB,
+        usable_bytes=round(allowed_gib / MPS_HIGH_WATERMARK * 1024) * MIB,
+        capability=None,
+        source=f"max allowed by PyTorch / {MPS_HIGH_WATERMARK}, Metal's recommended working set: {source}",
+        unified=True,
+    )
+
+
+_NVIDIA_SMI = "nvidia-smi: modal-labs/modal-client pull request 2797"
+
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        _reported("t4", "Tesla T4 (Colab)", 16, 14.56, (7, 5), "Zheng-Chong/CatVTON issue 133"),
+        _reported("p100", "Tesla P100", 16, 15.90, (6, 0), "googlecolab/colabtools issue 950"),
+        _reported("v100-16gb", "Tesla V100, 16 GB", 16, 15.77, (7, 0), "nomic-ai/gpt4all issue 544"),
+        _reported("v100-32gb", "Tesla V100, 32 GB", 32, 31.74, (7, 0), "haotian-liu/LLaVA issue 812"),
+        _reported("gtx-1080-ti", "GeForce GTX 1080 Ti", 11, 10.92, (6, 1), "Rubics-Xuan/TransBTS issue 45"),
+        _reported("rtx-2060", "GeForce RTX 2060", 6, 5.79, (7, 5), "facebookresearch/meshrcnn issue 92"),
+        _reported("rtx-2080-ti", "GeForce RTX 2080 Ti", 11, 10.76, (7, 5), "JDAI-CV/image-captioning issue 11"),
+        _reported("rtx-3060", "GeForce RTX 3060, 12 GB", 12, 11.75, (8, 6), "Kunhao-Liu/StyleGaussian issue 12"),
+        _reported("rtx-3070", "GeForce RTX 3070", 8, 7.78, (8, 6), "akshitac8/OW-DETR issue 46"),
+        _reported("rtx-3080", "GeForce RTX 3080, 10 GB", 10, 9.78, (8, 6), "zai-org/CogVideo issue 34"),
+        _reported("rtx-3090", "GeForce RTX 3090", 24, 23.70, (8, 6), "xiaoxiangAQ/GAS-Net issue 7"),
+        _reported("rtx-4060", "GeForce RTX 4060", 8, 7.72, (8, 9), "longxiang-ai/TSGS issue 6"),
+        _reported("rtx-4070-ti", "GeForce RTX 4070 Ti", 12, 11.70, (8, 9), "Kwai-Kolors/Kolors issue 11"),
+        _less_driver("rtx-4080", "GeForce RTX 4080", 16, 16 * 1024, (8, 9), "16 GB by NVIDIA"),
+        _reported("rtx-4090", "GeForce RTX 4090", 24, 23.52, (8, 9), "Soul-AILab/SoulX-FlashTalk issue 5"),
+        _less_driver("rtx-5070", "GeForce RTX 5070", 12, 12 * 1024, (12, 0), "12 GB by NVIDIA"),
+        _less_driver("rtx-5080", "GeForce RTX 5080", 16, 16 * 1024, (12, 0), "16 GB by NVIDIA"),
+        _reported("rtx-5090", "GeForce RTX 5090", 32, 31.36, (12, 0), "TrajectoryCrafter/TrajectoryCrafter issue 20"),
+        _less_driver("a10", "A10", 24, 23_028, (8, 6), _NVIDIA_SMI),
+        _less_driver("l4", "L4 (Colab)", 24, 23_034, (8, 9), _NVIDIA_SMI),
+        _reported("a100-40gb", "A100, 40 GB", 40, 39.50, (8, 0), "TianheWu/CoSeR issue 10"),
+        _reported("a100-80gb", "A100, 80 GB", 80, 79.25, (8, 0), "HiDream-ai/VAREdit issue 6"),
+        _less_driver("h100-80gb", "H100, 80 GB", 80, 81_559, (9, 0), _NVIDIA_SMI),
+        Device(
+            name="h200",
+            title="H200",
+            memory_bytes=141 * 10**9,
+            usable_bytes=141 * 10**9 - DRIVER_BYTES,
+            capability=(9, 0),
+            source=f"141 GB (10**9 bytes) by NVIDIA's data sheet, less the driver's part ({DRIVER_BYTES // MIB} MiB)",
+        ),
+        Device(
+            name="mi300x",
+            title="AMD Instinct MI300X",
+            memory_bytes=192 * GIB,
+            usable_bytes=201_310_208 * 1024,
+            capability=None,
+            source="device memory by rocminfo: ROCm/vllm issue 397",
+        ),
+        _apple(8, 9.07, "lllyasviel/Fooocus issue 1139"),
+        _apple(16, 18.13, "pinokiocomputer/pinokio issue 941"),
+        _apple(32, 36.27, "robbyant-research/MagicQuill issue 120"),
+        _apple(64, 81.60, "BoBo0037/bobo-fun issue 8"),
+    )
+}
+"""Every GPU that a setup may name, older and smaller ones first."""
+
+
+def device_named(name: object) -> Device:
+    """The GPU of that name.
+
+    Raises:
+        BadSetup: If there is none; the message lists all.
+
+    >>> device_named("t4").usable_bytes
+    15633219584
+    """
+    if not isinstance(name, str) or name not in DEVICES:
+        raise BadSetup(f"gpu is one of {', '.join(DEVICES)}, not {name!r}.")
+    return DEVICES[name]

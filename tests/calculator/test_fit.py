@@ -1,0 +1,171 @@
+"""Verdicts: their margin, the most that fits, and techniques that really make a setup fit."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from calculator import BadSetup, Setup, browser, estimate
+from calculator.__main__ import main
+from calculator.devices import DEVICES, GIB, device_named
+from calculator.estimate import plain
+from calculator.fit import (
+    TIGHT_PERCENT,
+    largest_micro_batch,
+    longest_sequence,
+    need_bytes,
+    suggestions,
+    verdict,
+)
+
+T4 = device_named("t4")
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_every_gpu_has_less_than_it_is_sold_with_and_a_source(device):
+    assert 0.6 * device.memory_bytes < device.usable_bytes < device.memory_bytes
+    assert device.source
+    assert device.unified == device.name.startswith("apple")
+
+
+def test_asked_for_gpus_are_there():
+    asked = "t4 p100 v100 gtx-1080-ti rtx-2060 rtx-5090 a10 a100 h100 h200 mi300x apple"
+    assert all(any(name.startswith(part) for name in DEVICES) for part in asked.split())
+
+
+@given(st.sampled_from(["gpt2", "bert-base", "t5-small"]), st.sampled_from(list(DEVICES)), st.integers(1, 64))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_verdict_follows_from_need_and_usable_memory(model, name, size):
+    setup, device = Setup(model=model, micro_batch_size=size), device_named(name)
+    judged = verdict(setup, device)
+    result = estimate(setup)
+    assert judged.need_bytes == result.gpu.total + (0 if device.unified else result.overhead["total"])
+    assert judged.margin_bytes == device.usable_bytes - judged.need_bytes
+    assert judged.fits == (judged.margin_bytes >= 0) == (judged.standing != "does not fit")
+    if judged.fits:
+        tight = judged.margin_bytes / device.usable_bytes < TIGHT_PERCENT / 100
+        assert tight == (judged.standing == "tight")
+    assert f"{abs(judged.margin_bytes) / GIB:.2f} GiB" in judged.sentence
+
+
+@pytest.mark.parametrize("model", ["gpt2", "bert-large", "t5-base", "gpt-j-6b", "dalle-2021"])
+@pytest.mark.parametrize("name", ["rtx-2060", "a100-80gb"])
+def test_the_most_that_fits_is_the_most(model, name):
+    setup, device = Setup(model=model, optimizer="adamw8bit"), device_named(name)
+    size = largest_micro_batch(setup, device)
+    assert need_bytes(dataclasses.replace(setup, micro_batch_size=size + 1), device) > device.usable_bytes
+    if size:
+        assert need_bytes(dataclasses.replace(setup, micro_batch_size=size), device) <= device.usable_bytes
+    length = longest_sequence(setup, device)
+    if length is None:
+        assert model == "dalle-2021"
+        return
+    if length:
+        assert need_bytes(dataclasses.replace(setup, sequence_length=length), device) <= device.usable_bytes
+    try:
+        longer = dataclasses.replace(setup, sequence_length=length + 1)
+        assert need_bytes(longer, device) > device.usable_bytes
+    except BadSetup:
+        assert length == {"gpt2": 1024, "bert-large": 512, "gpt-j-6b": 2048}[model]
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        Setup(model="gpt2-large", micro_batch_size=8),
+        Setup(model="gpt2-large", precision="fp32", attention="eager", micro_batch_size=2),
+        Setup(model="t5-large", optimizer="lamb", micro_batch_size=4),
+        Setup(model="dalle-2021", reversible=False, micro_batch_size=4),
+        Setup(model="gpt-j-6b", checkpointing=True, optimizer="adamw8bit"),
+    ],
+    ids=lambda setup: setup.model,
+)
+def test_suggestions_make_it_fit(setup):
+    assert not verdict(setup, T4).fits
+    found = suggestions(setup, T4)
+    assert found
+    for suggestion in found:
+        changed = dataclasses.replace(setup, **suggestion.changes)
+        assert all(getattr(setup, name) != value for name, value in suggestion.changes.items())
+        assert verdict(changed, T4) == suggestion.verdict
+        assert suggestion.verdict.fits
+        samples = setup.micro_batch_size * setup.accumulation_steps
+        assert changed.micro_batch_size * changed.accumulation_steps == samples
+        if changed.offload_optimizer:
+            assert suggestion.seconds_per_update == estimate(changed).transfer.seconds > 0
+    same_model = [suggestion for suggestion in found if "shared_groups" not in suggestion.changes]
+    costs = [suggestion.extra_computation for suggestion in same_model]
+    assert costs == sorted(costs)
+    assert found[: len(same_model)] == same_model
+
+
+def test_a_setup_that_fits_needs_no_advice():
+    assert suggestions(Setup(model="gpt2"), device_named("a100-40gb")) == []
+
+
+def test_nothing_makes_a_model_fit_whose_weights_alone_do_not():
+    answer = json.loads(browser.suggestions('{"model": "gpt3-175b", "precision": "bf16", "shared_groups": 90}', "t4"))
+    assert answer["suggestions"] == []
+    assert answer["sentence"].startswith("No set of techniques")
+
+
+def test_unified_memory_gains_nothing_from_offloading():
+    apple = device_named("apple-16gb")
+    setup = Setup(model="gpt2-medium", offload_optimizer=True)
+    result = estimate(setup)
+    assert need_bytes(setup, apple) == result.gpu.total + result.host.total
+    assert all("offload_optimizer" not in s.changes for s in suggestions(Setup(model="gpt2-large"), apple))
+
+
+def test_notes_name_what_a_gpu_lacks():
+    assert any("bfloat16" in note for note in verdict(Setup(model="gpt2"), T4).notes)
+    assert verdict(Setup(model="gpt2", precision="amp-fp16"), T4).notes == ()
+    assert verdict(Setup(model="gpt2"), device_named("rtx-3090")).notes == ()
+
+
+def test_page_gets_plain_json():
+    listed = json.loads(browser.devices())
+    assert [device["name"] for device in listed] == list(DEVICES)
+    judged = json.loads(browser.verdict('{"model": "gpt2-large"}', "rtx-3090"))
+    assert judged["largest_micro_batch"] >= 1 and judged["longest_sequence"] == 1024
+    advised = json.loads(browser.suggestions('{"model": "gpt2-large", "micro_batch_size": 8}', "t4"))
+    assert advised["suggestions"][0]["verdict"]["fits"]
+    for refused in (
+        browser.verdict('{"model": "gpt2"}', "voodoo2"),
+        browser.suggestions("not json", "t4"),
+        browser.verdict('{"model": "gpt9"}', "t4"),
+    ):
+        assert list(json.loads(refused)) == ["error"]
+
+
+def test_estimate_of_the_page_has_a_timeline_to_draw_and_a_baseline():
+    answer = json.loads(browser.estimate('{"model": "dalle-2021", "optimizer": "lamb8bit-demo"}'))
+    phases = [instant["phase"] for instant in answer["timeline"]]
+    assert phases == sorted(phases, key=["forward", "backward", "optimizer"].index)
+    for instant in answer["timeline"]:
+        parts = ("weights", "gradients", "optimizer_state", "activations", "temporary")
+        assert instant["bytes"] == sum(instant[part] for part in parts)
+        assert all(instant[part] >= 0 for part in parts)
+    assert max(instant["bytes"] for instant in answer["timeline"]) == answer["gpu"]["total"]
+    baseline = answer["baseline"]
+    assert baseline["parameters"] > 8 * answer["parameters"]  # 64 layers for 5
+    assert baseline["gpu"]["total"] > 10 * answer["gpu"]["total"]
+    assert baseline["setup"]["precision"] == "fp32" and baseline["setup"]["model"] == "dalle-2021"
+    without = plain(Setup(model="gpt2", checkpointing=True, micro_batch_size=3, dropout=0.2))
+    assert without == Setup(
+        model="gpt2", micro_batch_size=3, dropout=0.2, precision="fp32", attention="eager", optimizer="adamw"
+    )
+
+
+def test_command_line_says_whether_it_fits(capsys):
+    assert main(["gpt2-large", "--micro-batch-size", "8", "--gpu", "t4"]) == 0
+    said = capsys.readouterr().out
+    assert "does not fit the Tesla T4" in said
+    assert "1. With " in said and "--micro-batch-size 1 --accumulation-steps 8" in said
+    assert main(["gpt2", "--gpu", "t4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)["fit"]
+    assert answer["verdict"]["fits"] and answer["suggestions"] == []
+    assert main(["gpt2", "--gpu", "voodoo2"]) == 2
+    assert "voodoo2" in capsys.readouterr().err
