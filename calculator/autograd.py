@@ -300,6 +300,7 @@ class Tape:
             return
         leaf.node = Node("accumulating", (), None, (leaf.storage,))
         self.leaves.append(leaf.storage)
+        self._keep((leaf.storage,))
 
     def _keep(self, saved: tuple) -> None:
         for storage in saved:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from calculator.architectures import PRESETS, Architecture, from_config
@@ -167,14 +167,20 @@ class Estimate:
 
     def as_dict(self) -> dict:
         """The result as plain data."""
-        result = {field.name: getattr(self, field.name) for field in fields(self)}
+        result = _plain(self)
         for name in ("gpu", "host"):
-            result[name] = {**asdict(result[name]), "total": result[name].total}
+            part = result[name]
+            result[name] = {**_plain(part), "total": part.total}
         for name in ("peak", "transfer"):
-            result[name] = asdict(result[name])
-        result["timeline"] = [asdict(instant) for instant in self.timeline]
+            result[name] = _plain(result[name])
+        result["timeline"] = [_plain(instant) for instant in self.timeline]
         result["notes"] = list(self.notes)
         return result
+
+
+def _plain(record: object) -> dict:
+    """Names and values of a dataclass (unlike `asdict`, without copies of what is in them)."""
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def estimate(setup: Setup) -> Estimate:
@@ -332,6 +338,7 @@ def _fixed(
     architecture: Architecture, shared_groups: int, itemsize: int, optimizer: Optimizer, embeddings_32bit: bool
 ) -> _Fixed:
     values = tensors = weights = copies = host = paged = whole = largest = 0
+    previous = 0
     state = optimizer.shared_bytes
     host = optimizer.shared_bytes
     for tensor in parameter_tensors(architecture, shared_groups):
@@ -353,7 +360,9 @@ def _fixed(
                 paged += times * 2 * allocated_bytes(count, 1)
         step = optimizer.step_bytes(tensor, itemsize)
         whole += times * step
-        largest = max(largest, step)
+        largest = max(largest, step + previous)
+        if optimizer.keeps_previous:
+            previous = allocated_bytes(count, itemsize)
     if optimizer.step_counters:
         host += tensors * allocated_bytes(1, 4)
     return _Fixed(values, tensors, weights, copies, state, host, paged, whole if optimizer.whole_step else largest)
@@ -489,7 +498,7 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
 
 
 def _sentence(instant: Instant, gpu: GpuMemory) -> str:
-    parts = sorted(asdict(gpu).items(), key=lambda part: -part[1])
+    parts = sorted(_plain(gpu).items(), key=lambda part: -part[1])
     largest = " and ".join(f"{name.replace('_', ' ')} ({size / 2**30:.2f} GiB)" for name, size in parts[:2])
     if instant.phase == "optimizer":
         when = "In the optimizer's update"

@@ -60,6 +60,8 @@ class Optimizer:
     """Whether one number a tensor is kept on the host (torch.optim's `step`)."""
     whole_step: bool = False
     """Whether the update of all tensors takes its temporary memory at once (`foreach`)."""
+    keeps_previous: bool = False
+    """Whether one temporary of a tensor stays until that of the next takes its name (`for-loop`)."""
 
 
 def _moments(rule: Moments) -> Callable[[ParameterTensor, int], int]:
@@ -119,7 +121,7 @@ def _adafactor_step(tensor: ParameterTensor, itemsize: int) -> int:
     vectors = 0
     if len(tensor.shape) >= 2:
         vectors = allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.shape[-1], 4)
-    return (2 if itemsize == 4 else 4) * matrix + vectors + 2 * allocated_bytes(1, 4)
+    return (2 if itemsize == 4 else 4) * matrix + vectors
 
 
 _MAPS_OF_ONE, _MAPS_OF_TWO = allocated_bytes(256, 4), 2 * allocated_bytes(256, 4)
@@ -145,6 +147,7 @@ def _adamw(implementation: str, step_bytes: Callable[[ParameterTensor, int], int
         step_bytes=step_bytes,
         step_counters=True,
         whole_step=implementation == "foreach",
+        keeps_previous=implementation == "for-loop",
     )
 
 

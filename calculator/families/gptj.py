@@ -16,10 +16,10 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
         "embedding.tokens": (a.vocab_size, d),
         "norm.weight": (d,),
         "norm.bias": (d,),
-        "head.bias": (a.vocab_size,),
     }
     if not a.tied_embeddings:
         outside["head.weight"] = (a.vocab_size, d)
+    outside["head.bias"] = (a.vocab_size,)
     layer = {
         "norm.weight": (d,),
         "norm.bias": (d,),

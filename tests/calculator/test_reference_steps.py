@@ -2,7 +2,7 @@
 
 `reference_steps.json` holds byte counts of one step of transformers 5.23 models, run on fake CUDA tensors under
 PyTorch 2.13: every storage rounded up to 512 bytes, optimizer state present, no CUDA context. No constant in the
-calculator comes from them.
+calculator comes from them; those with `held_out` were drawn at random after it was written, with two or three layers.
 """
 
 import json
@@ -16,16 +16,19 @@ STEPS = json.loads((Path(__file__).parent / "reference_steps.json").read_text())
 
 
 def _name(step):
-    return " ".join(str(value) for value in step["setup"].values())
+    values = dict(step["setup"])
+    config = values.pop("config", None)
+    return " ".join(str(value) for value in ([config["model_type"]] if config else []) + list(values.values()))
 
 
 @pytest.mark.parametrize("step", STEPS, ids=_name)
 def test_step(step):
     result = estimate(setup_from(step["setup"]))
+    assert result.parameters == step["parameters"]
     assert result.saved_activations == step["saved_activations"]
     assert result.autocast_weight_copies == step["autocast_weight_copies"]
     assert result.gradient_bytes == step["gradient_bytes"]
     assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
     assert result.host.total == pytest.approx(step["host_total"], rel=1e-6)
-    assert result.gpu.total == pytest.approx(step["peak"], rel=1e-4)
+    assert result.gpu.total == pytest.approx(step["peak"], rel=1e-6)
     assert result.peak.phase == step["peak_phase"]
