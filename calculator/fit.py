@@ -109,7 +109,7 @@ def largest_micro_batch(setup: Setup, device: Device) -> int:
 
     >>> from calculator.devices import device_named
     >>> largest_micro_batch(Setup(model="gpt2", checkpointing=True), device_named("rtx-2060"))
-    5
+    6
     """
     return _largest(lambda size: need_bytes(replace(setup, micro_batch_size=size), device), LONGEST, device)
 
