@@ -7,6 +7,8 @@ build/site/assets.json, under names that change with their content.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -35,7 +37,11 @@ class Assets:
     """Addresses of what was made, relative to the site's root."""
 
     runtime: str
-    """Folder of Pyodide, its trimmed standard library and the calculator."""
+    """Folder of Pyodide, its trimmed standard library, the calculator and the snapshot."""
+    lock: dict
+    """Pyodide's lock file without packages."""
+    snapshot: str
+    """Digest of the snapshot, as browsers check it."""
     plotly: str
     """The charts' library."""
 
@@ -70,25 +76,34 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
     """
     packages = fetch_packages(root, say=say)
     setups = json.dumps(exercise_setups())
-    inputs = [root / "package-lock.json", root / "site/builder/runtime.mjs", root / "site/builder/answer.py"]
-    inputs += sorted((root / "calculator").rglob("*.py"))
+    inputs = [root / "package-lock.json", root / "site/builder/runtime.mjs"]
+    inputs += sorted([*(root / "calculator").rglob("*.py"), *(root / "site/builder/answers").glob("*.py")])
     digest = hashlib.sha256(setups.encode())
     for file in inputs:
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     plotly = packages / "plotly.js-basic-dist-min"
-    made = Assets(
-        runtime=f"runtime/{digest.hexdigest()[:12]}/",
-        plotly=f"vendor/plotly-basic-{json.loads((plotly / 'package.json').read_text())['version']}.min.js",
-    )
-    if (BUILT / "assets.json").is_file() and load_assets() == made:
-        return made
-    say("Making the browser's Python (once; about 10 s) ...")
+    runtime = f"runtime/{digest.hexdigest()[:12]}/"
+    charts = f"vendor/plotly-basic-{json.loads((plotly / 'package.json').read_text())['version']}.min.js"
+    if (BUILT / "assets.json").is_file():
+        with contextlib.suppress(BuildFailed):
+            made = load_assets()
+            if (made.runtime, made.plotly) == (runtime, charts):
+                return made
+    say("Making the browser's Python (once; about 15 s) ...")
     BUILT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILT) as new:
         files = Path(new, "files")
         (files / "vendor").mkdir(parents=True)
-        shutil.copyfile(plotly / "plotly-basic.min.js", files / made.plotly)
-        _make_runtime(root, packages / "pyodide", setups, files / made.runtime)
+        shutil.copyfile(plotly / "plotly-basic.min.js", files / charts)
+        _make_runtime(root, packages / "pyodide", setups, files / runtime)
+        snapshot = hashlib.sha256((files / runtime / "snapshot.wasm").read_bytes()).digest()
+        info = json.loads((packages / "pyodide" / "pyodide-lock.json").read_text())["info"]
+        made = Assets(
+            runtime=runtime,
+            lock={"info": info, "packages": {}},
+            snapshot=f"sha256-{base64.b64encode(snapshot).decode()}",
+            plotly=charts,
+        )
         (BUILT / "assets.json").unlink(missing_ok=True)
         shutil.rmtree(BUILT / "files", ignore_errors=True)
         files.rename(BUILT / "files")
@@ -117,12 +132,10 @@ def _make_runtime(root: Path, pyodide: Path, setups: str, out: Path) -> None:
     out.mkdir(parents=True)
     for name in RUNTIME_FILES:
         shutil.copyfile(pyodide / name, out / name)
-    lock = json.loads((pyodide / "pyodide-lock.json").read_text())
-    (out / "pyodide-lock.json").write_text(json.dumps({"info": lock["info"], "packages": {}}))
     setups_file = out / "setups.json"
     setups_file.write_text(setups)
     builder = root / "site" / "builder"
-    sources = [pyodide, root / "calculator", builder / "answer.py", setups_file]
+    sources = [pyodide, root / "calculator", builder / "answers", setups_file]
     _node_program("node", [str(builder / "runtime.mjs"), *map(str, sources), str(out)], cwd=root)
     setups_file.unlink()
 

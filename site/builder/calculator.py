@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from builder.answer import answer
+from builder.answers import advise, answer
+from builder.answers.models import own_values
+from builder.answers.shown import HOST_PARTS, PARTS
+from builder.answers.words import show_bytes
 from calculator import browser
+from calculator.architectures import PRESETS
+from calculator.estimate import estimate, setup_from
 
 DEFAULT = {"model": "gpt2-large", "micro_batch_size": 1, "optimizer": "adamw8bit", "checkpointing": True}
 """The setup of the first answer: the paper's tutorial (section 2.3)."""
 
+DEFAULT_GPU = "t4"
+"""The GPU that a volunteer gets for nothing in Google Colab."""
+
 CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", "3": "every 3rd", "4": "every 4th"}
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
+
+
+PIN_ROWS = {"total": "Total", **{f"gpu-{part}": label for part, label in PARTS.items()}, "host-total": "On the host"}
+"""Rows of the comparison: the place of a text in an answer, and its label."""
+
+REFERENCE_STEPS = Path(__file__).resolve().parents[2] / "tests" / "calculator" / "reference_steps.json"
+"""Byte counts of training steps of real model code."""
 
 
 def page_data() -> dict:
@@ -21,16 +37,47 @@ def page_data() -> dict:
         ValueError: If the calculator refuses the default setup.
     """
     catalogue = json.loads(browser.catalogue())
-    shown = json.loads(answer(json.dumps(DEFAULT)))
+    request = json.dumps({"setup": DEFAULT, "gpu": DEFAULT_GPU})
+    shown = json.loads(answer(request))
     if "error" in shown:
         raise ValueError(f"The calculator refuses the page's default setup: {shown['error']}")
+    peak = next(row for row in shown["timeline"] if row["peak"])
     return {
         "shown": shown,
+        "advice": json.loads(advise(request)),
+        "step_label": (
+            f"Memory held during the step, in {len(shown['timeline'])} stretches; the peak is in {peak['phase']}, "
+            f"{peak['place']}: {peak['bytes']}"
+        ),
+        "parts": PARTS,
+        "host_parts": HOST_PARTS,
+        "pin_rows": PIN_ROWS,
+        "errors": measured_errors(),
         "groups": _groups(catalogue),
-        "models": _own_values(catalogue),
+        "models": {name: own_values(architecture) for name, architecture in PRESETS.items()},
         "default_model": DEFAULT["model"],
         "hidden": ["target_length", "reversible", "optimizer_impl", "delta_rule", "pcie_generation"],
     }
+
+
+def measured_errors() -> dict[str, str]:
+    """For each number of the page, how far off it is on the reference steps."""
+    steps = json.loads(REFERENCE_STEPS.read_text())
+    results = [estimate(setup_from(step["setup"])) for step in steps]
+    compared = {
+        "gpu-gradients": ("all gradients", "gradient_bytes", [result.gradient_bytes for result in results]),
+        "gpu-optimizer_state": ("state", "optimizer_state_bytes", [result.optimizer_state_bytes for result in results]),
+        "gpu-activations": ("activations kept", "saved_activations", [result.saved_activations for result in results]),
+        "gpu-temporary": ("the whole peak", "peak", [result.gpu.total for result in results]),
+        "host-optimizer_state": ("host memory", "host_total", [result.host.total for result in results]),
+    }
+    sentences = {}
+    for place, (what, key, computed) in compared.items():
+        pairs = [(mine, step[key]) for mine, step in zip(computed, steps, strict=True) if step[key]]
+        largest = max(abs(mine - real) / real for mine, real in pairs)
+        off = "no byte off" if largest == 0 else f"at most {max(largest, 1e-6) * 100:.2g} % off"
+        sentences[place] = f"Compared with {len(pairs)} training steps of real model code, {what}: {off}."
+    return sentences
 
 
 def exercise_setups() -> list[dict]:
@@ -44,24 +91,6 @@ def exercise_setups() -> list[dict]:
     return setups
 
 
-def _own_values(catalogue: dict) -> dict[str, dict]:
-    """For each model: what its empty fields mean, whether its layers are reversible, and what it has not."""
-    return {
-        model["name"]: {
-            "placeholders": {
-                "sequence_length": str(model["sequence_length"]),
-                "target_length": str(model["target_length"] or ""),
-                "dropout": str(model["dropout"]),
-                "shared_groups": str(model["shared_groups"] or "none shared"),
-            },
-            "reversible": model["reversible"],
-            "two_stacks": bool(model["target_length"]),
-            "text_to_image": model["family"] == "text-to-image",
-        }
-        for model in catalogue["models"]
-    }
-
-
 def _groups(catalogue: dict) -> list[dict]:
     choices = catalogue["choices"]
     return [
@@ -69,10 +98,11 @@ def _groups(catalogue: dict) -> list[dict]:
             "title": "Model",
             "folded": False,
             "fields": [
-                _choice("model", "Model", _models(catalogue)),
+                _search("model", "Model", _models(catalogue), "Type to search."),
                 _number("micro_batch_size", "Micro-batch", "Samples in one forward pass."),
                 _number("sequence_length", "Sequence length", "Tokens a sample."),
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
+                _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use of it."),
             ],
         },
         {
@@ -113,8 +143,19 @@ def _groups(catalogue: dict) -> list[dict]:
 def _models(catalogue: dict) -> list[dict]:
     groups: dict[str, list[dict]] = {}
     for model in catalogue["models"]:
-        groups.setdefault(model["family_title"], []).append({"value": model["name"], "label": model["name"]})
+        option = {"value": model["name"], "label": _in_short(model["parameters"])}
+        groups.setdefault(model["family_title"], []).append(option)
     return [{"label": title, "options": options} for title, options in groups.items()]
+
+
+def _gpus() -> list[dict]:
+    gpus = json.loads(browser.devices())
+    labels = {gpu["name"]: f"{gpu['title']}: {show_bytes(gpu['usable_bytes'])}" for gpu in gpus}
+    return _options({"": "none", **labels})
+
+
+def _in_short(parameters: int) -> str:
+    return f"{parameters / 1e9:.3g} B parameters" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M parameters"
 
 
 def _titled(choices: list[dict]) -> list[dict]:
@@ -126,12 +167,18 @@ def _options(labels: dict[str, str]) -> list[dict]:
 
 
 def _default(key: str) -> str:
+    if key == "gpu":
+        return DEFAULT_GPU
     value = DEFAULT.get(key, json.loads(browser.catalogue())["defaults"][key])
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _choice(key: str, label: str, groups: list[dict], note: str = "") -> dict:
     return {"kind": "choice", "key": key, "label": label, "groups": groups, "default": _default(key), "note": note}
+
+
+def _search(key: str, label: str, groups: list[dict], note: str) -> dict:
+    return {**_choice(key, label, groups, note), "kind": "search"}
 
 
 def _number(key: str, label: str, note: str) -> dict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from builder.answer import show_bytes
+from builder.answers.words import show_bytes
 from builder.recorded import thousands
 from calculator import browser
 from training.config import load_recipe

@@ -1,15 +1,20 @@
-// Makes the small Python for the browser: the modules that the calculator really imports, compiled, in stored zips.
+// Makes the small Python for the browser: what the calculator really imports, compiled, in stored zips; and an image of
+// a started Python's memory, which spares the reader's browser the start.
 //
-// node runtime.mjs PYODIDE CALCULATOR ANSWER SETUPS OUT
+// node runtime.mjs PYODIDE CALCULATOR ANSWERS SETUPS OUT
 //   PYODIDE     folder of the npm package
 //   CALCULATOR  the package's folder
-//   ANSWER      the module that puts an estimate into the page's words
+//   ANSWERS     folder of the package that puts estimates into the page's words
 //   SETUPS      JSON list of setups to answer while modules are recorded, refused ones among them
-//   OUT         receives stdlib.zip and calculator.zip
+//   OUT         receives stdlib.zip, calculator.zip and snapshot.wasm
 //
 // Pyodide ships its standard library as source and compiles 145 modules at each start. Here Pyodide itself is started
 // once, runs the calculator over every setup, and compiles what it had imported by then. Zips are stored, not
 // deflated: the web server's compression does better on them.
+//
+// snapshot.wasm is no WebAssembly: it has the name so that web servers compress it. It holds where the memory of a
+// Python that has answered every setup differs from that of a fresh instance (site/javascripts/calculator/snapshot.mjs
+// reads it). The fresh half is in pyodide.asm.wasm already: 1 MB less to send.
 
 import fs from "node:fs";
 import path from "node:path";
@@ -17,24 +22,27 @@ import { pathToFileURL } from "node:url";
 
 // The message alone: a trace would print Pyodide's one long line of source.
 process.on("uncaughtException", (error) => {
-  console.error(error.message);
+  console.error(String(error.message).slice(0, 2000));
   process.exit(1);
 });
 
-const [pyodideFolder, calculatorFolder, answerFile, setupsFile, outFolder] = process.argv.slice(2);
+const [pyodideFolder, calculatorFolder, answersFolder, setupsFile, outFolder] = process.argv.slice(2);
+const inOut = (name) => path.join(outFolder, name);
 const { loadPyodide } = await import(pathToFileURL(path.join(pyodideFolder, "pyodide.mjs")).href);
-const python = await loadPyodide({ indexURL: pyodideFolder + path.sep });
 
-copyIn(calculatorFolder, "/source/calculator");
-python.FS.writeFile("/source/answer.py", fs.readFileSync(answerFile));
-python.FS.writeFile("/setups.json", fs.readFileSync(setupsFile));
-python.runPython(`
+await makeZips();
+await makeSnapshot();
+
+async function makeZips() {
+  const python = await loadPyodide({ indexURL: pyodideFolder + path.sep });
+  copyIn(python, calculatorFolder, "/source/calculator");
+  copyIn(python, answersFolder, "/source/answers");
+  python.FS.writeFile("/setups.json", fs.readFileSync(setupsFile));
+  python.runPython(`
 import sys
 sys.path.append("/source")
-import json
-import answer
-for setup in json.load(open("/setups.json")):
-    answer.answer(json.dumps(setup))
+import answers
+answers.exercise(open("/setups.json").read())
 imported = {name: module.__spec__ for name, module in list(sys.modules.items()) if getattr(module, "__spec__", None)}
 
 import importlib.util
@@ -42,10 +50,10 @@ import io
 import pathlib
 import zipfile
 
-def compiled(source, shown_as, optimize):
+def compiled(source, shown_as):
     """Bytes of a .pyc that is never checked against its source."""
     import marshal
-    code = compile(source, shown_as, "exec", dont_inherit=True, optimize=optimize)
+    code = compile(source, shown_as, "exec", dont_inherit=True, optimize=2)
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
 
 def stored_zip(files):
@@ -62,25 +70,72 @@ with zipfile.ZipFile(library) as archive:
     stdlib = {}
     for origin in wanted:
         name = origin.removeprefix(library + "/")
-        stdlib[name + "c"] = compiled(archive.read(name), origin, 2)
+        stdlib[name + "c"] = compiled(archive.read(name), origin)
 program = {
-    str(file.relative_to("/source").with_suffix(".pyc")): compiled(file.read_bytes(), str(file), 0)
+    str(file.relative_to("/source").with_suffix(".pyc")): compiled(file.read_bytes(), str(file))
     for file in pathlib.Path("/source").rglob("*.py")
 }
 pathlib.Path("/stdlib.zip").write_bytes(stored_zip(stdlib))
 pathlib.Path("/calculator.zip").write_bytes(stored_zip(program))
-print(f"{len(stdlib)} standard modules and {len(program)} of the calculator compiled")
 `);
-for (const name of ["stdlib.zip", "calculator.zip"]) {
-  fs.writeFileSync(path.join(outFolder, name), python.FS.readFile("/" + name));
+  for (const name of ["stdlib.zip", "calculator.zip"]) fs.writeFileSync(inOut(name), python.FS.readFile("/" + name));
 }
 
-function copyIn(from, to) {
+async function makeSnapshot() {
+  let fresh = null;
+  const usual = WebAssembly.instantiate;
+  WebAssembly.instantiate = async (...given) => {
+    const made = await usual(...given);
+    if (made.instance?.exports.memory) fresh = new Uint8Array(made.instance.exports.memory.buffer).slice();
+    return made;
+  };
+  const python = await loadPyodide({
+    indexURL: pyodideFolder + path.sep,
+    stdLibURL: inOut("stdlib.zip"),
+    _makeSnapshot: true,
+  });
+  WebAssembly.instantiate = usual;
+  python.FS.writeFile("/calculator.zip", fs.readFileSync(inOut("calculator.zip")));
+  python.FS.writeFile("/setups.json", fs.readFileSync(setupsFile));
+  python.runPython(`
+import sys
+sys.path.append("/calculator.zip")
+import answers
+answers.exercise(open("/setups.json").read())
+sys.path.remove("/calculator.zip")
+import gc
+gc.collect()
+`);
+  const image = python.makeMemorySnapshot();
+  const head = image.length - fresh.length;
+  // A heap that has grown cannot be loaded again (github.com/pyodide/pyodide/issues/6254).
+  if (head < 0 || head > 4096) throw new Error(`The snapshot has ${image.length} bytes, fresh memory ${fresh.length}.`);
+  for (let at = 0; at < fresh.length; at++) image[head + at] ^= fresh[at];
+  fs.writeFileSync(inOut("snapshot.wasm"), packed(image, head));
+}
+
+/** Length and head of the image, the number of runs, (start, length) of each, all as 32 bit; head; the runs' bytes. */
+function packed(image, head) {
+  const PAGE = 4096;
+  const runs = [];
+  for (let start = head; start < image.length; start += PAGE) {
+    const length = Math.min(PAGE, image.length - start);
+    if (image.subarray(start, start + length).every((byte) => byte === 0)) continue;
+    const last = runs.at(-1);
+    if (last && last[0] + last[1] === start) last[1] += length;
+    else runs.push([start, length]);
+  }
+  const index = Uint32Array.from([image.length, head, runs.length, ...runs.flat()]);
+  const parts = [index, image.subarray(0, head), ...runs.map(([start, length]) => image.subarray(start, start + length))];
+  return Buffer.concat(parts.map((part) => Buffer.from(part.buffer, part.byteOffset, part.byteLength)));
+}
+
+function copyIn(python, from, to) {
   python.FS.mkdirTree(to);
   for (const entry of fs.readdirSync(from, { withFileTypes: true })) {
     if (entry.name === "__pycache__") continue;
     const source = path.join(from, entry.name);
-    if (entry.isDirectory()) copyIn(source, `${to}/${entry.name}`);
+    if (entry.isDirectory()) copyIn(python, source, `${to}/${entry.name}`);
     else if (entry.name.endsWith(".py")) python.FS.writeFile(`${to}/${entry.name}`, fs.readFileSync(source));
   }
 }

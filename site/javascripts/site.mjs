@@ -4,7 +4,7 @@
 import { addCopyButtons } from "./copy.mjs";
 
 const PARTS = {
-  calculator: () => import("./calculator.mjs"),
+  calculator: () => import("./calculator/page.mjs"),
   dashboard: () => import("./dashboard.mjs"),
   glance: () => import("./glance.mjs"),
   join: () => import("./join.mjs"),

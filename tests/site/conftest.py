@@ -20,7 +20,7 @@ sys.path += [str(ROOT), str(ROOT / "site"), str(Path(__file__).parent)]
 
 from site_server import SiteServer  # noqa: E402  (the path above comes first)
 
-expect.set_options(timeout=40_000)
+expect.set_options(timeout=20_000)
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -66,8 +66,11 @@ def open_page(chromium: Browser, server: SiteServer) -> Iterator[Callable[..., P
     contexts: list[BrowserContext] = []
     pages: list[Page] = []
 
-    def open_at(address: str = "", *, width: int = 1280, dark: bool = False, scripts: bool = True) -> Page:
+    def open_at(
+        address: str = "", *, width: int = 1280, dark: bool = False, scripts: bool = True, offline_copy: bool = False
+    ) -> Page:
         context = chromium.new_context(
+            service_workers="allow" if offline_copy else "block",
             viewport={"width": width, "height": 800},
             color_scheme="dark" if dark else "light",
             java_script_enabled=scripts,
@@ -76,7 +79,7 @@ def open_page(chromium: Browser, server: SiteServer) -> Iterator[Callable[..., P
         contexts.append(context)
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(20_000)
         page.complaints = []
         page.on("request", lambda request: _note_foreign(page, request.url, server.url))
         page.on("pageerror", lambda error: page.complaints.append(f"error: {error}"))

@@ -19,8 +19,8 @@ class SiteServer:
 
     def __init__(self, folder: Path):
         self.live: dict[str, object] = {}
-        self.files: dict[str, bytes] = {}
-        """Address -> content, in place of the folder's."""
+        self.files: dict[str, bytes | None] = {}
+        """Address -> content, in place of the folder's; None: it is missing."""
         self.silent = False
         """While true, the live API answers 503."""
         self.requests: list[str] = []
@@ -54,7 +54,11 @@ class _Handler(SimpleHTTPRequestHandler):
         if address.path == f"/live/{name}.json" and site.live:
             self._answer_live(site, name, parse_qs(address.query))
         elif address.path in site.files:
-            self._answer(site.files[address.path], "image/png")
+            content = site.files[address.path]
+            if content is None:
+                self.send_error(404)
+            else:
+                self._answer(content, self.guess_type(address.path))
         elif address.path == "/sitemap.xml":
             text = Path(self.directory, "sitemap.xml").read_text()
             self._answer(text.replace("http://127.0.0.1:8000/", site.url).encode(), "application/xml")

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-import shlex
 import subprocess
 import sys
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import expect
 
-from builder.answer import answer, show_bytes
-from builder.calculator import DEFAULT, exercise_setups
+from builder.answers import advise, answer, read_config, sweep
+from builder.answers.words import show_bytes
+from builder.calculator import DEFAULT, DEFAULT_GPU, exercise_setups
 from test_every_page import ROOT, violations
 
 pytestmark = pytest.mark.browser
 
-ASK_ALL = """async ([worker, runtime, setups]) => {
-    const python = new Worker(worker, { type: "module", name: runtime });
+ASK_ALL = """async ([worker, runtime, asked]) => {
+    const folder = new URL(runtime.folder, location.href).href;
+    const python = new Worker(worker, { type: "module", name: JSON.stringify({ ...runtime, folder }) });
     const answers = [];
-    for (const setup of setups) {
-        const next = new Promise((resolve) => (python.onmessage = ({ data }) => resolve(data)));
-        python.postMessage({ id: 1, setup: JSON.stringify(setup) });
+    for (const [ask, request] of asked) {
+        const next = new Promise((resolve) => (python.onmessage = ({ data }) => data.started || resolve(data)));
+        python.postMessage({ id: 1, ask, input: JSON.stringify(request) });
         const data = await next;
         answers.push(data.failed ? { failed: data.failed } : JSON.parse(data.answer));
     }
@@ -30,10 +33,12 @@ ASK_ALL = """async ([worker, runtime, setups]) => {
     return answers;
 }"""
 
+GPT2 = {"model_type": "gpt2", "n_embd": 320, "n_layer": 4, "n_head": 5, "vocab_size": 999, "torch_dtype": "float32"}
 
-def on_cpython(setup: dict) -> dict:
+
+def on_cpython(setup: object, gpu: object = DEFAULT_GPU) -> dict:
     """What the page shows for a setup, computed here."""
-    return json.loads(answer(json.dumps(setup)))
+    return json.loads(answer(json.dumps({"setup": setup, "gpu": gpu})))
 
 
 def total(page):
@@ -44,6 +49,20 @@ def total(page):
 def message(page):
     """The one live region."""
     return page.get_by_role("status")
+
+
+def choose_model(page, name: str) -> None:
+    """As a reader does: types a part of the name and takes the first proposal."""
+    page.get_by_role("combobox", name="Model").fill(name)
+    page.keyboard.press("Enter")
+
+
+def shows(page, setup: dict, gpu: object = DEFAULT_GPU) -> None:
+    """Waits until the page shows a setup: total, every part, verdict and command."""
+    texts = on_cpython(setup, gpu)["texts"]
+    expect(page.locator("[data-slot=command]")).to_have_text(texts["command"])
+    for name in ("total", "verdict", "gpu-weights", "gpu-activations", "gpu-temporary", "host-total", "plain-total"):
+        expect(page.locator(f"[data-slot={name}]")).to_have_text(texts[name])
 
 
 @pytest.mark.parametrize(
@@ -61,72 +80,128 @@ def test_bytes_are_rounded_half_up(count, shown):
     assert show_bytes(count) == shown
 
 
-def test_layers_that_hold_the_same_are_one_row():
-    rows = on_cpython({"model": "dalle-2021"})["timeline"]
-    assert len(rows) < 40
-    assert any(re.fullmatch(r"layers \d+ to \d+", row["place"]) for row in rows)
-    assert [row["percent"] for row in rows if row["peak"]] == [100.0]
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "Paste the text"),
+        ('{"model_type": "gpt2",', "not JSON: .* line 1, column"),
+        ("[1, 2]", "an object in braces"),
+        ('{"model_type": "llama"}', "'llama' is not supported"),
+        ('{"model_type": "gpt2", "n_embd": 1000000000000}', "n_embd in config is a whole number"),
+        ('{"model_type": "gpt2", "n_layer": 9999999}', "9999999 layers"),
+        ('{"model_type": "gpt2", "n_embd": -3}', "n_embd in config is a whole number"),
+        ('{"a":' * 100_000, "too long"),
+        ("[" * 100_000, "nested too deeply|not JSON"),
+    ],
+)
+def test_bad_configs_get_a_sentence(text, said):
+    refused = json.loads(read_config(json.dumps({"text": text})))["error"]
+    assert re.search(said, refused), refused
+    assert len(refused) < 300
+
+
+def test_of_a_config_only_what_counts_is_kept():
+    kept = json.loads(json.loads(read_config(json.dumps({"text": json.dumps(GPT2)})))["config"])
+    assert kept == {key: value for key, value in GPT2.items() if key != "torch_dtype"}
+    assert on_cpython({"config": kept})["texts"] == on_cpython({"config": GPT2})["texts"] | {
+        "command": on_cpython({"config": kept})["texts"]["command"]
+    }
 
 
 def test_default_answer_stands_in_the_html_without_scripts(open_page):
     page = open_page("calculator/", scripts=False)
     expected = on_cpython(DEFAULT)
-    expect(total(page)).to_have_text(expected["total"])
-    expect(page.locator("[data-slot=command]")).to_have_text(expected["command"])
-    assert page.locator("[data-slot=gpu] td:nth-child(2)").all_inner_texts() == [
-        row["bytes"] for row in expected["gpu"]
-    ]
+    for name, text in expected["texts"].items():
+        expect(page.locator(f"[data-slot='{name}']")).to_have_text(text)
+    assert page.locator("[data-bar]").first.locator("span").count() == len(expected["bars"][0])
+    page.locator("summary", has_text="Weights").click()
+    expect(page.locator("[data-slot=why-gpu-weights]")).to_be_visible()
+    expect(page.get_by_role("button", name="Save as JSON")).to_be_hidden()
 
 
 def test_every_model_and_choice_gives_the_same_in_the_browser(open_page, server):
-    """Guards the trimmed runtime too: an import that it lacks would end as `failed`."""
+    """Guards the snapshot and the trimmed runtime too: an import that they lack would end as `failed`."""
     hostile = [("micro_batch_size", -1), ("sequence_length", 10**15), ("optimizer", "magic"), ("model", 3), ("x", None)]
     setups = [*exercise_setups(), *({**DEFAULT, key: value} for key, value in hostile)]
-    setups += [{**DEFAULT, "micro_batch_size": 7, "sequence_length": 333}, "no object", []]
+    setups += [{**DEFAULT, "micro_batch_size": 7, "sequence_length": 333}, {"config": GPT2}, "no object", []]
+    asked = [("answer", {"setup": setup, "gpu": DEFAULT_GPU}) for setup in setups]
+    asked += [("answer", {"setup": DEFAULT, "gpu": gpu}) for gpu in ("h200", "apple-16gb", "", "<b>", 7)]
+    asked += [("sweep", {"setup": DEFAULT, "along": along}) for along in ("sequence_length", "shared_groups", "x")]
+    asked += [("advise", {"setup": {**DEFAULT, "micro_batch_size": 20}, "gpu": "t4"})]
+    here = {"answer": answer, "sweep": sweep, "advise": advise}
     page = open_page("calculator/")
-    runtime = page.evaluate("new URL(document.querySelector('[data-runtime]').dataset.runtime, location.href).href")
-    answers = page.evaluate(ASK_ALL, [server.url + "javascripts/calculator-worker.mjs", runtime, setups])
-    for setup, computed in zip(setups, answers, strict=True):
-        assert computed == on_cpython(setup), setup
+    runtime = json.loads(page.locator("[data-runtime]").get_attribute("data-runtime"))
+    worker = server.url + "javascripts/calculator/worker.mjs"
+    for way in (runtime, {**runtime, "snapshot": "sha256-AAAA"}):
+        if way is not runtime:  # the library's way: each model, and what is refused
+            asked = [case for case in asked if case[0] != "answer" or len(case[1]["setup"]) == 1]
+        answers = page.evaluate(ASK_ALL, [worker, way, asked])
+        for (ask, request), computed in zip(asked, answers, strict=True):
+            assert computed == json.loads(here[ask](json.dumps(request))), request
+    page.complaints[:] = [said for said in page.complaints if "integrity" not in said and "digest" not in said]
 
 
 def test_nothing_is_fetched_before_the_reader_shows_interest(open_page, server):
     page = open_page("calculator/")
     page.wait_for_load_state("networkidle")
     assert not [path for path in server.requests if path.startswith(("/runtime/", "/vendor/"))]
-    page.get_by_label("Micro-batch").focus()
-    expect(message(page)).to_contain_text("Computed in your browser", timeout=60_000)
-    expect(total(page)).to_have_text(on_cpython(DEFAULT)["total"])
+    page.get_by_label("Micro-batch").first.focus()
+    expect(message(page)).to_contain_text("Computed in your browser")
+    shows(page, DEFAULT)
+    fetched = {path.rsplit("/", 1)[1] for path in server.requests if path.startswith("/runtime/")}
+    assert fetched == {"pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "snapshot.wasm"}
+    assert not [path for path in server.requests if path.startswith("/vendor/")]
 
 
-def test_a_change_is_computed_and_kept_in_the_address(open_page):
+def test_every_change_is_in_the_address_and_the_history(open_page):
     page = open_page("calculator/")
-    page.get_by_label("Model", exact=True).select_option("gpt2")
-    page.get_by_label("Micro-batch").fill("4")
-    expected = on_cpython({**DEFAULT, "model": "gpt2", "micro_batch_size": 4})
-    expect(total(page)).to_have_text(expected["total"], timeout=60_000)
-    assert page.locator("[data-slot=gpu] td:nth-child(2)").all_inner_texts() == [
-        row["bytes"] for row in expected["gpu"]
-    ]
-    assert page.url.endswith("?model=gpt2&micro_batch_size=4")
+    choose_model(page, "gpt2")
+    first = {**DEFAULT, "model": "gpt2"}
+    shows(page, first)
+    page.get_by_label("Micro-batch").first.press("End")
+    page.get_by_label("Micro-batch").first.press_sequentially("6")
+    second = {**first, "micro_batch_size": 16}
+    shows(page, second)
+    page.get_by_label("GPU to fit").select_option("rtx-2060")
+    page.get_by_label("Offload the optimizer").check()
+    third = {**second, "offload_optimizer": True}
+    shows(page, third, "rtx-2060")
+    assert parse_qs(urlsplit(page.url).query) == {
+        "model": ["gpt2"],
+        "micro_batch_size": ["16"],
+        "gpu": ["rtx-2060"],
+        "offload_optimizer": ["true"],
+    }
+    page.go_back()
+    shows(page, second, "rtx-2060")
+    page.go_back()
+    shows(page, second)
+    page.go_back()
+    shows(page, first)
+    expect(page.get_by_label("Micro-batch").first).to_have_value("1")
+    page.go_forward()
+    page.go_forward()
+    page.go_forward()
+    shows(page, third, "rtx-2060")
+    address = page.url
     page.reload()
-    expect(total(page)).to_have_text(expected["total"], timeout=60_000)
-    expect(page.get_by_label("Micro-batch")).to_have_value("4")
+    shows(page, third, "rtx-2060")
+    page.get_by_role("button", name="Copy a link").click()
+    expect(page.get_by_role("button", name="Link copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == address
     page.get_by_role("button", name="Start over").click()
-    expect(total(page)).to_have_text(on_cpython(DEFAULT)["total"])
+    shows(page, DEFAULT)
     assert page.url.endswith("calculator/")
-    assert violations(page) == []
 
 
 def test_models_take_only_what_applies_to_them(open_page):
     page = open_page("calculator/")
     for model in ("bert-base", "t5-small", "gpt3-175b", "gpt-j-6b", "dalle-12b", "dalle-2021"):
-        page.get_by_label("Model", exact=True).select_option(model)
+        choose_model(page, model)
         setup = {**DEFAULT, "model": model}
         if model == "dalle-2021":
             del setup["checkpointing"]
-        expect(page.locator("[data-slot=command]")).to_have_text(on_cpython(setup)["command"], timeout=60_000)
-        expect(total(page)).to_have_text(on_cpython(setup)["total"])
+        shows(page, setup)
         expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "shown")
         expect(page.get_by_label("Target length")).to_be_visible(visible=model == "t5-small")
     expect(page.get_by_label("Gradient checkpointing")).to_be_disabled()
@@ -134,92 +209,225 @@ def test_models_take_only_what_applies_to_them(open_page):
     page.get_by_text("More choices").click()
     page.get_by_label("Reversible layers").select_option("false")
     expect(page.get_by_label("Gradient checkpointing")).to_be_enabled()
-    expected = on_cpython({**DEFAULT, "model": "dalle-2021", "reversible": False})
-    expect(total(page)).to_have_text(expected["total"])
     page.get_by_label("Offload the optimizer").check()
-    page.get_by_label("Delta rule").check()
-    offloaded = {**DEFAULT, "model": "dalle-2021", "reversible": False, "offload_optimizer": True, "delta_rule": True}
-    expect(page.locator("[data-slot=host-total]")).to_have_text(on_cpython(offloaded)["host_total"])
+    page.get_by_label("Delta rule", exact=True).check()
+    shows(page, {**DEFAULT, "model": "dalle-2021", "reversible": False, "offload_optimizer": True, "delta_rule": True})
     expect(page.locator("[data-slot=command]")).to_contain_text("--no-reversible")
+    assert violations(page) == []
 
 
 @pytest.mark.parametrize(
     "query, said",
     [
-        ("micro_batch_size=1e999", "micro_batch_size"),
-        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", "model"),
+        ("micro_batch_size=1e999&sequence_length=-5", "micro_batch_size"),
+        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "model"),
+        ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999999%7D", "layers"),
     ],
 )
 def test_hostile_addresses_get_a_sentence(open_page, query, said):
     page = open_page(f"calculator/?{query}")
     page.on("dialog", lambda dialog: pytest.fail("a script from the address ran"))
-    expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "refused", timeout=60_000)
+    expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "refused")
     expect(message(page)).to_contain_text(said)
     assert not page.locator("img[src=x]").count()
+
+
+def test_a_pasted_config_is_a_model_like_any_other(open_page):
+    page = open_page("calculator/")
+    page.get_by_text("Paste a config.json").click()
+    text = page.get_by_label("of a BERT, T5, GPT-2 or GPT-J")
+    text.fill('{"model_type": "gpt2",')
+    page.get_by_role("button", name="Use it").click()
+    expect(page.locator("[data-slot=config-note]")).to_contain_text("not JSON")
+    text.fill(json.dumps({"model_type": "t5", "d_model": 256, "num_layers": 3, "num_heads": 4}))
+    page.get_by_role("button", name="Use it").click()
+    config = {"model_type": "t5", "d_model": 256, "num_layers": 3, "num_heads": 4}
+    setup = {key: value for key, value in DEFAULT.items() if key != "model"}
+    expect(page.get_by_label("Target length")).to_be_visible()
+    expect(page.get_by_role("combobox", name="Model")).to_be_disabled()
+    expect(total(page)).to_have_text(on_cpython({"config": config, **setup})["texts"]["total"])
+    page.get_by_label("Target length").fill("64")
+    expected = on_cpython({"config": config, **setup, "target_length": 64})["texts"]
+    expect(total(page)).to_have_text(expected["total"])
+    page.reload()
+    expect(total(page)).to_have_text(expected["total"])
+    expect(page.locator("[data-slot=host-total]")).to_have_text(expected["host-total"])
+    command = page.locator("[data-slot=command]").inner_text()
+    page.get_by_role("button", name="Use a listed model again").click()
+    shows(page, {**DEFAULT})
+    ended = subprocess.run(
+        ["bash", "-c", command.replace("python -m", f"{sys.executable} -m") + " --json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert show_bytes(json.loads(ended.stdout)["gpu"]["total"]) == expected["total"]
+
+
+def test_what_would_make_it_fit_is_one_click(open_page):
+    page = open_page("calculator/?micro_batch_size=4&optimizer=adamw&checkpointing=false")
+    setup = {"model": "gpt2-large", "micro_batch_size": 4}
+    shows(page, setup)
+    expect(page.locator("[data-slot=verdict]")).to_have_attribute("data-standing", "does not fit")
+    advice = json.loads(advise(json.dumps({"setup": setup, "gpu": DEFAULT_GPU})))
+    first = advice["choices"][0]
+    expect(page.locator("[data-slot=choices] li").first).to_contain_text(first["text"])
+    page.locator("[data-slot=choices]").get_by_role("button").first.click()
+    expect(page.locator("[data-slot=verdict]")).to_have_attribute("data-standing", re.compile("^(fits|tight)$"))
+    query = parse_qs(urlsplit(page.url).query)
+    usual = {"micro_batch_size": "1", "optimizer": "adamw8bit", "checkpointing": "true"}
+    for key, value in first["changes"].items():
+        assert query.get(key, [usual.get(key)]) == [value]
+    page.get_by_role("button", name="Start over").click()
+    shows(page, DEFAULT)
+    page.get_by_role("button", name=re.compile("largest micro-batch")).click()
+    (largest,) = {
+        choice["changes"]["micro_batch_size"]
+        for choice in json.loads(advise(json.dumps({"setup": DEFAULT, "gpu": DEFAULT_GPU})))["choices"]
+        if "micro_batch_size" in choice["changes"]
+    }
+    shows(page, {**DEFAULT, "micro_batch_size": int(largest)})
+    expect(page.locator("[data-slot=verdict]")).to_have_attribute("data-standing", re.compile("^(fits|tight)$"))
+    for _ in range(3):
+        page.go_back()
+    shows(page, setup)
+
+
+def test_up_to_four_setups_side_by_side(open_page):
+    page = open_page("calculator/")
+    pin = page.get_by_role("button", name="Pin this setup")
+    table = page.get_by_role("region", name="Pinned setups")
+    pin.click()
+    for batch in (2, 3, 4):
+        page.get_by_label("Micro-batch").first.fill(str(batch))
+        shows(page, {**DEFAULT, "micro_batch_size": batch})
+        pin.click()
+    expect(pin).to_be_disabled()
+    totals = [on_cpython({**DEFAULT, "micro_batch_size": batch})["texts"]["total"] for batch in (1, 2, 3, 4)]
+    expect(table.locator("tbody tr").first.locator("td")).to_have_text(totals)
+    page.reload()
+    expect(table.locator("tbody tr").first.locator("td")).to_have_text(totals)
+    assert violations(page) == []
+    table.get_by_role("button", name="Remove").first.click()
+    expect(table.locator("tbody tr").first.locator("td")).to_have_text(totals[1:])
+    table.get_by_role("button", name="Open").first.click()
+    shows(page, {**DEFAULT, "micro_batch_size": 2})
+    page.go_back()
+    page.go_back()
+    expect(table.locator("tbody tr").first.locator("td")).to_have_text(totals)
+
+
+def test_the_sweep_is_fetched_when_it_is_opened_and_follows_the_palette(open_page, server):
+    page = open_page("calculator/")
+    page.get_by_text("How it grows").click()
+    chart = page.locator(".sweep .chart")
+    expect(chart).to_have_attribute("data-drawn", "true")
+    assert [path for path in server.requests if path.startswith("/vendor/plotly")]
+    page.get_by_label("Along").select_option("sequence_length")
+    swept = json.loads(sweep(json.dumps({"setup": DEFAULT, "along": "sequence_length"})))
+    rows = page.locator(".sweep tbody tr")
+    expect(rows).to_have_count(len(swept["points"]))
+    assert [row.split("\t") for row in rows.all_inner_texts()] == [point["row"] for point in swept["points"]]
+    label = chart.locator(".xtitle")
+    expect(label).to_have_text("Sequence length")
+    before = label.evaluate("text => getComputedStyle(text).fill")
+    page.get_by_title("Switch to dark colours").click()
+    expect(chart.locator(".main-svg").first).to_be_visible()
+    page.wait_for_function(
+        "before => getComputedStyle(document.querySelector('.sweep .xtitle')).fill !== before", arg=before
+    )
+    assert violations(page) == []
+
+
+def test_files_say_what_the_command_line_says(open_page, tmp_path):
+    page = open_page("calculator/?micro_batch_size=3&gpu=")
+    shows(page, {**DEFAULT, "micro_batch_size": 3}, "")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as JSON").click()
+    saved.value.save_as(tmp_path / "a.json")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as CSV").click()
+    saved.value.save_as(tmp_path / "a.csv")
+    whole = json.loads((tmp_path / "a.json").read_text())
+    words = whole["command"].split()
+    assert words[:3] == ["python", "-m", "calculator"]
+    ended = subprocess.run([sys.executable, *words[1:], "--json"], cwd=ROOT, capture_output=True, text=True)
+    assert json.loads(ended.stdout) == whole["estimate"]
+    with (tmp_path / "a.csv").open() as file:
+        rows = {(row["where"], row["part"]): int(row["bytes"]) for row in csv.DictReader(file)}
+    for part, size in whole["estimate"]["gpu"].items():
+        assert rows["gpu", part] == size
 
 
 def test_the_worker_outlives_the_page(open_page, server):
     """On the origin that the site was built for, the theme swaps pages and Python stays."""
     page = open_page("calculator/?model=gpt2")
-    expect(message(page)).to_contain_text("Computed in your browser", timeout=60_000)
+    expect(message(page)).to_contain_text("Computed in your browser")
     page.get_by_role("link", name="Join", exact=True).first.click()
     page.wait_for_url(server.url + "join/")
     expect(page.get_by_role("heading", name="How to stop")).to_be_visible()
     fetched = len([path for path in server.requests if path.startswith("/runtime/")])
     page.get_by_role("link", name="Calculator", exact=True).first.click()
     page.wait_for_url(server.url + "calculator/")
-    page.get_by_label("Micro-batch").fill("2")
-    expect(total(page)).to_have_text(on_cpython({**DEFAULT, "micro_batch_size": 2})["total"], timeout=10_000)
+    page.get_by_label("Micro-batch").first.fill("2")
+    shows(page, {**DEFAULT, "micro_batch_size": 2})
     assert len([path for path in server.requests if path.startswith("/runtime/")]) == fetched
 
 
-def test_by_keyboard_alone_from_the_form_to_a_copied_command(open_page):
-    page = open_page("calculator/")
-    page.get_by_label("Micro-batch").focus()
-    page.keyboard.press("ControlOrMeta+A")
+def test_by_keyboard_alone_from_landing_to_a_copied_command(open_page):
+    page = open_page("")
+
+    def tab_to(wanted: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate(f"(document.activeElement.matches({wanted!r}))"):
+                return
+        pytest.fail(f"Tab never reached {wanted}")
+
+    tab_to("main a[href$='calculator/']")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("calculator/"))
+    expect(page.get_by_role("combobox", name="Model")).to_be_enabled()
+    tab_to("[name=model]")
+    page.keyboard.type("gpt-j")
+    page.keyboard.press("Enter")
+    tab_to("[name=micro_batch_size]")
     page.keyboard.type("3")
-    expect(total(page)).to_have_text(on_cpython({**DEFAULT, "micro_batch_size": 3})["total"], timeout=60_000)
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.textContent") == "Copy":
-            break
+    tab_to("[name=offload_optimizer]")
+    page.keyboard.press("Space")
+    setup = {**DEFAULT, "model": "gpt-j-6b", "micro_batch_size": 3, "offload_optimizer": True}
+    shows(page, setup)
+    tab_to("summary:has([style*=series-1])")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-slot=why-gpu-weights]")).to_contain_text("6\u202f050\u202f882\u202f784")
+    tab_to("button.copy")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Copied")).to_be_focused()
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == on_cpython({**DEFAULT, "micro_batch_size": 3})["command"]
+    assert page.evaluate("navigator.clipboard.readText()") == on_cpython(setup)["texts"]["command"]
 
 
 def test_total_stays_in_sight_on_a_phone(open_page):
-    page = open_page("calculator/?micro_batch_size=2", width=360, dark=True)
-    expect(message(page)).to_contain_text("Computed in your browser", timeout=60_000)
-    page.get_by_label("Layer groups").scroll_into_view_if_needed()
-    page.get_by_label("Layer groups").focus()
-    expect(total(page)).to_be_in_viewport()
+    page = open_page("calculator/?micro_batch_size=2&pin=", width=360, dark=True)
+    expect(message(page)).to_contain_text("Computed in your browser")
+    expect(page.get_by_role("region", name="Pinned setups")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-
-
-def test_shown_command_gives_the_shown_bytes():
-    """The page's command, run as it stands, and the page's total."""
-    for setup in (DEFAULT, {"model": "dalle-2021", "offload_optimizer": True, "optimizer": "lamb8bit"}):
-        shown = on_cpython(setup)
-        words = shlex.split(shown["command"])
-        assert words[:3] == ["python", "-m", "calculator"]
-        ended = subprocess.run(
-            [sys.executable, *words[1:], "--json"], cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
-        assert ended.returncode == 0, ended.stderr
-        assert show_bytes(json.loads(ended.stdout)["gpu"]["total"]) == shown["total"]
+    for label in ("Layer groups", "GPU to fit"):
+        page.get_by_label(label).focus()
+        expect(total(page)).to_be_in_viewport()
+        expect(page.locator("[data-slot=verdict]")).to_be_in_viewport()
+    assert violations(page) == []
 
 
 def test_bars_are_drawn_to_scale(open_page):
     page = open_page("calculator/")
     shown = on_cpython(DEFAULT)
-    widths = (
-        page.locator(".bar")
-        .first.locator("span")
-        .evaluate_all("all => all.map((one) => one.getBoundingClientRect().width)")
-    )
-    whole = page.locator(".bar").first.bounding_box()["width"]
-    for width, part in zip(widths, shown["bars"][0]["parts"], strict=True):
-        assert width == pytest.approx(whole * part["percent"] / 100, abs=1.5)
-    assert re.fullmatch(r"This setup: .* GiB; Plain: .* GiB", shown["bars_label"])
+    for index, pieces in enumerate(shown["bars"]):
+        bar = page.locator("[data-bar]").nth(index)
+        whole = bar.bounding_box()["width"]
+        widths = bar.locator("span").evaluate_all("all => all.map((one) => one.getBoundingClientRect().width)")
+        assert widths == pytest.approx([whole * percent / 100 for percent in pieces], abs=1.5)
+    limit = page.locator("[data-slot=limit]").evaluate("mark => mark.offsetLeft / mark.parentElement.offsetWidth")
+    assert limit == pytest.approx(shown["limit"] / 100, abs=0.01)
+    heights = page.locator("[data-slot=step] span").evaluate_all("all => all.map((one) => one.clientHeight)")
+    assert [max(heights) == height for height in heights] == [row["peak"] for row in shown["timeline"]]

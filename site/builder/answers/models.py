@@ -1,0 +1,43 @@
+"""What a model brings along: the meaning of fields that are left empty, and which fields apply to it."""
+
+from __future__ import annotations
+
+from calculator.architectures import Architecture, from_config
+
+
+def own_values(model: Architecture) -> dict:
+    """For the form: what empty fields mean, whether layers are reversible, and what the model has not."""
+    return {
+        "placeholders": {
+            "sequence_length": str(model.sequence_length),
+            "target_length": str(model.target_length or ""),
+            "dropout": str(model.dropout),
+            "shared_groups": str(model.shared_groups or "none shared"),
+        },
+        "reversible": model.reversible,
+        "two_stacks": bool(model.num_decoder_layers),
+        "text_to_image": model.family == "text-to-image",
+    }
+
+
+def used_part(config: dict) -> dict:
+    """Of a config.json, the entries that the calculator looks at, in its order.
+
+    Raises:
+        BadSetup: If the calculator refuses it.
+    """
+    watched = _Watched(config)
+    from_config(watched)
+    return {key: config[key] for key in watched.asked if config.get(key) is not None}
+
+
+class _Watched(dict):
+    """Remembers which keys were asked for."""
+
+    def __init__(self, content: dict):
+        super().__init__(content)
+        self.asked: dict[str, None] = {}
+
+    def get(self, key, default=None):
+        self.asked[key] = None
+        return super().get(key, default)

@@ -1,0 +1,62 @@
+"""The memory over a range of one number: of samples, tokens or layer groups."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from calculator.errors import BadSetup
+from calculator.estimate import Setup, estimate, plain, resolve
+
+from .words import show_bytes
+
+POINTS = 16
+"""Points of a sweep, at most."""
+
+TITLES = {"micro_batch_size": "Micro-batch", "sequence_length": "Sequence length", "shared_groups": "Layer groups"}
+
+
+def swept(setup: Setup, along: object) -> dict:
+    """Totals, parts and the plain baseline at each value that the calculator takes.
+
+    Raises:
+        BadSetup: If nothing can be swept so.
+    """
+    if along not in TITLES:
+        raise BadSetup(f"A sweep goes along one of {', '.join(TITLES)}, not {along!r:.60}.")
+    points = []
+    for value in _values(setup, along):
+        try:
+            changed = replace(setup, **{along: value})
+            result, usual = estimate(changed), estimate(plain(changed))
+        except BadSetup:
+            continue
+        points.append(
+            {
+                "value": value,
+                "parts": asdict(result.gpu),
+                "total": result.gpu.total,
+                "plain": usual.gpu.total,
+                "row": [str(value), show_bytes(result.gpu.total), show_bytes(usual.gpu.total)],
+            }
+        )
+    if len(points) < 2:
+        raise BadSetup(f"{TITLES[along]} is fixed for this model: there is nothing to sweep.")
+    return {"title": TITLES[along], "points": points}
+
+
+def _values(setup: Setup, along: str) -> list[int]:
+    """Evenly spread from 1, or from a sixteenth of the longest, past the setup's own."""
+    model = resolve(setup)
+    if along == "shared_groups":
+        layers = min(model.num_layers, model.num_decoder_layers or model.num_layers)
+        return _spread(1, layers)
+    if along == "micro_batch_size":
+        return _spread(1, max(16, 2 * setup.micro_batch_size))
+    own = setup.sequence_length or model.sequence_length
+    longest = model.max_positions or 4 * own
+    return _spread(max(1, longest // POINTS), longest)
+
+
+def _spread(first: int, last: int) -> list[int]:
+    steps = min(POINTS, last - first + 1) - 1
+    return sorted({first + (last - first) * step // max(1, steps) for step in range(steps + 1)})

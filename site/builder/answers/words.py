@@ -1,0 +1,62 @@
+"""Numbers, commands and files as the page shows them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+
+from calculator.estimate import Estimate, Setup
+
+_UNITS = (("TiB", 40, 2), ("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1))
+
+
+def show_bytes(count: int) -> str:
+    """13958643712 as 13.00 GiB: rounded half up, in whole numbers."""
+    for unit, shift, digits in _UNITS:
+        if count >> shift:
+            rounded = ((count * 10**digits) + (1 << (shift - 1))) >> shift
+            return f"{rounded // 10**digits}.{rounded % 10**digits:0{digits}d} {unit}"
+    return f"{count} B"
+
+
+def show_count(count: int) -> str:
+    """774030080 as 774 030 080, with spaces that do not break."""
+    return f"{count:,}".replace(",", "\u202f")
+
+
+def show_share(part: int, whole: int) -> str:
+    """In percent of the whole."""
+    percent = round(100 * part / whole) if whole else 0
+    return "under 1 %" if part and not percent else f"{percent} %"
+
+
+def command(setup: Setup, gpu: str | None = None) -> str:
+    """The command line that gives the same answer; it hands a pasted model to the program's standard input."""
+    words = ["python -m calculator", "--config /dev/stdin" if setup.model is None else str(setup.model)]
+    for field in _FIELDS:
+        value = getattr(setup, field.name)
+        if value == field.default and type(value) is type(field.default):
+            continue
+        flag = field.name.replace("_", "-")
+        words.append(f"--{flag}" if value is True else f"--no-{flag}" if value is False else f"--{flag} {value}")
+    if gpu:
+        words.append(f"--gpu {gpu}")
+    line = " ".join(words)
+    if setup.model is not None:
+        return line
+    quoted = json.dumps(setup.config, separators=(",", ":")).replace("'", "'\"'\"'")
+    return f"echo '{quoted}' | {line}"
+
+
+def csv_of(result: Estimate) -> str:
+    """One row a number: where, part, bytes."""
+    rows = [("where", "part", "bytes")]
+    rows += [("gpu", part, size) for part, size in (*asdict(result.gpu).items(), ("total", result.gpu.total))]
+    rows += [("host", part, size) for part, size in (*asdict(result.host).items(), ("total", result.host.total))]
+    rows += [("overhead", part, size) for part, size in result.overhead.items()]
+    rows += [("bus", "bytes per step", result.transfer.bytes_per_step)]
+    rows += [(f"step: {instant.phase}", instant.place, instant.bytes) for instant in result.timeline]
+    return "".join(f"{where},{part},{size}\n" for where, part, size in rows)
+
+
+_FIELDS = [field for field in fields(Setup) if field.name not in ("model", "config")]

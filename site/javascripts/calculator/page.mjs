@@ -1,0 +1,208 @@
+// The calculator's page. The first answer stands in the HTML; Python is fetched when the reader shows interest in the
+// form, or came by an address that names a setup. The address holds everything: each change is a step of the history.
+
+import { makeCombobox } from "./combobox.mjs";
+import { makeForm } from "./form.mjs";
+import { makePins } from "./pins.mjs";
+import { askPython, startedBy } from "./python.mjs";
+import { makeShow } from "./show.mjs";
+import { makeSweep } from "./sweep.mjs";
+
+const STARTING = "Starting Python in your browser …";
+const SAID_AFTER_MS = 150;
+const ADVISED_AFTER_MS = 300;
+const MOST_SAID = 500;
+
+export function start(root) {
+  const runtime = JSON.parse(root.dataset.runtime);
+  const { slot, show, advise } = makeShow(root);
+  const element = slot("form");
+  const form = makeForm(element, JSON.parse(root.dataset.models));
+  const ended = new AbortController();
+  const ask = (request) => askPython(runtime, "answer", request);
+  let asked = 0;
+  let awake = false;
+  let typing = null;
+  let pause = 0;
+
+  const pins = makePins(slot("pins"), { ask, query: form.query, requestOf: form.requestOf, open, changed: () => remember("push") });
+  const sweep = makeSweep(slot("sweep"), {
+    ask: (request) => askPython(runtime, "sweep", request),
+    request: form.request,
+    plotly: root.dataset.plotly,
+  });
+
+  function address() {
+    const query = form.query();
+    for (const pin of pins.get()) query.append("pin", pin);
+    const url = new URL(location.href);
+    url.search = query.toString();
+    url.hash = "";
+    return url.href;
+  }
+
+  /** Puts the state into the address, as a new step of the history or in place of the present one. */
+  function remember(how) {
+    if (address() === location.href) return;
+    if (how === "push") history.pushState(history.state, "", address());
+    else history.replaceState(history.state, "", address());
+    const join = new URL(slot("join").href);
+    join.search = new URLSearchParams({ model: form.read().model, micro_batch_size: form.read().micro_batch_size }).toString();
+    slot("join").href = join.href;
+  }
+
+  function readAddress() {
+    const given = new URLSearchParams(location.search);
+    form.write(form.fromQuery(given));
+    pins.set(given.getAll("pin"));
+  }
+
+  async function compute() {
+    awake = true;
+    form.showFitting();
+    const mine = ++asked;
+    const late = setTimeout(() => {
+      root.dataset.state = "computing";
+      slot("message").textContent = startedBy() ? "" : STARTING;
+    }, SAID_AFTER_MS);
+    const request = form.request();
+    let answer;
+    try {
+      answer = await ask(request);
+    } catch (error) {
+      answer = { error: `The browser's Python failed: ${error.message}. The command below answers anywhere.`, failed: true };
+    }
+    clearTimeout(late);
+    if (mine !== asked || ended.signal.aborted) return;
+    root.dataset.python = startedBy();
+    form.mark(answer.failed ? "" : answer.error);
+    if (answer.error) {
+      root.dataset.state = answer.failed ? "failed" : "refused";
+      slot("message").textContent = answer.error.slice(0, MOST_SAID);
+      return undefined;
+    }
+    form.usePasted(answer.own);
+    // What a pasted model is shows which fields apply to it.
+    if (JSON.stringify(form.request()) !== JSON.stringify(request)) return compute();
+    show(answer);
+    root.dataset.state = "shown";
+    slot("spoken").textContent = answer.spoken;
+    slot("message").replaceChildren("Computed in your browser. ", slot("spoken"));
+    sweep.update();
+    adviseSoon(mine, request);
+  }
+
+  /** What the reader could do takes Python longer than the answer: it waits until the reader pauses. */
+  function adviseSoon(mine, request) {
+    clearTimeout(pause);
+    pause = setTimeout(async () => {
+      const advice = await askPython(runtime, "advise", request).catch((error) => ({ error: error.message }));
+      if (mine === asked && !ended.signal.aborted) advise(advice);
+    }, ADVISED_AFTER_MS);
+  }
+
+  /** A change by the reader: a field that is typed into makes one step of the history, however long it lasts. */
+  function changed(control) {
+    const text = control?.dataset.kind === "number" || control?.name === "model";
+    remember(text && typing === control ? "replace" : "push");
+    typing = text ? control : null;
+    compute();
+  }
+
+  function open(query) {
+    form.write(form.fromQuery(new URLSearchParams(query)));
+    changed(null);
+  }
+
+  element.addEventListener("input", (event) => event.target.dataset.kind && changed(event.target));
+  element.addEventListener("change", () => (typing = null));
+  slot("choices").addEventListener("click", (event) => {
+    const button = event.target.closest("[data-changes]");
+    if (!button) return;
+    form.write({ ...form.read(), ...JSON.parse(button.dataset.changes) });
+    changed(null);
+    slot("total").scrollIntoView({ block: "nearest" });
+    element.elements.micro_batch_size.focus({ preventScroll: true });
+  });
+  element.addEventListener("submit", (event) => event.preventDefault());
+  element.addEventListener("reset", (event) => {
+    event.preventDefault();
+    open("");
+  });
+  makeCombobox(element.elements.model, () => address() !== location.href && changed(element.elements.model));
+  addPaste();
+  addButtons();
+
+  for (const kind of ["pointerenter", "focusin", "touchstart"]) {
+    element.addEventListener(kind, () => awake || compute(), { once: true, passive: true });
+  }
+  addEventListener(
+    "popstate",
+    () => {
+      typing = null;
+      readAddress();
+      compute();
+    },
+    { signal: ended.signal },
+  );
+
+  function addPaste() {
+    const text = slot("config-text");
+    const use = async (value) => {
+      const answer = await askPython(runtime, "read_config", { text: value }).catch((error) => ({ error: error.message }));
+      slot("config-note").textContent = answer.error ?? "It is in use.";
+      text.setAttribute("aria-invalid", Boolean(answer.error));
+      if (answer.error) return;
+      element.elements.config.value = answer.config;
+      form.usePasted(answer.own);
+      changed(null);
+    };
+    slot("config-use").addEventListener("click", () => use(text.value));
+    slot("config-used").addEventListener("click", () => {
+      element.elements.config.value = "";
+      text.value = "";
+      slot("config-note").textContent = "";
+      changed(null);
+      element.elements.model.focus();
+    });
+  }
+
+  function addButtons() {
+    slot("share").addEventListener("click", async () => {
+      const done = await navigator.clipboard.writeText(location.href).then(() => "Link copied", () => "The link is in the address bar");
+      slot("share").textContent = done;
+      setTimeout(() => (slot("share").textContent = "Copy a link to this"), 2000);
+    });
+    for (const kind of ["json", "csv"]) {
+      slot(`save-${kind}`).addEventListener("click", async () => {
+        const answer = await askPython(runtime, "export", form.request()).catch((error) => ({ error: error.message }));
+        if (answer.error) slot("message").textContent = answer.error;
+        else save(`memory.${kind}`, answer[kind]);
+      });
+    }
+  }
+
+  if (location.search) {
+    readAddress();
+    if (form.query().size) {
+      slot("total").textContent = "…";
+      slot("saving").textContent = "";
+      compute();
+    }
+  }
+  form.showFitting();
+  root.querySelectorAll("fieldset, button").forEach((part) => (part.disabled = false));
+  sweep.update();
+  return () => {
+    ended.abort();
+    sweep.stop();
+  };
+}
+
+function save(name, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text]));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

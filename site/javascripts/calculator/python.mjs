@@ -1,0 +1,72 @@
+// The one worker with the calculator's Python. It lives as long as the visit: pages that the theme swaps share it.
+
+const PATIENCE_MS = 20_000;
+
+let worker = null;
+let lastId = 0;
+let way = "";
+const waiting = new Map();
+
+/**
+ * Asks a function of site/builder/answers; resolves to its parsed answer.
+ *
+ * Rejects with a sentence if Python cannot be started or does not answer in time; the next question starts it anew.
+ *
+ * @param {object} runtime what the page knows of it: folder, lock, snapshot
+ * @param {string} ask the function's name
+ * @param {object} request its argument
+ */
+export function askPython(runtime, ask, request) {
+  if (!worker) begin(runtime);
+  const id = ++lastId;
+  return new Promise((resolve, reject) => {
+    waiting.set(id, { resolve, reject });
+    if (way) watch(id);
+    worker.postMessage({ id, ask, input: JSON.stringify(request) });
+  });
+}
+
+/** "snapshot" or "library" once Python has started, and "" before. */
+export function startedBy() {
+  return way;
+}
+
+function begin(runtime) {
+  const folder = new URL(runtime.folder, document.baseURI).href;
+  worker = new Worker(new URL("worker.mjs", import.meta.url), {
+    type: "module",
+    name: JSON.stringify({ ...runtime, folder }),
+  });
+  worker.onmessage = ({ data }) => {
+    if (data.started) {
+      way = data.started;
+      for (const id of waiting.keys()) watch(id);
+      return;
+    }
+    const asked = waiting.get(data.id);
+    waiting.delete(data.id);
+    clearTimeout(asked?.timer);
+    if (data.failed) {
+      asked?.reject(new Error(data.failed));
+      if (!way) end("Python did not start");
+    } else asked?.resolve(JSON.parse(data.answer));
+  };
+  worker.onerror = () => end("Python did not start");
+}
+
+function watch(id) {
+  const asked = waiting.get(id);
+  asked.timer ??= setTimeout(() => end(`no answer within ${PATIENCE_MS / 1000} s`), PATIENCE_MS);
+}
+
+function end(reason) {
+  worker?.terminate();
+  worker = null;
+  way = "";
+  const asked = [...waiting.values()];
+  waiting.clear();
+  for (const { reject, timer } of asked) {
+    clearTimeout(timer);
+    reject(new Error(reason));
+  }
+}
