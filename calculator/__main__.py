@@ -100,11 +100,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _batch() -> int:
     for line in sys.stdin:
         if line.strip():
-            print(_batch_line(line), flush=True)
+            print(batch_line(line), flush=True)
     return 0
 
 
-def _batch_line(line: str) -> str:
+def batch_line(line: str) -> str:
+    """The answer to one line of a batch: an estimate, or why it is refused."""
     try:
         return json.dumps(estimate(setup_from(json.loads(line))).as_dict())
     except json.JSONDecodeError as error:

@@ -1,0 +1,64 @@
+"""What the three memory_*.py programs share: errors, the machine, and the form of a recorded result."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def error_percent(predicted: float, true: float) -> float:
+    """How far off, signed; where nothing is true, 0 for nothing and 100 for anything else."""
+    if not true:
+        return 0.0 if not predicted else 100.0
+    return (predicted / true - 1) * 100
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all do not exceed.
+
+    >>> percentile([1, 2, 3, 4], 0.5), percentile([1, 2, 3, 4], 0.95)
+    (2, 4)
+    """
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def summary(errors: Sequence[float]) -> dict[str, float]:
+    """Median, 95th percentile and worst of the absolute errors."""
+    sizes = [abs(error) for error in errors]
+    return {"median": statistics.median(sizes), "p95": percentile(sizes, 0.95), "worst": max(sizes)}
+
+
+def machine(gpu: str | None = None) -> dict:
+    """Cores, memory, load and GPU of this machine."""
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cores": os.cpu_count(),
+        "memory_bytes": pages * page,
+        "load": round(os.getloadavg()[0], 2),
+        "gpu": gpu,
+        "processor": platform.machine(),
+    }
+
+
+def result(metric: str, unit: str, ours: float, **others: object) -> dict:
+    """One entry of `results`; without a peer its fields are null."""
+    entry = {"metric": metric, "unit": unit, "ours": ours, "peer": None, "peer_name": None, "ratio": None}
+    entry |= {"runs": 1, "min": ours, "max": ours, **others}
+    if entry["peer"]:
+        entry["ratio"] = ours / entry["peer"]
+    return entry
+
+
+def record(path: Path, name: str, versions: dict[str, str], results: list[dict], **more: object) -> None:
+    """Writes a result as benchmarks are recorded (one object; `more` are further keys of it)."""
+    gpu = more.pop("gpu", None)
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    versions = {"python": platform.python_version(), **versions}
+    content = {"name": name, "date": date, "machine": machine(gpu), "versions": versions, "results": results, **more}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
