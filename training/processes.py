@@ -138,6 +138,10 @@ def prepare_environment() -> None:
     wanted = FILE_LIMIT if hard == resource.RLIM_INFINITY else min(FILE_LIMIT, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if sys.platform == "linux" and wanted == FILE_LIMIT:
+        # By file names, torch needs a janitor process that must answer within a second, or an averager hangs for good.
+        os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
+        os.environ.setdefault("HIVEMIND_SHM_BUFFER_SIZE", "4096")
 
 
 def run_role(role: Callable[[StopRequest], None], *, grace_seconds: float = GRACE_SECONDS) -> NoReturn:

@@ -211,6 +211,20 @@ def test_killed_demo_takes_its_parts_along(start):
     assert start.processes() == []
 
 
+def test_finished_run_stays_on_show_until_interrupt(start):
+    process = start(FINISH="4")
+    output = read_until(process, "has finished its schedule of 4 epochs")
+    output += read_until(process, "evaluate --checkpoint")
+    for _ in range(3):
+        output += read_until(process, "has left.")
+    assert "the others go on" not in output
+    time.sleep(2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 0
+    assert start.processes() == []
+
+
 def test_second_demo_in_the_same_folder_is_refused(start):
     process = start()
     read_until_all_joined(process)

@@ -1,7 +1,7 @@
 """A trainer without training: the demo's parts as tiny programs, to test the supervisor with real processes.
 
 `BREAK=PART` in the environment makes that part fail; `STALL=PART` makes it never ready; `STUBBORN=1`
-makes all parts ignore SIGTERM.
+makes all parts ignore SIGTERM; `FINISH=EPOCHS` is the length of the schedule, after which the volunteers leave.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def stay():
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return helper
 
 
 class State(http.server.BaseHTTPRequestHandler):
@@ -44,9 +45,10 @@ class State(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         epoch = int((time.time() - self.started) / 0.5)
+        last = int(os.environ.get("FINISH", 10**9))
         state = {
-            "status": "running",
-            "epoch": epoch,
+            "status": "finished" if epoch >= last else "running",
+            "epoch": min(epoch, last),
             "loss": 4 / (1 + epoch),
             "active_peers": 3,
             "samples_per_second": None,
@@ -76,7 +78,7 @@ elif COMMAND == "prepare":
     Path(FLAGS["--out"], "manifest.json").touch()
     print("made shards")
 else:
-    stay()
+    helper = stay()
     if os.environ.get("STALL") == COMMAND:
         time.sleep(1000)
     if COMMAND == "bootstrap":
@@ -87,4 +89,8 @@ else:
         server.serve_forever()
     else:
         log("joined")
+        if os.environ.get("FINISH"):
+            time.sleep(3)
+            helper.kill()
+            sys.exit(0)
     time.sleep(1000)

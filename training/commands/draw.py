@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,13 +18,12 @@ def run(
     size: Annotated[int, typer.Option(min=16, max=512, help="Side of a picture, pixels.")] = 64,
 ) -> None:
     """Draw captioned pictures of coloured shapes, a training set that can be checked by rules."""
-    from rich.progress import Progress
-
     from training.data.draw import draw_set
+    from training.progress import show_progress
 
-    with Progress() as progress:
-        task = progress.add_task("Drawing pictures", total=count)
+    with show_progress(sys.stdout) as show:
         splits = draw_set(
-            out, count=count, seed=seed, size=size, progress=lambda done, total: progress.update(task, completed=done)
+            out, count=count, seed=seed, size=size, progress=lambda done, total: show("Drawing pictures", done, total)
         )
-    print(f"Drew {splits['train']} pictures for training and {splits['held-out']} held out into {out}.")
+    counts = ", ".join(f"{count} {split}" for split, count in splits.items())
+    print(f"Drew {sum(splits.values())} pictures into {out}: {counts}.")

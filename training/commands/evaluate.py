@@ -13,7 +13,8 @@ def run(
         Path, typer.Option(help="Checkpoint folder, or a run's folder: its latest checkpoint is taken.")
     ] = Path("runs/demo"),
     captions: Annotated[
-        str, typer.Option(help="held-out or train (captions of the shards), or a file with a caption a line.")
+        str,
+        typer.Option(help="held-out, new-pairs or train (of the shards), or a file with a caption a line."),
     ] = "held-out",
     count: Annotated[int, typer.Option(min=1, help="Pictures to draw and judge.")] = 200,
     seed: Annotated[int, typer.Option(help="Decides captions and pictures.")] = 0,
@@ -38,9 +39,9 @@ def run(
     from dataclasses import asdict
 
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
+    from training.data.captions import SPLITS
     from training.generate.evaluate import QUALITIES, captions_of, choose_captions, evaluate_pictures
     from training.generate.pictures import (
         choose_sampling,
@@ -50,15 +51,15 @@ def run(
         save_pictures,
         shards_of,
     )
+    from training.progress import show_progress
     from training.publish.checkpoints import find_checkpoint, load_checkpoint
 
     loaded = load_checkpoint(find_checkpoint(checkpoint))
     codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
     sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
-    known = captions_of(shards_of(loaded, shards, captions)) if captions in ("held-out", "train") else None
+    known = captions_of(shards_of(loaded, shards, captions)) if captions in SPLITS else None
     prompts = choose_captions(known or read_prompts(Path(captions)), count=count, seed=seed)
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"Drawing with epoch {loaded.epoch}", total=None)
+    with show_progress() as show:
         pictures = draw_prompts(
             loaded.model,
             codec,
@@ -66,7 +67,7 @@ def run(
             prompts,
             sampling=sampling,
             seed=seed,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=lambda done, total: show(f"Drawing with epoch {loaded.epoch}", done, total),
         )
     result = evaluate_pictures(pictures)
     if out is not None:

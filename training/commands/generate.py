@@ -36,8 +36,6 @@ def run(
     ] = None,
 ) -> None:
     """Draw pictures of prompts with a trained checkpoint."""
-    from rich.progress import Progress
-
     from training.errors import BadInput
     from training.generate.pictures import (
         choose_sampling,
@@ -46,6 +44,7 @@ def run(
         read_prompts,
         save_pictures,
     )
+    from training.progress import show_progress
     from training.publish.checkpoints import find_checkpoint, load_checkpoint
 
     wanted = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file is not None else [])]
@@ -54,8 +53,7 @@ def run(
     loaded = load_checkpoint(find_checkpoint(checkpoint))
     codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
     sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
-    with Progress() as progress:
-        task = progress.add_task(f"Drawing with epoch {loaded.epoch}", total=None)
+    with show_progress() as show:
         pictures = draw_prompts(
             loaded.model,
             codec,
@@ -63,7 +61,7 @@ def run(
             [prompt for prompt in wanted for _ in range(count)],
             sampling=sampling,
             seed=seed,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=lambda done, total: show(f"Drawing with epoch {loaded.epoch}", done, total),
         )
     for path in save_pictures(pictures, out, checkpoint=loaded, sampling=sampling):
         print(path)

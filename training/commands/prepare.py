@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,27 +16,17 @@ def run(
     recipe: Annotated[str, typer.Option(help="Name, file or URL of the recipe.")] = "demo",
     codec: Annotated[Path | None, typer.Option(help="Trained image codec; without it a small one is trained.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json; without it one is trained on words.")] = None,
-    codec_steps: Annotated[int, typer.Option(min=1, help="Steps of training a codec.")] = 1000,
+    codec_steps: Annotated[int, typer.Option(min=1, help="Steps of training a codec.")] = 1600,
     replace: Annotated[bool, typer.Option(help="Replace shards of other input.")] = False,
     seed: Annotated[int, typer.Option(help="Of the samples' order and the codec's training.")] = 0,
 ) -> None:
     """Turn pictures with captions into compressed shards of image codes."""
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
     from training.config import load_recipe
     from training.data.prepare import prepare
+    from training.progress import show_progress
 
     run_config = load_recipe(recipe)
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
-        tasks = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-                if not bars.console.is_terminal:
-                    print(f"{stage} ({total}) ...", flush=True)
-            bars.update(tasks[stage], completed=done)
-
+    with show_progress(sys.stdout) as show:
         manifest, made = prepare(
             images,
             captions,

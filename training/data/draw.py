@@ -1,8 +1,9 @@
 """Draws a scene: flat shapes in clear colours, smooth at the edges.
 
 Coordinates are in units of the picture's side, from the top left corner; every picture is drawn several times larger
-and averaged down. Where the caption leaves open where a thing lies, its middle varies in steps of an eighth of the
-picture: one token of the demo's codec, so that a thing has the same codes wherever it lies.
+and averaged down. A thing that the caption does not place lies in the middle, as a reader would put it; only how
+several things are laid out varies. Middles lie on a grid of eighths of the picture, the tokens of the demo's codec, so
+that a thing has the same codes wherever it lies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from training.data.captions import BACKGROUNDS, COLOURS, PLACES, RELATIONS, Scene, caption_of, draw_scene
+from training.data.captions import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SPLITS, Scene, caption_of, draw_scene
 from training.errors import BadInput
 
 Point = tuple[float, float]
@@ -31,21 +32,14 @@ RADII: dict[str | None, float] = {"small": 9 / 64, None: 14 / 64, "large": 23 / 
 RADIUS_OF_SEVERAL = 11 / 64
 """Half the extent of each of two or three things."""
 
-STEP = 1 / 8
-"""Positions that the caption leaves open differ by multiples of this."""
-
 LAYOUTS: dict[int, tuple[tuple[Point, ...], ...]] = {
     2: (
         ((0.25, 0.5), (0.75, 0.5)),
         ((0.5, 0.25), (0.5, 0.75)),
-        ((0.25, 0.25), (0.75, 0.75)),
-        ((0.25, 0.75), (0.75, 0.25)),
     ),
     3: (
         ((0.5, 0.25), (0.25, 0.75), (0.75, 0.75)),
         ((0.25, 0.25), (0.75, 0.25), (0.5, 0.75)),
-        ((0.25, 0.25), (0.25, 0.75), (0.75, 0.5)),
-        ((0.75, 0.25), (0.75, 0.75), (0.25, 0.5)),
     ),
 }
 """Number of things -> where their middles may lie."""
@@ -110,7 +104,7 @@ def draw_picture(scene: Scene, random_numbers: random.Random, *, size: int = 64)
 
     Args:
         scene: What to draw.
-        random_numbers: Chooses what the scene leaves open: positions and layouts.
+        random_numbers: Chooses what the scene leaves open: how several things are laid out.
         size: Side of the picture, pixels.
     """
     picture = Image.new("RGB", (size, size), BACKGROUNDS[scene.background or "white"])
@@ -123,21 +117,15 @@ def _arrange(scene: Scene, random_numbers: random.Random) -> list[tuple]:
     """(thing, centre, radius) for each thing of the picture."""
     if scene.relation:
         dx, dy = RELATIONS[scene.relation]
-        shift = random_numbers.choice((-STEP, 0.0, STEP))
-        middles = [
-            (0.5 + side * 0.25 * dx + shift * abs(dy), 0.5 + side * 0.25 * dy + shift * abs(dx)) for side in (1, -1)
-        ]
+        middles = [(0.5 + side * 0.25 * dx, 0.5 + side * 0.25 * dy) for side in (1, -1)]
         return [(thing, middle, RADIUS_OF_SEVERAL) for thing, middle in zip(scene.things, middles, strict=True)]
     thing = scene.things[0]
     if scene.count > 1:
         return [(thing, middle, RADIUS_OF_SEVERAL) for middle in random_numbers.choice(LAYOUTS[scene.count])]
     radius = RADII[thing.size]
-    if scene.place is not None:
-        dx, dy = PLACES[scene.place]
-        reach = min(0.25, 0.5 - radius - 1 / 64)
-        return [(thing, (0.5 + dx * reach, 0.5 + dy * reach), radius)]
-    steps = (0.0,) if thing.size == "large" else (-STEP, 0.0, STEP)
-    return [(thing, (0.5 + random_numbers.choice(steps), 0.5 + random_numbers.choice(steps)), radius)]
+    dx, dy = PLACES[scene.place or "in the centre"]
+    reach = min(0.25, 0.5 - radius - 1 / 64)
+    return [(thing, (0.5 + dx * reach, 0.5 + dy * reach), radius)]
 
 
 def draw_set(
@@ -167,7 +155,7 @@ def draw_set(
         raise BadInput(f"{folder} is not empty and holds no drawn pictures (no captions.jsonl). Give another --out.")
     made = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     made.mkdir(parents=True)
-    splits = {"train": 0, "held-out": 0}
+    splits = dict.fromkeys(SPLITS, 0)
     try:
         with (made / "captions.jsonl").open("w", encoding="utf-8") as captions:
             for index in range(count):

@@ -22,7 +22,7 @@ import torch
 from PIL import Image, ImageOps
 
 from training.config import DataConfig, RunConfig
-from training.data.captions import Split
+from training.data.captions import SPLITS, Split
 from training.data.shards import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
@@ -71,7 +71,7 @@ def prepare(
     *,
     codec_file: Path | None = None,
     tokenizer_file: Path | None = None,
-    codec_steps: int = 1000,
+    codec_steps: int = 1600,
     replace: bool = False,
     seed: int = 0,
     progress: Progress = lambda stage, done, total: None,
@@ -117,7 +117,7 @@ def prepare(
 
     splits: dict[Split, SplitEntry] = {}
     done, squared_error, samples = 0, 0.0, 0
-    for split in ("train", "held-out"):
+    for split in SPLITS:
         chosen = [row for row in kept if row.split == split]
         names, count = [], 0
         for start in range(0, len(chosen), ROWS_PER_SHARD):
@@ -178,8 +178,8 @@ def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
                 try:
                     row = json.loads(line)
                     file, caption, split = row["file"], row["caption"], row.get("split", "train")
-                    if not (isinstance(file, str) and isinstance(caption, str) and split in ("train", "held-out")):
-                        raise ValueError("file and caption are text, split is train or held-out")
+                    if not (isinstance(file, str) and isinstance(caption, str) and split in SPLITS):
+                        raise ValueError("file and caption are text, split is " + " or ".join(SPLITS))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     left_out["broken line"] += 1
                     continue

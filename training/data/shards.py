@@ -1,7 +1,7 @@
 """A folder of prepared shards: what lies in it, and how it is written, described and checked.
 
 train-00000.parquet ...      id, caption and codes of the samples; Brotli-compressed Parquet
-held-out-00000.parquet ...   the same, never trained on
+held-out-00000.parquet ...   the same, never trained on; so for each of `captions.SPLITS`
 codec.safetensors, codec.json, tokenizer.json
 manifest.json                counts, left-out pictures by reason, size and SHA-256 of every other file
 """

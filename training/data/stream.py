@@ -100,7 +100,7 @@ def open_shards(source: str | Path, split: Split = "train", *, cache: Path | Non
 
     Args:
         source: A folder, or an http(s) URL under which a folder's files are served.
-        split: `train` or `held-out`.
+        split: See `SPLITS` in `training.data.captions`.
         cache: Folder for fetched files; None is `default_cache()`.
 
     Raises:

@@ -8,6 +8,7 @@ an end, and an epoch that was not averaged is told from one that was.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import time
 import warnings
@@ -46,6 +47,8 @@ LOOK_SECONDS = 0.5
 """A peer without a group looks this often whether the others still wait for one."""
 LIVELY_WINDOWS = 6
 """A peer that has not reported a sample for so many windows of matchmaking is not waited for."""
+RETRY_SECONDS, COMPLAIN_SECONDS = 1.0, 30.0
+"""A peer that needs the others' state and gets none asks again, and says so, this often."""
 DOWNLOAD_SECONDS = 1800.0
 """Longest download of the state from one donor."""
 DOWNLOAD_BYTES_PER_PARAMETER = 12
@@ -121,6 +124,7 @@ class SwarmOptimizer(hivemind.Optimizer):
         self._others = 0
         self._out_of_step = False
         self._step_seconds, self._last_step = 0.0, time.monotonic()
+        self._complained = -math.inf
         super().__init__(run_id=run.run_id, **kwargs)
 
     def _make_state_averager(self, **kwargs) -> SwarmStateAverager:
@@ -302,7 +306,7 @@ class SwarmOptimizer(hivemind.Optimizer):
                 averager=SwarmStateAverager,
             )
         except TrainingError as error:
-            logger.warning("The state could not be loaded: %s", error)
+            self._go_without_state(str(error))
             return False
         with self.tracker.pause_updates():
             parameters = [parameter for group in self.opt.param_groups for parameter in group["params"]]
@@ -319,6 +323,22 @@ class SwarmOptimizer(hivemind.Optimizer):
                     parameter.copy_(tensor)
             self._begin_epoch(state.epoch)
         return True
+
+    def _go_without_state(self, reason: str) -> None:
+        """Says now and then that no peer gives its state; waits a moment, or goes on alone if nobody else trains.
+
+        A peer that others have overtaken is alone when they end before it could take their state.
+        """
+        if time.monotonic() - self._complained >= COMPLAIN_SECONDS:
+            self._complained = time.monotonic()
+            logger.warning("The state could not be loaded: %s", reason)
+        others = 1
+        with suppress(TimeoutError):
+            others = self._look_around()[1]
+        if not others:
+            self._out_of_step = False
+        else:
+            time.sleep(RETRY_SECONDS)
 
     def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
         """Goes on from a checkpoint of the run: weights, moments (none: they start from zero) and epoch."""

@@ -5,6 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from training.commands import draw, prepare
+from training.data.captions import SPLITS
 from training.data.stream import open_shards
 from training.errors import BadInput
 
@@ -26,11 +27,11 @@ def call():
 
 def test_from_nothing_to_shards(call, tmp_path):
     result = call("draw", "--out", tmp_path / "pictures", "--count", 40, "--seed", 1)
-    assert result.exit_code == 0 and "for training" in result.output
+    assert result.exit_code == 0 and "Drew 40 pictures" in result.output and " train, " in result.output
     flags = ["--images", tmp_path / "pictures", "--captions", tmp_path / "pictures" / "captions.jsonl"]
     result = call("prepare", *flags, "--out", tmp_path / "shards", "--codec-steps", 2)
     assert result.exit_code == 0 and "Left out of 40 pictures: none." in result.output
-    assert open_shards(tmp_path / "shards").samples + open_shards(tmp_path / "shards", "held-out").samples == 40
+    assert sum(open_shards(tmp_path / "shards", split).samples for split in SPLITS) == 40
     again = call("prepare", *flags, "--out", tmp_path / "shards", "--codec-steps", 2)
     assert again.exit_code == 0 and "Nothing to do" in again.output
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.data.captions import BACKGROUNDS, COLOURS, HELD_OUT, parse_caption
+from training.data.captions import BACKGROUNDS, COLOURS, NEW_PAIRS, parse_caption
 from training.data.draw import draw_picture, draw_set, shape_mask
 from training.errors import BadInput
 
@@ -88,8 +88,8 @@ def test_the_same_seed_draws_the_same_set(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "a" / "captions.jsonl").read_text().splitlines()]
     assert len(rows) == 60 == sum(splits.values())
     for row in rows:
-        held_out = any((thing.colour, thing.shape) in HELD_OUT for thing in parse_caption(row["caption"]).things)
-        assert row["split"] == ("held-out" if held_out else "train")
+        new = any((thing.colour, thing.shape) in NEW_PAIRS for thing in parse_caption(row["caption"]).things)
+        assert (row["split"] == "new-pairs") == new
         assert Image.open(tmp_path / "a" / row["file"]).size == (64, 64)
 
 

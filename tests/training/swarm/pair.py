@@ -35,7 +35,7 @@ def main(folder: Path, name: str, mode: str, stop) -> None:
             time.sleep(0.1)
         address = (folder / "address").read_text()
         dht = start_dht(run, identity, initial_peers=[address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    work = {"train": train, "equal weights": average_parameters}.get(mode, average_gradients)
+    work = {"train": train, "equal weights": average_parameters, "overtaken": go_on_alone}.get(mode, average_gradients)
     tensors, facts = work(torch, run, dht, identity, name, stop)
     torch.save(tensors, folder / f"{name}.pt")
     (folder / f"{name}.json").write_text(json.dumps(facts))
@@ -145,6 +145,26 @@ def train(torch, run, dht, identity, name, stop):
     optimizer.state_averager.step(wait_for_delayed_updates=True)
     facts = [{key: getattr(report, key) for key in report.__slots__} for report in reports]
     return [parameter.detach().clone() for parameter in model.parameters()], facts
+
+
+def go_on_alone(torch, run, dht, identity, name, stop):
+    """Trains alone after it was found to be behind others, who are gone; the epochs that it does."""
+    from training.swarm.optimizer import build_swarm_optimizer
+
+    run = run.model_copy(update={"swarm": run.swarm.model_copy(update={"target_batch_size": 40})})
+    model = model_of(torch, seed=0)
+    optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=4)
+    stop.listen()
+    optimizer._out_of_step = True
+    reports = []
+    deadline = time.monotonic() + 60
+    while len(reports) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        for parameter, gradient in zip(model.parameters(), gradients_of(torch, model, name), strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        reports += optimizer.take_epoch_reports()
+    return [], [{key: getattr(report, key) for key in report.__slots__} for report in reports]
 
 
 if __name__ == "__main__":

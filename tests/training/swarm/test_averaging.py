@@ -19,8 +19,8 @@ import pair
 ROOT = Path(__file__).parents[3]
 
 
-def meet(folder, mode):
-    """Runs both peers; (tensors, facts) of each."""
+def meet(folder, mode, names=tuple(pair.SAMPLES)):
+    """Runs the peers, both unless named; (tensors, facts) of each."""
     peers = [
         subprocess.Popen(
             [sys.executable, pair.__file__, str(folder), name, mode],
@@ -30,17 +30,17 @@ def meet(folder, mode):
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for name in pair.SAMPLES
+        for name in names
     ]
     try:
         outputs = [peer.communicate(timeout=300)[0] for peer in peers]
     finally:
         for peer in peers:
             peer.kill()
-    assert [peer.returncode for peer in peers] == [0, 0], "\n".join(outputs)
+    assert not any(peer.returncode for peer in peers), "\n".join(outputs)
     return [
         (torch.load(folder / f"{name}.pt", weights_only=True), json.loads((folder / f"{name}.json").read_text()))
-        for name in pair.SAMPLES
+        for name in names
     ]
 
 
@@ -98,6 +98,13 @@ def test_peers_that_train_together_average_gradients_and_parameters(tmp_path):
         assert ours["own_share"] + theirs["own_share"] == pytest.approx(1)
     for kind, a, b in zip(pair.SIZES, first, second, strict=True):
         assert relative_error(a, b) < 1e-3, kind
+
+
+@pytest.mark.swarm
+def test_a_peer_goes_on_alone_when_those_who_overtook_it_are_gone(tmp_path):
+    (tmp_path / "second.json").touch()
+    ((_, epochs),) = meet(tmp_path, "overtaken", names=("first",))
+    assert [report["senders"] for report in epochs] == [1, 1]
 
 
 def test_the_self_test_passes_with_the_codecs_of_the_run():
