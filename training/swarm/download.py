@@ -140,6 +140,9 @@ def _check(state: TrainingState, shapes: Sequence[torch.Size]) -> None:
     got = [tuple(tensor.shape) for tensor in state.tensors[: len(shapes)]]
     if got != [tuple(shape) for shape in shapes]:
         raise TrainingError("sent parameters of another model")
+    moments = sum(entry.get("type") == "tensor" for entry in state.optimizer_metadata)
+    if len(state.tensors) != len(shapes) + moments:
+        raise TrainingError(f"sent {len(state.tensors)} tensors and announced {len(shapes) + moments}")
     if not all(bool(torch.isfinite(tensor).all()) for tensor in state.tensors if tensor.is_floating_point()):
         raise TrainingError("sent numbers that are not finite")
 

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from training.errors import TrainingError
+from training.swarm.download import TrainingState, _check
 
 ROOT = Path(__file__).parents[3]
 
@@ -106,3 +110,12 @@ def test_download():
     assert "not finite" in results["nan"]
     assert "No peer has sent a sound state" in results["stalling"]
     assert results["stalling seconds"] < 8
+
+
+def test_a_state_that_was_cut_short_is_not_taken():
+    tensors = (torch.zeros(2, 3), torch.zeros(6))
+    announced = [{"type": "tensor", "index": 0}, {"type": "value", "value": 3}]
+    _check(TrainingState(epoch=1, tensors=tensors, optimizer_metadata=announced, donor="Qm"), [torch.Size([2, 3])])
+    short = TrainingState(epoch=1, tensors=tensors[:1], optimizer_metadata=announced, donor="Qm")
+    with pytest.raises(TrainingError, match="sent 1 tensors and announced 2"):
+        _check(short, [torch.Size([2, 3])])
