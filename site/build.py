@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from builder.assets import BuildFailed, make_assets  # noqa: E402  (the paths above come first)
+from builder.offline import write_service_worker  # noqa: E402
 
 
 def main() -> int:
@@ -34,7 +35,10 @@ def main() -> int:
         return 0
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(Path(chosen.out).resolve())]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    ended = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    if ended == 0:
+        write_service_worker(Path(chosen.out).resolve())
+    return ended
 
 
 if __name__ == "__main__":

@@ -37,3 +37,6 @@ document$.subscribe(async () => {
 new MutationObserver(() => document.dispatchEvent(new CustomEvent("palette"))).observe(document.body, {
   attributeFilter: ["data-md-color-scheme"],
 });
+
+// After the first visit the site is there without a network as well. Where browsers forbid that, nothing is lost.
+navigator.serviceWorker?.register(new URL("../service-worker.js", import.meta.url)).catch(() => {});

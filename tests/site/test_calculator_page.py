@@ -145,7 +145,7 @@ def test_nothing_is_fetched_before_the_reader_shows_interest(open_page, server):
     page = open_page("calculator/")
     page.wait_for_load_state("networkidle")
     assert not [path for path in server.requests if path.startswith(("/runtime/", "/vendor/"))]
-    page.get_by_label("Micro-batch").first.focus()
+    page.get_by_label("Micro-batch").first.click()
     expect(message(page)).to_contain_text("Computed in your browser")
     shows(page, DEFAULT)
     fetched = {path.rsplit("/", 1)[1] for path in server.requests if path.startswith("/runtime/")}
@@ -431,3 +431,63 @@ def test_bars_are_drawn_to_scale(open_page):
     assert limit == pytest.approx(shown["limit"] / 100, abs=0.01)
     heights = page.locator("[data-slot=step] span").evaluate_all("all => all.map((one) => one.clientHeight)")
     assert [max(heights) == height for height in heights] == [row["peak"] for row in shown["timeline"]]
+
+
+def test_after_one_visit_it_works_without_a_network(open_page, server):
+    page = open_page("calculator/", offline_copy=True)
+    page.get_by_label("Micro-batch").first.fill("2")
+    shows(page, {**DEFAULT, "micro_batch_size": 2})
+    kept = "async () => (await (await caches.open('named-by-content')).keys()).length"
+    page.wait_for_function(f"({kept})().then((count) => count === 5)")
+    page.context.set_offline(True)
+    fetched = len(server.requests)
+    page.goto(server.url + "calculator/?micro_batch_size=3")
+    shows(page, {**DEFAULT, "micro_batch_size": 3})
+    expect(page.locator("[data-part=calculator]")).to_have_attribute("data-python", "snapshot")
+    page.get_by_text("How it grows").click()
+    expect(page.locator(".sweep .chart")).to_have_attribute("data-drawn", "true")
+    page.goto(server.url + "join/")
+    expect(page.get_by_role("heading", name="How to stop")).to_be_visible()
+    page.goto(server.url + "no/such/page/")
+    expect(page.get_by_role("main").get_by_role("link", name="Calculator")).to_be_visible()
+    assert len(server.requests) == fetched
+    page.complaints[:] = [said for said in page.complaints if "ERR_INTERNET_DISCONNECTED" not in said]
+
+
+@pytest.mark.parametrize(
+    "files, way",
+    [
+        ({"snapshot.wasm": None}, "library"),
+        ({"snapshot.wasm": b"\0asm and nothing of use"}, "library"),
+        ({"snapshot.wasm": None, "stdlib.zip": b"no zip"}, ""),
+        ({"pyodide.asm.wasm": None}, ""),
+        ({"pyodide.mjs": None}, ""),
+    ],
+)
+def test_without_its_runtime_the_page_falls_back(open_page, server, built_site, files, way):
+    """From the snapshot to the library, and from there to the answer in the HTML and the command."""
+    (runtime,) = (built_site / "runtime").iterdir()
+    server.files = {f"/runtime/{runtime.name}/{name}": content for name, content in files.items()}
+    page = open_page("calculator/")
+    page.get_by_label("Micro-batch").first.click()
+    state = page.locator("[data-part=calculator]")
+    if way:
+        expect(state).to_have_attribute("data-python", way)
+        shows(page, DEFAULT)
+    else:
+        expect(state).to_have_attribute("data-state", "failed")
+        expect(message(page)).to_contain_text("The command below answers anywhere")
+        shows(page, DEFAULT)
+    page.complaints.clear()  # The browser itself reports what is missing here.
+
+
+def test_the_settings_go_along_to_the_join_page(open_page, server):
+    page = open_page("calculator/?micro_batch_size=5&model=dalle-2021")
+    shows(page, {"model": "dalle-2021", "micro_batch_size": 5, "optimizer": "adamw8bit"})
+    page.get_by_role("link", name="Join with these settings").click()
+    expect(page.locator("[data-slot=command]")).to_have_text(
+        re.compile(r"join --recipe dalle-2021 .* --micro-batch-size 5$")
+    )
+    page.goto(server.url + "join/?micro_batch_size=5%3B%20rm%20-rf")
+    expect(page.locator("[data-slot=status-label]")).to_have_text("General")
+    assert "rm" not in page.locator("[data-slot=command]").inner_text()

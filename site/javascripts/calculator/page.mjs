@@ -24,6 +24,7 @@ export function start(root) {
   let awake = false;
   let typing = null;
   let pause = 0;
+  let kept = false;
 
   const pins = makePins(slot("pins"), { ask, query: form.query, requestOf: form.requestOf, open, changed: () => remember("push") });
   const sweep = makeSweep(slot("sweep"), {
@@ -46,9 +47,27 @@ export function start(root) {
     if (address() === location.href) return;
     if (how === "push") history.pushState(history.state, "", address());
     else history.replaceState(history.state, "", address());
+  }
+
+  /** What a volunteer may choose goes along to the join page; the rest is the run's own. */
+  function tellJoin({ setup }) {
     const join = new URL(slot("join").href);
-    join.search = new URLSearchParams({ model: form.read().model, micro_batch_size: form.read().micro_batch_size }).toString();
+    const chosen = new URLSearchParams({ micro_batch_size: setup.micro_batch_size });
+    if (setup.model) chosen.set("model", setup.model);
+    join.search = chosen.toString();
     slot("join").href = join.href;
+  }
+
+  /** Asks the service worker to keep what this page has used, so that it works without a network. */
+  async function keepForOffline() {
+    if (kept || !navigator.serviceWorker) return;
+    kept = true;
+    const { active } = await navigator.serviceWorker.ready;
+    const site = new URL("../../", import.meta.url).href;
+    const used = ["pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "snapshot.wasm"];
+    const folder = new URL(runtime.folder, document.baseURI);
+    const urls = [...used.map((name) => new URL(name, folder)), new URL(root.dataset.plotly, document.baseURI)];
+    active.postMessage({ keep: urls.map((url) => url.href.slice(site.length)) });
   }
 
   function readAddress() {
@@ -85,6 +104,8 @@ export function start(root) {
     // What a pasted model is shows which fields apply to it.
     if (JSON.stringify(form.request()) !== JSON.stringify(request)) return compute();
     show(answer);
+    tellJoin(request);
+    keepForOffline();
     root.dataset.state = "shown";
     slot("spoken").textContent = answer.spoken;
     slot("message").replaceChildren("Computed in your browser. ", slot("spoken"));
@@ -191,6 +212,7 @@ export function start(root) {
     }
   }
   form.showFitting();
+  tellJoin(form.request());
   root.querySelectorAll("fieldset, button").forEach((part) => (part.disabled = false));
   sweep.update();
   return () => {

@@ -29,24 +29,36 @@ export async function startFromSnapshot(loadPyodide, { folder, lock, snapshot })
     }
   }
 
-  const usual = {};
-  for (const name of ["instantiate", "instantiateStreaming"]) {
-    usual[name] = WebAssembly[name];
-    WebAssembly[name] = async (...given) => {
-      const made = await usual[name].apply(WebAssembly, given);
-      if (made.instance?.exports.memory) complete(made.instance.exports.memory);
-      return made;
-    };
-  }
-  try {
-    return await loadPyodide({
+  return loadWatched(
+    loadPyodide,
+    {
       indexURL: folder,
       packageBaseUrl: folder,
       lockFileContents: lock,
       stdLibURL: NO_LIBRARY,
       _loadSnapshot: image,
-    });
-  } finally {
-    Object.assign(WebAssembly, usual);
-  }
+    },
+    complete,
+  );
+}
+
+/** loadPyodide that tells of the fresh memory, and that fails where it would wait for ever: without an instance. */
+export function loadWatched(loadPyodide, options, onFresh = () => {}) {
+  const usual = { instantiate: WebAssembly.instantiate, instantiateStreaming: WebAssembly.instantiateStreaming };
+  const loaded = new Promise((resolve, reject) => {
+    for (const name of Object.keys(usual)) {
+      WebAssembly[name] = async (...given) => {
+        try {
+          const made = await usual[name].apply(WebAssembly, given);
+          if (made.instance?.exports.memory) onFresh(made.instance.exports.memory);
+          return made;
+        } catch (error) {
+          reject(error);
+          throw error;
+        }
+      };
+    }
+    loadPyodide(options).then(resolve, reject);
+  });
+  return loaded.finally(() => Object.assign(WebAssembly, usual));
 }

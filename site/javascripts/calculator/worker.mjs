@@ -2,7 +2,7 @@
 // site/builder/answers, `input` and `answer` are its JSON strings: the same functions made the answer in the HTML.
 // The worker's name is JSON: the folder of the runtime, Pyodide's lock and the snapshot's digest.
 
-import { startFromSnapshot } from "./snapshot.mjs";
+import { loadWatched, startFromSnapshot } from "./snapshot.mjs";
 
 const runtime = JSON.parse(self.name);
 
@@ -23,7 +23,7 @@ const started = (async () => {
 async function startFromLibrary(loadPyodide) {
   const response = await fetch(new URL("calculator.zip", runtime.folder));
   if (!response.ok) throw new Error(`calculator.zip: ${response.status}`);
-  const python = await loadPyodide({
+  const python = await loadWatched(loadPyodide, {
     indexURL: runtime.folder,
     packageBaseUrl: runtime.folder,
     lockFileContents: runtime.lock,

@@ -1,0 +1,49 @@
+"""The service worker: which of the built files it keeps, and a version that changes with their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("service-worker.js")
+
+LARGE_FOLDERS = ("runtime", "vendor")
+"""Named by their content and fetched when they are used; kept from then on."""
+
+NOT_KEPT = ("live", "assets/javascripts/lunr")
+"""The run as it goes on; search in other languages."""
+
+NAME = "service-worker.js"
+
+
+def write_service_worker(built: Path) -> Path:
+    """Writes the service worker of a built site into it; returns its path."""
+    files, large = kept_files(built)
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.encode() + b"\0" + (built / _file_of(file)).read_bytes() + b"\0")
+    digest.update(json.dumps(large).encode() + SOURCE.read_bytes())
+    head = f"const VERSION = {json.dumps(digest.hexdigest()[:12])};\n"
+    head += f"const FILES = {json.dumps(files)};\nconst LARGE = {json.dumps(large)};\n\n"
+    script = built / NAME
+    script.write_text(head + SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
+    return script
+
+
+def kept_files(built: Path) -> tuple[list[str], list[str]]:
+    """Addresses relative to the site's root: of what is kept at once, and of what is kept when it was used."""
+    files, large = [], []
+    for file in sorted(built.rglob("*")):
+        name = file.relative_to(built).as_posix()
+        if not file.is_file() or name == NAME or name.endswith((".map", ".gz")):
+            continue
+        if name.startswith(tuple(f"{folder}/" for folder in NOT_KEPT)):
+            continue
+        address = name.removesuffix("index.html") if name.endswith("index.html") else name
+        (large if name.split("/")[0] in LARGE_FOLDERS else files).append(address)
+    return files, large
+
+
+def _file_of(address: str) -> str:
+    return f"{address}index.html" if address == "" or address.endswith("/") else address

@@ -1,0 +1,63 @@
+// Keeps the site for the time without a network. VERSION, FILES and LARGE stand above: site/builder/offline.py writes
+// them from the built files.
+//
+// Pages and scripts come from the network while there is one, so nobody sees an old site; what is named by its content
+// (the browser's Python, the charts) comes from here, once a reader has used it. The live run is never kept.
+
+const SITE = `site-${VERSION}`;
+const NAMED_BY_CONTENT = "named-by-content";
+const root = new URL("./", self.location);
+
+self.addEventListener("install", (event) => {
+  const fresh = FILES.map((path) => new Request(new URL(path, root), { cache: "no-cache" }));
+  event.waitUntil(caches.open(SITE).then((cache) => cache.addAll(fresh)).then(() => self.skipWaiting()));
+});
+
+self.addEventListener("activate", (event) => event.waitUntil(dropOld().then(() => self.clients.claim())));
+
+self.addEventListener("message", (event) => {
+  if (event.data?.keep) event.waitUntil(keepUsed(event.data.keep));
+});
+
+self.addEventListener("fetch", (event) => {
+  const url = new URL(event.request.url);
+  if (event.request.method !== "GET" || !url.href.startsWith(root.href)) return;
+  const path = url.href.slice(root.href.length).split(/[?#]/)[0];
+  if (path.startsWith("live/")) return;
+  if (LARGE.includes(path)) event.respondWith(fromHere(event.request));
+  else if (FILES.includes(path) || event.request.mode === "navigate") event.respondWith(fromNetwork(event.request));
+});
+
+async function fromHere(request) {
+  return (await caches.match(request.url, { cacheName: NAMED_BY_CONTENT })) ?? fetch(request);
+}
+
+async function fromNetwork(request) {
+  try {
+    return await fetch(request);
+  } catch (error) {
+    const cache = await caches.open(SITE);
+    const kept = await cache.match(request.url, { ignoreSearch: true });
+    if (kept) return kept;
+    const lost = request.mode === "navigate" && (await cache.match(new URL("404.html", root)));
+    if (lost) return lost;
+    throw error;
+  }
+}
+
+/** Fetches what is not here yet; the browser's own cache usually has it. */
+async function keepUsed(paths) {
+  const cache = await caches.open(NAMED_BY_CONTENT);
+  for (const path of paths.filter((one) => LARGE.includes(one))) {
+    const url = new URL(path, root);
+    if (!(await cache.match(url))) await cache.add(url);
+  }
+}
+
+async function dropOld() {
+  for (const name of await caches.keys()) if (name.startsWith("site-") && name !== SITE) await caches.delete(name);
+  const cache = await caches.open(NAMED_BY_CONTENT);
+  for (const request of await cache.keys()) {
+    if (!LARGE.includes(request.url.slice(root.href.length))) await cache.delete(request);
+  }
+}
