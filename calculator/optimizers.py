@@ -24,8 +24,9 @@ class Moments:
     """Values that share one 32-bit scale in 8 bit."""
     precise: bool = True
     """Whether states are 32 bit whatever the parameter's precision."""
-    update_norm: bool = False
-    """Whether one 32-bit number a tensor is kept beside (the update's norm, for LAMB's trust ratio)."""
+    counter: bool = False
+    """Whether one 32-bit number a tensor is kept beside: the update's norm, for LAMB's trust ratio, or the fused
+    AdamW's count of steps."""
 
     def is_8bit(self, count: int) -> bool:
         """Whether a tensor of so many values has its state in 8 bit."""
@@ -37,7 +38,7 @@ class Moments:
             state = allocated_bytes(count, 1) + allocated_bytes(-(-count // self.block_size), 4)
         else:
             state = allocated_bytes(count, 4 if self.precise else itemsize)
-        return self.number * state + (allocated_bytes(1, 4) if self.update_norm else 0)
+        return self.number * state + (allocated_bytes(1, 4) if self.counter else 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,9 +130,10 @@ _TORCH_ADAMW = "torch 2.13, optim/adam.py"
 _BITSANDBYTES = "bitsandbytes 0.50, optim/optimizer.py, init_state"
 
 _ADAMW = Moments(number=2, precise=False)
+_ADAMW_FUSED = Moments(number=2, precise=False, counter=True)
 _ADAMW_8BIT = Moments(number=2, min_8bit_size=4096)
-_LAMB = Moments(number=2, update_norm=True)
-_LAMB_8BIT = Moments(number=2, min_8bit_size=4096, update_norm=True)
+_LAMB = Moments(number=2, counter=True)
+_LAMB_8BIT = Moments(number=2, min_8bit_size=4096, counter=True)
 _LAMB_8BIT_HOST = Moments(number=2, min_8bit_size=65_536, block_size=4096)
 _LION = Moments(number=1)
 _LION_8BIT = Moments(number=1, min_8bit_size=4096)
@@ -139,13 +141,14 @@ _MOMENTUM = Moments(number=1, precise=False)
 
 
 def _adamw(implementation: str, step_bytes: Callable[[ParameterTensor, int], int]) -> Optimizer:
+    fused = implementation == "fused"
     return Optimizer(
         name="adamw",
         title="AdamW",
         source=_TORCH_ADAMW,
-        state_bytes=_moments(_ADAMW),
+        state_bytes=_moments(_ADAMW_FUSED if fused else _ADAMW),
         step_bytes=step_bytes,
-        step_counters=True,
+        step_counters=not fused,
         whole_step=implementation == "foreach",
         keeps_previous=implementation == "for-loop",
     )

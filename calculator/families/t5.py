@@ -152,7 +152,7 @@ def _attention(
         combined = bias
         if stack == "decoder":
             combined = t.where(bias, t.new(queries * keys, 1), "attention mask")
-        if stack:
+        if stack and a.num_heads > 1 and queries * keys > 1:  # else it lies in the kernel's order already
             combined = t.copy(combined, "attention bias")
         attended = fused_attention(t, query, key, value, shape, dropout=c.attention_dropout, bias=combined)
         weights = None

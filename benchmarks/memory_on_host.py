@@ -1,0 +1,170 @@
+"""Host memory of an offloaded optimizer: predicted, and measured as the growth of a process that trains with hivemind.
+
+    python benchmarks/memory_on_host.py --json benchmarks/results/memory_on_host.json
+
+Each case is a process of its own. It makes a model's parameters and gradients, which stand for the GPU's, notes its
+resident memory, makes a `hivemind.Optimizer` that keeps everything else on the host, takes two updates, and notes it
+again, with and without what the C library keeps of freed memory (`malloc_trim`). A CPU is enough; Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from memory_report import error_percent, record, result  # noqa: E402
+
+from calculator import Setup, estimate  # noqa: E402
+from calculator.estimate import resolve  # noqa: E402
+from calculator.parameters import parameter_tensors  # noqa: E402
+
+CONFIG = {"model_type": "gpt2", "n_embd": 512, "n_layer": 4, "n_head": 8, "n_positions": 512, "vocab_size": 30_000}
+"""A small GPT-2: 28 million parameters; what the process needs besides is small beside their copies."""
+CASES = {
+    "8-bit LAMB of the run": {"optimizer": "lamb8bit-demo"},
+    "32-bit LAMB": {"optimizer": "lamb"},
+    "32-bit AdamW": {"optimizer": "adamw"},
+}
+
+
+def predicted(case: dict) -> int:
+    """Bytes on the host by the calculator."""
+    return estimate(Setup(config=CONFIG, precision="fp32", offload_optimizer=True, **case)).host.total
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, shared pages included."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("This system does not report resident memory; the program needs Linux.")
+
+
+def _optimizer(name: str) -> Callable:
+    import torch
+
+    if name == "adamw":
+        return partial(torch.optim.AdamW, lr=1e-3, foreach=False)
+    from training.optim.lamb import Lamb8bit
+
+    smallest = 65_536 if name == "lamb8bit-demo" else sys.maxsize
+    return partial(Lamb8bit, lr=1e-3, overwrite_gradients=True, min_8bit_size=smallest)
+
+
+def _trim() -> None:
+    """Has the C library give freed memory back to the system."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def measure(case: dict) -> tuple[int, int]:
+    """Bytes by which this process grows, as they are and after freed memory went back; for a process of its own."""
+    import hivemind
+    import torch
+
+    logging.disable(logging.WARNING)
+    architecture = resolve(Setup(config=CONFIG))
+    shapes = [tensor.shape for tensor in parameter_tensors(architecture) for _ in range(tensor.copies)]
+    parameters = [torch.nn.Parameter(torch.rand(shape)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    _warm_up(_optimizer(case["optimizer"]))
+    dht = hivemind.DHT(start=True)
+    _trim()
+    before = resident_bytes()
+    optimizer = hivemind.Optimizer(
+        dht=dht,
+        run_id="memory",
+        params=parameters,
+        optimizer=_optimizer(case["optimizer"]),
+        target_batch_size=1,
+        batch_size_per_step=1,
+        matchmaking_time=0.5,
+        averaging_timeout=5,
+        offload_optimizer=True,
+        reuse_grad_buffers=True,
+        delay_state_averaging=False,
+        tracker_opts={"min_refresh_period": 0.2, "default_refresh_period": 0.2, "max_refresh_period": 0.5},
+    )
+    deadline = time.monotonic() + 120
+    while optimizer.local_epoch < 2:
+        if time.monotonic() > deadline:
+            raise SystemExit("hivemind took no update in two minutes.")
+        optimizer.step()
+        for parameter in parameters:
+            parameter.grad.fill_(1.0)
+        time.sleep(0.1)
+    grown = resident_bytes() - before
+    _trim()
+    in_use = resident_bytes() - before
+    optimizer.shutdown()
+    dht.shutdown()
+    return grown, in_use
+
+
+def _warm_up(make: Callable) -> None:
+    """An update of a small tensor, so that libraries have what they keep."""
+    import torch
+
+    parameter = torch.nn.Parameter(torch.rand(300, 300))
+    optimizer = make([parameter])
+    for _ in range(2):
+        parameter.grad = torch.rand(300, 300)
+        optimizer.step()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures every case, prints the table, and writes the JSON if asked. 1 if a case is off by more than 3 %."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="processes a case")
+    parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
+    flags = parser.parse_args(arguments)
+    if flags.measure:
+        print(*measure(CASES[flags.measure]))
+        return 0
+    results = []
+    print(f"{'':<24}{'predicted':>14}{'measured':>14}{'error':>9}{'with freed':>14}")
+    for name, case in CASES.items():
+        command = [sys.executable, __file__, "--measure", name]
+        runs, untrimmed = [], []
+        for _ in range(flags.runs):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            if done.returncode:
+                print(done.stderr[-2000:], file=sys.stderr)
+                return 1
+            grown, in_use = (int(word) for word in done.stdout.split()[-2:])
+            runs.append(in_use)
+            untrimmed.append(grown)
+        measured, expected = sorted(runs)[len(runs) // 2], predicted(case)
+        error = error_percent(expected, measured)
+        figures = "".join(f"{size / 2**20:>10.1f} MiB" for size in (expected, measured))
+        print(f"{name:<24}{figures}{error:>+8.2f}%{max(untrimmed) / 2**20:>10.1f} MiB", flush=True)
+        more = {
+            "runs": len(runs),
+            "min": min(runs),
+            "max": max(runs),
+            "error_percent": error,
+            "with_freed": max(untrimmed),
+        }
+        other = {"peer": measured, "peer_name": "growth of the process"}
+        results.append(result(f"host memory: {name}", "bytes", expected, **other, **more))
+    if flags.json:
+        from importlib.metadata import version
+
+        versions = {name: version(name) for name in ("torch", "hivemind")}
+        record(flags.json, "memory_on_host", versions, results, model=CONFIG)
+    return int(any(abs(entry["error_percent"]) > 3 for entry in results))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
