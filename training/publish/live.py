@@ -58,12 +58,13 @@ def store_run(
     history.set_run_value("recipe.toml", recipe_toml)
 
 
-def run_document(history: HistoryReader) -> dict:
-    """Which run this is and how to join it."""
+def run_document(history: HistoryReader, *, live: bool = True) -> dict:
+    """Which run this is and how to join it; a run that is over cannot be joined."""
     stored = history.run_value("document")
     if stored is None:
         raise TrainingError(f"{history.path} holds no run yet; start its monitor first.")
-    return {**json.loads(stored), "started_at": float(history.run_value("started_at") or 0)}
+    over = {} if live else {"initial_peers": [], "join_command": ""}
+    return {**json.loads(stored), "started_at": float(history.run_value("started_at") or 0), **over}
 
 
 def state_document(history: HistoryReader, *, now: float, live: bool = True) -> dict:
@@ -114,7 +115,7 @@ def compute_document(name: str, history: HistoryReader, *, now: float, live: boo
     """One of `DOCUMENTS`; `live` says whether a monitor watches the run now."""
     match name:
         case "run":
-            return run_document(history)
+            return run_document(history, live=live)
         case "state":
             return state_document(history, now=now, live=live)
         case "history":
