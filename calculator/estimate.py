@@ -491,6 +491,11 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
         notes.append("The run's model has its own attention: eager and sdpa make no difference.")
         if architecture.reversible if setup.reversible is None else setup.reversible:
             notes.append("Reversible layers are counted with all activations computed again (activation budget 0).")
+    if setup.offload_optimizer:
+        notes.append(
+            "Making the optimizer takes gradients for a moment; the C library may keep that memory on the host, up to "
+            "4 bytes a parameter (benchmarks/memory_on_host.py)."
+        )
     shared = setup.shared_groups is not None and architecture.family != "text-to-image"
     if shared:
         notes.append("Layers i and j share all weights where i mod shared_groups equals j mod shared_groups.")
