@@ -70,7 +70,7 @@ class DemoConfig:
     volunteers: int = 3
     epochs: int | None = None
     """Stop when the run has done so many; None: go on until Ctrl-C."""
-    pictures: int = 8000
+    pictures: int = 12_000
     """Pictures to draw for training."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
     """The command line of the trainer."""

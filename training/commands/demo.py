@@ -24,7 +24,7 @@ def run(
         typer.Option(exists=True, file_okay=False, help="Built site to serve beside the data."),
     ] = None,
     volunteers: Annotated[int, typer.Option(min=0, max=32, help="Volunteers to start.")] = 3,
-    pictures: Annotated[int, typer.Option(min=100, help="Pictures to draw for training.")] = 8000,
+    pictures: Annotated[int, typer.Option(min=100, help="Pictures to draw for training.")] = 12_000,
 ) -> None:
     """Train a small model with three volunteers on this machine, and watch it at one URL."""
     from training.demo import DemoConfig, run_demo

@@ -104,6 +104,7 @@ def test_no_caption_is_both_trained_on_and_held_out():
     assert not any(re.fullmatch(r"an? \w+ \w+", caption) for caption in captions["held-out"])  # "a red circle"
 
 
-def test_plain_captions_are_a_good_share():
+def test_plain_captions_are_some_and_most_others_differ():
     captions = [caption_of(draw_scene(random.Random(index))) for index in range(4000)]
-    assert 0.32 < sum(len(caption.split()) == 3 and caption[0] == "a" for caption in captions) / 4000 < 0.40
+    assert 0.12 < sum(len(caption.split()) == 3 and caption[0] == "a" for caption in captions) / 4000 < 0.20
+    assert len(set(captions)) > 1500
