@@ -9,7 +9,7 @@ from functools import lru_cache
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.autograd import Levels, allocated_bytes
 from calculator.errors import BadSetup
-from calculator.optimizers import ADAMW, OPTIMIZERS, PAGED_FROM, Optimizer
+from calculator.optimizers import ADAMW, IN_32_BIT, OPTIMIZERS, Optimizer
 from calculator.parameters import FAMILIES, count_parameters, parameter_tensors, parameters_by_part
 from calculator.timeline import Instant, Options, play
 
@@ -18,9 +18,18 @@ ATTENTIONS = ("sdpa", "eager")
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
 """16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
 CUDA_CONTEXT_BYTES = 500 * 2**20
-"""The driver's own memory; 300 MiB to 1 GiB by GPU and driver, not part of any figure that PyTorch reports."""
+"""The driver's own memory, not part of any figure that PyTorch reports: 300 MiB to 1 GiB by GPU and driver. Other
+calculators take 650 MB (RahulSChand/gpu_poor, src/App.js) and 1000 MiB (furiousteabag/vram-calculator, README)."""
 CUBLAS_WORKSPACE_BYTES = {"default": 8_519_680}
 """Workspace of cuBLAS, once per stream (pytorch, aten/src/ATen/cuda/CUDAContextLight.h, CUBLAS_WORKSPACE_CONFIG)."""
+
+MIB = 2**20
+SMALL_BLOCK, SMALL_SEGMENT = MIB, 2 * MIB
+LARGE_BLOCK, LARGE_SEGMENT = 10 * MIB, 20 * MIB
+SEGMENT_UNIT = 2 * MIB
+"""Blocks up to `SMALL_BLOCK` share segments of `SMALL_SEGMENT`, those below `LARGE_BLOCK` segments of `LARGE_SEGMENT`;
+larger ones have their own, in steps of `SEGMENT_UNIT` (pytorch, c10/cuda/CUDACachingAllocator.cpp, kSmallSize,
+kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +237,7 @@ def estimate(setup: Setup) -> Estimate:
         peak=Peak(phase=highest.phase, instant=_sentence(highest, gpu)),
         timeline=tuple([_step_instant(instant, weights, state, inputs) for instant in instants]),
         transfer=_transfer(setup, fixed),
-        overhead=_overhead(),
+        overhead=_overhead(fixed),
         notes=_notes(setup, architecture),
     )
 
@@ -331,6 +340,8 @@ class _Fixed:
     """State of the same optimizer when it updates the 32-bit copy on the host."""
     paged_bytes: int
     step_bytes: int
+    unused_bytes: int
+    """What the weights leave unused of the allocator's segments."""
 
 
 @lru_cache(maxsize=1024)
@@ -338,26 +349,29 @@ def _fixed(
     architecture: Architecture, shared_groups: int, itemsize: int, optimizer: Optimizer, embeddings_32bit: bool
 ) -> _Fixed:
     values = tensors = weights = copies = host = paged = whole = largest = 0
-    previous = 0
+    previous = small = medium = unused = 0
     state = optimizer.shared_bytes
     host = optimizer.shared_bytes
     for tensor in parameter_tensors(architecture, shared_groups):
         times, count = tensor.copies, tensor.count
+        block = allocated_bytes(count, itemsize)
         values += times * count
         tensors += times
-        weights += times * allocated_bytes(count, itemsize)
-        copies += times * allocated_bytes(count, 4)
-        if embeddings_32bit and tensor.part == "embeddings" and "8bit" in optimizer.name:
-            precise = OPTIMIZERS[
-                "lion" if optimizer.name == "lion8bit" else "lamb" if "lamb" in optimizer.name else "adamw"
-            ]
-            state += times * precise.state_bytes(tensor, 4)
-            host += times * precise.state_bytes(tensor, 4)
+        weights += times * block
+        if block <= SMALL_BLOCK:
+            small += times * block
+        elif block < LARGE_BLOCK:
+            medium += times * block
         else:
-            state += times * optimizer.state_bytes(tensor, itemsize)
-            host += times * optimizer.state_bytes(tensor, 4)
-            if optimizer.paged and count >= PAGED_FROM:
-                paged += times * 2 * allocated_bytes(count, 1)
+            unused += times * (-block % SEGMENT_UNIT)
+        copies += times * allocated_bytes(count, 4)
+        chosen, size = optimizer, itemsize
+        if embeddings_32bit and optimizer.name in IN_32_BIT and tensor.is_embedding:
+            chosen, size = IN_32_BIT[optimizer.name], 4
+        state += times * chosen.state_bytes(tensor, size)
+        host += times * chosen.state_bytes(tensor, 4)
+        if chosen.paged is not None:
+            paged += times * (chosen.paged.bytes_of(count, size) - chosen.state_bytes(tensor, size))
         step = optimizer.step_bytes(tensor, itemsize)
         whole += times * step
         largest = max(largest, step + previous)
@@ -365,7 +379,9 @@ def _fixed(
             previous = allocated_bytes(count, itemsize)
     if optimizer.step_counters:
         host += tensors * allocated_bytes(1, 4)
-    return _Fixed(values, tensors, weights, copies, state, host, paged, whole if optimizer.whole_step else largest)
+    unused += -small % SMALL_SEGMENT + -medium % LARGE_SEGMENT
+    step_bytes = whole if optimizer.whole_step else largest
+    return _Fixed(values, tensors, weights, copies, state, host, paged, step_bytes, unused)
 
 
 def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: int) -> Options:
@@ -478,8 +494,13 @@ def _transfer(setup: Setup, fixed: _Fixed) -> Transfer:
     return Transfer(bytes_per_step=moved, seconds=moved / PCIE_BYTES_PER_SECOND[setup.pcie_generation])
 
 
-def _overhead() -> dict[str, int]:
-    parts = {"cuda_context": CUDA_CONTEXT_BYTES, "cublas_workspace": CUBLAS_WORKSPACE_BYTES["default"]}
+def _overhead(fixed: _Fixed) -> dict[str, int]:
+    """Beside PyTorch's allocated memory; of the segments, those of weights and gradients."""
+    parts = {
+        "cuda_context": CUDA_CONTEXT_BYTES,
+        "cublas_workspace": CUBLAS_WORKSPACE_BYTES["default"],
+        "allocator_rounding": 2 * fixed.unused_bytes,
+    }
     return {**parts, "total": sum(parts.values())}
 
 

@@ -55,8 +55,8 @@ class Optimizer:
     """Bytes that the update of one tensor takes for a moment."""
     shared_bytes: int = 0
     """Bytes that are kept once (quantization maps)."""
-    paged: bool = False
-    """Whether large 8-bit states live in memory that the host and the device share."""
+    paged: Moments | None = None
+    """The rule of states of which the large ones live in memory that the host and the device share."""
     step_counters: bool = False
     """Whether one number a tensor is kept on the host (torch.optim's `step`)."""
     whole_step: bool = False
@@ -76,7 +76,7 @@ def _paged(rule: Moments) -> Callable[[ParameterTensor, int], int]:
         count = tensor.count
         if count < PAGED_FROM:
             return rule.bytes_of(count, itemsize)
-        return rule.bytes_of(count, itemsize) - rule.number * allocated_bytes(count, 1)
+        return rule.bytes_of(count, itemsize) - rule.number * allocated_bytes(count, 1 if rule.is_8bit(count) else 4)
 
     return state_bytes
 
@@ -132,6 +132,7 @@ _BITSANDBYTES = "bitsandbytes 0.50, optim/optimizer.py, init_state"
 _ADAMW = Moments(number=2, precise=False)
 _ADAMW_FUSED = Moments(number=2, precise=False, counter=True)
 _ADAMW_8BIT = Moments(number=2, min_8bit_size=4096)
+_ADAMW_PAGED = Moments(number=2)
 _LAMB = Moments(number=2, counter=True)
 _LAMB_8BIT = Moments(number=2, min_8bit_size=4096, counter=True)
 _LAMB_8BIT_HOST = Moments(number=2, min_8bit_size=65_536, block_size=4096)
@@ -181,7 +182,32 @@ OPTIMIZERS: dict[str, Optimizer] = {
             state_bytes=_paged(_ADAMW_8BIT),
             step_bytes=_nothing,
             shared_bytes=_MAPS_OF_TWO,
-            paged=True,
+            paged=_ADAMW_8BIT,
+        ),
+        Optimizer(
+            name="paged-adamw",
+            title="AdamW, paged",
+            source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
+            state_bytes=_paged(_ADAMW_PAGED),
+            step_bytes=_nothing,
+            paged=_ADAMW_PAGED,
+        ),
+        Optimizer(
+            name="paged-lion",
+            title="Lion, paged",
+            source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
+            state_bytes=_paged(_LION),
+            step_bytes=_nothing,
+            paged=_LION,
+        ),
+        Optimizer(
+            name="paged-lion8bit",
+            title="Lion, 8-bit, paged",
+            source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
+            state_bytes=_paged(_LION_8BIT),
+            step_bytes=_nothing,
+            shared_bytes=_MAPS_OF_ONE,
+            paged=_LION_8BIT,
         ),
         Optimizer(
             name="lamb",
@@ -239,3 +265,13 @@ OPTIMIZERS: dict[str, Optimizer] = {
     )
 }
 """Every optimizer that a setup may name."""
+
+IN_32_BIT: dict[str, Optimizer] = {
+    "adamw8bit": ADAMW["for-loop"],
+    "paged-adamw8bit": OPTIMIZERS["paged-adamw"],
+    "lamb8bit": OPTIMIZERS["lamb"],
+    "lamb8bit-demo": OPTIMIZERS["lamb"],
+    "lion8bit": OPTIMIZERS["lion"],
+    "paged-lion8bit": OPTIMIZERS["paged-lion"],
+}
+"""What 8-bit optimizers keep for embeddings if these are kept in 32 bit."""

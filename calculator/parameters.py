@@ -38,6 +38,11 @@ class ParameterTensor:
         """Values in one of them."""
         return prod(self.shape)
 
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
+        return self.part == "embeddings" or "relative_bias" in self.name
+
 
 def part_of(name: str, shape: tuple[int, ...]) -> str:
     """Which part of a report a parameter belongs to.

@@ -82,6 +82,64 @@ def test_techniques_never_take_more_on_the_gpu(setup):
         assert estimate(_change(setup, optimizer=eight_bit)).gpu.total <= total
 
 
+@given(setups())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_checkpointing_never_takes_more_on_the_gpu(setup):
+    if setup.checkpointing:
+        return
+    reversible = False if PRESETS[setup.model].family == "text-to-image" else None
+    kept, again = (
+        estimate(_change(setup, reversible=reversible, checkpointing=checkpointing)) for checkpointing in (False, True)
+    )
+    made = 0
+    if setup.model == "t5-small":
+        # transformers makes the zeros that cross-attention adds need a gradient: both stay (T5Attention.forward)
+        itemsize = 4 if setup.precision in ("fp32", "amp-bf16", "amp-fp16") else 2
+        made = 2 * (8 * setup.target_length * setup.sequence_length * itemsize + 512)
+    assert again.gpu.total <= kept.gpu.total + made
+    assert again.saved_activations <= kept.saved_activations + made
+
+
+SIZES = {
+    "gpt2": {"width": "n_embd", "depth": "n_layer", "inner": "n_inner", "vocabulary": "vocab_size", "heads": "n_head"},
+    "bert": {
+        "width": "hidden_size", "depth": "num_hidden_layers", "inner": "intermediate_size",
+        "vocabulary": "vocab_size", "heads": "num_attention_heads",
+    },
+    "t5": {
+        "width": "d_model", "depth": "num_layers", "inner": "d_ff", "vocabulary": "vocab_size", "heads": "num_heads",
+    },
+}  # fmt: skip
+
+
+@given(
+    st.sampled_from(list(SIZES)),
+    st.tuples(st.integers(1, 12), st.integers(1, 8), st.integers(8, 600), st.integers(10, 3000), st.integers(1, 4)),
+    st.sampled_from(["width", "depth", "inner", "vocabulary"]),
+    st.integers(1, 5),
+    st.sampled_from(PRECISIONS),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_larger_models_never_take_less(family, sizes, grown, by, precision, checkpointing):
+    width, depth, inner, vocabulary, heads = sizes
+    values = {"width": 8 * heads * width, "depth": depth, "inner": inner, "vocabulary": vocabulary, "heads": heads}
+    more = {**values, grown: values[grown] + by * (8 * heads if grown == "width" else 1)}
+    smaller, larger = (
+        estimate(
+            Setup(
+                config={"model_type": family, **{SIZES[family][name]: value for name, value in chosen.items()}},
+                sequence_length=64, target_length=48 if family == "t5" else None, precision=precision,
+                checkpointing=checkpointing,
+            )
+        )
+        for chosen in (values, more)
+    )  # fmt: skip
+    assert larger.gpu.total >= smaller.gpu.total
+    assert larger.parameters > smaller.parameters
+    assert larger.saved_activations >= smaller.saved_activations
+
+
 @pytest.mark.parametrize("name", ["gpt2-large", "bert-large", "t5-base", "gpt-j-6b"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_checkpointing_saves_memory(name, precision):
@@ -91,6 +149,74 @@ def test_checkpointing_saves_memory(name, precision):
     )
     assert again.gpu.total <= kept.gpu.total
     assert again.saved_activations < kept.saved_activations / 3
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "scales"),
+    [("adamw8bit", 2, 256), ("lamb8bit", 2, 256), ("lion8bit", 1, 256), ("lamb8bit-demo", 2, 4096)],
+)
+def test_8bit_state_has_scales_a_smallest_tensor_and_32bit_embeddings_if_asked(name, number, scales):
+    """Sizes that are multiples of all blocks, so that the rules can be written out without rounding."""
+    config = {"model_type": "gpt2", "n_embd": 256, "n_layer": 1, "n_head": 4, "n_positions": 256, "vocab_size": 4096}
+    smallest = 65_536 if name == "lamb8bit-demo" else 4096
+    matrices = [4096 * 256, 256 * 256, 256 * 768, 256 * 256, 256 * 1024, 1024 * 256]
+    vectors = [256, 256, 256, 256, 768, 256, 256, 256, 1024, 256]
+    assert min(matrices) >= smallest > max(vectors)
+    beside = {"lamb8bit": 512 * (len(matrices) + len(vectors))}.get(name, 0)
+    in_8_bit = sum(number * (count + max(512, count // scales * 4)) for count in matrices)
+    in_32_bit = sum(number * max(512, 4 * count) for count in vectors)
+    maps = number * 1024
+    setup = Setup(config=config, optimizer=name)
+    assert estimate(setup).optimizer_state_bytes == in_8_bit + in_32_bit + beside + maps
+    tables = matrices[:2]
+    more = sum(number * (4 * count - count - max(512, count // scales * 4)) for count in tables)
+    if name == "lamb8bit-demo":
+        more += 2 * 512  # LAMB in 32 bit keeps the update's norm
+    assert (
+        estimate(_change(setup, embeddings_32bit=True)).optimizer_state_bytes
+        == in_8_bit + in_32_bit + beside + maps + more
+    )
+
+
+@pytest.mark.parametrize("embeddings_32bit", [False, True])
+@pytest.mark.parametrize("name", ["adamw8bit", "lion8bit"])
+def test_a_paged_optimizer_keeps_the_same_bytes_elsewhere(name, embeddings_32bit):
+    setup = Setup(model="t5-small", optimizer=name, embeddings_32bit=embeddings_32bit)
+    plain, paged = estimate(setup), estimate(_change(setup, optimizer=f"paged-{name}"))
+    assert paged.optimizer_state_bytes + paged.host.total == plain.optimizer_state_bytes
+    assert paged.host.optimizer_state > 0.9 * plain.optimizer_state_bytes
+    assert paged.gpu.total < plain.gpu.total
+
+
+@pytest.mark.parametrize(("delta_rule", "copies"), [(False, 2), (True, 3)])
+def test_host_memory_of_the_hivemind_stack(delta_rule, copies):
+    """32-bit parameters and gradients and the state, one more copy by the delta rule; gradients down, parameters up."""
+    for name, per_parameter in (("lamb8bit-demo", 2.002), ("adamw", 8)):
+        result = estimate(Setup(model="gpt2-xl", optimizer=name, offload_optimizer=True, delta_rule=delta_rule))
+        expected = (4 * copies + per_parameter) * result.parameters
+        assert result.host.total == pytest.approx(expected, rel=3e-3)
+        assert result.optimizer_state_bytes == 0
+        assert result.transfer.bytes_per_step == 2 * result.gradient_bytes
+        assert result.transfer.seconds == pytest.approx(result.transfer.bytes_per_step / 15.75e9, rel=1e-3)
+
+
+def test_accumulating_keeps_all_gradients_through_the_step():
+    once, twice = (estimate(Setup(model="gpt2", accumulation_steps=steps)) for steps in (1, 2))
+    assert all(instant.gradients == twice.gradient_bytes for instant in twice.timeline)
+    assert once.gpu.total < twice.gpu.total <= once.gpu.total + once.gradient_bytes
+
+
+def test_memory_outside_of_pytorchs_figures_is_named_apart():
+    """A parameter of 1 MiB shares a 2 MiB segment, one of 4 MiB a 20 MiB one; gradients have as many."""
+    config = {"model_type": "gpt2", "n_embd": 256, "n_layer": 1, "n_head": 4, "n_positions": 256, "vocab_size": 4096}
+    result = estimate(Setup(config=config, precision="fp32"))
+    mib = 2**20
+    medium = 4 * mib  # the tokens' table
+    small = result.gradient_bytes - medium
+    assert all(4 * count <= mib for count in (256 * 1024, 256 * 768))
+    assert result.overhead["allocator_rounding"] == 2 * ((-small % (2 * mib)) + (20 * mib - medium))
+    assert result.overhead["total"] == sum(size for name, size in result.overhead.items() if name != "total")
+    assert set(result.overhead) == {"cuda_context", "cublas_workspace", "allocator_rounding", "total"}
 
 
 def test_wider_and_deeper_takes_more():
