@@ -8,6 +8,7 @@ when the role ends or is gone.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import resource
@@ -133,6 +134,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
     os.environ.setdefault("QUANTIZATION_THREADS", "4")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait spinning starve others on busy cores
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # hivemind drops tasks of connections that have ended
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")  # hivemind's 8-bit codec at each start
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILE_LIMIT if hard == resource.RLIM_INFINITY else min(FILE_LIMIT, hard)
