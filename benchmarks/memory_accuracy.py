@@ -3,7 +3,7 @@
     python benchmarks/memory_accuracy.py --calculator-2021 mem_calc.py --eleutherai calc_transformer_mem.py
     python benchmarks/memory_accuracy.py --ours-only
 
-The steps (tests/calculator/reference_steps.json) are byte counts of transformers' models on fake CUDA tensors; some
+The steps (reference_steps.json) are byte counts of transformers' models on fake CUDA tensors; some
 were chosen, those with `held_out` were drawn at random after the calculator was written. The worst cases are named.
 """
 
@@ -29,7 +29,7 @@ from memory_report import error_percent, record, result, summary  # noqa: E402
 from calculator import PRESETS, Architecture, Setup, estimate, timeline  # noqa: E402
 from calculator.estimate import resolve, setup_from  # noqa: E402
 
-STEPS = ROOT / "tests/calculator/reference_steps.json"
+STEPS = ROOT / "benchmarks/reference_steps.json"
 FIGURES = {
     "parameters": "parameter count",
     "saved_activations": "activations kept for backward",

@@ -26,7 +26,7 @@ REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 PIN_ROWS = {"total": "Total", **{f"gpu-{part}": label for part, label in PARTS.items()}, "host-total": "On the host"}
 """Rows of the comparison: the place of a text in an answer, and its label."""
 
-REFERENCE_STEPS = Path(__file__).resolve().parents[2] / "tests" / "calculator" / "reference_steps.json"
+REFERENCE_STEPS = Path(__file__).resolve().parents[2] / "benchmarks" / "reference_steps.json"
 """Byte counts of training steps of real model code."""
 
 

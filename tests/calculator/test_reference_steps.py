@@ -1,6 +1,6 @@
 """Training steps of real model code, followed storage by storage.
 
-`reference_steps.json` holds byte counts of one step of transformers 5.23 models, run on fake CUDA tensors under
+`benchmarks/reference_steps.json` holds byte counts of one step of transformers 5.23 models, run on fake CUDA tensors under
 PyTorch 2.13: every storage rounded up to 512 bytes, optimizer state present, no CUDA context. No constant in the
 calculator comes from them; those with `held_out` were drawn at random after it was written, with a few layers; of
 these, some checkpoint every k-th block and some share layers. A remark under `disagrees` names what is not understood.
@@ -13,7 +13,7 @@ import pytest
 
 from calculator.estimate import estimate, setup_from
 
-STEPS = json.loads((Path(__file__).parent / "reference_steps.json").read_text())
+STEPS = json.loads((Path(__file__).parents[2] / "benchmarks" / "reference_steps.json").read_text())
 
 
 def _name(step):
