@@ -38,5 +38,9 @@ new MutationObserver(() => document.dispatchEvent(new CustomEvent("palette"))).o
   attributeFilter: ["data-md-color-scheme"],
 });
 
-// After the first visit the site is there without a network as well. Where browsers forbid that, nothing is lost.
-navigator.serviceWorker?.register(new URL("../service-worker.js", import.meta.url)).catch(() => {});
+// After the first visit the site is there without a network as well; the visit itself comes first. Where browsers
+// forbid that, nothing is lost.
+const KEPT_AFTER_MS = 3000;
+setTimeout(() => {
+  navigator.serviceWorker?.register(new URL("../service-worker.js", import.meta.url)).catch(() => {});
+}, KEPT_AFTER_MS);

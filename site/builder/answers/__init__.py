@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 
 from calculator import fit
+from calculator.architectures import Architecture
 from calculator.devices import Device, device_named
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, Setup, estimate, plain, resolve, setup_from
@@ -49,7 +51,7 @@ def answer(request: dict) -> dict:
     setup, result = _estimated(request)
     device = _device(request)
     verdict = fit.verdict(setup, device) if device else None
-    return show_answer(setup, result, estimate(plain(setup)), verdict) | {
+    return show_answer(setup, result, _estimate(plain(setup)), verdict) | {
         "why": explanations(setup, result),
         "own": own_values(resolve(setup)),
     }
@@ -119,19 +121,29 @@ def exercise(setups_json: str) -> None:
 
 def _estimated(request: dict) -> tuple[Setup, Estimate]:
     setup = setup_from(request.get("setup"))
-    _check_layers(setup)
-    return setup, estimate(setup)
+    # Checked before it is looked up: true and 1 are the same to a cache, but not to the calculator.
+    _check_layers(setup, resolve(setup))
+    return setup, _estimate(setup)
+
+
+def _estimate(setup: Setup) -> Estimate:
+    """Remembered where it can be: a setup with a pasted config has no hash."""
+    return estimate(setup) if setup.config is not None else _remembered(setup)
+
+
+@lru_cache(maxsize=512)
+def _remembered(setup: Setup) -> Estimate:
+    return estimate(setup)
 
 
 def _device(request: dict) -> Device | None:
     return device_named(request["gpu"]) if request.get("gpu") else None
 
 
-def _check_layers(setup: Setup) -> None:
+def _check_layers(setup: Setup, model: Architecture) -> None:
     """Only a pasted model can be so deep that the browser would compute for minutes."""
     if setup.config is None:
         return
-    model = resolve(setup)
     layers = max(model.num_layers, model.num_decoder_layers)
     if layers > MOST_LAYERS:
         raise BadSetup(f"The model has {layers} layers; this page answers for at most {MOST_LAYERS}.")

@@ -1,0 +1,336 @@
+"""The calculator page beside a page that uses Pyodide as it comes: start, recomputation, freezes, bytes.
+
+    python site/build.py && python benchmarks/page.py
+    python benchmarks/page.py --runs 11 --ours-only --json page.json
+
+The other page loads Pyodide's own files with a script, on the main thread, and runs the same Python for every change
+with `runPython`; it is made here. Both are opened in turn by one Chromium, each time with an empty profile. CPU seconds
+are those of all of the browser's processes from the navigation to the answer: other work on the machine moves them
+least. CHROMIUM names the browser's program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "site"), str(ROOT), str(ROOT / "tests" / "site"), str(ROOT / "benchmarks")]
+
+from memory_report import percentile, record, result  # noqa: E402
+
+from site_server import SiteServer  # noqa: E402
+
+PEER = "Pyodide as it comes"
+PYODIDE = ROOT / "node_modules" / "pyodide"
+STOCK_FILES = ("pyodide.js", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+SNAPSHOT_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "snapshot.wasm")
+LIBRARY_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "stdlib.zip", "calculator.zip")
+ANSWER_TIMEOUT_S = 90
+
+NAIVE = """<!doctype html><title>Naive</title><p id="answer"></p><script src="/naive/pyodide.js"></script><script>
+(async () => {
+    const python = await loadPyodide({ indexURL: "/naive/" });
+    const sources = await (await fetch("/naive/sources.json")).json();
+    for (const [name, text] of Object.entries(sources)) {
+        python.FS.mkdirTree("/source/" + name.split("/").slice(0, -1).join("/"));
+        python.FS.writeFile("/source/" + name, text);
+    }
+    python.runPython("import sys; sys.path.append('/source'); import answers");
+    window.recompute = (request) =>
+        JSON.parse(python.runPython(`answers.answer(${JSON.stringify(JSON.stringify(request))})`));
+    const answer = window.recompute({ setup: { model: "gpt2-large", micro_batch_size: 2 }, gpu: "t4" });
+    document.querySelector("#answer").textContent = answer.texts.total;
+    window.answeredAt = performance.now();
+})();
+</script>"""
+
+WATCH = """
+window.freezes = [];
+new PerformanceObserver((list) => window.freezes.push(...list.getEntries().map((entry) => entry.duration)))
+    .observe({ type: "longtask", buffered: true });
+new MutationObserver(() => {
+    const page = document.querySelector("[data-python]");
+    if (page?.dataset.state === "shown") window.answeredAt ??= performance.now();
+}).observe(document, { subtree: true, childList: true, attributeFilter: ["data-state", "data-python"] });
+"""
+
+# The page asks for advice whenever the reader pauses: that is not timed, but it is asked for here as well.
+OURS_RECOMPUTES = """async ([address, requests]) => {
+    const { askPython } = await import(address);
+    const runtime = JSON.parse(document.querySelector("[data-runtime]").dataset.runtime);
+    const times = [];
+    for (const request of requests) {
+        const before = performance.now();
+        await askPython(runtime, "answer", request);
+        times.push(performance.now() - before);
+        await askPython(runtime, "advise", request);
+    }
+    return times;
+}"""
+
+NAIVE_RECOMPUTES = """async (requests) => requests.map((request) => {
+    const before = performance.now();
+    window.recompute(request);
+    return performance.now() - before;
+})"""
+
+
+def changes() -> list[dict]:
+    """What a reader does: other models, sizes typed, each technique switched on and off, other GPUs."""
+    requests = []
+    for model in ("gpt2-large", "t5-large", "dalle-2021"):
+        setup: dict = {"model": model, "optimizer": "adamw8bit"}
+        if model != "dalle-2021":
+            setup["checkpointing"] = True
+        steps: list[dict] = [{}]
+        steps += [{"micro_batch_size": size} for size in (1, 12, 2, 4, 8, 16, 3)]
+        steps += [{"optimizer": name} for name in ("adamw", "lamb", "lamb8bit", "adafactor", "adamw8bit")]
+        steps += [{"offload_optimizer": on} for on in (True, False)]
+        steps += [{"shared_groups": groups} for groups in (1, 4, 12)]
+        steps += [{"precision": name} for name in ("fp32", "amp-fp16", "bf16", "amp-bf16")]
+        steps += [{"dropout": 0}, {"dropout": 0.1}]
+        for step in steps:
+            setup = {**setup, **step}
+            requests.append({"setup": setup, "gpu": "t4"})
+        requests += [{"setup": setup, "gpu": gpu} for gpu in ("rtx-3090", "a100-80gb", "")]
+    return requests
+
+
+@dataclass
+class Measured:
+    """Figures of one page, a number a run."""
+
+    cold_cpu: list[float] = field(default_factory=list)
+    cold_wall: list[float] = field(default_factory=list)
+    warm_cpu: list[float] = field(default_factory=list)
+    warm_wall: list[float] = field(default_factory=list)
+    warm_requests: list[float] = field(default_factory=list)
+    paint: list[float] = field(default_factory=list)
+    freeze: list[float] = field(default_factory=list)
+    recompute_median: list[float] = field(default_factory=list)
+    recompute_p95: list[float] = field(default_factory=list)
+
+
+def cpu_seconds(folder: str) -> float:
+    """User and system time of all processes of the browser whose profile is `folder`, ended children included."""
+    ticks = 0
+    parents: dict[int, int] = {}
+    times: dict[int, int] = {}
+    roots = set()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            stat = (process / "stat").read_text().rsplit(")", 1)[1].split()
+            if folder.encode() in (process / "cmdline").read_bytes():
+                roots.add(int(process.name))
+        except OSError:
+            continue
+        parents[int(process.name)] = int(stat[1])
+        times[int(process.name)] = sum(int(stat[place]) for place in (11, 12, 13, 14))
+    for process in times:
+        ancestor = process
+        while ancestor in parents and ancestor not in roots:
+            ancestor = parents[ancestor]
+        ticks += times[process] if ancestor in roots else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def browser(playwright, origins: list[str], origin: str) -> Iterator[tuple]:
+    """A fresh profile; origins other than the server's that are asked for anything are noted."""
+    with tempfile.TemporaryDirectory(prefix="page-benchmark-") as folder:
+        context = playwright.chromium.launch_persistent_context(
+            folder, executable_path=os.environ.get("CHROMIUM") or shutil.which("chromium"), chromium_sandbox=False
+        )
+        context.on(
+            "request",
+            lambda request: None if request.url.startswith((origin, "data:", "blob:")) else origins.append(request.url),
+        )
+        context.add_init_script(WATCH)
+        yield context, folder
+        context.close()
+
+
+def open_and_wait(page, folder: str, address: str) -> tuple[float, float]:
+    """CPU seconds and milliseconds from the navigation to the answer."""
+    page.goto("about:blank")
+    time.sleep(0.5)
+    before = cpu_seconds(folder)
+    page.goto(address, wait_until="commit")
+    return cpu_after(page, folder) - before, page.evaluate("window.answeredAt")
+
+
+def cpu_after(page, folder: str) -> float:
+    """CPU seconds of the browser when the answer stands on the page."""
+    until = time.monotonic() + ANSWER_TIMEOUT_S
+    while not page.evaluate("window.answeredAt > 0"):
+        if time.monotonic() > until:
+            raise TimeoutError(f"no answer within {ANSWER_TIMEOUT_S} s")
+        time.sleep(0.05)
+    return cpu_seconds(folder)
+
+
+def measure(playwright, server: SiteServer, address: str, into: Measured, origins: list[str], *, ours: bool) -> None:
+    """One run: cold, then warm, then the changes of a reader."""
+    with browser(playwright, origins, server.url) as (context, folder):
+        page = context.pages[0]
+        cpu, wall = open_and_wait(page, folder, server.url + address)
+        into.cold_cpu.append(cpu)
+        into.cold_wall.append(wall)
+        page.wait_for_timeout(1000)
+        into.freeze.append(max(page.evaluate("window.freezes"), default=0.0))
+        into.paint.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"))
+        if ours:
+            kept = "caches.open('named-by-content').then((cache) => cache.keys()).then((keys) => keys.length)"
+            until = time.monotonic() + ANSWER_TIMEOUT_S
+            while page.evaluate(kept) < len(SNAPSHOT_FILES) and time.monotonic() < until:
+                time.sleep(0.2)
+        open_and_wait(page, folder, server.url + address)
+        asked = len(server.requests)
+        cpu, wall = open_and_wait(page, folder, server.url + address)
+        into.warm_cpu.append(cpu)
+        into.warm_wall.append(wall)
+        runtime = [path for path in server.requests[asked:] if path.startswith(("/runtime/", "/naive/py"))]
+        into.warm_requests.append(len(runtime))
+        if ours:
+            times = page.evaluate(OURS_RECOMPUTES, [server.url + "javascripts/calculator/python.mjs", changes()])
+        else:
+            times = page.evaluate(NAIVE_RECOMPUTES, changes())
+        into.recompute_median.append(statistics.median(times))
+        into.recompute_p95.append(percentile(times, 0.95))
+
+
+def naive_files() -> dict[str, bytes]:
+    """Address -> content of the other page."""
+    sources = {}
+    for folder in (ROOT / "calculator", ROOT / "site" / "builder" / "answers"):
+        for file in folder.rglob("*.py"):
+            sources[file.relative_to(folder.parent).as_posix()] = file.read_text(encoding="utf-8")
+    files = {f"/naive/{name}": (PYODIDE / name).read_bytes() for name in STOCK_FILES}
+    files["/naive/sources.json"] = json.dumps(sources).encode()
+    files["/naive/index.html"] = NAIVE.encode()
+    return files
+
+
+def brotli_bytes(files: list[Path]) -> int | None:
+    """Sum of the sizes after the strongest compression; None where the package is missing."""
+    try:
+        import brotli
+    except ImportError:
+        print("Sizes are left out: brotli is missing (pip install brotli).", file=sys.stderr)
+        return None
+    return sum(len(brotli.compress(file.read_bytes(), quality=11, lgwin=24)) for file in files)
+
+
+def sizes(built: Path, *, peer: bool) -> list[dict]:
+    """What is sent for a first answer."""
+    (runtime,) = (built / "runtime").iterdir()
+    other = brotli_bytes([PYODIDE / name for name in STOCK_FILES]) if peer else None
+    rows = []
+    for metric, names in (("with the snapshot", SNAPSHOT_FILES), ("without it", LIBRARY_FILES)):
+        size = brotli_bytes([runtime / name for name in names])
+        if size is None:
+            continue
+        rows.append(
+            result(
+                f"bytes of the runtime, brotli, {metric}",
+                "MB",
+                size / 1e6,
+                peer=other and other / 1e6,
+                peer_name=PEER if other else None,
+            )
+        )
+    return rows
+
+
+def table(rows: list[dict]) -> str:
+    """For people."""
+    lines = [f"{'':<52}{'ours':>12}{'[min - max]':>22}{PEER:>22}{'ratio':>8}"]
+    for row in rows:
+        spread = f"[{row['min']:.2f} - {row['max']:.2f}]"
+        peer = "" if row["peer"] is None else f"{row['peer']:.2f}"
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        lines.append(f"{row['metric'] + ', ' + row['unit']:<52}{row['ours']:>12.2f}{spread:>22}{peer:>22}{ratio:>8}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measures; returns the exit code."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--site", default="public", metavar="FOLDER", help="a built site (public)")
+    arguments.add_argument("--runs", type=int, default=5, help="runs of each page (5)")
+    arguments.add_argument("--ours-only", action="store_true", help="leave the other page out")
+    arguments.add_argument("--json", metavar="FILE", help="write the results there")
+    chosen = arguments.parse_args()
+    built = Path(chosen.site)
+    if not (built / "calculator" / "index.html").is_file():
+        print(f"Error: {built} holds no built site: run `python site/build.py` first.", file=sys.stderr)
+        return 2
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        print("Error: playwright is missing: run `pip install playwright`.", file=sys.stderr)
+        return 2
+
+    ours, peer, origins = Measured(), Measured(), []
+    server = SiteServer(built)
+    server.files = {} if chosen.ours_only else naive_files()
+    version = ""
+    with sync_playwright() as playwright:
+        for number in range(chosen.runs):
+            print(f"Run {number + 1} of {chosen.runs} (load {os.getloadavg()[0]:.1f}) ...", flush=True)
+            measure(playwright, server, "calculator/?micro_batch_size=2", ours, origins, ours=True)
+            if not chosen.ours_only:
+                measure(playwright, server, "naive/index.html", peer, origins, ours=False)
+        program = os.environ.get("CHROMIUM") or shutil.which("chromium")
+        version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.strip()
+    server.close()
+
+    rows = []
+    for metric, unit, name in (
+        ("cold start to a recomputed answer", "CPU s", "cold_cpu"),
+        ("cold start to a recomputed answer", "ms", "cold_wall"),
+        ("warm start", "CPU s", "warm_cpu"),
+        ("warm start", "ms", "warm_wall"),
+        ("requests for the runtime at a warm start", "requests", "warm_requests"),
+        ("first contentful paint", "ms", "paint"),
+        ("longest freeze of the page", "ms", "freeze"),
+        ("recompute, median", "ms", "recompute_median"),
+        ("recompute, 95th percentile", "ms", "recompute_p95"),
+    ):
+        values, others = getattr(ours, name), getattr(peer, name)
+        rows.append(
+            result(
+                metric,
+                unit,
+                statistics.median(values),
+                peer=statistics.median(others) if others else None,
+                peer_name=PEER if others else None,
+                runs=len(values),
+                min=min(values),
+                max=max(values),
+            )
+        )
+    rows += sizes(built, peer=not chosen.ours_only)
+    rows.append(result("requests to other origins", "requests", len(origins)))
+    print(table(rows))
+    if chosen.json:
+        record(Path(chosen.json), "page", {"chromium": version}, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
