@@ -45,9 +45,8 @@ export function makeForm(form, models) {
   }
 
   /** The request that texts describe: what applies, numbers where a number stands, the rest for Python to judge. */
-  function request() {
+  function request(values = read()) {
     const setup = {};
-    const values = read();
     for (const control of controls) {
       const text = values[control.name];
       if (text === "" || control.name === "gpu" || !isOn(control)) continue;
@@ -55,6 +54,14 @@ export function makeForm(form, models) {
     }
     if ("config" in setup) delete setup.model;
     return { setup, gpu: values.gpu ?? null };
+  }
+
+  /** The requests that are one change away: the other options, and sizes near the present ones. */
+  function neighbours() {
+    const values = read();
+    return controls.filter(isOn).flatMap((control) =>
+      alternatives(control).map((value) => request({ ...values, [control.name]: value })),
+    );
   }
 
   function isOn(control) {
@@ -122,7 +129,15 @@ export function makeForm(form, models) {
     }
   }
 
-  return { defaults, read, write, query, fromQuery, request, requestOf, showFitting, usePasted, mark };
+  return { defaults, read, write, query, fromQuery, request, neighbours, requestOf, showFitting, usePasted, mark };
+}
+
+function alternatives(control) {
+  if (control.dataset.kind === "switch") return [String(!control.checked)];
+  if (control.dataset.kind === "choice") return [...control.options].map((option) => option.value);
+  const size = Number(control.value || control.placeholder);
+  if (control.dataset.kind !== "number" || !Number.isInteger(size)) return [];
+  return [size + 1, size - 1, 2 * size, Math.floor(size / 2)].filter((near) => near > 0).map(String);
 }
 
 function parsed(text) {

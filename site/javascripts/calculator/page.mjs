@@ -4,7 +4,7 @@
 import { makeCombobox } from "./combobox.mjs";
 import { makeForm } from "./form.mjs";
 import { makePins } from "./pins.mjs";
-import { askPython, startedBy } from "./python.mjs";
+import { answerAhead, askPython, startedBy } from "./python.mjs";
 import { makeShow } from "./show.mjs";
 import { makeSweep } from "./sweep.mjs";
 
@@ -118,7 +118,9 @@ export function start(root) {
     clearTimeout(pause);
     pause = setTimeout(async () => {
       const advice = await askPython(runtime, "advise", request).catch((error) => ({ error: error.message }));
-      if (mine === asked && !ended.signal.aborted) advise(advice);
+      if (mine !== asked || ended.signal.aborted) return;
+      advise(advice);
+      answerAhead(form.neighbours());
     }, ADVISED_AFTER_MS);
   }
 

@@ -26,6 +26,11 @@ export function askPython(runtime, ask, request) {
   });
 }
 
+/** Lets Python work out what may be asked next, while it has nothing else to do. */
+export function answerAhead(requests) {
+  if (way) worker?.postMessage({ ahead: requests.map((request) => JSON.stringify(request)) });
+}
+
 /** "snapshot" or "library" once Python has started, and "" before. */
 export function startedBy() {
   return way;
