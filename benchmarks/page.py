@@ -121,7 +121,7 @@ BEGUN = """(performance.getEntriesByType("resource").find((one) => /calculator.p
 """When the page asked for the script that computes; tasks before that are the site's own start."""
 
 
-MODELS = ("gpt2-large", "t5-base", "dalle-2021")
+MODELS = ("gpt2-large", "dalle-2021")
 STEPS = (
     *(("micro_batch_size", size) for size in (2, 4, 8, 7)),
     *(("optimizer", name) for name in ("lamb", "lamb8bit", "adafactor", "adamw8bit")),
