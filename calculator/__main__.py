@@ -117,8 +117,10 @@ def batch_line(line: str) -> str:
 def _read(path: str) -> dict:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadSetup(f"{path} cannot be read: {error}.") from None
+    except OSError as error:
+        raise BadSetup(f"{path} cannot be read: {error.strerror or error}. Give the path of a JSON file.") from None
+    except UnicodeDecodeError:
+        raise BadSetup(f"{path} is no text. Give the path of a JSON file.") from None
     except json.JSONDecodeError as error:
         raise BadSetup(f"{path} is not JSON: {error}.") from None
 

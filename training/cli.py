@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from training.errors import TrainingError
+from training.errors import BadInput, TrainingError
 
 COMMANDS = {
     "draw": "training.commands.draw",
@@ -36,6 +36,9 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Runs the command line; a `TrainingError` becomes its message and its exit code."""
     try:
+        wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+        if wanted and not wanted.startswith("-") and wanted not in COMMANDS:
+            raise BadInput(f"There is no command {wanted!r}; there are: {', '.join(COMMANDS)}.")
         build_app()()
     except TrainingError as error:
         print(f"Error: {error}", file=sys.stderr)

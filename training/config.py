@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -294,5 +294,6 @@ def read_recipe(source: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
-            f"No recipe {source!r}: {error}. Give a TOML file, its URL, or one of: {', '.join(recipe_names())}."
+            f"No recipe {source!r}: {reason_of(error)}. "
+            f"Give a TOML file, its URL, or one of: {', '.join(recipe_names())}."
         ) from None

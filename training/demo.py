@@ -29,7 +29,7 @@ from rich.live import Live
 from rich.table import Table
 
 from training.config import RunConfig, load_recipe
-from training.errors import BadInput, TrainingError
+from training.errors import BadInput, TrainingError, reason_of
 from training.invitation import join_command
 
 DEFAULT_PORT = 8000
@@ -317,7 +317,7 @@ class _Demo:
         started = progressed = time.monotonic()
         answered = time.monotonic()
         last_epoch: int | None = None
-        with _status_display(self.console, self.config.epochs) as show:
+        with _status_display(self.console, self.config.epochs or self.run.schedule.total_epochs) as show:
             while True:
                 self.stop_asked.wait(1.0)
                 self._look_after_parts()
@@ -459,7 +459,9 @@ def _only_one(run_dir: Path) -> Iterator[None]:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / "demo.lock").open("a")
     except OSError as error:
-        raise BadInput(f"The run's folder {run_dir} cannot be used: {error}. Give another with --run-dir.") from None
+        raise BadInput(
+            f"The run's folder {run_dir} cannot be used: {reason_of(error)}. Give another with --run-dir."
+        ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -469,7 +471,7 @@ def _only_one(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _status_display(console: Console, epochs: int | None) -> Iterator[Callable[[dict, float], None]]:
+def _status_display(console: Console, epochs: int) -> Iterator[Callable[[dict, float], None]]:
     """Shows the run's state: a table that stays in place on a terminal, else a line now and then."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
@@ -486,10 +488,9 @@ def _status_display(console: Console, epochs: int | None) -> Iterator[Callable[[
     yield show
 
 
-def _figures(state: dict, seconds: float, epochs: int | None) -> dict[str, str]:
-    of = "" if epochs is None else f" of {epochs}"
+def _figures(state: dict, seconds: float, epochs: int) -> dict[str, str]:
     return {
-        "epoch": _figure(state["epoch"], "d") + of,
+        "epoch": f"{_figure(state['epoch'], 'd')} of {epochs}",
         "loss": _figure(state["loss"], ".3f"),
         "active": str(state["active_peers"]),
         "samples/s": _figure(state["samples_per_second"], ".1f"),
@@ -498,7 +499,7 @@ def _figures(state: dict, seconds: float, epochs: int | None) -> dict[str, str]:
     }
 
 
-def _table(state: dict, seconds: float, epochs: int | None) -> Table:
+def _table(state: dict, seconds: float, epochs: int) -> Table:
     figures = _figures(state, seconds, epochs)
     table = Table(*figures, box=None, padding=(0, 3, 0, 0))
     table.add_row(*figures.values())

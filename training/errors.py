@@ -20,3 +20,14 @@ class RefusedByRun(TrainingError):
     """The run does not accept this peer: not a member, banned, or on another recipe. Exit code 3."""
 
     exit_code = 3
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, without number and file name: the sentence around it names the file.
+
+    >>> reason_of(FileNotFoundError(2, "No such file or directory", "a.toml"))
+    'no such file or directory'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return str(error)

@@ -26,8 +26,9 @@ def data_for_templates() -> dict:
 
 
 def made_files() -> Iterator[tuple[str, Path]]:
-    """(address, file) of what was fetched or compiled."""
-    return asset_files()
+    """(address, file) of what was fetched, compiled or recorded."""
+    yield from asset_files()
+    yield from recorded.still_pictures(DOCS)
 
 
 def made_texts() -> dict[str, str]:

@@ -7,6 +7,7 @@ live/run.json, so that no request of it fails.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from builder.plots import loss_svg, spark_svg
 
 EMPTY = {"live/run.json": "{}\n"}
 """What stands in for a recording."""
+
+
+SHOWN_SNAPSHOTS = 8
+"""So many of the recorded pictures' columns stand in the page itself, spread from the first to the last."""
 
 
 def is_recorded(docs: Path) -> bool:
@@ -36,7 +41,6 @@ def load_recorded(docs: Path) -> dict | None:
     if not points:
         raise ValueError("The recorded run in site/live has no epoch with a loss; remove it or record another.")
     volunteers = documents["leaderboard"]["volunteers"]
-    snapshots = [snapshot for snapshot in reversed(documents["pictures"]["snapshots"]) if snapshot["pictures"]]
     ended = datetime.fromtimestamp(state["last_epoch_at"], UTC)
     each = {name: [(x, y) for x, y in pairs if y is not None] for name, pairs in documents["losses"]["peers"].items()}
     (first_epoch, first_loss), (last_epoch, last_loss) = points[0], points[-1]
@@ -60,7 +64,7 @@ def load_recorded(docs: Path) -> dict | None:
             "active": thousands(len(volunteers)),
             "samples": thousands(state["total_samples"]),
         },
-        "pictures": snapshots,
+        "pictures": _shown_snapshots(documents["pictures"]),
         "board": [
             {
                 "name": one["name"],
@@ -71,6 +75,35 @@ def load_recorded(docs: Path) -> dict | None:
             for one in volunteers
         ],
     }
+
+
+def still_pictures(docs: Path) -> Iterator[tuple[str, Path]]:
+    """(address, file) of the pictures that the pages show without scripts.
+
+    They are kept apart from live/, where a monitor that serves this site has the pictures of its own run.
+    """
+    if is_recorded(docs):
+        pictures = json.loads((docs / "live" / "pictures.json").read_text(encoding="utf-8"))
+        for snapshot in _shown_snapshots(pictures):
+            for picture in snapshot["pictures"]:
+                yield picture["still"], docs / picture["file"].lstrip("/")
+
+
+def _shown_snapshots(document: dict) -> list[dict]:
+    """The newest first; each picture has the address of its still copy."""
+    drawn = [snapshot for snapshot in document["snapshots"] if snapshot["pictures"]]
+    count = min(SHOWN_SNAPSHOTS, len(drawn))
+    places = {round(place * (len(drawn) - 1) / max(count - 1, 1)) for place in range(count)}
+    return [
+        {
+            **drawn[place],
+            "pictures": [
+                {**picture, "still": picture["file"].replace("/live/pictures/", "recorded/", 1)}
+                for picture in drawn[place]["pictures"]
+            ],
+        }
+        for place in sorted(places, reverse=True)
+    ]
 
 
 def thousands(count: int) -> str:

@@ -1,7 +1,7 @@
 """Training steps of real model code, followed storage by storage.
 
-`benchmarks/reference_steps.json` holds byte counts of one step of transformers 5.23 models, run on fake CUDA tensors under
-PyTorch 2.13: every storage rounded up to 512 bytes, optimizer state present, no CUDA context. No constant in the
+`benchmarks/reference_steps.json` holds byte counts of one step of transformers 5.23 models, run on fake CUDA tensors
+under PyTorch 2.13: every storage rounded up to 512 bytes, optimizer state present, no CUDA context. No constant in the
 calculator comes from them; those with `held_out` were drawn at random after it was written, with a few layers; of
 these, some checkpoint every k-th block and some share layers. A remark under `disagrees` names what is not understood.
 """

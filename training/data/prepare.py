@@ -33,7 +33,7 @@ from training.data.shards import (
     write_shard,
 )
 from training.data.tokenizer import Tokenizer
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 from training.model.codec import CONFIG_FILE, WEIGHTS_FILE, ImageCodec, load_codec, save_codec, train_small_codec
 
 Progress = Callable[[str, int, int], None]
@@ -186,7 +186,9 @@ def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
                 unsafe = row.get("nsfw") in (True, "NSFW")
                 rows.append(Row(file=file, caption=caption.strip(), split=split, unsafe=unsafe))
     except OSError as error:
-        raise BadInput(f"The captions cannot be read: {error}. Give a file of JSON lines with --captions.") from None
+        raise BadInput(
+            f"The captions in {captions} cannot be read: {reason_of(error)}. Give a file of JSON lines with --captions."
+        ) from None
     return rows, left_out
 
 
@@ -252,7 +254,7 @@ def _input_digest(
         try:
             digest.update(b"-" if file is None else hashlib.sha256(file.read_bytes()).digest())
         except OSError as error:
-            raise BadInput(f"{file} cannot be read: {error}.") from None
+            raise BadInput(f"{file} cannot be read: {reason_of(error)}.") from None
     for done, row in enumerate(rows):
         try:
             digest.update(hashlib.sha256(_path(images, row).read_bytes()).digest())

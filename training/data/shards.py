@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from training.data.captions import Split
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 
 MANIFEST_FILE, TOKENIZER_FILE = "manifest.json", "tokenizer.json"
 
@@ -101,7 +101,7 @@ def read_manifest(folder: Path) -> Manifest:
         return parse_manifest((folder / MANIFEST_FILE).read_bytes(), source=str(folder / MANIFEST_FILE))
     except OSError as error:
         raise BadInput(
-            f"{folder} holds no prepared shards: {error}. Make them with `python -m training prepare`."
+            f"{folder} holds no prepared shards: {reason_of(error)}. Make them with `python -m training prepare`."
         ) from None
 
 

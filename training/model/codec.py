@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from training.config import CodecConfig
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 
 WEIGHTS_FILE, CONFIG_FILE = "codec.safetensors", "codec.json"
 
@@ -321,7 +321,7 @@ def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:
         sizes, digest = described["config"], described["digest"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"No codec can be read from {source}: {error}. Run `python -m training prepare` first."
+            f"No codec can be read from {source}: {reason_of(error)}. Run `python -m training prepare` first."
         ) from None
     expected = config.model_dump(exclude={"weights"})
     if sizes != expected:

@@ -15,7 +15,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
 
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 
 
 class Identity:
@@ -34,7 +34,9 @@ class Identity:
             self._lock: IO = (state_dir / "lock").open("a")
             os.set_inheritable(self._lock.fileno(), False)
         except OSError as error:
-            raise BadInput(f"The folder {state_dir} cannot be used: {error}. Give another with --state-dir.") from None
+            raise BadInput(
+                f"The folder {state_dir} cannot be used: {reason_of(error)}. Give another with --state-dir."
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
