@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jinja2
 
-from builder import calculator, communication, recipes, recorded
+from builder import accuracy, calculator, communication, recipes, recorded
 from builder.assets import asset_files, load_assets
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -61,6 +61,9 @@ def _environment() -> jinja2.Environment:
         recipe=recipes.recipe,
         recipe_tables=recipes.recipe_tables,
         communication_table=communication.communication_table,
+        accuracy_table=accuracy.accuracy_table,
+        accuracy_counts=accuracy.accuracy_counts,
+        worst_cases=accuracy.worst_cases,
         dalle=recipes.recipe("dalle-2021").model,
         clone_command=f"git clone {repository} training-transformers-together",
     )

@@ -18,6 +18,7 @@ PAGES = [
     "dashboard/",
     "join/",
     "challenges/",
+    "accuracy/",
     "make-your-own-run/",
     "recipe/",
     "about-2021/",

@@ -1,0 +1,64 @@
+"""How far memory calculators are off, for the page on it: what `benchmarks/memory_accuracy.py` has recorded."""
+
+from __future__ import annotations
+
+import html
+import json
+from functools import cache
+from pathlib import Path
+
+RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "memory_accuracy.json"
+"""The program's last record."""
+
+KINDS = ("median", "p95", "worst")
+
+
+def accuracy_table() -> str:
+    """HTML table: the errors of each calculator, figure by figure: median, 95th percentile, worst."""
+    errors: dict[str, dict[str, list[str]]] = {}
+    for result in _recorded()["results"]:
+        figure, _, kind = result["metric"].partition(": ")
+        if result["unit"] != "%" or kind.split()[0] not in KINDS:
+            continue
+        row = errors.setdefault(figure, {})
+        row.setdefault("this calculator", [])
+        row.setdefault(result["peer_name"], []).append(_percent(result["peer"]))
+        if len(row["this calculator"]) < len(row[result["peer_name"]]):
+            row["this calculator"].append(_percent(result["ours"]))
+    names = ("this calculator", *dict.fromkeys(name for row in errors.values() for name in list(row)[1:]))
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ("Error, %", *names))
+    lines = [
+        f'<tr><th scope="row">{html.escape(figure)}</th>'
+        + "".join(f"<td>{' / '.join(row[name]) if name in row else '–'}</td>" for name in names)
+        + "</tr>"
+        for figure, row in errors.items()
+    ]
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Errors of memory calculators">'
+        f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    )
+
+
+def worst_cases() -> str:
+    """Markdown list: for each calculator the steps at which its peak is worst."""
+    lines = []
+    for name, cases in _recorded()["worst_cases"].items():
+        named = [f"{case['step']}: {_percent(case['error_percent'])} %" for case in cases if case["error_percent"]]
+        lines.append(f"- **{name}**: " + "; ".join(named) + ".")
+    return "\n".join(lines)
+
+
+def accuracy_counts() -> dict[str, int]:
+    """How many steps there are, and how many of them were drawn at random."""
+    cases = _recorded()["cases"]
+    return {"steps": len(cases), "held_out": sum(case["held_out"] for case in cases)}
+
+
+def _percent(value: float) -> str:
+    """Two digits that count; an exact 0 is 0."""
+    return "0" if value == 0 else f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+@cache
+def _recorded() -> dict:
+    return json.loads(RECORDED.read_text(encoding="utf-8"))
