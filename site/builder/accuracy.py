@@ -49,9 +49,13 @@ def worst_cases() -> str:
 
 
 def accuracy_counts() -> dict[str, int]:
-    """How many steps there are, and how many of them were drawn at random."""
+    """How many steps there are, how many were drawn at random, and how many EleutherAI's calculator can express."""
     cases = _recorded()["cases"]
-    return {"steps": len(cases), "held_out": sum(case["held_out"] for case in cases)}
+    return {
+        "steps": len(cases),
+        "held_out": sum(case["held_out"] for case in cases),
+        "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
+    }
 
 
 def _percent(value: float) -> str:

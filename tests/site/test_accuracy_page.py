@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from conftest import ROOT
 
 pytestmark = pytest.mark.browser
