@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -58,7 +59,8 @@ def start(tmp_path):
         process.kill()
         process.wait()
     for process in marked(mark):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def marked(mark):

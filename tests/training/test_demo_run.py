@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -54,7 +55,8 @@ def marked(tmp_path):
 
     yield environment, running
     for process in running():
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def tiny_recipe(folder):
