@@ -435,6 +435,7 @@ def test_bars_are_drawn_to_scale(open_page):
 
 def test_after_one_visit_it_works_without_a_network(open_page, server):
     page = open_page("calculator/", offline_copy=True)
+    page.expected_complaint = "ERR_INTERNET_DISCONNECTED"
     page.get_by_label("Micro-batch").first.fill("2")
     shows(page, {**DEFAULT, "micro_batch_size": 2})
     kept = "caches.open('named-by-content').then((cache) => cache.keys()).then((keys) => keys.length)"
@@ -442,7 +443,9 @@ def test_after_one_visit_it_works_without_a_network(open_page, server):
     while page.evaluate(kept) < 5:
         assert time.monotonic() < until, "the runtime is not kept"
         time.sleep(0.1)
+    page.wait_for_load_state("networkidle")  # what was asked before is answered
     page.context.set_offline(True)
+    time.sleep(0.5)
     fetched = len(server.requests)
     page.goto(server.url + "calculator/?micro_batch_size=3")
     shows(page, {**DEFAULT, "micro_batch_size": 3})
@@ -453,8 +456,8 @@ def test_after_one_visit_it_works_without_a_network(open_page, server):
     expect(page.get_by_role("heading", name="How to stop")).to_be_visible()
     page.goto(server.url + "no/such/page/")
     expect(page.get_by_role("main").get_by_role("link", name="Calculator")).to_be_visible()
-    assert len(server.requests) == fetched
-    page.complaints[:] = [said for said in page.complaints if "ERR_INTERNET_DISCONNECTED" not in said]
+    # The browser looks for a newer service worker at any time, and its emulated loss of network spares that.
+    assert set(server.requests[fetched:]) <= {"/service-worker.js"}
 
 
 @pytest.mark.parametrize(
