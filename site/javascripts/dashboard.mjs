@@ -129,7 +129,7 @@ export function start(root) {
     if (table.dataset.state === state) return;
     table.dataset.state = state;
     slot("pictures-text").textContent = snapshots.length
-      ? "The same prompts, drawn again as the run goes on; the newest stand first. A tick says that shape or colour is as the prompt asks, by a rule that looks at the pixels."
+      ? "The same prompts, drawn again as the run goes on; the newest stand first. A tick says that shape or colour is as the prompt asks, by a rule that looks at the pixels; stray things beside it count as wrong."
       : "No picture was drawn yet: the first ones come with the first checkpoint.";
     const prompts = [...new Set(snapshots.flatMap((snapshot) => snapshot.pictures.map((picture) => picture.prompt)))];
     const head = element("thead", [
@@ -167,7 +167,9 @@ export function start(root) {
 
   function showEvents() {
     const list = slot("events");
-    const events = [...feed.events].reverse().slice(0, 100);
+    const saved = feed.events.findLast((event) => event.kind === "checkpoint");
+    const told = feed.events.filter((event) => event.kind !== "checkpoint" || event === saved);
+    const events = told.reverse().slice(0, 100);
     const state = JSON.stringify(events[0] ?? null) + events.length;
     if (list.dataset.state === state) return;
     list.dataset.state = state;

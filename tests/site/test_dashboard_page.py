@@ -101,6 +101,10 @@ def live_run(*, epochs: int, gone: tuple[str, ...] = (), status: str = "running"
             "events": [
                 {"time": now - 90, "kind": "started", "name": "", "text": "the monitor started"},
                 *({"time": now - 80, "kind": "joined", "name": name, "text": "joined the run"} for name in names),
+                *(
+                    {"time": now - 70 + e, "kind": "checkpoint", "name": "monitor", "text": f"checkpoint of epoch {e}"}
+                    for e in (10, 20)
+                ),
                 *({"time": now, "kind": "left", "name": name, "text": "left: no word for 60 s"} for name in gone),
             ]
         },
@@ -153,7 +157,9 @@ def test_a_volunteer_who_leaves_is_shown_as_gone(open_page, live):
     expect(page.locator("[data-slot=active]")).to_have_text("2")
     row = page.get_by_role("row", name=re.compile("^cy"))
     expect(row).to_contain_text("gone 1 min ago")
-    expect(page.locator("[data-slot=events] li").first).to_contain_text("cy left: no word for 60 s")
+    events = page.locator("[data-slot=events] li")
+    expect(events.first).to_contain_text("cy left: no word for 60 s")
+    expect(events.filter(has_text="checkpoint")).to_have_text([re.compile("epoch 20$")])  # the last of many
 
 
 def test_silence_is_said_and_never_filled(open_page, live):

@@ -161,6 +161,7 @@ def test_monitor_sees_keeps_and_serves_a_run(run, recipe, tmp_path):
     assert document(free_port, "run")["initial_peers"] == [address]
     assert httpx.get(f"http://127.0.0.1:{free_port}/recipe.toml").text == recipe.read_text()
 
+    until(lambda: document(free_port, "state")["epoch"] > loaded.epoch + 1, 30, monitor)
     monitor.send_signal(signal.SIGTERM)
     asked = time.monotonic()
     assert monitor.wait(timeout=15) == 0
