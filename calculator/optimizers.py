@@ -155,6 +155,18 @@ def _adamw(implementation: str, step_bytes: Callable[[ParameterTensor, int], int
     )
 
 
+def _paged_optimizer(name: str, title: str, rule: Moments, shared_bytes: int = 0) -> Optimizer:
+    return Optimizer(
+        name=name,
+        title=title,
+        source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
+        state_bytes=_paged(rule),
+        step_bytes=_nothing,
+        shared_bytes=shared_bytes,
+        paged=rule,
+    )
+
+
 ADAMW: dict[str, Optimizer] = {
     "foreach": _adamw("foreach", _one_temporary),
     "for-loop": _adamw("for-loop", _two_temporaries),
@@ -175,40 +187,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
             step_bytes=_nothing,
             shared_bytes=_MAPS_OF_TWO,
         ),
-        Optimizer(
-            name="paged-adamw8bit",
-            title="AdamW, 8-bit, paged",
-            source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
-            state_bytes=_paged(_ADAMW_8BIT),
-            step_bytes=_nothing,
-            shared_bytes=_MAPS_OF_TWO,
-            paged=_ADAMW_8BIT,
-        ),
-        Optimizer(
-            name="paged-adamw",
-            title="AdamW, paged",
-            source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
-            state_bytes=_paged(_ADAMW_PAGED),
-            step_bytes=_nothing,
-            paged=_ADAMW_PAGED,
-        ),
-        Optimizer(
-            name="paged-lion",
-            title="Lion, paged",
-            source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
-            state_bytes=_paged(_LION),
-            step_bytes=_nothing,
-            paged=_LION,
-        ),
-        Optimizer(
-            name="paged-lion8bit",
-            title="Lion, 8-bit, paged",
-            source="bitsandbytes 0.50, optim/optimizer.py, get_state_buffer",
-            state_bytes=_paged(_LION_8BIT),
-            step_bytes=_nothing,
-            shared_bytes=_MAPS_OF_ONE,
-            paged=_LION_8BIT,
-        ),
+        _paged_optimizer("paged-adamw8bit", "AdamW, 8-bit, paged", _ADAMW_8BIT, shared_bytes=_MAPS_OF_TWO),
+        _paged_optimizer("paged-adamw", "AdamW, paged", _ADAMW_PAGED),
+        _paged_optimizer("paged-lion", "Lion, paged", _LION),
+        _paged_optimizer("paged-lion8bit", "Lion, 8-bit, paged", _LION_8BIT, shared_bytes=_MAPS_OF_ONE),
         Optimizer(
             name="lamb",
             title="LAMB",

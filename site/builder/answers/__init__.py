@@ -64,7 +64,8 @@ def advise(request: dict) -> dict:
     device = _device(request)
     if device is None:
         return {"sentence": "Choose a GPU, and here stands what fits it.", "choices": []}
-    return {"sentence": fit.advice(setup, device)["sentence"], "choices": list(choices(setup, device))}
+    advice = fit.advice(setup, device)
+    return {"sentence": advice["sentence"], "choices": list(choices(setup, device, advice["suggestions"]))}
 
 
 @_answering

@@ -11,10 +11,10 @@ from calculator.estimate import Setup, resolve
 from .words import show_count
 
 
-def choices(setup: Setup, device: Device) -> Iterator[dict]:
-    """{"text", "changes"}: the sets of techniques that make it fit, then the most that fits as it is."""
-    for suggestion in fit.suggestions(setup, device):
-        yield {"text": suggestion.sentence, "changes": _as_texts(suggestion.changes)}
+def choices(setup: Setup, device: Device, suggestions: list[dict]) -> Iterator[dict]:
+    """{"text", "changes"}: the suggestions of `fit.advice`, then the most that fits as it is."""
+    for suggestion in suggestions:
+        yield {"text": suggestion["sentence"], "changes": _as_texts(suggestion["changes"])}
     largest = fit.largest_micro_batch(setup, device)
     if largest and largest != setup.micro_batch_size:
         yield {
