@@ -30,7 +30,7 @@ export function plain(text) {
  *
  * @param {HTMLElement} element
  * @param {object} options plotly: address of the library; axes: {x, y} titles; traces() -> Plotly traces made
- *   with the present colours
+ *   with the present colours, or null while there is nothing to draw: what stands there stays
  */
 export function makeChart(element, { plotly: address, axes, traces, from = null }) {
   let visible = false;
@@ -61,9 +61,11 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
       try {
         const library = await loadPlotly(address);
         if (!element.isConnected) return;
+        const shown = traces();
+        if (!shown) return;
         if (!drawn) element.replaceChildren();
         drawn = true;
-        await library.react(element, traces(), layout(), { displayModeBar: false, responsive: true });
+        await library.react(element, shown, layout(), { displayModeBar: false, responsive: true });
         element.dataset.drawn = "true";
       } catch (error) {
         element.textContent = `The chart cannot be drawn: ${error.message}. The table below has its numbers.`;

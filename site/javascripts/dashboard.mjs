@@ -23,11 +23,12 @@ export function start(root) {
   }
 
   const line = (y) => ({ x: feed.epochs.map((row) => row.epoch), y: feed.epochs.map((row) => row[y]), mode: "lines" });
+  const onceKnown = (traces) => () => (feed?.phase === "known" ? traces() : null);
   const charts = [
     makeChart(slot("loss-chart"), {
       plotly: library,
       axes: { x: "Epoch", y: "Loss" },
-      traces: () => [
+      traces: onceKnown(() => [
         ...Object.entries(feed.peers).map(([name, points]) => ({
           x: points.map((point) => point[0]),
           y: points.map((point) => point[1]),
@@ -37,21 +38,21 @@ export function start(root) {
           opacity: 0.75,
         })),
         { ...line("loss"), name: "all", line: { color: colour("ink"), width: 2.6 } },
-      ],
+      ]),
     }),
     makeChart(slot("peers-chart"), {
       plotly: library,
       axes: { x: "Epoch", y: "Volunteers" },
       from: 0,
-      traces: () => [
+      traces: onceKnown(() => [
         { ...line("active_peers"), name: "volunteers", line: { color: colour("series-1"), shape: "hv", width: 2 }, fill: "tozeroy", fillcolor: colour("shade") },
-      ],
+      ]),
     }),
     makeChart(slot("speed-chart"), {
       plotly: library,
       axes: { x: "Epoch", y: "Samples/s" },
       from: 0,
-      traces: () => [{ ...line("samples_per_second"), name: "samples per second", line: { color: colour("series-2"), width: 2 } }],
+      traces: onceKnown(() => [{ ...line("samples_per_second"), name: "samples per second", line: { color: colour("series-2"), width: 2 } }]),
     }),
   ];
   const newestFirst = () => feed.epochs.slice(-TABLE_ROWS).reverse();
