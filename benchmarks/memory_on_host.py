@@ -3,14 +3,14 @@
     python benchmarks/memory_on_host.py --json benchmarks/results/memory_on_host.json
 
 Each case is a process of its own. It makes a model's parameters and gradients, which stand for the GPU's, notes its
-resident memory, makes a `hivemind.Optimizer` that keeps everything else on the host, takes two updates, and notes it
-again, with and without what the C library keeps of freed memory (`malloc_trim`). A CPU is enough; Linux only.
+resident memory, makes a `hivemind.Optimizer` that keeps everything else on the host, has the C library give back what
+only that needed, as the trainer does, takes two updates, and notes its memory again. The growth without giving back
+is measured in another process. A CPU is enough; Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import subprocess
 import sys
@@ -61,17 +61,21 @@ def _optimizer(name: str) -> Callable:
     return partial(Lamb8bit, lr=1e-3, overwrite_gradients=True, min_8bit_size=smallest)
 
 
-def _trim() -> None:
-    """Has the C library give freed memory back to the system."""
-    ctypes.CDLL(None).malloc_trim(0)
+def measure(case: dict, *, give_back: bool) -> int:
+    """Bytes by which this process has grown after two updates; for a process of its own.
 
-
-def measure(case: dict) -> tuple[int, int]:
-    """Bytes by which this process grows, as they are and after freed memory went back; for a process of its own."""
+    Args:
+        case: Which optimizer.
+        give_back: Whether what only the making of the optimizer needed goes back to the system, as in the trainer.
+    """
     import hivemind
     import torch
 
+    from training.model.memory import give_back_freed_memory, keep_freed_memory
+
     logging.disable(logging.WARNING)
+    if case["optimizer"] != "adamw":  # as the trainer, which runs LAMB alone
+        keep_freed_memory()
     architecture = resolve(Setup(config=CONFIG))
     shapes = [tensor.shape for tensor in parameter_tensors(architecture) for _ in range(tensor.copies)]
     parameters = [torch.nn.Parameter(torch.rand(shape)) for shape in shapes]
@@ -79,7 +83,7 @@ def measure(case: dict) -> tuple[int, int]:
         parameter.grad = torch.ones_like(parameter)
     _warm_up(_optimizer(case["optimizer"]))
     dht = hivemind.DHT(start=True)
-    _trim()
+    give_back_freed_memory()
     before = resident_bytes()
     optimizer = hivemind.Optimizer(
         dht=dht,
@@ -95,6 +99,8 @@ def measure(case: dict) -> tuple[int, int]:
         delay_state_averaging=False,
         tracker_opts={"min_refresh_period": 0.2, "default_refresh_period": 0.2, "max_refresh_period": 0.5},
     )
+    if give_back:
+        give_back_freed_memory()
     deadline = time.monotonic() + 120
     while optimizer.local_epoch < 2:
         if time.monotonic() > deadline:
@@ -104,11 +110,9 @@ def measure(case: dict) -> tuple[int, int]:
             parameter.grad.fill_(1.0)
         time.sleep(0.1)
     grown = resident_bytes() - before
-    _trim()
-    in_use = resident_bytes() - before
     optimizer.shutdown()
     dht.shutdown()
-    return grown, in_use
+    return grown
 
 
 def _warm_up(make: Callable) -> None:
@@ -122,39 +126,41 @@ def _warm_up(make: Callable) -> None:
         optimizer.step()
 
 
+def _growth(name: str, *flags: str) -> int:
+    """The growth that a process of its own measures."""
+    command = [sys.executable, __file__, "--measure", name, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    return int(done.stdout.split()[-1])
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measures every case, prints the table, and writes the JSON if asked. 1 if a case is off by more than 3 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="processes a case")
     parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--keep-all", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
     if flags.measure:
-        print(*measure(CASES[flags.measure]))
+        print(measure(CASES[flags.measure], give_back=not flags.keep_all))
         return 0
     results = []
-    print(f"{'':<24}{'predicted':>14}{'measured':>14}{'error':>9}{'with freed':>14}")
+    print(f"{'':<24}{'predicted':>14}{'measured':>14}{'error':>9}{'all kept':>14}")
     for name, case in CASES.items():
-        command = [sys.executable, __file__, "--measure", name]
-        runs, untrimmed = [], []
-        for _ in range(flags.runs):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-            if done.returncode:
-                print(done.stderr[-2000:], file=sys.stderr)
-                return 1
-            grown, in_use = (int(word) for word in done.stdout.split()[-2:])
-            runs.append(in_use)
-            untrimmed.append(grown)
-        measured, expected = sorted(runs)[len(runs) // 2], predicted(case)
+        runs = sorted(_growth(name) for _ in range(flags.runs))
+        all_kept = _growth(name, "--keep-all")
+        measured, expected = runs[len(runs) // 2], predicted(case)
         error = error_percent(expected, measured)
         figures = "".join(f"{size / 2**20:>10.1f} MiB" for size in (expected, measured))
-        print(f"{name:<24}{figures}{error:>+8.2f}%{max(untrimmed) / 2**20:>10.1f} MiB", flush=True)
+        print(f"{name:<24}{figures}{error:>+8.2f}%{all_kept / 2**20:>10.1f} MiB", flush=True)
         more = {
             "runs": len(runs),
             "min": min(runs),
             "max": max(runs),
             "error_percent": error,
-            "with_freed": max(untrimmed),
+            "all_kept": all_kept,
         }
         other = {"peer": measured, "peer_name": "growth of the process"}
         results.append(result(f"host memory: {name}", "bytes", expected, **other, **more))

@@ -514,8 +514,8 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
             notes.append("Reversible layers are counted with all activations computed again (activation budget 0).")
     if setup.offload_optimizer:
         notes.append(
-            "Making the optimizer takes gradients for a moment; the C library may keep that memory on the host, up to "
-            "4 bytes a parameter (benchmarks/memory_on_host.py)."
+            "Making the optimizer takes gradients for a moment; the trainer gives that host memory back, others may "
+            "keep up to 4 bytes a parameter of it (benchmarks/memory_on_host.py)."
         )
     shared = setup.shared_groups is not None and architecture.family != "text-to-image"
     if shared:

@@ -1,4 +1,4 @@
-"""The process' allocator: freed memory is kept for the next tensors instead of going back to the system."""
+"""The process' allocator: what a step frees is kept for the next one, what only the start needed goes back."""
 
 from __future__ import annotations
 
@@ -26,3 +26,19 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD) and mallopt(_TRIM_THRESHOLD, (1 << 31) - 1))
+
+
+def give_back_freed_memory() -> bool:
+    """Has glibc give what is free now back to the system; other systems are left as they are.
+
+    Making hivemind's optimizer and downloading a state take copies of all parameters for a moment, more than a quarter
+    of what stays (benchmarks/memory_on_host.py), and steps never ask for that much again.
+
+    Returns:
+        Whether the C library was asked.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if trim is None:
+        return False
+    trim(0)
+    return True

@@ -22,7 +22,7 @@ from training.config import RunConfig
 from training.data.stream import Batch, open_shards, sample_stream
 from training.errors import TrainingError
 from training.events import EventLog
-from training.model.memory import keep_freed_memory
+from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.model.transformer import build_model
 from training.processes import StopRequest
 from training.publish.checkpoints import latest_checkpoint, load_checkpoint
@@ -234,6 +234,7 @@ def run_peer(
     stop.listen()
     try:
         source = _starting_point(optimizer, run, settings, stop)
+        give_back_freed_memory()
         events.write("joined", name=name, peer_id=str(identity.peer_id), epoch=optimizer.local_epoch, state=source)
         console.print(
             f"[bold]{name}[/bold] joins {run.run_id} at epoch {optimizer.local_epoch} with {source}: "

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process once it is told to."""
+"""Freed memory stays with the process once it is told to, and goes back when it is asked for."""
 
 import os
 import subprocess
@@ -35,3 +35,29 @@ def test_buffers_are_handed_out_again_without_page_faults():
     }
     assert faults["leave"] >= 5 * (12 << 20) // (64 << 10)  # pages are 64 KiB at most
     assert faults["keep"] < faults["leave"] / 10
+
+
+GIVING_BACK = """
+from pathlib import Path
+from training.model.memory import give_back_freed_memory, keep_freed_memory
+
+def resident_mib():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+keep_freed_memory()
+before = resident_mib()
+buffers = [b"x" * (12 << 20) for _ in range(10)]
+del buffers
+kept = resident_mib() - before
+assert give_back_freed_memory()
+print(kept, resident_mib() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+def test_what_only_the_start_needed_goes_back():
+    output = subprocess.check_output([sys.executable, "-c", GIVING_BACK], cwd=Path(__file__).parents[3], text=True)
+    kept, after = (float(word) for word in output.split())
+    assert kept > 100
+    assert after < 15
