@@ -14,9 +14,7 @@ import contextlib
 import importlib.util
 import io
 import json
-import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -26,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from memory_report import error_percent, record, result, summary  # noqa: E402
 
-from calculator import PRESETS, Architecture, Setup, estimate, timeline  # noqa: E402
+from calculator import Architecture, Setup, estimate  # noqa: E402
 from calculator.estimate import resolve, setup_from  # noqa: E402
 
 STEPS = ROOT / "benchmarks/reference_steps.json"
@@ -162,48 +160,6 @@ def name_of(step: dict) -> str:
     return ", ".join([model, *words])
 
 
-def speed() -> list[dict]:
-    """Processor time of an estimate never asked before, and different setups a second as `batch` answers them."""
-    from calculator.__main__ import batch_line
-
-    setup = Setup(model="gpt3-175b")
-    estimate(setup)
-    seconds = []
-    for _ in range(21):
-        timeline.play.cache_clear()
-        began = time.process_time()
-        estimate(setup)
-        seconds.append(time.process_time() - began)
-    draw = random.Random(0)
-    middle = sorted(1000 * second for second in seconds)
-    timed = [result("one estimate, GPT-3 175B", "ms", middle[10], runs=21, min=middle[0], max=middle[-1])]
-    for words, models in (("GPT-3 175B", ["gpt3-175b"]), ("all presets", list(PRESETS))):
-        lines = [_drawn(draw, draw.choice(models)) for _ in range(500)]
-        rates = []
-        for _ in range(3):
-            timeline.play.cache_clear()
-            began = time.process_time()
-            for line in lines:
-                batch_line(line)
-            rates.append(len(lines) / (time.process_time() - began))
-        found = {"runs": 3, "min": min(rates), "max": max(rates)}
-        timed.append(result(f"batch of different setups, {words}", "estimates/s", sorted(rates)[1], **found))
-    return timed
-
-
-def _drawn(draw: random.Random, model: str) -> str:
-    """A line of a batch, unlike all others."""
-    setup: dict[str, object] = {
-        "model": model,
-        "micro_batch_size": draw.randint(1, 100_000),
-        "precision": draw.choice(["amp-bf16", "fp32", "bf16"]),
-        "optimizer": draw.choice(["adamw", "adamw8bit", "lamb"]),
-    }
-    if PRESETS[model].family != "text-to-image":
-        setup |= {"sequence_length": draw.randint(1, 512), "checkpointing": draw.random() < 0.5}
-    return json.dumps(setup)
-
-
 def _table(title: str, rows: list[dict[str, float]]) -> None:
     answered = [row for row in rows if row]
     print(f"\n{title}: {len(answered)} of {len(rows)} steps answered; errors in %")
@@ -270,10 +226,6 @@ def main(arguments: list[str] | None = None) -> None:
     for name, cases in worst.items():
         for case in cases:
             print(f"  {name:<22}{case['error_percent']:>+12.4f} %  {case['step']}")
-    timed = speed()
-    print()
-    for entry in timed:
-        print(f"{entry['metric']}: {entry['ours']:.3g} {entry['unit']} ({entry['min']:.3g} to {entry['max']:.3g})")
     if flags.json:
         cases = [
             {
@@ -284,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
             for i, (step, kept) in enumerate(zip(steps, held_out, strict=True))
         ]
         versions = {"transformers": "5.23 (of the steps)", "torch": "2.13 (of the steps)"}
-        record(flags.json, "memory_accuracy", versions, _results(judged) + timed, worst_cases=worst, cases=cases)
+        record(flags.json, "memory_accuracy", versions, _results(judged), worst_cases=worst, cases=cases)
 
 
 def _results(judged: dict[str, list[dict[str, float]]]) -> list[dict]:

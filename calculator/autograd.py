@@ -1,9 +1,12 @@
 """A model of PyTorch's memory: storages, the tape that forward records, and the backward pass that consumes it.
 
-Nothing is computed here. A `Storage` stands for one block of device memory and lives exactly as long as something
-refers to it, as in PyTorch: a local variable of a model's forward, a node of the autograd graph that keeps it for
-backward, or a gradient on its way. The families (`calculator.families`) therefore mirror the scopes of the code they
-describe, and the reference counts of CPython stand for those of PyTorch.
+Nothing is computed here. The tape notes which storages come and go, with sizes as formulas (`calculator.sizes`); a
+`Recording` of it says the bytes, for the setup that was played and for others that take the same course.
+
+A `Storage` stands for one block of device memory and lives exactly as long as something refers to it, as in PyTorch: a
+local variable of a model's forward, a node of the autograd graph that keeps it for backward, or a gradient on its way.
+The families (`calculator.families`) therefore mirror the scopes of the code they describe, and the reference counts of
+CPython stand for those of PyTorch.
 
 What is modelled, with the place in PyTorch 2.13 that decides it:
 
@@ -20,9 +23,13 @@ What is modelled, with the place in PyTorch 2.13 that decides it:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+
+from calculator.sizes import Formulas, Size
 
 ALLOCATION_BYTES = 512
 """Sizes are rounded up to a multiple of this (CUDACachingAllocator.cpp, kMinBlockSize)."""
@@ -87,25 +94,49 @@ class Segment:
     peak: Levels
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a tape was when a stretch began or ended."""
+
+    live: int
+    held: int
+    weight_copies: int
+    gradients: int
+    cached: tuple[int, ...]
+    """Copies of weights that only autocast's cache held."""
+    name: str
+    """The last operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What a tape noted under one key."""
+
+    phase: str
+    key: object
+    start: Mark
+    end: Mark
+
+
 class Storage:
     """A block of device memory; it ends when nothing refers to it any more."""
 
-    __slots__ = ("holders", "kind", "size", "tape", "uses")
+    __slots__ = ("block", "holders", "kind", "tape", "uses")
 
-    def __init__(self, tape: Tape, size: int, kind: int = ORDINARY) -> None:
+    def __init__(self, tape: Tape, block: int, kind: int = ORDINARY) -> None:
         self.tape = tape
-        self.size = size
+        self.block = block  # place of its size among the tape's
         self.kind = kind
         self.uses = 0  # nodes that keep it for backward
         self.holders = 0  # gradient slots that refer to it
-        tape.live += size
-        if tape.live > tape.top:
-            tape.note_top(0)
+        tape.live.append(block)
+        tape.names.append(tape.name)
 
     def __del__(self) -> None:
-        self.tape.live -= self.size
+        live = self.tape.live
+        live.append(~self.block)
         if self.kind == GRADIENT:
-            self.tape.gradients -= self.size
+            self.tape.gradients.append((len(live), ~self.block))
 
 
 class Tensor:
@@ -178,21 +209,30 @@ RECOMPUTED = Node("recomputed", (), None, ())
 
 
 class Tape:
-    """Records one forward pass and plays its backward pass, watching the bytes that live.
+    """Records one forward pass and plays its backward pass, noting what comes and goes.
+
+    Sizes are noted by their place among all sizes: `block` when one comes, `~block` when it goes.
 
     Args:
+        formulas: Of all sizes.
         itemsize: Bytes of a value of the parameters and activations: 4, or 2 in pure 16 bit.
         autocast: Whether forward runs under 16-bit autocast.
         accumulating: Whether `.grad` is already there from an earlier micro-batch.
     """
 
-    def __init__(self, *, itemsize: int, autocast: bool = False, accumulating: bool = False) -> None:
+    def __init__(
+        self, formulas: Formulas, *, itemsize: int, autocast: bool = False, accumulating: bool = False
+    ) -> None:
+        self.formulas = formulas
+        self.blocks: dict[tuple[int, int], int] = {}
         self.itemsize = itemsize
         self.autocast = self.autocast_in_forward = autocast
         self.accumulating = accumulating
-        self.live = self.held = self.weight_copies = self.gradients = 0
-        self.top = 0
-        self.at_top: tuple = (0, 0, 0, 0, "")
+        self.live: list[int] = []
+        self.names: list[str] = []  # for each block that comes, the operation
+        self.held: list[tuple[int, int]] = []  # how much of `live` was there, and the block
+        self.weight_copies: list[tuple[int, int]] = []
+        self.gradients: list[tuple[int, int]] = []
         self.sequence = 0
         self.leaves: list[Storage] = []  # gradients, and leaves that are no parameters
         self.frame: Frame | None = None
@@ -201,50 +241,46 @@ class Tape:
         self.name = ""
         self.segment: object = None
         self.phase = self.phase_at_start = "forward"
-        self.segments: list[Segment] = []
-        self.at_start = (0, 0, 0, 0, 0)
+        self.stretches: list[Stretch] = []
+        self.at_start: Mark | None = None
 
     # -- what lives --------------------------------------------------------------------------------------------
 
-    def note_top(self, workspace: int) -> None:
-        """Notes the levels of this instant as the highest of the current segment."""
-        self.top = self.live + workspace
-        self.at_top = (self.top, self.held, self.weight_copies, self.gradients, self.name)
+    def block(self, count: int, itemsize: int) -> int:
+        """Place of a size among all sizes."""
+        key = (count.number if type(count) is Size else self.formulas.number(count), itemsize)
+        block = self.blocks.get(key)
+        if block is None:
+            block = self.blocks[key] = len(self.blocks)
+        return block
 
     def workspace(self, size: int) -> None:
-        """Memory that a kernel takes and gives back within one operation."""
-        if self.live + size > self.top:
-            self.note_top(size)
+        """Memory that a kernel takes and gives back within one operation; bytes that are not rounded any more."""
+        block = self.block(size, 0)
+        self.live += (block, ~block)
+        self.names.append(self.name)
 
     def new(self, count: int, itemsize: int) -> Storage:
         """A fresh storage for `count` values."""
-        return Storage(self, (count * itemsize + 511) & -512)
+        return Storage(self, self.block(count, itemsize))
 
     def nothing(self) -> Storage:
         """A storage without bytes, for one that is counted elsewhere."""
-        return Storage(self, 0)
+        return self.new(0, 1)
 
     def enter(self, key: object) -> None:
-        """Ends the current segment and starts the next one under this key."""
-        now = (self.live, self.held, self.weight_copies, self.gradients, self._cached())
+        """Ends the current stretch and starts the next one under this key."""
+        now = Mark(
+            len(self.live), len(self.held), len(self.weight_copies), len(self.gradients), self._cached(), self.name
+        )
         if self.segment is not None:
-            start = self.at_start
-            top = self.at_top
-            self.segments.append(
-                Segment(
-                    self.phase_at_start,
-                    self.segment,
-                    Levels(*(after - before for after, before in zip(now, start, strict=True))),
-                    Levels(top[0] - start[0], top[1] - start[1], top[2] - start[2], top[3] - start[3], 0, top[4]),
-                )
-            )
+            self.stretches.append(Stretch(self.phase_at_start, self.segment, self.at_start, now))
         self.at_start = now
         self.segment = key
         self.phase_at_start = self.phase
-        self.note_top(0)
 
-    def _cached(self) -> int:
-        return sum([copy.storage.size for copy in self.cache.values() if copy.storage.uses == 0])
+    def _cached(self) -> tuple[int, ...]:
+        return tuple([copy.storage.block for copy in self.cache.values() if copy.storage.uses == 0])
 
     # -- forward -----------------------------------------------------------------------------------------------
 
@@ -307,9 +343,9 @@ class Tape:
             if storage is not None:
                 if storage.uses == 0:
                     if storage.kind == WEIGHT_COPY:
-                        self.weight_copies += storage.size
+                        self.weight_copies.append((len(self.live), storage.block))
                     else:
-                        self.held += storage.size
+                        self.held.append((len(self.live), storage.block))
                 storage.uses += 1
 
     def _release(self, saved: tuple) -> None:
@@ -318,9 +354,9 @@ class Tape:
                 storage.uses -= 1
                 if storage.uses == 0:
                     if storage.kind == WEIGHT_COPY:
-                        self.weight_copies -= storage.size
+                        self.weight_copies.append((len(self.live), ~storage.block))
                     else:
-                        self.held -= storage.size
+                        self.held.append((len(self.live), ~storage.block))
 
     def _keep_again(self, saved: tuple) -> None:
         frame = self.frame
@@ -416,7 +452,7 @@ class Tape:
             gradient.holders = 1
             slots[slot] = gradient
         else:
-            total = Storage(self, waiting.size)
+            total = Storage(self, waiting.block)
             waiting.holders -= 1
             total.holders = 1
             slots[slot] = total
@@ -428,7 +464,7 @@ class Tape:
         if self.accumulating and not leaf.saved:
             return
         if gradient.holders > 1:
-            gradient = Storage(self, gradient.size)
+            gradient = Storage(self, gradient.block)
         self.leaves.append(gradient)
         if leaf.saved:
             return
@@ -442,7 +478,7 @@ class Tape:
     def mark_gradient(self, storage: Storage) -> None:
         """Counts a storage among the gradients of the parameters."""
         storage.kind = GRADIENT
-        self.gradients += storage.size
+        self.gradients.append((len(self.live), storage.block))
 
     def _recompute(self, frame: Frame) -> None:
         """Computes a checkpointed block again, up to the last tensor that backward needs."""
@@ -470,6 +506,56 @@ class Tape:
         if frame.count == 0 and frame.inputs:
             self._release(tuple([tensor.storage for tensor in frame.inputs if tensor is not None]))
             frame.inputs = ()
+
+
+class Recording:
+    """What a tape has noted, for good: the bytes of each stretch, for any sizes that take the same course."""
+
+    def __init__(self, tape: Tape, formulas: Formulas) -> None:
+        self._formulas = formulas
+        self._blocks = tuple(tape.blocks)
+        self._live = tuple(tape.live)
+        names = iter(tape.names)
+        self._names = tuple([next(names) if block >= 0 else "" for block in self._live])
+        self._counters = []
+        for counter in (tape.held, tape.weight_copies, tape.gradients):
+            self._counters.append((tuple([at for at, _block in counter]), tuple([block for _at, block in counter])))
+        self._stretches = tuple(tape.stretches)
+
+    def segments(self, given: Sequence[int]) -> list[Segment] | None:
+        """The stretches in bytes; None if these sizes take another course.
+
+        Args:
+            given: As those that the formulas follow from.
+        """
+        values = self._formulas.evaluate(given)
+        if values is None:
+            return None
+        sizes = [(values[number] * size + 511) & -512 if size else values[number] for number, size in self._blocks]
+        sizes += [-size for size in reversed(sizes)]  # of a block that goes, ~block is the place
+        signed = sizes.__getitem__
+        live = [*accumulate(map(signed, self._live), initial=0)]
+        counters = [(places, [*accumulate(map(signed, blocks), initial=0)]) for places, blocks in self._counters]
+        return [self._segment(stretch, live, counters, signed) for stretch in self._stretches]
+
+    def _segment(self, stretch: Stretch, live: list[int], counters: list, signed: Callable[[int], int]) -> Segment:
+        start, end = stretch.start, stretch.end
+        highest = max(live[start.live : end.live + 1])
+        at = live.index(highest, start.live)
+        name = self._names[at - 1] if at > start.live else start.name
+        changes, peaks = [], []
+        bounds = ((start.held, end.held), (start.weight_copies, end.weight_copies), (start.gradients, end.gradients))
+        for (places, levels), (first, last) in zip(counters, bounds, strict=True):
+            there = bisect_right(places, at - 1, first, last) if at > start.live else first
+            changes.append(levels[last] - levels[first])
+            peaks.append(levels[there] - levels[first])
+        cached = sum(map(signed, end.cached)) - sum(map(signed, start.cached))
+        return Segment(
+            stretch.phase,
+            stretch.key,
+            Levels(live[end.live] - live[start.live], *changes, cached),
+            Levels(highest - live[start.live], *peaks, 0, name),
+        )
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:

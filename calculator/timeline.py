@@ -1,22 +1,25 @@
 """One training step, instant by instant: where the memory peak is, and why.
 
 Every distinct kind of layer is played once on a tape (`calculator.autograd`), which gives the change and the peak of
-its forward and backward; the step is then put together from as many of them as the model has.
+its forward and backward; the step is then put together from as many of them as the model has. What was played is kept
+as a recording: another setup that takes the same course, such as another batch or a wider model of the family, is
+worked out from it.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 from calculator.architectures import Architecture, ParameterGroup
-from calculator.autograd import Levels, Parameter, Segment
+from calculator.autograd import Levels, Parameter, Recording, Segment
 from calculator.families.context import Context, Layer
 from calculator.operations import Operations
 from calculator.parameters import FAMILIES, distinct_layers
+from calculator.sizes import Formulas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +91,75 @@ def play(architecture: Architecture, options: Options) -> Timeline:
         )
         for stack, layers in _stacks(architecture)
     }
-    return _put_together(_record(architecture, options, plans), plans)
+    return _put_together(_segments(architecture, options, plans), plans)
+
+
+GIVEN_BY_SETUP = ("batch", "length", "target_length")
+GIVEN_BY_MODEL = (
+    "hidden_size",
+    "num_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_positions",
+    "token_types",
+    "rotary_dim",
+    "relative_buckets",
+    "image_vocab_size",
+)
+"""Sizes that a recording holds for any value of; all else is part of its `_course`."""
+RECORDINGS = 16
+"""Recordings kept for a course; they differ in what its sizes decide, such as whether the batch is more than one."""
+
+
+def _segments(architecture: Architecture, options: Options, plans: dict[str, Plan]) -> list[Segment]:
+    """The stretches of a short model with one layer of each kind, from a recording if there is one."""
+    given = [getattr(options, name) for name in GIVEN_BY_SETUP]
+    given += [getattr(architecture, name) for name in GIVEN_BY_MODEL]
+    recordings = _recordings(
+        _without_sizes(architecture), _without_lengths(options), tuple([plan.course for plan in plans.values()])
+    )
+    for recording in recordings:
+        segments = recording.segments(given)
+        if segments is not None:
+            return segments
+    recording = _record(architecture, options, plans, Formulas(given))
+    recordings.insert(0, recording)
+    del recordings[RECORDINGS:]
+    return recording.segments(given)
+
+
+@lru_cache(maxsize=512)
+def _recordings(architecture: Architecture, options: Options, courses: tuple) -> list[Recording]:
+    """The recordings of one course, newest first."""
+    return []
+
+
+@lru_cache(maxsize=1024)
+def _without_sizes(architecture: Architecture) -> Architecture:
+    """What else than sizes decides the course of a model's step; the text-to-image family has a fixed length."""
+    fixed = {} if architecture.family == "text-to-image" else {"sequence_length": 0}
+    no_counts = dict(name="", num_layers=0, num_decoder_layers=0, target_length=0, dropout=0, attention_dropout=0)
+    return replace(architecture, **dict.fromkeys(GIVEN_BY_MODEL, 0), **no_counts, **fixed)
+
+
+def _without_lengths(options: Options) -> Options:
+    """What else than lengths decides the course of a step: of dropout, whether there is any."""
+    return Options(
+        batch=0,
+        length=0,
+        target_length=0,
+        autocast=options.autocast,
+        itemsize=options.itemsize,
+        half=options.half,
+        fused_attention=options.fused_attention,
+        dropout=float(options.dropout > 0),
+        attention_dropout=float(options.attention_dropout > 0),
+        checkpoint_every=0,  # the plans say which layers are checkpointed
+        shared_groups=0,
+        reversible=options.reversible,
+        accumulating=options.accumulating,
+    )
 
 
 def _stacks(architecture: Architecture) -> Iterator[tuple[str, int]]:
@@ -99,7 +170,7 @@ def _stacks(architecture: Architecture) -> Iterator[tuple[str, int]]:
         yield "layers", architecture.num_layers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """The layers of a stack: what each costs, and which of them are played."""
 
@@ -111,6 +182,17 @@ class Plan:
     """Layers that are played: at least one for each key, and with each the first and the last use of its weights."""
     runs: tuple[tuple[tuple, int, int], ...]
     """Key, first and last layer of each run of layers with the same key, in order."""
+
+    @cached_property
+    def course(self) -> tuple:
+        """Key of each layer that is played, and the first of them with the same weights."""
+        owners: dict[int, int] = {}
+        return tuple(
+            [
+                (self.keys[index], owners.setdefault(self.groups[index], place))
+                for place, index in enumerate(self.played)
+            ]
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -181,9 +263,13 @@ def _groups(architecture: Architecture, shared_groups: int, layers: int) -> tupl
     return tuple(index % distinct for index in range(layers))
 
 
-def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]) -> list[Segment]:
+def _record(architecture: Architecture, options: Options, plans: dict[str, Plan], formulas: Formulas) -> Recording:
     """Plays a short model with one layer of each kind."""
-    tape = Operations(itemsize=options.itemsize, autocast=options.autocast, accumulating=options.accumulating)
+    tape = Operations(formulas, itemsize=options.itemsize, autocast=options.autocast, accumulating=options.accumulating)
+    lengths = dict(zip(GIVEN_BY_SETUP, formulas.given, strict=False))
+    architecture = replace(
+        architecture, **dict(zip(GIVEN_BY_MODEL, formulas.given[len(GIVEN_BY_SETUP) :], strict=True))
+    )
     outside: dict[str, Parameter] = {}
     stacks = {
         stack: [Layer((plan.keys[index], index), {}, plan.keys[index][2], plan.keys[index][4]) for index in plan.played]
@@ -203,9 +289,7 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
     context = Context(
         tape=tape,
         architecture=architecture,
-        batch=options.batch,
-        length=options.length,
-        target_length=options.target_length,
+        **lengths,
         fused_attention=options.fused_attention,
         dropout=options.dropout,
         attention_dropout=options.attention_dropout,
@@ -221,7 +305,7 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
     finally:
         if collecting:
             gc.enable()
-    return tape.segments
+    return Recording(tape, formulas)
 
 
 def _play_through(context: Context) -> None:

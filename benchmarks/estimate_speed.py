@@ -1,0 +1,112 @@
+"""How fast the calculator answers: one estimate, and setups a second as `python -m calculator batch` answers them.
+
+    python benchmarks/estimate_speed.py --json benchmarks/results/estimate_speed.json
+
+Processor seconds of one thread. Every figure starts with nothing known, and no setup is asked twice. The peer is the
+same calculator without what it has recorded: each step is played anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from memory_report import record, result  # noqa: E402
+
+from calculator import PRESETS, Setup, estimate, timeline  # noqa: E402
+from calculator.__main__ import batch_line  # noqa: E402
+
+LINES, RUNS = 500, 5
+PEER = "each step played anew"
+
+
+def forget() -> None:
+    """Lets go of all steps that were played."""
+    timeline.play.cache_clear()
+    timeline._recordings.cache_clear()
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    """Processor time of a call."""
+    began = time.process_time()
+    work()
+    return 1000 * (time.process_time() - began)
+
+
+def one_estimate(model: str) -> list[dict]:
+    """The first estimate of a model, and the next with another batch."""
+    first, later = [], []
+    for batch in range(2, 42, 2):
+        forget()
+        first.append(milliseconds(lambda batch=batch: estimate(Setup(model=model, micro_batch_size=batch))))
+        later.append(milliseconds(lambda batch=batch: estimate(Setup(model=model, micro_batch_size=batch + 1))))
+    return [
+        _entry(f"one estimate, {model}, the first of its kind", "ms", first),
+        _entry(f"one estimate, {model}, another batch", "ms", later, peer=first),
+    ]
+
+
+def batch(words: str, models: list[str]) -> dict:
+    """Different setups a second, from the text of a line to the text of its answer."""
+    draw = random.Random(0)
+    lines = [_drawn(draw, draw.choice(models)) for _ in range(LINES)]
+    ours, peer = [], []
+    for _ in range(RUNS):
+        for rates, each_anew in ((ours, False), (peer, True)):
+            forget()
+            taken = 0.0
+            for line in lines:
+                if each_anew:
+                    forget()
+                taken += milliseconds(lambda line=line: batch_line(line))
+            rates.append(1000 * LINES / taken)
+    return _entry(f"batch of different setups, {words}", "estimates/s", ours, peer=peer)
+
+
+def _drawn(draw: random.Random, model: str) -> str:
+    """A line of a batch, unlike all others."""
+    setup: dict[str, object] = {
+        "model": model,
+        "micro_batch_size": draw.randint(1, 100_000),
+        "precision": draw.choice(["amp-bf16", "fp32", "bf16"]),
+        "optimizer": draw.choice(["adamw", "adamw8bit", "lamb"]),
+    }
+    if PRESETS[model].family != "text-to-image":
+        setup |= {"sequence_length": draw.randint(1, 512), "checkpointing": draw.random() < 0.5}
+    return json.dumps(setup)
+
+
+def _entry(metric: str, unit: str, ours: list[float], peer: list[float] | None = None) -> dict:
+    found = {"runs": len(ours), "min": min(ours), "max": max(ours)}
+    if peer is not None:
+        found |= {"peer": statistics.median(peer), "peer_name": PEER, "peer_runs": len(peer)}
+    return result(metric, unit, statistics.median(ours), **found)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the table; writes the JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
+    flags = parser.parse_args(arguments)
+    results = [*one_estimate("gpt3-175b"), *one_estimate("t5-11b")]
+    results += [batch("GPT-3 175B", ["gpt3-175b"]), batch("all presets", list(PRESETS))]
+    for entry in results:
+        peer = f"; {PEER}: {entry['peer']:.3g}" if entry["peer"] else ""
+        print(
+            f"{entry['metric']}: {entry['ours']:.3g} {entry['unit']} ({entry['min']:.3g} to {entry['max']:.3g}){peer}"
+        )
+    if flags.json:
+        record(flags.json, "estimate_speed", {}, results)
+
+
+if __name__ == "__main__":
+    main()

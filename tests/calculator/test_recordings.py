@@ -1,0 +1,110 @@
+"""A step that was played once stands for others: the same bytes as if they were played anew."""
+
+import dataclasses
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calculator import timeline
+from calculator.architectures import PRESETS
+from calculator.sizes import Formulas, Size
+from calculator.timeline import Options
+
+COURSES, SIZES = 40, 12
+MODELS = ("gpt2", "bert-base", "t5-small", "t5-3b", "gpt-j-6b", "dalle-2021")
+
+
+def _course(draw: random.Random):
+    """A model and how its step is done, without sizes."""
+    name = draw.choice(MODELS)
+    architecture = dataclasses.replace(
+        PRESETS[name],
+        num_layers=draw.randint(1, 4),
+        num_decoder_layers=draw.randint(1, 4) if PRESETS[name].num_decoder_layers else 0,
+    )
+    own = architecture.family == "text-to-image"
+    if own:
+        architecture = dataclasses.replace(
+            architecture, text_length=6, sequence_length=6 + draw.choice((4, 16)) ** 2, shared_groups=0
+        )
+    autocast = draw.random() < 0.5
+    reversible = own and draw.random() < 0.5
+    options = Options(
+        batch=1,
+        length=architecture.sequence_length,
+        target_length=0,
+        autocast=autocast,
+        itemsize=4 if autocast else draw.choice((2, 4)),
+        half="bf16",
+        fused_attention=draw.random() < 0.5,
+        dropout=draw.choice((0.0, 0.1)),
+        attention_dropout=draw.choice((0.0, 0.1)),
+        checkpoint_every=0 if reversible else draw.choice((0, 0, 1, 2)),
+        shared_groups=draw.choice((0, 0, 2)),
+        reversible=reversible,
+        accumulating=draw.random() < 0.2,
+    )
+    return architecture, options
+
+
+def _sized(draw: random.Random, architecture, options: Options):
+    """The same course with sizes at which operations behave in another way, such as 1 or a multiple of 16."""
+    heads, head_dim = draw.choice((1, 2, 3)), draw.choice((4, 6, 8, 20))
+    architecture = dataclasses.replace(
+        architecture,
+        hidden_size=heads * head_dim,
+        num_heads=heads,
+        head_dim=head_dim,
+        intermediate_size=draw.choice((16, heads * head_dim, 200)),
+        vocab_size=draw.choice((50, 1000)),
+        image_vocab_size=20 if architecture.image_vocab_size else 0,
+    )
+    fixed = architecture.family == "text-to-image"
+    return architecture, dataclasses.replace(
+        options,
+        batch=draw.choice((1, 2, 5)),
+        length=options.length if fixed else draw.choice((1, 2, 16, 31, 64)),
+        target_length=draw.choice((1, 16, 33)) if architecture.num_decoder_layers else 0,
+        dropout=options.dropout * draw.choice((1, 2)),
+    )
+
+
+def test_a_recording_says_what_playing_anew_says(monkeypatch):
+    draw = random.Random(2026)
+    courses = [_course(draw) for _ in range(COURSES)]
+    cases = [_sized(draw, *course) for course in courses for _ in range(SIZES)]
+    played = []
+    record = timeline._record
+    monkeypatch.setattr(timeline, "_record", lambda *given: played.append(given) or record(*given))
+    timeline.play.cache_clear()
+    timeline._recordings.cache_clear()
+    found = [timeline.play(*case) for case in cases]
+    assert COURSES / 2 < len(played) < len(cases) / 2  # the others came from recordings
+    for case, timed in zip(cases, found, strict=True):
+        timeline.play.cache_clear()
+        timeline._recordings.cache_clear()
+        assert timeline.play(*case) == timed, case
+
+
+@given(st.lists(st.integers(1, 50), min_size=3, max_size=3), st.lists(st.integers(1, 50), min_size=3, max_size=3))
+def test_formulas_hold_for_other_numbers_unless_a_decision_differs(first, second):
+    def course(a, b, c):
+        rows = a * b // 3 + (b - 2) % 7
+        padded = -(-rows // 8) * 8 & -4
+        return [rows, padded, max(padded, c * 2), 1 if c == a else c**2, 5 - b if b else 0, sum([a, b, c])]
+
+    formulas = Formulas(first)
+    results = course(*formulas.given)
+    assert [int(result) for result in results] == course(*first)
+    values = formulas.evaluate(second)
+    if values is not None:
+        again = [values[formulas.number(result)] if isinstance(result, Size) else result for result in results]
+        assert again == course(*second)
+    else:
+        different = [
+            [max(-(-(a * b // 3 + (b - 2) % 7) // 8) * 8 & -4, c * 2) == c * 2, c == a, c == 0]
+            for a, b, c in (first, second)
+        ]
+        assert different[0] != different[1]
+    assert formulas.evaluate(first) is not None
