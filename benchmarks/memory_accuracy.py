@@ -1,6 +1,7 @@
 """How far memory calculators are off: this one, the one of 2021, and EleutherAI's, on steps of real model code.
 
     python benchmarks/memory_accuracy.py --calculator-2021 mem_calc.py --eleutherai calc_transformer_mem.py
+    python benchmarks/memory_accuracy.py --others-from benchmarks/results/memory_accuracy.json
     python benchmarks/memory_accuracy.py --ours-only
 
 The steps (reference_steps.json) are byte counts of transformers' models on fake CUDA tensors; some
@@ -177,6 +178,15 @@ def _worst(steps: list[dict], rows: list[dict[str, float]], figure: str, number:
     return [{"step": name_of(step), "figure": figure, "error_percent": error} for error, step in errors[:number]]
 
 
+def _recorded(path: Path, steps: list[dict]) -> dict[str, list]:
+    """The other calculators' errors on the same steps, from a record."""
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    if [case["step"] for case in cases] != [name_of(step) for step in steps]:
+        raise SystemExit(f"{path} is of other steps; run the other calculators again.")
+    names = dict.fromkeys(name for case in cases for name in case["errors"] if name != "this calculator")
+    return {name: [case["errors"].get(name, {}) for case in cases] for name in names}
+
+
 def _load(path: Path, needed: str) -> ModuleType:
     """A peer's program as a module; it imports its neighbours."""
     if not path.is_file():
@@ -195,18 +205,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calculator-2021", type=Path, metavar="FILE", help="mem_calc.py of the 2021 calculator")
     parser.add_argument("--eleutherai", type=Path, metavar="FILE", help="calc_transformer_mem.py of EleutherAI")
+    parser.add_argument("--others-from", type=Path, metavar="FILE", help="the others' errors as recorded there")
     parser.add_argument("--ours-only", action="store_true", help="go on without the others")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--per-case", action="store_true", help="print every step")
     flags = parser.parse_args(arguments)
-    if not flags.ours_only and not (flags.calculator_2021 or flags.eleutherai):
+    if not flags.ours_only and not (flags.calculator_2021 or flags.eleutherai or flags.others_from):
         parser.exit(
             2,
             "Give --calculator-2021 (git clone https://github.com/training-transformers-together/calc) and "
-            "--eleutherai (git clone https://github.com/EleutherAI/cookbook), or --ours-only.\n",
+            "--eleutherai (git clone https://github.com/EleutherAI/cookbook), --others-from FILE or --ours-only.\n",
         )
     steps = json.loads(STEPS.read_text(encoding="utf-8"))
     judged = {"this calculator": judge(steps, ours)}
+    if flags.others_from and not flags.ours_only:
+        judged |= _recorded(flags.others_from, steps)
     if flags.calculator_2021 and not flags.ours_only:
         judged["2021 calculator"] = judge(steps, calculator_2021(_load(flags.calculator_2021, "calculate_memory")))
     if flags.eleutherai and not flags.ours_only:

@@ -217,16 +217,24 @@ class Tape:
         formulas: Of all sizes.
         itemsize: Bytes of a value of the parameters and activations: 4, or 2 in pure 16 bit.
         autocast: Whether forward runs under 16-bit autocast.
+        half: "bf16" or "fp16", whichever 16-bit type is used.
         accumulating: Whether `.grad` is already there from an earlier micro-batch.
     """
 
     def __init__(
-        self, formulas: Formulas, *, itemsize: int, autocast: bool = False, accumulating: bool = False
+        self,
+        formulas: Formulas,
+        *,
+        itemsize: int,
+        autocast: bool = False,
+        half: str = "",
+        accumulating: bool = False,
     ) -> None:
         self.formulas = formulas
         self.blocks: dict[tuple[int, int], int] = {}
         self.itemsize = itemsize
         self.autocast = self.autocast_in_forward = autocast
+        self.half = half
         self.accumulating = accumulating
         self.live: list[int] = []
         self.names: list[str] = []  # for each block that comes, the operation

@@ -372,13 +372,20 @@ class Operations(Tape):
     # -- attention ---------------------------------------------------------------------------------------------
 
     def softmax(self, x: Tensor) -> Tensor:
-        """Keeps its result; 32 bit under autocast. The backward kernel takes grad * result beside its result."""
-        x = self.raised(x)
-        count, itemsize = x.count, x.itemsize
+        """Keeps its result; 32 bit under autocast. The backward kernel takes grad * result beside its result.
+
+        CUDA's kernel itself reads float16 and writes 32 bit, and the other way round in backward; bfloat16 is cast
+        before (pytorch, aten/src/ATen/native/SoftMax.cpp, softmax).
+        """
+        count, before = x.count, x.itemsize
+        if not (self.autocast and self.half == "fp16" and before == 2):
+            x = self.raised(x)
+            before = x.itemsize
+        itemsize = 4 if self.autocast else before
         self.name = "softmax of the attention scores"
 
         def backward(grad: Storage) -> tuple:
-            result = self.new(count, itemsize)
+            result = self.new(count, before)
             self.workspace((count * itemsize + 511) & -512)
             return (result,)
 

@@ -265,7 +265,13 @@ def _groups(architecture: Architecture, shared_groups: int, layers: int) -> tupl
 
 def _record(architecture: Architecture, options: Options, plans: dict[str, Plan], formulas: Formulas) -> Recording:
     """Plays a short model with one layer of each kind."""
-    tape = Operations(formulas, itemsize=options.itemsize, autocast=options.autocast, accumulating=options.accumulating)
+    tape = Operations(
+        formulas,
+        itemsize=options.itemsize,
+        autocast=options.autocast,
+        half=options.half,
+        accumulating=options.accumulating,
+    )
     lengths = dict(zip(GIVEN_BY_SETUP, formulas.given, strict=False))
     architecture = replace(
         architecture, **dict(zip(GIVEN_BY_MODEL, formulas.given[len(GIVEN_BY_SETUP) :], strict=True))

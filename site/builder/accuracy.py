@@ -44,7 +44,7 @@ def worst_cases() -> str:
     lines = []
     for name, cases in _recorded()["worst_cases"].items():
         named = [f"{case['step']}: {_percent(case['error_percent'])} %" for case in cases if case["error_percent"]]
-        lines.append(f"- **{name}**: " + "; ".join(named) + ".")
+        lines.append(f"- **{name}**: " + ("; ".join(named) if named else "right at every step") + ".")
     return "\n".join(lines)
 
 
