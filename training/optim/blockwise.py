@@ -8,51 +8,14 @@ and scales are those of bitsandbytes' block-wise "dynamic" type, so either progr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 
 import torch
 
-_DECADES = 7
-_BFLOAT16_PATTERNS = 1 << 16
+from training.optim.codebook import codebook
+from training.optim.kernels import Kernels, kernels
 
-
-@dataclass(frozen=True, kw_only=True)
-class Codebook:
-    """The 256 values of the dynamic type and the way to the nearest one."""
-
-    values: torch.Tensor
-    """(256,) float32, ascending; index i of a stored tensor means `values[i]` times the scale of its block."""
-    nearest: torch.Tensor
-    """(65536,) uint8, the index of the nearest value for each bit pattern of the upper half of a float32."""
-
-
-@cache
-def codebook(signed: bool) -> Codebook:
-    """The dynamic type for values in [-1, 1] (signed) or [0, 1].
-
-    Each decade below 1 has twice as many values as the one below it, in the middles of equal intervals; 0 and 1 are
-    added. Source: Dettmers 2015, arXiv:1511.04561; bitsandbytes/functional.py, `create_dynamic_map`.
-
-    >>> codebook(signed=True).values.numel(), float(codebook(signed=False).values.min())
-    (256, 0.0)
-    """
-    values = [0.0, 1.0]
-    for decade in range(_DECADES):
-        borders = torch.linspace(0.1, 1, (1 if signed else 2) * 2**decade + 1)
-        means = (10.0 ** (decade - _DECADES + 1) * (borders[:-1] + borders[1:]) / 2).tolist()
-        values += means + ([-mean for mean in means] if signed else [])
-    ascending = torch.tensor(sorted(values))
-    return Codebook(values=ascending, nearest=_nearest(ascending))
-
-
-def _nearest(ascending: torch.Tensor) -> torch.Tensor:
-    """For each upper half of a float32, the index of the value nearest to the middle of what it stands for."""
-    upper = torch.arange(_BFLOAT16_PATTERNS, dtype=torch.int64)
-    bits = (upper << 16) | (1 << 15)
-    middles = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
-    borders = (ascending[:-1] + ascending[1:]) / 2
-    return torch.bucketize(middles.nan_to_num(0.0), borders).to(torch.uint8)
+_NO_LESS_THAN_ONE = 1 + 2**-22
+"""Two units in the last place: the quotient of a block's largest value must not be rounded to below 1."""
 
 
 def block_count(size: int, block_size: int) -> int:
@@ -60,31 +23,61 @@ def block_count(size: int, block_size: int) -> int:
     return -(-size // block_size)
 
 
-def quantize(values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, *, block_size: int, signed: bool) -> None:
-    """Stores `values` in 8 bit. Overwrites `values` with the quotients.
+def quantize(
+    values: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    block_size: int,
+    signed: bool,
+    native: bool = True,
+) -> None:
+    """Stores `values` in 8 bit. May overwrite `values` with the quotients.
 
     A quotient is rounded by its upper 16 bits, which moves the borders between neighbours by at most 0.4 %.
 
     Args:
-        values: (size,) float32, contiguous; clobbered.
+        values: (size,) float32, contiguous and finite; clobbered.
         codes: (size,) uint8, written.
         scales: (blocks,) float32, written with the largest magnitude of each block.
         block_size: Values a block; the last block may be shorter.
         signed: Whether values may be negative.
+        native: Use the compiled loops where there are any; the codes are the same.
     """
+    if compiled := _compiled(native, values, codes, scales):
+        compiled.quantize(values, codes, scales, block_size=block_size, signed=signed)
+        return
     for rows, of_scales in _blocks(values, scales, block_size):
         largest = rows.amax(dim=1)
         of_scales.copy_(torch.maximum(largest, rows.amin(dim=1).neg_()) if signed else largest)
-        rows.mul_(of_scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal().unsqueeze(1))
+        factors = of_scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal().mul_(_NO_LESS_THAN_ONE)
+        rows.mul_(factors.unsqueeze(1))
     upper_halves = values.view(torch.uint16)[1::2]
     _look_up(codebook(signed).nearest, upper_halves, codes)
 
 
-def dequantize(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, *, block_size: int, signed: bool) -> None:
+def dequantize(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    block_size: int,
+    signed: bool,
+    native: bool = True,
+) -> None:
     """Writes the stored values to `out`, (size,) float32; see `quantize`."""
+    if compiled := _compiled(native, codes, scales, out):
+        compiled.dequantize(codes, scales, out, block_size=block_size, signed=signed)
+        return
     _look_up(codebook(signed).values, codes, out)
     for rows, of_scales in _blocks(out, scales, block_size):
         rows.mul_(of_scales.unsqueeze(1))
+
+
+def _compiled(native: bool, *tensors: torch.Tensor) -> Kernels | None:
+    """The compiled loops, if they are wanted, at hand, and made for such tensors."""
+    fit = native and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
+    return kernels() if fit else None
 
 
 def _blocks(values: torch.Tensor, scales: torch.Tensor, block_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -11,6 +11,9 @@ One update of a tensor w with gradient g, in the order of the code below:
 Sources: You et al. 2020, arXiv:1904.00962, algorithm 2 (LAMB); Dettmers et al. 2021, arXiv:2110.02861 (8-bit moments).
 The 2021 run differs from the paper's LAMB as the defaults here do: no bias correction, clipping before the update.
 bitsandbytes' class of that name applies no trust ratio on a CPU, therefore it is not used.
+
+The stages are the functions at the end of this module. Where the machine has a C compiler, kernels.c does those from
+clipping to the direction in one pass over memory and gives the same codes; `native=False` keeps to PyTorch.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +30,22 @@ from torch import Tensor, nn
 from training.config import OptimizerConfig
 from training.errors import BadInput
 from training.optim import blockwise
+from training.optim.codebook import codebook
+from training.optim.kernels import Kernels, Settings, kernels
 
 logger = logging.getLogger(__name__)
 
 _CHUNK_VALUES = 65_536
-"""Values that are worked on at once: four float32 buffers of this size stay in a core's second-level cache."""
+"""Values that PyTorch works on at once: four float32 buffers of this size stay in a core's second-level cache."""
+_COMPILED_CHUNK_VALUES = 262_144
+"""Values that one thread of the compiled loops takes at once; a call costs as much as some thousand of them."""
 
 
 class Lamb8bit(torch.optim.Optimizer):
     """LAMB whose moments are stored block-wise in 8 bit.
 
     The state is made when the optimizer is made: 2 bytes a parameter and 8 bytes a block, or 8 bytes a parameter
-    for small tensors. Temporary memory is four buffers of one chunk, whatever the size of the tensors.
+    for small tensors. Temporary memory is some buffers of one chunk, whatever the size of the tensors.
     A step whose gradients are not all finite changes nothing and is counted in `skipped_steps`.
 
     Args:
@@ -53,6 +61,7 @@ class Lamb8bit(torch.optim.Optimizer):
         min_8bit_size: Tensors with fewer values keep 32-bit moments; `sys.maxsize` keeps all in 32 bit.
         overwrite_gradients: Use the gradients' memory for the direction, which saves a second computation of it.
             Right where gradients are written anew for each step, as by hivemind's averager.
+        native: Use the compiled loops where there are any, in `torch.get_num_threads()` threads.
 
     Raises:
         BadInput: If a parameter is not float32 or not contiguous, or a setting is out of range.
@@ -71,6 +80,7 @@ class Lamb8bit(torch.optim.Optimizer):
         block_size: int = 4096,
         min_8bit_size: int = 65_536,
         overwrite_gradients: bool = False,
+        native: bool = True,
     ):
         if not (lr >= 0 and eps > 0 and weight_decay >= 0 and max_grad_norm > 0 and trust_clamp > 0):
             raise BadInput(
@@ -82,7 +92,7 @@ class Lamb8bit(torch.optim.Optimizer):
         if not 1 <= block_size <= _CHUNK_VALUES:
             raise BadInput(f"block_size must lie between 1 and {_CHUNK_VALUES}; got {block_size}.")
         self.max_grad_norm, self.block_size, self.min_8bit_size = max_grad_norm, block_size, min_8bit_size
-        self.overwrite_gradients = overwrite_gradients
+        self.overwrite_gradients, self.native = overwrite_gradients, native
         self.skipped_steps = 0
         super().__init__(
             params,
@@ -115,8 +125,7 @@ class Lamb8bit(torch.optim.Optimizer):
         blocks = blockwise.block_count(size, self.block_size)
         state: dict = {"step": 0}
         for moment, signed in (("moment1", True), ("moment2", False)):
-            zero = int((blockwise.codebook(signed).values == 0).nonzero())
-            state[moment] = torch.full((size,), zero, dtype=torch.uint8, device=device)
+            state[moment] = torch.full((size,), codebook(signed).zero, dtype=torch.uint8, device=device)
             state[f"{moment}_scales"] = torch.zeros(blocks, device=device)
         return state
 
@@ -127,69 +136,97 @@ class Lamb8bit(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        clip = self._clip_factor()
+        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        clip = clip_factor(gradients, self.max_grad_norm)
         if not math.isfinite(clip):
             self.skipped_steps += 1
             logger.warning("The gradients are not finite; this update is skipped.")
             return loss
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and parameter.numel():
                     self._update(parameter, group, clip)
         return loss
 
-    def _clip_factor(self) -> float:
-        """Factor for all gradients that brings their common norm to `max_grad_norm`; not finite if they are not."""
-        squares = sum(float(torch.linalg.vector_norm(p.grad)) ** 2 for p in self._parameters() if p.grad is not None)
-        norm = math.sqrt(squares) if math.isfinite(squares) else math.nan
-        return 1.0 if norm <= self.max_grad_norm else self.max_grad_norm / norm
-
     def _update(self, parameter: Tensor, group: dict, clip: float) -> None:
+        """Two passes over a tensor: the direction in chunks and its norm, then the weights."""
         state = self.state[parameter]
         state["step"] += 1
         weights, gradient = parameter.view(-1), parameter.grad.contiguous().view(-1)
-        chunk_values = _CHUNK_VALUES // self.block_size * self.block_size
-        chunks = [slice(start, start + chunk_values) for start in range(0, weights.numel(), chunk_values)]
-        buffers = torch.empty(3, min(chunk_values, weights.numel()), device=weights.device)
+        settings = update_settings(group, state["step"], clip)
+        compiled = kernels() if self.native and weights.device.type == "cpu" and "moment1_scales" in state else None
+        most = _COMPILED_CHUNK_VALUES if compiled else _CHUNK_VALUES
+        step = most // self.block_size * self.block_size
+        chunks = [slice(start, start + step) for start in range(0, weights.numel(), step)]
+        buffers = None if compiled else torch.empty(2, min(step, weights.numel()), device=weights.device)
 
-        def direction_of(chunk: slice, *, keep: bool) -> Tensor:
-            out = gradient[chunk] if keep and self.overwrite_gradients else buffers[0, : weights[chunk].numel()]
-            torch.mul(gradient[chunk], clip, out=out)
-            return self._direction(out, weights[chunk], chunk, state, group, buffers[1:], keep=keep)
+        def direct(chunk: slice, out: Tensor, keep: bool) -> tuple[float, float]:
+            given = gradient[chunk], weights[chunk], out, chunk, state, settings, keep
+            return self._direct_compiled(compiled, *given) if compiled else self._direct(buffers, *given)
 
-        weight_squares = direction_squares = 0.0
-        for chunk in chunks:
-            direction = direction_of(chunk, keep=self.overwrite_gradients)
-            weight_squares += float(weights[chunk].dot(weights[chunk]))
-            direction_squares += float(direction.dot(direction))
-        ratio = trust_ratio(math.sqrt(weight_squares), math.sqrt(direction_squares), clamp=group["trust_clamp"])
-        for chunk in chunks:
-            direction = gradient[chunk] if self.overwrite_gradients else direction_of(chunk, keep=True)
-            weights[chunk].sub_(direction, alpha=group["lr"] * ratio)
+        def first_pass(chunk: slice) -> tuple[float, float]:
+            out = gradient[chunk] if self.overwrite_gradients else torch.empty_like(gradient[chunk])
+            return direct(chunk, out, self.overwrite_gradients)
 
-    def _direction(
-        self, gradient: Tensor, weights: Tensor, chunk: slice, state: dict, group: dict, buffers: Tensor, *, keep: bool
-    ) -> Tensor:
-        """Turns a chunk of the clipped gradient into the direction, in place; stores the new moments if `keep`."""
-        (beta1, beta2), step = group["betas"], state["step"]
+        squares = _each(first_pass, chunks, threads=torch.get_num_threads() if compiled else 1)
+        norms = (math.sqrt(math.fsum(sums)) for sums in zip(*squares, strict=True))
+        rate = group["lr"] * trust_ratio(*norms, clamp=group["trust_clamp"])
+        if self.overwrite_gradients:
+            weights.sub_(gradient, alpha=rate)
+            return
+        again = torch.empty_like(gradient[:step])
+        for chunk in chunks:  # the directions were not kept: find them again, and store the moments this time
+            out = again[: gradient[chunk].numel()]
+            direct(chunk, out, True)
+            weights[chunk].sub_(out, alpha=rate)
+
+    def _direct_compiled(
+        self,
+        compiled: Kernels,
+        gradient: Tensor,
+        weights: Tensor,
+        out: Tensor,
+        chunk: slice,
+        state: dict,
+        settings: Settings,
+        keep: bool,
+    ) -> tuple[float, float]:
+        """As `_direct`."""
+        moments = [
+            tensor
+            for moment in ("moment1", "moment2")
+            for tensor in (state[moment][chunk], state[f"{moment}_scales"][self._blocks_of(chunk)])
+        ]
+        return compiled.direction(
+            gradient, weights, out, *moments, block_size=self.block_size, keep=keep, settings=settings
+        )
+
+    def _direct(
+        self,
+        buffers: Tensor,
+        gradient: Tensor,
+        weights: Tensor,
+        out: Tensor,
+        chunk: slice,
+        state: dict,
+        settings: Settings,
+        keep: bool,
+    ) -> tuple[float, float]:
+        """Writes a chunk's direction to `out`, which may be the gradient; stores the new moments if `keep`.
+
+        Returns:
+            The sums of squares of the weights and of the direction.
+        """
         moment1, moment2 = buffers[:, : gradient.numel()]
-
         self._read(state, "moment1", chunk, moment1)
         self._read(state, "moment2", chunk, moment2)
-        moment1.lerp_(gradient, 1 - beta1)
-        moment2.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-
-        correction1, correction2 = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
-        torch.sqrt(moment2, out=gradient)
-        gradient.mul_(correction1 / math.sqrt(correction2)).add_(group["eps"] * correction1)
-        torch.div(moment1, gradient, out=gradient)
-        if group["weight_decay"]:
-            gradient.add_(weights, alpha=group["weight_decay"])
-
+        clipped = torch.mul(gradient, settings.clip, out=out)
+        update_moments(moment1, moment2, clipped, settings)
+        direction(moment1, moment2, weights, settings, out=out)
         if keep:
             self._write(state, "moment1", chunk, moment1)
             self._write(state, "moment2", chunk, moment2)
-        return gradient
+        return float(weights.dot(weights)), float(out.dot(out))
 
     def _read(self, state: dict, moment: str, chunk: slice, out: Tensor) -> None:
         if f"{moment}_scales" not in state:
@@ -201,6 +238,7 @@ class Lamb8bit(torch.optim.Optimizer):
             out,
             block_size=self.block_size,
             signed=moment == "moment1",
+            native=False,
         )
 
     def _write(self, state: dict, moment: str, chunk: slice, values: Tensor) -> None:
@@ -214,6 +252,7 @@ class Lamb8bit(torch.optim.Optimizer):
             state[f"{moment}_scales"][self._blocks_of(chunk)],
             block_size=self.block_size,
             signed=moment == "moment1",
+            native=False,
         )
 
     def _blocks_of(self, chunk: slice) -> slice:
@@ -251,8 +290,57 @@ class Lamb8bit(torch.optim.Optimizer):
                     self.state[parameter][key] = value.to(torch.uint8)
 
 
+def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:
+    """Stage 1: the factor that brings the norm of all gradients together to `max_norm`; not finite if they are not.
+
+    >>> clip_factor([torch.tensor([3.0, 4.0])], max_norm=2.5)
+    0.5
+    """
+    squares = sum(float(torch.linalg.vector_norm(gradient)) ** 2 for gradient in gradients)
+    norm = math.sqrt(squares) if math.isfinite(squares) else math.nan
+    return 1.0 if norm <= max_norm else max_norm / norm
+
+
+def update_settings(group: Mapping, step: int, clip: float) -> Settings:
+    """Stage 2: what the stages from clipping to the direction need.
+
+    Moments that are corrected for their zero start are m / c1 and v / c2 with c = 1 - beta ** step. The direction
+    m/c1 / (sqrt(v/c2) + eps) is m / (sqrt(v) * root_factor + root_shift) with the two numbers given here.
+
+    Args:
+        group: The parameter group: betas, eps, weight_decay, bias_correction.
+        step: Updates of this tensor, this one included.
+        clip: See `clip_factor`.
+    """
+    beta1, beta2 = group["betas"]
+    correction1, correction2 = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
+    return Settings(
+        clip=clip,
+        gain1=1 - beta1,
+        decay2=beta2,
+        gain2=1 - beta2,
+        root_factor=correction1 / math.sqrt(correction2),
+        root_shift=group["eps"] * correction1,
+        weight_decay=group["weight_decay"],
+    )
+
+
+def update_moments(moment1: Tensor, moment2: Tensor, gradient: Tensor, settings: Settings) -> None:
+    """Stage 3: running means of the clipped gradient and of its square, in place."""
+    moment1.lerp_(gradient, settings.gain1)
+    moment2.mul_(settings.decay2).addcmul_(gradient, gradient, value=settings.gain2)
+
+
+def direction(moment1: Tensor, moment2: Tensor, weights: Tensor, settings: Settings, *, out: Tensor) -> None:
+    """Stage 4: where the weights go, with the decoupled decay; written to `out`."""
+    torch.sqrt(moment2, out=out).mul_(settings.root_factor).add_(settings.root_shift)
+    torch.div(moment1, out, out=out)
+    if settings.weight_decay:
+        out.add_(weights, alpha=settings.weight_decay)
+
+
 def trust_ratio(weight_norm: float, direction_norm: float, *, clamp: float) -> float:
-    """Length of a layer's update over the learning rate: the clamped weight norm over the direction's.
+    """Stage 5: length of a layer's update over the learning rate: the clamped weight norm over the direction's.
 
     >>> trust_ratio(2.0, 4.0, clamp=10.0), trust_ratio(0.0, 4.0, clamp=10.0)
     (0.5, 1.0)
@@ -319,6 +407,14 @@ def load_optimizer_tensors(optimizer: Lamb8bit, tensors: Mapping[str, Tensor]) -
                 value.copy_(saved)
             else:
                 optimizer.state[parameter][name] = saved.item()
+
+
+def _each(function: Callable[[slice], tuple[float, float]], chunks: list[slice], *, threads: int) -> list:
+    """The function's results for all chunks, in their order."""
+    if threads == 1 or len(chunks) <= 1:
+        return [function(chunk) for chunk in chunks]
+    with ThreadPoolExecutor(min(threads, len(chunks))) as pool:
+        return list(pool.map(function, chunks))
 
 
 def _uncompiled(method: Callable) -> Callable:

@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.optim import blockwise
+from training.optim.codebook import codebook
 
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_values_are_those_of_bitsandbytes(signed):
     functional = pytest.importorskip("bitsandbytes.functional")
-    assert torch.equal(blockwise.codebook(signed).values, functional.create_dynamic_map(signed=signed))
+    assert torch.equal(codebook(signed).values, functional.create_dynamic_map(signed=signed))
 
 
 @settings(max_examples=60, deadline=None)
@@ -28,7 +29,7 @@ def test_a_value_comes_back_as_its_nearest_neighbour(size, block_size, signed, s
     restored = torch.empty(size)
     blockwise.dequantize(codes, scales, restored, block_size=block_size, signed=signed)
 
-    values = blockwise.codebook(signed).values
+    values = codebook(signed).values
     for start in range(0, size, block_size):
         block = original[start : start + block_size]
         scale = block.abs().max()

@@ -74,7 +74,7 @@ def test_32_bit_state_equals_float64_lamb(changes, overwrite_gradients):
         overwrite_gradients=overwrite_gradients,
         **settings,
     )
-    for step in range(20):
+    for step in range(200):
         gradients = gradients_at(step, shapes)
         oracle.step(gradients)
         for weight, gradient in zip(weights, gradients, strict=True):
@@ -86,33 +86,92 @@ def test_32_bit_state_equals_float64_lamb(changes, overwrite_gradients):
         assert float((weight.double() - expected).norm() / expected.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("block_size, bound", [(256, 0.026), (4096, 0.031)])
-def test_8_bit_state_follows_float64_lamb_for_200_steps(block_size, bound):
-    """Each update of the 8-bit path points and reaches where the float64 one does.
+class RoundingNoise:
+    """How far block-wise 8-bit moments may lead LAMB astray, from the type's definition alone.
 
-    The bounds are what the blocks cost: with bitsandbytes' own rounding the same run errs by 2.5 and 3.1 %.
+    A stored number is off by a random part of the gap g between its two borders: variance g^2/12. A moment hands its
+    errors on with its decay. To first order the direction m/(sqrt(v)+eps) then has the variance
+
+        var(m) / (sqrt(v)+eps)^2  +  var(v) m^2 / (4 v (sqrt(v)+eps)^4)
     """
+
+    def __init__(self, size, *, block_size, betas, eps, **_):
+        self.block_size, self.betas, self.eps = block_size, betas, eps
+        self.tables = []
+        for signed in (True, False):
+            values = [0.0, 1.0]
+            for decade in range(7):
+                steps = (1 if signed else 2) * 2**decade
+                means = [10.0 ** (decade - 6) * (0.1 + 0.9 * (i + 0.5) / steps) for i in range(steps)]
+                values += means + ([-mean for mean in means] if signed else [])
+            self.tables.append(torch.tensor(sorted(values), dtype=torch.float64))
+        self.variances = [torch.zeros(size, dtype=torch.float64) for _ in range(2)]
+
+    def relative_error(self, moments, direction):
+        """Expected |error| / |direction| of the update that makes these exact moments; call it once an update."""
+        (m, v), root = moments, moments[1].sqrt()
+        of_m, of_v = (beta**2 * old for beta, old in zip(self.betas, self.variances, strict=True))
+        variance = of_m / (root + self.eps) ** 2 + of_v * m**2 / (4 * v * (root + self.eps) ** 4)
+        stored = [self.of_storing(moment, table) for moment, table in zip(moments, self.tables, strict=True)]
+        self.variances = [of_m + stored[0], of_v + stored[1]]
+        return float(variance.sum().sqrt() / direction.norm())
+
+    def of_storing(self, values, table):
+        middles = (table[1:] + table[:-1]) / 2
+        borders = torch.cat([table[:1], middles, table[-1:]])
+        blocks = []
+        for block in values.split(self.block_size):
+            scale = block.abs().max()
+            index = torch.bucketize(block / scale, middles)
+            blocks.append(((borders[index + 1] - borders[index]) * scale) ** 2 / 12)
+        return torch.cat(blocks)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "PyTorch"])
+@pytest.mark.parametrize("block_size", [256, 4096])
+def test_8_bit_state_errs_by_what_rounding_explains_for_200_steps(block_size, native):
+    """Each update of the 8-bit path is off by the expected rounding noise, 2.5 and 3 %, no more and no less."""
     shapes = [(300, 300)]
     weights = tensors(*shapes)
     settings = {**SETTINGS, "lr": 2.5e-3}
-    oracle = Lamb64(weights, **settings)
-    ours = Lamb8bit(weights, block_size=block_size, overwrite_gradients=True, **settings)
+    oracle, noise = Lamb64(weights, **settings), RoundingNoise(90_000, block_size=block_size, **settings)
+    ours = Lamb8bit(weights, block_size=block_size, overwrite_gradients=True, native=native, **settings)
     assert ours.state[weights[0]]["moment1"].dtype == torch.uint8
-    errors, lengths, cosines = [], [], []
+    measured, predicted = [], []
     for step in range(200):
         gradients = gradients_at(step, shapes)
         before = weights[0].double()
         oracle.weights[0] = before.clone()
         expected = oracle.step(gradients)[0]
+        m, v = (moment.flatten() for moment in oracle.moments[0])
+        direction = m / (v.sqrt() + settings["eps"]) + settings["weight_decay"] * before.flatten()
+        predicted.append(noise.relative_error((m, v), direction))
         weights[0].grad = gradients[0]
         ours.step()
         update = weights[0].double() - before
-        errors.append(float((update - expected).norm()))
-        lengths.append(float(expected.norm()))
-        cosines.append(float((update * expected).sum() / (update.norm() * expected.norm())))
-    assert math.hypot(*errors) / math.hypot(*lengths) <= bound
-    assert max(error / length for error, length in zip(errors, lengths, strict=True)) <= 0.035
-    assert min(cosines) >= 0.999
+        measured.append(float((update - expected).norm() / expected.norm()))
+        assert float((update * expected).sum() / (update.norm() * expected.norm())) >= 0.999
+    assert all(error <= 1.1 * bound + 2e-4 for error, bound in zip(measured, predicted, strict=True))
+    assert 0.9 <= math.hypot(*measured) / math.hypot(*predicted) <= 1.05
+    assert max(measured) <= 0.033
+
+
+@pytest.mark.parametrize("block_size", [256, 4096])
+def test_200_free_steps_in_8_bit_end_where_float64_ends(block_size):
+    """Errors of single updates do not add up: the way is off by no more than one update is."""
+    shapes = [(300, 300)]
+    weights = tensors(*shapes)
+    start = weights[0].double().clone()
+    settings = {**SETTINGS, "lr": 2.5e-3}
+    oracle = Lamb64(weights, **settings)
+    ours = Lamb8bit(weights, block_size=block_size, overwrite_gradients=True, **settings)
+    for step in range(200):
+        gradients = gradients_at(step, shapes)
+        oracle.step(gradients)
+        weights[0].grad = gradients[0]
+        ours.step()
+    way = oracle.weights[0] - start
+    assert float((weights[0].double() - oracle.weights[0]).norm() / way.norm()) <= 0.033
 
 
 def test_small_tensors_keep_32_bit_moments_and_large_ones_two_bytes_a_value():
@@ -123,15 +182,24 @@ def test_small_tensors_keep_32_bit_moments_and_large_ones_two_bytes_a_value():
     assert bytes_of_large / large.numel() <= 2.07
 
 
-def test_temporary_memory_does_not_grow_with_the_tensor():
-    """torch counts the bytes it allocates; the largest single one stays that of a few chunks."""
-    weight = torch.zeros(4_000_000)
+@pytest.mark.parametrize("size", [1_000_000, 4_000_000])
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "PyTorch"])
+@pytest.mark.parametrize("overwrite_gradients", [True, False])
+def test_temporary_memory_does_not_grow_with_the_tensor(size, native, overwrite_gradients):
+    """torch counts what it allocates and frees; at no time is more in use than a few chunks."""
+    weight = torch.zeros(size)
     weight.grad = torch.ones_like(weight)
-    optimizer = Lamb8bit([weight], lr=1e-3, overwrite_gradients=True)
+    optimizer = Lamb8bit([weight], lr=1e-3, overwrite_gradients=overwrite_gradients, native=native)
     optimizer.step()
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         optimizer.step()
-    assert max(event.self_cpu_memory_usage for event in profile.events()) <= 1 << 20
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert events
+    in_use = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        in_use += event.nbytes()
+        most = max(most, in_use)
+    assert 0 < most <= 1_200_000
 
 
 def test_state_dict_round_trip_continues_exactly():

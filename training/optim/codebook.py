@@ -1,0 +1,56 @@
+"""The 256 values of the dynamic 8-bit type, and how a number finds the nearest one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+DECADES = 7
+_BFLOAT16_PATTERNS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codebook:
+    """The 256 values of the dynamic type and the way to the nearest one."""
+
+    values: torch.Tensor
+    """(256,) float32, ascending; index i of a stored tensor means `values[i]` times the scale of its block."""
+    nearest: torch.Tensor
+    """(65536,) uint8, the index of the nearest value for each bit pattern of the upper half of a float32."""
+    zero: int
+    """The index of the value 0."""
+
+
+@cache
+def codebook(signed: bool) -> Codebook:
+    """The dynamic type for values in [-1, 1] (signed) or [0, 1].
+
+    Each decade below 1 has twice as many values as the one below it, in the middles of equal intervals; 0 and 1 are
+    added. Source: Dettmers 2015, arXiv:1511.04561; bitsandbytes/functional.py, `create_dynamic_map`.
+
+    >>> codebook(signed=True).values.numel(), float(codebook(signed=False).values.min())
+    (256, 0.0)
+    """
+    values = [0.0, 1.0]
+    for decade in range(DECADES):
+        borders = torch.linspace(0.1, 1, values_in(decade, signed) + 1)
+        means = (10.0 ** (decade - DECADES + 1) * (borders[:-1] + borders[1:]) / 2).tolist()
+        values += means + ([-mean for mean in means] if signed else [])
+    ascending = torch.tensor(sorted(values))
+    return Codebook(values=ascending, nearest=_nearest(ascending), zero=int((ascending == 0).nonzero()))
+
+
+def values_in(decade: int, signed: bool) -> int:
+    """How many positive values lie between 10**(decade - 7) and ten times that."""
+    return (1 if signed else 2) * 2**decade
+
+
+def _nearest(ascending: torch.Tensor) -> torch.Tensor:
+    """For each upper half of a float32, the index of the value nearest to the middle of what it stands for."""
+    upper = torch.arange(_BFLOAT16_PATTERNS, dtype=torch.int64)
+    bits = (upper << 16) | (1 << 15)
+    middles = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+    borders = (ascending[:-1] + ascending[1:]) / 2
+    return torch.bucketize(middles.nan_to_num(0.0), borders).to(torch.uint8)
