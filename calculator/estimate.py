@@ -374,9 +374,8 @@ def _fixed(
             paged += times * (chosen.paged.bytes_of(count, size) - chosen.state_bytes(tensor, size))
         step = optimizer.step_bytes(tensor, itemsize)
         whole += times * step
-        largest = max(largest, step + previous)
-        if optimizer.keeps_previous:
-            previous = allocated_bytes(count, itemsize)
+        largest = max(largest, step + max(previous, optimizer.later_bytes(tensor, itemsize)))
+        previous = optimizer.kept_bytes(tensor, itemsize)
     if optimizer.step_counters:
         host += tensors * allocated_bytes(1, 4)
     unused += -small % SMALL_SEGMENT + -medium % LARGE_SEGMENT

@@ -41,6 +41,10 @@ class Moments:
         return self.number * state + (allocated_bytes(1, 4) if self.counter else 0)
 
 
+def _nothing(tensor: ParameterTensor, itemsize: int) -> int:
+    return 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
     """An optimizer as a setup names it."""
@@ -61,8 +65,10 @@ class Optimizer:
     """Whether one number a tensor is kept on the host (torch.optim's `step`)."""
     whole_step: bool = False
     """Whether the update of all tensors takes its temporary memory at once (`foreach`)."""
-    keeps_previous: bool = False
-    """Whether one temporary of a tensor stays until that of the next takes its name (`for-loop`)."""
+    kept_bytes: Callable[[ParameterTensor, int], int] = _nothing
+    """Of these, bytes that stay until the update of the next tensor takes their name, in a loop over tensors."""
+    later_bytes: Callable[[ParameterTensor, int], int] = _nothing
+    """Bytes that an update takes besides `step_bytes`, after what the previous one left has gone."""
 
 
 def _moments(rule: Moments) -> Callable[[ParameterTensor, int], int]:
@@ -79,10 +85,6 @@ def _paged(rule: Moments) -> Callable[[ParameterTensor, int], int]:
         return rule.bytes_of(count, itemsize) - rule.number * allocated_bytes(count, 1 if rule.is_8bit(count) else 4)
 
     return state_bytes
-
-
-def _nothing(tensor: ParameterTensor, itemsize: int) -> int:
-    return 0
 
 
 def _two_temporaries(tensor: ParameterTensor, itemsize: int) -> int:
@@ -118,11 +120,18 @@ def _adafactor_momentum_state(tensor: ParameterTensor, itemsize: int) -> int:
 
 def _adafactor_step(tensor: ParameterTensor, itemsize: int) -> int:
     """Two updates at once, and parameter and gradient in 32 bit if they are not already."""
-    matrix = allocated_bytes(tensor.count, 4)
-    vectors = 0
-    if len(tensor.shape) >= 2:
-        vectors = allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.shape[-1], 4)
-    return (2 if itemsize == 4 else 4) * matrix + vectors
+    return (2 if itemsize == 4 else 4) * _adafactor_update(tensor, itemsize)
+
+
+def _adafactor_update(tensor: ParameterTensor, itemsize: int) -> int:
+    return allocated_bytes(tensor.count, 4)
+
+
+def _adafactor_factors(tensor: ParameterTensor, itemsize: int) -> int:
+    """Roots of the means over rows and over columns, of which the update is the product."""
+    if len(tensor.shape) < 2:
+        return 0
+    return allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.shape[-1], 4)
 
 
 _MAPS_OF_ONE, _MAPS_OF_TWO = allocated_bytes(256, 4), 2 * allocated_bytes(256, 4)
@@ -151,7 +160,7 @@ def _adamw(implementation: str, step_bytes: Callable[[ParameterTensor, int], int
         step_bytes=step_bytes,
         step_counters=not fused,
         whole_step=implementation == "foreach",
-        keeps_previous=implementation == "for-loop",
+        kept_bytes=_one_temporary if implementation == "for-loop" else _nothing,
     )
 
 
@@ -229,6 +238,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
             source="transformers 5.23, optimization.py, Adafactor.step",
             state_bytes=_adafactor_state,
             step_bytes=_adafactor_step,
+            kept_bytes=_adafactor_update,
+            later_bytes=_adafactor_factors,
         ),
         Optimizer(
             name="adafactor-momentum",
@@ -236,6 +247,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             source="transformers 5.23, optimization.py, Adafactor.step",
             state_bytes=_adafactor_momentum_state,
             step_bytes=_adafactor_step,
+            later_bytes=_adafactor_factors,
         ),
         Optimizer(
             name="sgd",

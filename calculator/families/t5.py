@@ -172,11 +172,18 @@ def _attention(
 
 
 def _relative_bias(c: Context, shape: AttentionShape, stack: str) -> Tensor:
-    """The first layer of a stack makes the bias of all: keeps the bucket of each pair of positions."""
+    """The first layer of a stack makes the bias of all: keeps the bucket of each pair of positions.
+
+    Positions and distances stay until the bias is made. The most is held where far distances are cut off
+    (transformers, T5Attention._relative_position_bucket): for both directions one matrix more than for one.
+    """
     t = c.tape
     pairs = shape.queries * shape.keys
+    _positions = (t.new(shape.queries, 8), t.new(shape.keys, 8))
+    _distances = t.new(pairs, 8)
     buckets = t.new(pairs, 8)
-    t.workspace(3 * 8 * pairs)
+    others = 3 if stack == "decoder" else 4
+    t.workspace(others * ((8 * pairs + 511) & -512) + ((pairs + 511) & -512))
     return t.embedding(c.weights[f"attention.{stack}.relative_bias"], pairs, buckets)
 
 
