@@ -10,6 +10,9 @@ from pathlib import Path
 RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "memory_accuracy.json"
 """The program's last record."""
 
+LATER = RECORDED.parents[1] / "later_steps.json"
+"""Steps that were drawn after the last rule was changed (tests/calculator/test_reference_steps.py)."""
+
 KINDS = ("median", "p95", "worst")
 
 
@@ -49,11 +52,12 @@ def worst_cases() -> str:
 
 
 def accuracy_counts() -> dict[str, int]:
-    """How many steps there are, how many were drawn at random, and how many EleutherAI's calculator can express."""
+    """How many steps there are, how many were drawn at random or later, and how many EleutherAI's can express."""
     cases = _recorded()["cases"]
     return {
         "steps": len(cases),
         "held_out": sum(case["held_out"] for case in cases),
+        "later": len(json.loads(LATER.read_text(encoding="utf-8"))),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }
 
