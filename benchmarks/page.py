@@ -50,9 +50,9 @@ NAIVE = """<!doctype html><title>Naive</title><p id="answer"></p><script src="/n
         python.FS.mkdirTree("/source/" + name.split("/").slice(0, -1).join("/"));
         python.FS.writeFile("/source/" + name, text);
     }
-    python.runPython("import sys; sys.path.append('/source'); import answers");
+    python.runPython("import sys; sys.path.append('/source'); from calculator import browser");
     window.recompute = (request) =>
-        JSON.parse(python.runPython(`answers.answer(${JSON.stringify(JSON.stringify(request))})`));
+        JSON.parse(python.runPython(`browser.answer(${JSON.stringify(JSON.stringify(request))})`));
     const answer = window.recompute({ setup: { model: "gpt2-large", micro_batch_size: 2 }, gpu: "t4" });
     document.querySelector("#answer").textContent = answer.texts.total;
     window.answeredAt = performance.now();
@@ -266,9 +266,8 @@ def measure(playwright, server: SiteServer, address: str, into: Measured, origin
 def naive_files() -> dict[str, bytes]:
     """Address -> content of the other page."""
     sources = {}
-    for folder in (ROOT / "calculator", ROOT / "site" / "builder" / "answers"):
-        for file in folder.rglob("*.py"):
-            sources[file.relative_to(folder.parent).as_posix()] = file.read_text(encoding="utf-8")
+    for file in (ROOT / "calculator").rglob("*.py"):
+        sources[file.relative_to(ROOT).as_posix()] = file.read_text(encoding="utf-8")
     files = {f"/naive/{name}": (PYODIDE / name).read_bytes() for name in STOCK_FILES}
     files["/naive/sources.json"] = json.dumps(sources).encode()
     files["/naive/index.html"] = NAIVE.encode()

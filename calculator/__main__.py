@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +21,18 @@ from calculator.optimizers import ADAMW, OPTIMIZERS
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Bad flags end like any bad input: one sentence, exit code 2."""
-        raise BadSetup(message[:1].upper() + message[1:] + ".")
+        hint = ""
+        if message.startswith("unrecognized arguments: "):
+            meant = [flag for word in message.split()[2:] if word.startswith("--") for flag in self._like(word)]
+            hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
+            hint += f" `{self.prog} --help` lists all flags."
+        raise BadSetup(message[:1].upper() + message[1:] + "." + hint)
+
+    def _like(self, word: str) -> list[str]:
+        """Flags that contain a word or are spelled nearly like it."""
+        word = word.split("=")[0]
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        return [flag for flag in flags if word[2:] in flag][:3] or get_close_matches(word, flags, n=1)
 
 
 def _parser() -> argparse.ArgumentParser:

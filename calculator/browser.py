@@ -1,45 +1,58 @@
-"""The page's only entry: JSON strings in, JSON string out.
+"""The page's only entry: JSON strings in, JSON string out; at build time for the HTML, in the browser for every change.
 
-A setup is an object with keys of `calculator.estimate.Setup` (`model` or `config`, and any of the others); a GPU is one
-of the names of `devices()`. Bytes are whole numbers. What is refused gives `{"error": "<one sentence>"}`.
+A request is an object. Its `setup` has keys of `calculator.estimate.Setup` (`model` or `config`, and any of the
+others), its `gpu` is a name of `devices()`, or empty. What is refused gives `{"error": "<one sentence>"}`.
 
-`catalogue()`
-    What a form offers; see its docstring.
-`estimate(setup)`
-    `model`, `parameters`, `parameters_by_part` {part: count}; `gpu` {`weights`, `gradients`, `optimizer_state`,
-    `activations`, `temporary`, `total`} at the peak; `saved_activations`, `autocast_weight_copies`, `gradient_bytes`,
-    `optimizer_state_bytes`; `host` {`parameters`, `gradients`, `optimizer_state`, `delta_rule`, `total`}; `peak`
-    {`phase`, `instant`}; `timeline`, a list in the order of the step, one entry for each run of like layers, of
-    {`phase` ("forward", "backward", "optimizer"), `place`, `instant` (the operation, may be empty), `bytes`, and parts
-    `weights`, `gradients`, `optimizer_state`, `activations`, `temporary` that add up to it}; `transfer`
-    {`bytes_per_step`, `seconds`}; `overhead` {name: bytes, `total`}; `notes`, sentences;
-    `baseline` {`setup` (whole), `parameters`, `gpu`, `host`, `peak`}: the same without any technique.
-`devices()`
-    A list of {`name`, `title`, `memory_bytes` (as sold), `usable_bytes`, `source` (of the latter), `unified`,
-    `bfloat16` (whether in hardware)}.
-`verdict(setup, gpu)`
-    {`gpu`, `fits`, `standing` ("fits", "tight", "does not fit"), `need_bytes`, `usable_bytes`, `margin_bytes` (negative
-    where it does not fit), `sentence`, `notes` (sentences), `largest_micro_batch` (0 if not even one fits),
-    `longest_sequence` (likewise; null where the model fixes it)}.
-`suggestions(setup, gpu)`
-    {`sentence`, `suggestions`}: a list, cheapest in time first, empty if the setup fits or nothing helps, of
-    {`techniques` (titles), `changes` {key: new value of the setup}, `extra_computation` (0.33: a third more),
-    `seconds_per_update` (over the bus), `verdict` (as above, without the last two), `sentence`}.
+`answer({"setup", "gpu"})`
+    All that the page shows at once; see `calculator.page.shown.show_answer`. With it `why`, a text for every part, and
+    `own`, what the model brings along.
+`advise({"setup", "gpu"})`
+    {`sentence`, `choices`}: what would make it fit and the most that fits, each as {`text`, `changes`}.
+`sweep({"setup", "along"})`
+    {`title`, `points`}: the memory over a range of one of the setup's numbers.
+`export({"setup", "gpu"})`
+    {`json`, `csv`}: the whole estimate as the texts of two files; the first is the command line's.
+`read_config({"text"})`
+    {`config`, `own`}: of a pasted config.json the part that counts, short enough for an address.
+`catalogue()`, `devices()`
+    What a form offers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache, wraps
 
 from calculator import fit
-from calculator.architectures import PRESETS
-from calculator.devices import DEVICES, device_named
+from calculator.architectures import PRESETS, Architecture
+from calculator.devices import DEVICES, Device, device_named
 from calculator.errors import BadSetup
-from calculator.estimate import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, plain, setup_from
-from calculator.estimate import estimate as estimate_setup
+from calculator.estimate import (
+    ATTENTIONS,
+    PCIE_BYTES_PER_SECOND,
+    PRECISIONS,
+    Estimate,
+    Setup,
+    estimate,
+    plain,
+    resolve,
+    setup_from,
+)
 from calculator.optimizers import ADAMW, OPTIMIZERS
+from calculator.page.advised import choices
+from calculator.page.explained import explanations
+from calculator.page.models import own_values, used_part
+from calculator.page.shown import show_answer
+from calculator.page.sweep import swept
+from calculator.page.words import command, csv_of
 from calculator.parameters import count_parameters
+
+LONGEST_CONFIG = 200_000
+"""Characters of a config.json that are read; real ones have a few thousand."""
+
+MOST_LAYERS = 500
+"""Layers of a pasted model: the browser answers for these within about a second."""
 
 FAMILY_TITLES = {
     "bert": "BERT",
@@ -52,38 +65,89 @@ FAMILY_TITLES = {
 }
 
 
+def _answering(function: Callable[[dict], dict]) -> Callable[[str], str]:
+    @wraps(function)
+    def answered(request_json: str) -> str:
+        try:
+            request = json.loads(request_json)
+            if not isinstance(request, dict):
+                raise BadSetup("A request is an object with a setup.")
+            return json.dumps(function(request))
+        except json.JSONDecodeError as error:
+            return json.dumps({"error": f"This is not JSON: {error}."})
+        except BadSetup as error:
+            return json.dumps({"error": str(error)})
+
+    return answered
+
+
+@_answering
+def answer(request: dict) -> dict:
+    """All that the page shows at once."""
+    setup, result = _estimated(request)
+    device = _device(request)
+    verdict = fit.verdict(setup, device) if device else None
+    return show_answer(setup, result, _estimate(plain(setup)), verdict) | {
+        "why": explanations(setup, result, device),
+        "own": own_values(resolve(setup)),
+    }
+
+
+@_answering
+def advise(request: dict) -> dict:
+    """The most that fits and what would make it fit, each with the changes that it takes."""
+    setup, _ = _estimated(request)
+    device = _device(request)
+    if device is None:
+        return {"sentence": "Choose a GPU, and here stands what fits it.", "choices": []}
+    advice = fit.advice(setup, device)
+    return {"sentence": advice["sentence"], "choices": list(choices(setup, device, advice["suggestions"]))}
+
+
+@_answering
+def sweep(request: dict) -> dict:
+    """The memory over a range of one number."""
+    setup, _ = _estimated(request)
+    return swept(setup, request.get("along"))
+
+
+@_answering
+def export(request: dict) -> dict:
+    """The whole estimate as the command line's JSON, and as CSV."""
+    setup, result = _estimated(request)
+    device = _device(request)
+    fits = {"fit": {"verdict": fit.answer(setup, device), **fit.advice(setup, device)}} if device else {}
+    whole = {"command": command(setup, device and device.name), "estimate": {**result.as_dict(), **fits}}
+    return {"json": json.dumps({"setup": request["setup"], **whole}, indent=2) + "\n", "csv": csv_of(result)}
+
+
+@_answering
+def read_config(request: dict) -> dict:
+    """Of a pasted config.json, the part that the calculator uses."""
+    text = request.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise BadSetup("Paste the text of a config.json first.")
+    if len(text) > LONGEST_CONFIG:
+        raise BadSetup(f"This is too long for a config.json: {len(text)} characters of at most {LONGEST_CONFIG}.")
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadSetup(f"This is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from None
+    except RecursionError:
+        raise BadSetup("This is not a config.json: it is nested too deeply.") from None
+    if not isinstance(config, dict):
+        raise BadSetup("This is not a config.json: that is an object in braces.")
+    used = used_part(config)
+    setup, _ = _estimated({"setup": {"config": used}})
+    return {"config": json.dumps(used, separators=(",", ":")), "own": own_values(resolve(setup))}
+
+
 def catalogue() -> str:
     """What a page offers: models with their sizes and own settings, and the choices of every other key.
 
-    JSON: `models` is a list of {`name`, `family`, `family_title`, `parameters`, `num_layers`, `hidden_size`,
-    `num_heads`, `sequence_length`, `max_sequence_length`, `target_length` (null without a decoder of its own),
-    `dropout`, `shared_groups` (null where none), `reversible`, `max_shared_groups`}; `choices` maps keys to lists of
-    {`value`, `title`}; `ranges` maps keys to {`min`, `max`}; `defaults` is a whole setup.
+    JSON: `models` is a list of {`name`, `family_title`, `parameters`}; `choices` maps keys to lists of {`value`,
+    `title`}; `defaults` is a whole setup.
     """
-    models = []
-    for architecture in PRESETS.values():
-        prefix = architecture.name.split("-")[0]
-        family = prefix if prefix in ("gpt3", "dalle") and architecture.family == "gpt2" else architecture.family
-        layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
-        fixed = architecture.family == "text-to-image"
-        models.append(
-            {
-                "name": architecture.name,
-                "family": family,
-                "family_title": FAMILY_TITLES[family],
-                "parameters": count_parameters(architecture),
-                "num_layers": architecture.num_layers,
-                "hidden_size": architecture.hidden_size,
-                "num_heads": architecture.num_heads,
-                "sequence_length": architecture.sequence_length,
-                "max_sequence_length": architecture.sequence_length if fixed else architecture.max_positions or None,
-                "target_length": architecture.target_length or None,
-                "dropout": architecture.dropout,
-                "shared_groups": architecture.shared_groups or None,
-                "max_shared_groups": layers,
-                "reversible": architecture.reversible,
-            }
-        )
     titles = {
         "amp-bf16": "Mixed, bfloat16",
         "amp-fp16": "Mixed, float16",
@@ -96,59 +160,64 @@ def catalogue() -> str:
         "for-loop": "for-loop",
         "fused": "fused",
     }
-    choices = {
+    offered = {
         "precision": [{"value": value, "title": titles[value]} for value in PRECISIONS],
         "attention": [{"value": value, "title": titles[value]} for value in ATTENTIONS],
         "optimizer": [{"value": optimizer.name, "title": optimizer.title} for optimizer in OPTIMIZERS.values()],
         "optimizer_impl": [{"value": value, "title": titles[value]} for value in ADAMW],
         "pcie_generation": [{"value": value, "title": f"PCIe {value}.0 x16"} for value in PCIE_BYTES_PER_SECOND],
     }
-    ranges = {
-        "micro_batch_size": {"min": 1, "max": 1_000_000},
-        "accumulation_steps": {"min": 1, "max": 1_000_000},
-        "sequence_length": {"min": 1, "max": None},
-        "target_length": {"min": 1, "max": None},
-        "dropout": {"min": 0, "max": 0.999},
-    }
     defaults = {
         name: getattr(Setup(model="gpt2-large"), name) for name in Setup.__dataclass_fields__ if name != "config"
     }
-    return json.dumps({"models": models, "choices": choices, "ranges": ranges, "defaults": defaults})
-
-
-def estimate(setup_json: str) -> str:
-    """The estimate of one setup, and of the same without any technique."""
-
-    def answer(setup: Setup) -> dict:
-        without = plain(setup)
-        baseline = estimate_setup(without).as_dict()
-        parts = {name: baseline[name] for name in ("parameters", "gpu", "host", "peak")}
-        whole = {name: getattr(without, name) for name in Setup.__dataclass_fields__}
-        return {**estimate_setup(setup).as_dict(), "baseline": {"setup": whole, **parts}}
-
-    return _answered(setup_json, answer)
+    return json.dumps({"models": list(map(_listed, PRESETS.values())), "choices": offered, "defaults": defaults})
 
 
 def devices() -> str:
-    """The GPUs that `verdict` and `suggestions` know."""
+    """The GPUs that a setup can be judged for.
+
+    JSON: a list of {`name`, `title`, `memory_bytes` (as sold), `usable_bytes`, `source` (of the latter), `unified`,
+    `bfloat16` (whether in hardware)}.
+    """
     names = ("name", "title", "memory_bytes", "usable_bytes", "source", "unified", "bfloat16")
     return json.dumps([{name: getattr(device, name) for name in names} for device in DEVICES.values()])
 
 
-def verdict(setup_json: str, gpu: str) -> str:
-    """Whether a setup fits a GPU, the margin, and the largest micro-batch and longest sequence that fit."""
-    return _answered(setup_json, lambda setup: fit.answer(setup, device_named(gpu)))
+def _listed(architecture: Architecture) -> dict:
+    prefix = architecture.name.split("-")[0]
+    family = prefix if prefix in ("gpt3", "dalle") and architecture.family == "gpt2" else architecture.family
+    return {
+        "name": architecture.name,
+        "family_title": FAMILY_TITLES[family],
+        "parameters": count_parameters(architecture),
+    }
 
 
-def suggestions(setup_json: str, gpu: str) -> str:
-    """The techniques that make a setup fit a GPU, cheapest in time first."""
-    return _answered(setup_json, lambda setup: fit.advice(setup, device_named(gpu)))
+def _estimated(request: dict) -> tuple[Setup, Estimate]:
+    setup = setup_from(request.get("setup"))
+    # Checked before it is looked up: true and 1 are the same to a cache, but not to the calculator.
+    _check_layers(setup, resolve(setup))
+    return setup, _estimate(setup)
 
 
-def _answered(setup_json: str, answer: Callable[[Setup], dict]) -> str:
-    try:
-        return json.dumps(answer(setup_from(json.loads(setup_json))))
-    except json.JSONDecodeError as error:
-        return json.dumps({"error": f"This is not JSON: {error}."})
-    except BadSetup as error:
-        return json.dumps({"error": str(error)})
+def _estimate(setup: Setup) -> Estimate:
+    """Remembered where it can be: a setup with a pasted config has no hash."""
+    return estimate(setup) if setup.config is not None else _remembered(setup)
+
+
+@lru_cache(maxsize=512)
+def _remembered(setup: Setup) -> Estimate:
+    return estimate(setup)
+
+
+def _device(request: dict) -> Device | None:
+    return device_named(request["gpu"]) if request.get("gpu") else None
+
+
+def _check_layers(setup: Setup, model: Architecture) -> None:
+    """Only a pasted model can be so deep that the browser would compute for minutes."""
+    if setup.config is None:
+        return
+    layers = max(model.num_layers, model.num_decoder_layers)
+    if layers > MOST_LAYERS:
+        raise BadSetup(f"The model has {layers} layers; this page answers for at most {MOST_LAYERS}.")

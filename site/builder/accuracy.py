@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-from functools import cache
-from pathlib import Path
 
-RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "memory_accuracy.json"
-"""The program's last record."""
+from builder.records import RESULTS, record, recorded
 
-LATER = RECORDED.parents[1] / "later_steps.json"
+LATER = RESULTS.parent / "later_steps.json"
 """Steps that were drawn after the last rule was changed (tests/calculator/test_reference_steps.py)."""
 
 KINDS = ("median", "p95", "worst")
@@ -19,7 +16,7 @@ KINDS = ("median", "p95", "worst")
 def accuracy_table() -> str:
     """HTML table: the errors of each calculator, figure by figure: median, 95th percentile, worst."""
     errors: dict[str, dict[str, list[str]]] = {}
-    for result in _recorded()["results"]:
+    for result in recorded("memory_accuracy"):
         figure, _, kind = result["metric"].partition(": ")
         if result["unit"] != "%" or kind.split()[0] not in KINDS:
             continue
@@ -45,7 +42,7 @@ def accuracy_table() -> str:
 def worst_cases() -> str:
     """Markdown list: for each calculator the steps at which its peak is worst."""
     lines = []
-    for name, cases in _recorded()["worst_cases"].items():
+    for name, cases in record("memory_accuracy")["worst_cases"].items():
         named = [f"{case['step']}: {_percent(case['error_percent'])} %" for case in cases if case["error_percent"]]
         lines.append(f"- **{name}**: " + ("; ".join(named) if named else "right at every step") + ".")
     return "\n".join(lines)
@@ -53,7 +50,7 @@ def worst_cases() -> str:
 
 def accuracy_counts() -> dict[str, int]:
     """How many steps there are, how many were drawn at random or later, and how many EleutherAI's can express."""
-    cases = _recorded()["cases"]
+    cases = record("memory_accuracy")["cases"]
     return {
         "steps": len(cases),
         "held_out": sum(case["held_out"] for case in cases),
@@ -65,8 +62,3 @@ def accuracy_counts() -> dict[str, int]:
 def _percent(value: float) -> str:
     """Two digits that count; an exact 0 is 0."""
     return "0" if value == 0 else f"{value:.0f}" if value >= 10 else f"{value:.2g}"
-
-
-@cache
-def _recorded() -> dict:
-    return json.loads(RECORDED.read_text(encoding="utf-8"))

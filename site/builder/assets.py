@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from builder.calculator import exercise_setups
+from builder.calculator import exercise_requests
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "build" / "site"
@@ -75,10 +75,10 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
         BuildFailed: If npm or node fails.
     """
     packages = fetch_packages(root, say=say)
-    setups = json.dumps(exercise_setups())
+    requests = json.dumps(exercise_requests())
     inputs = [root / "package-lock.json", root / "site/builder/runtime.mjs"]
-    inputs += sorted([*(root / "calculator").rglob("*.py"), *(root / "site/builder/answers").glob("*.py")])
-    digest = hashlib.sha256(setups.encode())
+    inputs += sorted((root / "calculator").rglob("*.py"))
+    digest = hashlib.sha256(requests.encode())
     for file in inputs:
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     plotly = packages / "plotly.js-basic-dist-min"
@@ -95,7 +95,7 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
         files = Path(new, "files")
         (files / "vendor").mkdir(parents=True)
         shutil.copyfile(plotly / "plotly-basic.min.js", files / charts)
-        _make_runtime(root, packages / "pyodide", setups, files / runtime)
+        _make_runtime(root, packages / "pyodide", requests, files / runtime)
         snapshot = hashlib.sha256((files / runtime / "snapshot.wasm").read_bytes()).digest()
         info = json.loads((packages / "pyodide" / "pyodide-lock.json").read_text())["info"]
         made = Assets(
@@ -128,16 +128,15 @@ def fetch_packages(root: Path, *, say: Callable[[str], None]) -> Path:
     return modules
 
 
-def _make_runtime(root: Path, pyodide: Path, setups: str, out: Path) -> None:
+def _make_runtime(root: Path, pyodide: Path, requests: str, out: Path) -> None:
     out.mkdir(parents=True)
     for name in RUNTIME_FILES:
         shutil.copyfile(pyodide / name, out / name)
-    setups_file = out / "setups.json"
-    setups_file.write_text(setups)
-    builder = root / "site" / "builder"
-    sources = [pyodide, root / "calculator", builder / "answers", setups_file]
-    _node_program("node", [str(builder / "runtime.mjs"), *map(str, sources), str(out)], cwd=root)
-    setups_file.unlink()
+    requests_file = out / "requests.json"
+    requests_file.write_text(requests)
+    sources = [pyodide, root / "calculator", requests_file]
+    _node_program("node", [str(root / "site/builder/runtime.mjs"), *map(str, sources), str(out)], cwd=root)
+    requests_file.unlink()
 
 
 def _node_program(name: str, arguments: list[str], *, cwd: Path) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from builder.answers import advise, answer
-from builder.answers.models import own_values
-from builder.answers.shown import HOST_PARTS, PARTS
-from builder.answers.words import show_bytes
+from builder.measured import measured_errors
 from calculator import browser
 from calculator.architectures import PRESETS
-from calculator.estimate import estimate, setup_from
+from calculator.page.models import own_values
+from calculator.page.shown import HOST_PARTS, PARTS
+from calculator.page.words import show_bytes
 
 DEFAULT = {"model": "gpt2-large", "micro_batch_size": 1, "optimizer": "adamw8bit", "checkpointing": True}
 """The setup of the first answer: the paper's tutorial (section 2.3)."""
@@ -26,9 +24,6 @@ REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 PIN_ROWS = {"total": "Total", **{f"gpu-{part}": label for part, label in PARTS.items()}, "host-total": "On the host"}
 """Rows of the comparison: the place of a text in an answer, and its label."""
 
-REFERENCE_STEPS = Path(__file__).resolve().parents[2] / "benchmarks" / "reference_steps.json"
-"""Byte counts of training steps of real model code."""
-
 
 def page_data() -> dict:
     """What the template shows: the form's groups, the default answer, and each model's own values for the script.
@@ -38,13 +33,13 @@ def page_data() -> dict:
     """
     catalogue = json.loads(browser.catalogue())
     request = json.dumps({"setup": DEFAULT, "gpu": DEFAULT_GPU})
-    shown = json.loads(answer(request))
+    shown = json.loads(browser.answer(request))
     if "error" in shown:
         raise ValueError(f"The calculator refuses the page's default setup: {shown['error']}")
     peak = next(row for row in shown["timeline"] if row["peak"])
     return {
         "shown": shown,
-        "advice": json.loads(advise(request)),
+        "advice": json.loads(browser.advise(request)),
         "step_label": (
             f"Memory held during the step, in {len(shown['timeline'])} stretches; the peak is in {peak['phase']}, "
             f"{peak['place']}: {peak['bytes']}"
@@ -60,26 +55,6 @@ def page_data() -> dict:
     }
 
 
-def measured_errors() -> dict[str, str]:
-    """For each number of the page, how far off it is on the reference steps."""
-    steps = json.loads(REFERENCE_STEPS.read_text())
-    results = [estimate(setup_from(step["setup"])) for step in steps]
-    compared = {
-        "gpu-gradients": ("all gradients", "gradient_bytes", [result.gradient_bytes for result in results]),
-        "gpu-optimizer_state": ("state", "optimizer_state_bytes", [result.optimizer_state_bytes for result in results]),
-        "gpu-activations": ("activations kept", "saved_activations", [result.saved_activations for result in results]),
-        "gpu-temporary": ("the whole peak", "peak", [result.gpu.total for result in results]),
-        "host-optimizer_state": ("host memory", "host_total", [result.host.total for result in results]),
-    }
-    sentences = {}
-    for place, (what, key, computed) in compared.items():
-        pairs = [(mine, step[key]) for mine, step in zip(computed, steps, strict=True) if step[key]]
-        largest = max(abs(mine - real) / real for mine, real in pairs)
-        off = "no byte off" if largest == 0 else f"at most {max(largest, 1e-6) * 100:.2g} % off"
-        sentences[place] = f"Compared with {len(pairs)} training steps of real model code, {what}: {off}."
-    return sentences
-
-
 def exercise_setups() -> list[dict]:
     """Setups that together import everything the calculator can import: all models, all choices, refused ones."""
     catalogue = json.loads(browser.catalogue())
@@ -89,6 +64,28 @@ def exercise_setups() -> list[dict]:
     setups += [{**DEFAULT, "offload_optimizer": True, "checkpointing": 2, "shared_groups": 4, "dropout": 0}]
     setups += [{**DEFAULT, "micro_batch_size": -1}, {**DEFAULT, "model": "none-such"}, {**DEFAULT, "unknown": 1}]
     return setups
+
+
+def exercise_requests() -> dict[str, list[tuple[str, dict]]]:
+    """Function of `calculator.browser` and request.
+
+    With `every` one everything has run that the browser may need; `first` are those that readers begin with.
+    """
+    return {"every": _requests(exercise_setups()), "first": _requests([DEFAULT])}
+
+
+def _requests(setups: list[dict]) -> list[tuple[str, dict]]:
+    requests: list[tuple[str, dict]] = []
+    for setup in setups:
+        requests += [("answer", {"setup": setup, "gpu": "t4"}), ("answer", {"setup": setup, "gpu": None})]
+        requests += [("advise", {"setup": setup, "gpu": ""}), ("export", {"setup": setup})]
+    large = {"setup": {"model": "gpt2-xl", "micro_batch_size": 8}, "gpu": "t4"}
+    requests += [("advise", large), ("export", large), ("advise", large)]
+    requests += [("answer", {"setup": {"model": "gpt2"}, "gpu": "none-such"})]
+    along = ("micro_batch_size", "sequence_length", "shared_groups", "none-such")
+    requests += [("sweep", {"setup": {"model": "gpt2"}, "along": key}) for key in along]
+    texts = ('{"model_type": "gpt2"}', "{", "[]", '{"model_type": "none-such"}', "")
+    return requests + [("read_config", {"text": text}) for text in texts]
 
 
 def _groups(catalogue: dict) -> list[dict]:
@@ -166,15 +163,19 @@ def _options(labels: dict[str, str]) -> list[dict]:
     return [{"label": "", "options": [{"value": value, "label": label} for value, label in labels.items()]}]
 
 
-def _default(key: str) -> str:
-    if key == "gpu":
-        return DEFAULT_GPU
-    value = DEFAULT.get(key, json.loads(browser.catalogue())["defaults"][key])
+def _field(kind: str, key: str, label: str, note: str) -> dict:
+    """A control: `default` is its first text, `usual` the text that stands for the calculator's own default."""
+    usual = None if key in ("model", "gpu") else json.loads(browser.catalogue())["defaults"][key]
+    default = DEFAULT_GPU if key == "gpu" else _text(DEFAULT.get(key, usual))
+    return {"kind": kind, "key": key, "label": label, "default": default, "usual": _text(usual), "note": note}
+
+
+def _text(value: object) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _choice(key: str, label: str, groups: list[dict], note: str = "") -> dict:
-    return {"kind": "choice", "key": key, "label": label, "groups": groups, "default": _default(key), "note": note}
+    return {**_field("choice", key, label, note), "groups": groups}
 
 
 def _search(key: str, label: str, groups: list[dict], note: str) -> dict:
@@ -182,8 +183,8 @@ def _search(key: str, label: str, groups: list[dict], note: str) -> dict:
 
 
 def _number(key: str, label: str, note: str) -> dict:
-    return {"kind": "number", "key": key, "label": label, "default": _default(key), "note": note}
+    return _field("number", key, label, note)
 
 
 def _switch(key: str, label: str, note: str) -> dict:
-    return {"kind": "switch", "key": key, "label": label, "default": _default(key), "note": note}
+    return _field("switch", key, label, note)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
-from builder.answers.words import show_bytes
 from builder.recorded import thousands
-from calculator import browser
+from calculator import Setup, estimate
+from calculator.page.words import show_bytes
 from training.config import load_recipe
 
 PEERS = 16
@@ -49,7 +47,7 @@ def communication_table() -> str:
 
 
 def _parameters(setup: dict) -> int:
-    return json.loads(browser.estimate(json.dumps(setup)))["parameters"]
+    return estimate(Setup(**setup)).parameters
 
 
 def _seconds(seconds: float) -> str:

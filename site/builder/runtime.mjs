@@ -1,19 +1,19 @@
 // Makes the small Python for the browser: what the calculator really imports, compiled, in stored zips; and an image of
 // a started Python's memory, which spares the reader's browser the start.
 //
-// node runtime.mjs PYODIDE CALCULATOR ANSWERS SETUPS OUT
+// node runtime.mjs PYODIDE CALCULATOR REQUESTS OUT
 //   PYODIDE     folder of the npm package
 //   CALCULATOR  the package's folder
-//   ANSWERS     folder of the package that puts estimates into the page's words
-//   SETUPS      JSON list of setups to answer while modules are recorded, refused ones among them
+//   REQUESTS    JSON lists of [function of calculator.browser, request]: `every` to ask while modules are recorded,
+//               `first` what readers begin with
 //   OUT         receives stdlib.zip, calculator.zip and snapshot.wasm
 //
 // Pyodide ships its standard library as source and compiles 145 modules at each start. Here Pyodide itself is started
-// once, runs the calculator over every setup, and compiles what it had imported by then. Zips are stored, not
+// once, runs the calculator over every request, and compiles what it had imported by then. Zips are stored, not
 // deflated: the web server's compression does better on them.
 //
 // snapshot.wasm is no WebAssembly: it has the name so that web servers compress it. It holds where the memory of a
-// Python that has answered every setup differs from that of a fresh instance (site/javascripts/calculator/snapshot.mjs
+// Python that has imported all of that and answered the first requests differs from that of a fresh instance (site/javascripts/calculator/snapshot.mjs
 // reads it). The fresh half is in pyodide.asm.wasm already: 1 MB less to send.
 
 import fs from "node:fs";
@@ -26,23 +26,26 @@ process.on("uncaughtException", (error) => {
   process.exit(1);
 });
 
-const [pyodideFolder, calculatorFolder, answersFolder, setupsFile, outFolder] = process.argv.slice(2);
+const [pyodideFolder, calculatorFolder, requestsFile, outFolder] = process.argv.slice(2);
 const inOut = (name) => path.join(outFolder, name);
+const exercise = (which) => `
+import json
+from calculator import browser
+for ask, request in json.loads(open("/requests.json").read())["${which}"]:
+    getattr(browser, ask)(json.dumps(request))
+`;
 const { loadPyodide } = await import(pathToFileURL(path.join(pyodideFolder, "pyodide.mjs")).href);
 
-await makeZips();
-await makeSnapshot();
+await makeSnapshot(await makeZips());
 
 async function makeZips() {
   const python = await loadPyodide({ indexURL: pyodideFolder + path.sep });
   copyIn(python, calculatorFolder, "/source/calculator");
-  copyIn(python, answersFolder, "/source/answers");
-  python.FS.writeFile("/setups.json", fs.readFileSync(setupsFile));
+  python.FS.writeFile("/requests.json", fs.readFileSync(requestsFile));
   python.runPython(`
 import sys
 sys.path.append("/source")
-import answers
-answers.exercise(open("/setups.json").read())
+${exercise("every")}
 imported = {name: module.__spec__ for name, module in list(sys.modules.items()) if getattr(module, "__spec__", None)}
 
 import importlib.util
@@ -75,13 +78,15 @@ program = {
     str(file.relative_to("/source").with_suffix(".pyc")): compiled(file.read_bytes(), str(file))
     for file in pathlib.Path("/source").rglob("*.py")
 }
+pathlib.Path("/imported.txt").write_text(" ".join(name for name in imported if name != "__main__"))
 pathlib.Path("/stdlib.zip").write_bytes(stored_zip(stdlib))
 pathlib.Path("/calculator.zip").write_bytes(stored_zip(program))
 `);
   for (const name of ["stdlib.zip", "calculator.zip"]) fs.writeFileSync(inOut(name), python.FS.readFile("/" + name));
+  return python.FS.readFile("/imported.txt");
 }
 
-async function makeSnapshot() {
+async function makeSnapshot(imported) {
   let fresh = null;
   const usual = WebAssembly.instantiate;
   WebAssembly.instantiate = async (...given) => {
@@ -95,16 +100,20 @@ async function makeSnapshot() {
     _makeSnapshot: true,
   });
   WebAssembly.instantiate = usual;
+  python.FS.writeFile("/imported.txt", imported);
   python.FS.writeFile("/calculator.zip", fs.readFileSync(inOut("calculator.zip")));
-  python.FS.writeFile("/setups.json", fs.readFileSync(setupsFile));
+  python.FS.writeFile("/requests.json", fs.readFileSync(requestsFile));
   python.runPython(`
 import sys
 sys.path.append("/calculator.zip")
-import answers
-answers.exercise(open("/setups.json").read())
+import importlib
+for name in open("/imported.txt").read().split():
+    importlib.import_module(name)
+${exercise("first")}
 sys.path.remove("/calculator.zip")
 import gc
 gc.collect()
+gc.freeze()
 `);
   const image = python.makeMemorySnapshot();
   const head = image.length - fresh.length;

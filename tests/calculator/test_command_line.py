@@ -55,9 +55,8 @@ def test_flags_and_keys_are_the_same(capsys):
         "attention": "eager", "dropout": 0, "checkpointing": 2, "shared_groups": 3, "optimizer": "lamb",
         "offload_optimizer": True, "delta_rule": True, "accumulation_steps": 4,
     }  # fmt: skip
-    answer = json.loads(browser.estimate(json.dumps(keys)))
-    del answer["baseline"]
-    assert json.loads(capsys.readouterr().out) == answer
+    saved = json.loads(json.loads(browser.export(json.dumps({"setup": keys})))["json"])
+    assert json.loads(capsys.readouterr().out) == saved["estimate"]
 
 
 def test_batch_answers_in_order_and_goes_on_after_a_refusal(monkeypatch, capsys):
@@ -91,6 +90,19 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, capsys):
     assert captured.err.count("\n") == 1 and captured.err.rstrip().endswith(".")
 
 
+@pytest.mark.parametrize(
+    "flag, meant",
+    [
+        (["--batch", "-3"], "Did you mean --micro-batch-size?"),
+        (["--sequence-lenght=9"], "Did you mean --sequence-length?"),
+        (["--zzz"], "Unrecognized arguments: --zzz. `python -m calculator --help` lists all flags."),
+    ],
+)
+def test_unknown_flags_name_what_may_be_meant(flag, meant, capsys):
+    assert main(["gpt2", *flag]) == 2
+    assert meant in capsys.readouterr().err
+
+
 def test_runs_as_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "calculator", "gpt2", "--json"], capture_output=True, text=True, timeout=60, check=True
@@ -104,11 +116,14 @@ def test_browser_catalogue_names_every_choice_that_is_accepted():
     for key, choices in catalogue["choices"].items():
         for choice in choices:
             values = {"model": "gpt2", key: choice["value"]}
-            assert "error" not in json.loads(browser.estimate(json.dumps(values))), values
+            assert "error" not in json.loads(browser.answer(json.dumps({"setup": values}))), values
     assert set(catalogue["defaults"]) == set(Setup.__dataclass_fields__) - {"config"}
-    assert "error" not in json.loads(browser.estimate(json.dumps(catalogue["defaults"])))
+    assert "error" not in json.loads(browser.answer(json.dumps({"setup": catalogue["defaults"]})))
 
 
 def test_browser_refuses_in_words():
-    assert json.loads(browser.estimate("{"))["error"].startswith("This is not JSON")
-    assert json.loads(browser.estimate('{"model": "x"}'))["error"].startswith("model is one of")
+    for ask in (browser.answer, browser.advise, browser.sweep, browser.export, browser.read_config):
+        assert json.loads(ask("{"))["error"].startswith("This is not JSON")
+        assert json.loads(ask("[]"))["error"].startswith("A request is an object")
+    assert json.loads(browser.answer('{"setup": {"model": "x"}}'))["error"].startswith("model is one of")
+    assert json.loads(browser.answer('{"setup": {"model": "gpt2"}, "gpu": "voodoo2"}'))["error"].startswith("gpu is")

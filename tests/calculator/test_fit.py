@@ -13,12 +13,15 @@ from calculator.devices import DEVICES, GIB, device_named
 from calculator.estimate import plain
 from calculator.fit import (
     TIGHT_PERCENT,
+    advice,
+    answer,
     largest_micro_batch,
     longest_sequence,
     need_bytes,
     suggestions,
     verdict,
 )
+from calculator.page.words import show_bytes
 
 T4 = device_named("t4")
 
@@ -106,9 +109,9 @@ def test_a_setup_that_fits_needs_no_advice():
 
 
 def test_nothing_makes_a_model_fit_whose_weights_alone_do_not():
-    answer = json.loads(browser.suggestions('{"model": "gpt3-175b", "precision": "bf16", "shared_groups": 90}', "t4"))
-    assert answer["suggestions"] == []
-    assert answer["sentence"].startswith("No set of techniques")
+    advised = advice(Setup(model="gpt3-175b", precision="bf16", shared_groups=90), T4)
+    assert advised["suggestions"] == []
+    assert advised["sentence"].startswith("No set of techniques")
 
 
 def test_unified_memory_gains_nothing_from_offloading():
@@ -128,20 +131,32 @@ def test_notes_name_what_a_gpu_lacks():
 def test_page_gets_plain_json():
     listed = json.loads(browser.devices())
     assert [device["name"] for device in listed] == list(DEVICES)
-    judged = json.loads(browser.verdict('{"model": "gpt2-large"}', "rtx-3090"))
+    judged = answer(Setup(model="gpt2-large"), device_named("rtx-3090"))
     assert judged["largest_micro_batch"] >= 1 and judged["longest_sequence"] == 1024
-    advised = json.loads(browser.suggestions('{"model": "gpt2-large", "micro_batch_size": 8}', "t4"))
-    assert advised["suggestions"][0]["verdict"]["fits"]
-    for refused in (
-        browser.verdict('{"model": "gpt2"}', "voodoo2"),
-        browser.suggestions("not json", "t4"),
-        browser.verdict('{"model": "gpt9"}', "t4"),
-    ):
-        assert list(json.loads(refused)) == ["error"]
+    large = {"model": "gpt2-large", "micro_batch_size": 8}
+    advised = json.loads(browser.advise(json.dumps({"setup": large, "gpu": "t4"})))
+    changes = {key: json.loads(text) for key, text in advised["choices"][0]["changes"].items()}
+    changed = json.loads(browser.answer(json.dumps({"setup": large | changes, "gpu": "t4"})))
+    assert changed["standing"] == "fits"
 
 
-def test_estimate_of_the_page_has_a_timeline_to_draw_and_a_baseline():
-    answer = json.loads(browser.estimate('{"model": "dalle-2021", "optimizer": "lamb8bit-demo"}'))
+def test_the_pages_verdict_names_what_cuda_takes_for_itself():
+    setup = Setup(model="gpt2-large", micro_batch_size=8)
+    for name in ("t4", "apple-16gb", "h200"):
+        shown = json.loads(
+            browser.answer(json.dumps({"setup": {"model": setup.model, "micro_batch_size": 8}, "gpu": name}))
+        )
+        judged, result = verdict(setup, device_named(name)), estimate(setup)
+        sentence = shown["texts"]["verdict"]
+        assert sentence.startswith(f"{judged.standing.capitalize()} ")
+        for size in (result.gpu.total, abs(judged.margin_bytes), judged.usable_bytes):
+            assert show_bytes(size) in sentence
+        assert (f"+ {show_bytes(result.overhead['total'])} for CUDA itself" in sentence) == (name != "apple-16gb")
+
+
+def test_estimate_has_a_timeline_to_draw_and_a_baseline():
+    setup = Setup(model="dalle-2021", optimizer="lamb8bit-demo")
+    answer = estimate(setup).as_dict()
     phases = [instant["phase"] for instant in answer["timeline"]]
     assert phases == sorted(phases, key=["forward", "backward", "optimizer"].index)
     for instant in answer["timeline"]:
@@ -149,10 +164,10 @@ def test_estimate_of_the_page_has_a_timeline_to_draw_and_a_baseline():
         assert instant["bytes"] == sum(instant[part] for part in parts)
         assert all(instant[part] >= 0 for part in parts)
     assert max(instant["bytes"] for instant in answer["timeline"]) == answer["gpu"]["total"]
-    baseline = answer["baseline"]
-    assert baseline["parameters"] > 8 * answer["parameters"]  # 64 layers for 5
-    assert baseline["gpu"]["total"] > 10 * answer["gpu"]["total"]
-    assert baseline["setup"]["precision"] == "fp32" and baseline["setup"]["model"] == "dalle-2021"
+    baseline = estimate(plain(setup))
+    assert baseline.parameters > 8 * answer["parameters"]  # 64 layers for 5
+    assert baseline.gpu.total > 10 * answer["gpu"]["total"]
+    assert plain(setup).precision == "fp32" and plain(setup).model == "dalle-2021"
     without = plain(Setup(model="gpt2", checkpointing=True, micro_batch_size=3, dropout=0.2))
     assert without == Setup(
         model="gpt2", micro_batch_size=3, dropout=0.2, precision="fp32", attention="eager", optimizer="adamw"

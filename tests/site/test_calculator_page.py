@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from builder.answers import advise, answer, read_config, sweep
-from builder.answers.words import show_bytes
 from builder.calculator import DEFAULT, DEFAULT_GPU, exercise_setups
+from calculator.browser import advise, answer, read_config, sweep
+from calculator.page.words import show_bytes
 from test_every_page import ROOT, violations
 
 pytestmark = pytest.mark.browser

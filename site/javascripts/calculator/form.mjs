@@ -2,7 +2,7 @@
 
 /**
  * @param {HTMLFormElement} form
- * @param {Record<string, object>} models each model's own values, as site/builder/answers/models.py gives them
+ * @param {Record<string, object>} models each model's own values, as calculator/page/models.py gives them
  */
 export function makeForm(form, models) {
   const controls = [...form.querySelectorAll("[data-kind]")];
@@ -16,7 +16,7 @@ export function makeForm(form, models) {
     );
   }
 
-  function write(values, { unfold = true } = {}) {
+  function write(values) {
     for (const control of controls) {
       const value = values[control.name] ?? defaults[control.name];
       if (control.dataset.kind === "switch") control.checked = value === "true";
@@ -27,7 +27,7 @@ export function makeForm(form, models) {
     }
     const changed = read();
     for (const folded of form.querySelectorAll("details[data-fold]")) {
-      if (unfold && controls.some((control) => folded.contains(control) && changed[control.name] !== defaults[control.name])) folded.open = true;
+      if (controls.some((control) => folded.contains(control) && changed[control.name] !== defaults[control.name])) folded.open = true;
     }
     showFitting();
   }
@@ -44,42 +44,32 @@ export function makeForm(form, models) {
     return Object.fromEntries([...given].filter(([name]) => name in defaults));
   }
 
-  /** The request that texts describe: what applies, numbers where a number stands, the rest for Python to judge. */
+  /** The request that texts describe: what applies and is not the calculator's own default; Python judges the rest. */
   function request(values = read()) {
+    const { impossible, needless } = fitting(values);
     const setup = {};
-    for (const control of controls) {
-      const text = values[control.name];
-      if (text === "" || control.name === "gpu" || !isOn(control)) continue;
-      setup[control.name] = control.name === "config" ? parsedConfig(text) : parsed(text);
+    for (const { name, dataset } of controls) {
+      const text = values[name];
+      if (name === "gpu" || text === "" || text === dataset.usual || impossible[name] || needless[name]) continue;
+      setup[name] = name === "config" ? parsedConfig(text) : parsed(text);
     }
-    if ("config" in setup) delete setup.model;
     return { setup, gpu: values.gpu ?? null };
   }
 
-  /** The requests that are one change away: the other options, and sizes near the present ones. */
-  function neighbours() {
+  /** The requests that are one change away, the last changed control's first and other models last. */
+  function neighbours(changed) {
     const values = read();
-    return controls.filter(isOn).flatMap((control) =>
-      alternatives(control).map((value) => request({ ...values, [control.name]: value })),
-    );
-  }
-
-  function isOn(control) {
-    return !control.disabled && !control.closest("[data-field]").hidden;
+    const { impossible, needless } = fitting(values);
+    const order = (control) => (control === changed ? 0 : control.dataset.kind === "search" ? 2 : 1);
+    return controls
+      .filter(({ name }) => !impossible[name] && !needless[name])
+      .sort((one, other) => order(one) - order(other))
+      .flatMap((control) => alternatives(control).map((value) => request({ ...values, [control.name]: value })));
   }
 
   /** The same for a query that is not in the form. */
   function requestOf(given) {
-    const before = read();
-    write(fromQuery(given), { unfold: false });
-    const asked = request();
-    write(before, { unfold: false });
-    return asked;
-  }
-
-  function own() {
-    if (form.elements.config.value) return pasted ?? { placeholders: {} };
-    return models[form.elements.model.value] ?? { placeholders: {} };
+    return request({ ...defaults, ...fromQuery(given) });
   }
 
   /** Tells what a pasted model brings along. */
@@ -89,34 +79,43 @@ export function makeForm(form, models) {
     showFitting();
   }
 
+  /** What a model brings along, what cannot be combined with the rest and why, and what has no meaning beside it. */
+  function fitting(values) {
+    const own = (values.config ? pasted : models[values.model]) ?? { placeholders: {} };
+    const reversible = values.reversible === "" ? own.reversible : values.reversible === "true";
+    const paged = values.optimizer.startsWith("paged");
+    const offloaded = values.offload_optimizer === "true" && !paged;
+    return {
+      own,
+      impossible: {
+        model: values.config && "The pasted config.json is in use; take it away to choose a model.",
+        checkpointing: own.text_to_image && reversible && "Reversible layers keep no activations: nothing is left to checkpoint.",
+        sequence_length: own.text_to_image && "Fixed by the model's text length and image grid.",
+        offload_optimizer: paged && "A paged optimizer moves its state to the host by itself.",
+      },
+      needless: {
+        target_length: !own.two_stacks,
+        reversible: !own.text_to_image,
+        optimizer_impl: values.optimizer !== "adamw",
+        embeddings_32bit: !values.optimizer.includes("8bit"),
+        delta_rule: !offloaded,
+        pcie_generation: !offloaded,
+      },
+    };
+  }
+
   /** Shows what applies to the model; what cannot be combined is blocked, and its note says why. */
   function showFitting() {
-    const values = own();
+    const { own, impossible, needless } = fitting(read());
     const elements = form.elements;
-    const optimizer = elements.optimizer.value;
-    const reversible = elements.reversible.value === "" ? values.reversible : elements.reversible.value === "true";
-    for (const [key, text] of Object.entries(values.placeholders)) elements[key].placeholder = text;
-    const impossible = {
-      model: elements.config.value && "The pasted config.json is in use; take it away to choose a model.",
-      checkpointing: values.text_to_image && reversible && "Reversible layers keep no activations: nothing is left to checkpoint.",
-      sequence_length: values.text_to_image && "Fixed by the model's text length and image grid.",
-      offload_optimizer: optimizer.startsWith("paged") && "A paged optimizer moves its state to the host by itself.",
-    };
+    for (const [key, text] of Object.entries(own.placeholders)) if (elements[key].placeholder !== text) elements[key].placeholder = text;
     for (const [key, reason] of Object.entries(impossible)) {
       elements[key].disabled = Boolean(reason);
       const note = form.querySelector(`#note-${key}`);
       note.dataset.usual ??= note.textContent;
-      note.textContent = reason || note.dataset.usual;
+      const said = reason || note.dataset.usual;
+      if (note.textContent !== said) note.textContent = said;
     }
-    const offloaded = elements.offload_optimizer.checked && !elements.offload_optimizer.disabled;
-    const needless = {
-      target_length: !values.two_stacks,
-      reversible: !values.text_to_image,
-      optimizer_impl: optimizer !== "adamw",
-      embeddings_32bit: !optimizer.includes("8bit"),
-      delta_rule: !offloaded,
-      pcie_generation: !offloaded,
-    };
     for (const [key, hidden] of Object.entries(needless)) form.querySelector(`[data-field="${key}"]`).hidden = hidden;
     form.querySelector('[data-slot="config-used"]').hidden = !elements.config.value;
   }
@@ -132,11 +131,14 @@ export function makeForm(form, models) {
   return { defaults, read, write, query, fromQuery, request, neighbours, requestOf, showFitting, usePasted, mark };
 }
 
+/** What a reader may set a control to next. */
 function alternatives(control) {
-  if (control.dataset.kind === "switch") return [String(!control.checked)];
-  if (control.dataset.kind === "choice") return [...control.options].map((option) => option.value);
+  const { kind } = control.dataset;
+  if (kind === "switch") return [String(!control.checked)];
+  if (kind === "choice") return [...control.options].map((option) => option.value);
+  if (kind === "search") return [...document.getElementById(control.getAttribute("aria-controls")).querySelectorAll("[data-value]")].map((option) => option.dataset.value);
   const size = Number(control.value || control.placeholder);
-  if (control.dataset.kind !== "number" || !Number.isInteger(size)) return [];
+  if (kind !== "number" || !Number.isInteger(size)) return [];
   return [size + 1, size - 1, 2 * size, Math.floor(size / 2)].filter((near) => near > 0).map(String);
 }
 

@@ -10,6 +10,7 @@ import { makeSweep } from "./sweep.mjs";
 
 const STARTING = "Starting Python in your browser …";
 const SAID_AFTER_MS = 150;
+const AHEAD_AFTER_MS = 30;
 const ADVISED_AFTER_MS = 300;
 const MOST_SAID = 500;
 
@@ -23,7 +24,7 @@ export function start(root) {
   let asked = 0;
   let awake = false;
   let typing = null;
-  let pause = 0;
+  let pauses = [];
   let kept = false;
 
   const pins = makePins(slot("pins"), { ask, query: form.query, requestOf: form.requestOf, open, changed: () => remember("push") });
@@ -43,17 +44,18 @@ export function start(root) {
   }
 
   /** Puts the state into the address, as a new step of the history or in place of the present one. */
-  function remember(how) {
-    if (address() === location.href) return;
-    if (how === "push") history.pushState(history.state, "", address());
-    else history.replaceState(history.state, "", address());
+  function remember(how, url = address()) {
+    if (url === location.href || ended.signal.aborted) return;
+    if (how === "push") history.pushState(history.state, "", url);
+    else history.replaceState(history.state, "", url);
   }
 
   /** What a volunteer may choose goes along to the join page; the rest is the run's own. */
-  function tellJoin({ setup }) {
+  function tellJoin() {
+    const { config, model, micro_batch_size } = form.read();
     const join = new URL(slot("join").href);
-    const chosen = new URLSearchParams({ micro_batch_size: setup.micro_batch_size });
-    if (setup.model) chosen.set("model", setup.model);
+    const chosen = new URLSearchParams({ micro_batch_size });
+    if (!config) chosen.set("model", model);
     join.search = chosen.toString();
     slot("join").href = join.href;
   }
@@ -76,7 +78,7 @@ export function start(root) {
     pins.set(given.getAll("pin"));
   }
 
-  async function compute() {
+  async function compute(control = null) {
     awake = true;
     form.showFitting();
     const mine = ++asked;
@@ -102,34 +104,38 @@ export function start(root) {
     }
     form.usePasted(answer.own);
     // What a pasted model is shows which fields apply to it.
-    if (JSON.stringify(form.request()) !== JSON.stringify(request)) return compute();
+    if (JSON.stringify(form.request()) !== JSON.stringify(request)) return compute(control);
     show(answer);
-    tellJoin(request);
+    tellJoin();
     keepForOffline();
     root.dataset.state = "shown";
     slot("spoken").textContent = answer.spoken;
     slot("message").replaceChildren("Computed in your browser. ", slot("spoken"));
     sweep.update();
-    adviseSoon(mine, request);
+    afterwards(mine, request, control);
   }
 
-  /** What the reader could do takes Python longer than the answer: it waits until the reader pauses. */
-  function adviseSoon(mine, request) {
-    clearTimeout(pause);
-    pause = setTimeout(async () => {
-      const advice = await askPython(runtime, "advise", request).catch((error) => ({ error: error.message }));
-      if (mine !== asked || ended.signal.aborted) return;
-      advise(advice);
-      answerAhead(form.neighbours());
-    }, ADVISED_AFTER_MS);
+  /** While the reader looks at the answer: what may be asked next and, since it takes longer, what the reader could do. */
+  function afterwards(mine, request, control) {
+    pauses.forEach(clearTimeout);
+    pauses = [
+      setTimeout(() => answerAhead(form.neighbours(control)), AHEAD_AFTER_MS),
+      setTimeout(async () => {
+        const advice = await askPython(runtime, "advise", request).catch((error) => ({ error: error.message }));
+        if (mine === asked && !ended.signal.aborted) advise(advice);
+      }, ADVISED_AFTER_MS),
+    ];
   }
 
   /** A change by the reader: a field that is typed into makes one step of the history, however long it lasts. */
   function changed(control) {
     const text = control?.dataset.kind === "number" || control?.name === "model";
-    remember(text && typing === control ? "replace" : "push");
+    const how = text && typing === control ? "replace" : "push";
     typing = text ? control : null;
-    compute();
+    const url = address();
+    compute(control);
+    // The browser takes its time to note the step: the answer is shown first.
+    setTimeout(() => remember(how, url));
   }
 
   function open(query) {
@@ -214,7 +220,7 @@ export function start(root) {
     }
   }
   form.showFitting();
-  tellJoin(form.request());
+  tellJoin();
   root.querySelectorAll("fieldset, button").forEach((part) => (part.disabled = false));
   sweep.update();
   return () => {

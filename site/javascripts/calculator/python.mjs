@@ -7,8 +7,12 @@ let lastId = 0;
 let way = "";
 const waiting = new Map();
 
+/** Answers by question, the newest last: what was asked before, or may be asked next, is there at once. */
+const known = new Map();
+const MOST_KNOWN = 1000;
+
 /**
- * Asks a function of site/builder/answers; resolves to its parsed answer.
+ * Asks a function of calculator/browser.py; resolves to its parsed answer.
  *
  * Rejects with a sentence if Python cannot be started or does not answer in time; the next question starts it anew.
  *
@@ -17,18 +21,27 @@ const waiting = new Map();
  * @param {object} request its argument
  */
 export function askPython(runtime, ask, request) {
+  const input = JSON.stringify(request);
+  const question = `${ask} ${input}`;
+  if (known.has(question)) return Promise.resolve(JSON.parse(known.get(question)));
   if (!worker) begin(runtime);
   const id = ++lastId;
   return new Promise((resolve, reject) => {
-    waiting.set(id, { resolve, reject });
+    waiting.set(id, { ask, question, resolve, reject });
     if (way) watch(id);
-    worker.postMessage({ id, ask, input: JSON.stringify(request) });
+    worker.postMessage({ id, ask, input });
   });
+}
+
+function learn(question, answer) {
+  known.set(question, answer);
+  if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
 }
 
 /** Lets Python work out what may be asked next, while it has nothing else to do. */
 export function answerAhead(requests) {
-  if (way) worker?.postMessage({ ahead: requests.map((request) => JSON.stringify(request)) });
+  const unknown = requests.map((request) => JSON.stringify(request)).filter((input) => !known.has(`answer ${input}`));
+  if (way && unknown.length) worker.postMessage({ ahead: [...new Set(unknown)] });
 }
 
 /** "snapshot" or "library" once Python has started, and "" before. */
@@ -48,13 +61,20 @@ function begin(runtime) {
       for (const id of waiting.keys()) watch(id);
       return;
     }
+    if (data.ahead) {
+      for (const [input, answer] of data.ahead) learn(`answer ${input}`, answer);
+      return;
+    }
     const asked = waiting.get(data.id);
     waiting.delete(data.id);
     clearTimeout(asked?.timer);
     if (data.failed) {
       asked?.reject(new Error(data.failed));
       if (!way) end("Python did not start");
-    } else asked?.resolve(JSON.parse(data.answer));
+    } else {
+      if (asked?.ask === "answer") learn(asked.question, data.answer);
+      asked?.resolve(JSON.parse(data.answer));
+    }
   };
   worker.onerror = () => end("Python did not start");
 }

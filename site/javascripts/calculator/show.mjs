@@ -1,9 +1,13 @@
-// Puts an answer into the page: texts into their places, lengths into bars, instants into the timeline.
+// Puts an answer into the page: texts into their places, lengths into bars, instants into the timeline. What has not
+// changed is not touched: an answer is shown within a part of a frame.
 
 export function makeShow(root) {
   const places = new Map([...root.querySelectorAll("[data-slot]")].map((place) => [place.dataset.slot, place]));
   const bars = [...root.querySelectorAll("[data-bar]")].map((bar) => [...bar.querySelectorAll("span")]);
   const slot = (name) => places.get(name);
+  const table = slot("timeline").closest("details");
+  let drawn = [];
+  let listed = null;
 
   function write(name, text) {
     const place = slot(name);
@@ -19,21 +23,41 @@ export function makeShow(root) {
     slot("limit").style.left = `${answer.limit ?? 0}%`;
     slot("verdict").dataset.standing = answer.standing;
     slot("bars").ariaLabel = answer.bars_label;
-    fit(slot("step"), answer.timeline.length, () => document.createElement("span"));
-    fit(slot("timeline"), answer.timeline.length, instantRow);
-    answer.timeline.forEach((row, index) => {
-      const column = slot("step").children[index];
-      column.style.height = `${row.percent}%`;
-      column.dataset.phase = row.phase;
-      column.dataset.peak = row.peak;
+    slot("on-host").hidden = !answer.on_host;
+    slot("not-on-host").hidden = answer.on_host;
+    drawStep(answer.timeline);
+    if (table.open) listStep(answer.timeline);
+    slot("step").ariaLabel = stepLabel(answer);
+  }
+
+  function drawStep(timeline) {
+    const columns = slot("step");
+    fit(columns, timeline.length, () => document.createElement("span"));
+    timeline.forEach((row, index) => {
+      const before = drawn[index];
+      const column = columns.children[index];
+      if (before?.percent !== row.percent) column.style.height = `${row.percent}%`;
+      if (before?.phase !== row.phase) column.dataset.phase = row.phase;
+      if (before?.peak !== row.peak) column.dataset.peak = row.peak;
+    });
+    drawn = timeline;
+  }
+
+  /** The table has hundreds of cells: it is filled when it is seen. */
+  function listStep(timeline) {
+    if (listed === timeline) return;
+    listed = timeline;
+    fit(slot("timeline"), timeline.length, instantRow);
+    timeline.forEach((row, index) => {
       const line = slot("timeline").rows[index];
       line.dataset.peak = row.peak;
       [row.phase, row.peak ? `${row.place} (the peak)` : row.place, row.bytes].forEach((text, cell) => {
         if (line.cells[cell].textContent !== text) line.cells[cell].textContent = text;
       });
     });
-    slot("step").ariaLabel = stepLabel(answer);
   }
+
+  table.addEventListener("toggle", () => table.open && drawn.length && listStep(drawn));
 
   /** One button for each thing that the reader could do. */
   function advise(advice) {

@@ -1,6 +1,7 @@
-// The calculator's Python, in a worker: {id, ask, input} in, {id, answer} out; {ahead: inputs} in, nothing out. `ask` names a function of
-// site/builder/answers, `input` and `answer` are its JSON strings: the same functions made the answer in the HTML.
-// The worker's name is JSON: the folder of the runtime, Pyodide's lock and the snapshot's digest.
+// The calculator's Python, in a worker: {id, ask, input} in, {id, answer} out; {ahead: inputs} in,
+// {ahead: [[input, answer], ...]} out. `ask` names a function of calculator/browser.py, `input` and `answer` are its JSON
+// strings: the same functions made the answer in the HTML. The worker's name is JSON: the folder of the runtime, Pyodide's
+// lock and the snapshot's digest.
 
 import { loadWatched, startFromSnapshot } from "./snapshot.mjs";
 
@@ -17,7 +18,10 @@ const started = (async () => {
     python = await startFromLibrary(loadPyodide);
   }
   self.postMessage({ started: way });
-  return python.pyimport("answers");
+  // A pass of Python's collector takes longer than an answer: it waits until nothing is asked.
+  const collector = python.pyimport("gc");
+  collector.disable();
+  return { calculator: python.pyimport("calculator.browser"), collector };
 })();
 
 async function startFromLibrary(loadPyodide) {
@@ -34,35 +38,39 @@ async function startFromLibrary(loadPyodide) {
   return python;
 }
 
-/** Answers by question, the newest last. */
-const known = new Map();
-const MOST_KNOWN = 1000;
+// What the reader may ask next is answered one at a time, each in a task of its own: a question that has come in the
+// meantime is taken first. Timers would wait 4 ms between two. Answers go to the page some at a time.
+const MOST_AT_ONCE = 8;
+const turn = new MessageChannel();
 let ahead = [];
+let answered = [];
 
-function answered(answers, ask, input) {
-  const question = `${ask} ${input}`;
-  const answer = known.get(question) ?? answers[ask](input);
-  known.delete(question);
-  known.set(question, answer);
-  if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
-  return answer;
-}
-
-/** What the reader may ask next, one at a time: a real question comes in between. */
-async function answerAhead(answers) {
-  const mine = ahead;
-  while (mine === ahead && mine.length) {
-    answered(answers, "answer", mine.shift());
-    await new Promise((resolve) => setTimeout(resolve));
+turn.port1.onmessage = async () => {
+  const { calculator, collector } = await started;
+  const input = ahead.shift();
+  try {
+    if (input !== undefined) answered.push([input, calculator.answer(input)]);
+  } catch {
+    ahead = []; // it will be said where it is asked
   }
-}
+  if (answered.length && (answered.length === MOST_AT_ONCE || !ahead.length)) {
+    self.postMessage({ ahead: answered });
+    answered = [];
+  }
+  if (ahead.length) turn.port2.postMessage(null);
+  else if (input !== undefined) collector.collect();
+};
 
 self.onmessage = async ({ data }) => {
-  ahead = data.ahead ?? [];
+  if (data.ahead) {
+    ahead = data.ahead;
+    turn.port2.postMessage(null);
+    return;
+  }
+  if (data.ask === "answer") ahead = [];
   try {
-    const answers = await started;
-    if (data.ahead) await answerAhead(answers);
-    else self.postMessage({ id: data.id, answer: answered(answers, data.ask, data.input) });
+    const { calculator } = await started;
+    self.postMessage({ id: data.id, answer: calculator[data.ask](data.input) });
   } catch (error) {
     self.postMessage({ id: data.id, failed: String(error.message ?? error).trim().split("\n").at(-1) });
   }

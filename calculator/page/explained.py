@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from calculator.estimate import Estimate, Setup
+from calculator.devices import Device
+from calculator.estimate import PCIE_BYTES_PER_SECOND, Estimate, Setup
 from calculator.optimizers import ADAMW, OPTIMIZERS
-
-from .words import show_bytes, show_count
+from calculator.page.words import show_bytes, show_count
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
 KEPT = "Source: what each operation saves for its backward in PyTorch, tools/autograd/derivatives.yaml."
 HIVEMIND = "Source: hivemind, optim/state_averager.py: offload_optimizer keeps 32-bit copies on the host."
+CONTEXT = (
+    "Source: pytorch, aten/src/ATen/cuda/CUDAContextLight.h (workspace), c10/cuda/CUDACachingAllocator.cpp (segments)."
+)
 
 
-def explanations(setup: Setup, result: Estimate) -> dict[str, str]:
-    """A text for every part of the two tables, by the name of its place."""
+def explanations(setup: Setup, result: Estimate, device: Device | None) -> dict[str, str]:
+    """A text for every number of the two tables and of the verdict, by the name of its place."""
     optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
     size = 2 if setup.precision in ("bf16", "fp16") else 4
     count = show_count(result.parameters)
@@ -42,6 +45,23 @@ def explanations(setup: Setup, result: Estimate) -> dict[str, str]:
         "gpu-temporary": (
             f"What the operation at the peak works with, and lets go when it is done. {result.peak.instant} {KEPT}"
         ),
+        "gpu-total": (
+            f"The sum of the parts at the instant at which it is highest, of {len(result.timeline)} stretches of the "
+            "step. Source: the lifetime of each tensor in PyTorch's autograd, played from the first operation to the "
+            "update."
+        ),
+        "overhead": (
+            "Nothing: this GPU has no CUDA, and what the host holds is in the same memory."
+            if device and device.unified
+            else f"{_overhead(result)} {CONTEXT}"
+        ),
+        "usable": f"{show_bytes(device.usable_bytes)}. Source: {device.source}." if device else "No GPU is chosen.",
+        "host-total": f"The sum of the parts, without the process itself and its network buffers. {HIVEMIND}",
+        "transfer": (
+            f"{show_bytes(result.transfer.bytes_per_step)} (gradients down, parameters up) / "
+            f"{show_bytes(PCIE_BYTES_PER_SECOND[setup.pcie_generation])} a second. Source: PCI-SIG base specification "
+            f"{setup.pcie_generation}.0, 16 lanes, one direction."
+        ),
         "host-parameters": f"{copies}. {HIVEMIND}",
         "host-gradients": f"{copies}. {HIVEMIND}",
         "host-optimizer_state": f"{optimizer.title}: {host_state}. Source: {optimizer.source}.",
@@ -50,6 +70,16 @@ def explanations(setup: Setup, result: Estimate) -> dict[str, str]:
             "Source: hivemind, optim/state_averager.py, delta_rule_averaging."
         ),
     }
+
+
+def _overhead(result: Estimate) -> str:
+    """What no figure of PyTorch's allocator contains, part by part."""
+    parts = result.overhead
+    return (
+        f"{show_bytes(parts['cuda_context'])} for the driver's own context (300 MiB to 1 GiB by GPU and driver) + "
+        f"{show_bytes(parts['cublas_workspace'])} for cuBLAS's workspace + {show_bytes(parts['allocator_rounding'])} "
+        "that weights and gradients leave unused of the allocator's segments."
+    )
 
 
 def _per_parameter(size: int, parameters: int) -> str:

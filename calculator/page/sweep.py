@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 
 from calculator.errors import BadSetup
 from calculator.estimate import Setup, estimate, plain, resolve
-
-from .words import show_bytes
+from calculator.page.words import show_bytes
 
 POINTS = 16
 """Points of a sweep, at most."""

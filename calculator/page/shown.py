@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from calculator.estimate import Estimate, Setup, StepInstant
+from calculator.devices import DEVICES
+from calculator.estimate import Estimate, GpuMemory, Setup, StepInstant
 from calculator.fit import Verdict
-
-from .words import command, show_bytes, show_count, show_share
+from calculator.page.words import command, judgement, show_bytes, show_count, show_share
 
 PARTS = {
     "weights": "Weights",
@@ -27,31 +25,38 @@ HOST_PARTS = {
 
 
 def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdict | None) -> dict:
-    """`texts` by place, `bars` and `limit` (the GPU) in percent of the longest, `timeline` by row."""
-    gpu, host = asdict(result.gpu), asdict(result.host)
-    total, plain_total = result.gpu.total, plain.gpu.total
+    """`texts` by place, `bars` and `limit` (the GPU) in percent of the longest, `timeline` by row.
+
+    `on_host` tells whether the host holds anything, `standing` how the setup stands to the GPU.
+    """
+    gpu, host = result.gpu, result.host
+    total, plain_total = gpu.total, plain.gpu.total
     saving = ""
     if plain_total != total:
         percent = round(100 * abs(plain_total - total) / plain_total)
         saving = f", {percent} % {'less' if total < plain_total else 'more'} than plain"
+    unified = verdict is not None and DEVICES[verdict.gpu].unified
     texts = {
         "total": show_bytes(total),
         "saving": saving,
         "plain-total": show_bytes(plain_total),
-        "host-total": show_bytes(result.host.total),
+        "host-total": show_bytes(host.total),
         "peak": result.peak.instant,
         "transfer": _transfer(result),
+        "overhead": show_bytes(0 if unified else result.overhead["total"]),
+        "usable": show_bytes(verdict.usable_bytes) if verdict else "–",
         "facts": _facts(result),
         "command": command(setup, verdict and verdict.gpu),
-        "verdict": verdict.sentence if verdict else "",
+        "verdict": judgement(verdict, result) if verdict else "",
         "verdict-notes": " ".join(verdict.notes) if verdict else "",
     }
     for part in PARTS:
-        texts[f"gpu-{part}"] = show_bytes(gpu[part])
-        texts[f"share-{part}"] = show_share(gpu[part], total)
+        size = getattr(gpu, part)
+        texts[f"gpu-{part}"] = show_bytes(size)
+        texts[f"share-{part}"] = show_share(size, total)
         texts[f"plain-{part}"] = show_bytes(getattr(plain.gpu, part))
     for part in HOST_PARTS:
-        texts[f"host-{part}"] = show_bytes(host[part])
+        texts[f"host-{part}"] = show_bytes(getattr(host, part))
     longest = max(total, plain_total)
     usable = verdict.usable_bytes if verdict else 0
     # A GPU that is much larger than both bars would make them unreadable: then its mark is left out.
@@ -60,52 +65,50 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdic
         "texts": texts,
         "spoken": f"{show_bytes(total)} of GPU memory{saving}.",
         "standing": verdict.standing if verdict else "",
-        "bars": [_pieces(gpu, whole), _pieces(asdict(plain.gpu), whole)],
+        "on_host": host.total > 0,
+        "bars": [_pieces(gpu, whole), _pieces(plain.gpu, whole)],
         "limit": round(100 * usable / whole, 2) if 0 < usable <= whole else None,
         "bars_label": f"This setup: {show_bytes(total)}; plain: {show_bytes(plain_total)}",
         "timeline": timeline_rows(result.timeline, total),
-        "pin": {"total": total, "gpu": gpu, "host": result.host.total},
+        "pin": {"total": total, "gpu": {part: getattr(gpu, part) for part in PARTS}, "host": host.total},
     }
 
 
 def timeline_rows(instants: tuple[StepInstant, ...], total: int) -> list[dict]:
-    """One row an instant; neighbouring layers that hold the same are one row."""
+    """One row an instant; neighbouring layers that hold the same, as shown, are one row."""
     rows: list[dict] = []
+    before, first = ("", "", False), ""
     for instant in instants:
-        row = {
-            "phase": instant.phase,
-            "place": instant.place,
-            "bytes": show_bytes(instant.bytes),
-            "percent": round(100 * instant.bytes / total, 1),
-            "peak": instant.bytes == total,
-        }
-        before = rows[-1] if rows else {}
-        layer = instant.place.removeprefix("layer ")
-        same = all(row[key] == before.get(key) for key in ("phase", "bytes", "peak"))
-        if same and layer.isdecimal() and before["place"].startswith("layer"):
-            first = before["place"].split()[1]
-            before["place"] = f"layers {first} to {layer}"
-        else:
-            rows.append(row)
+        size, place = instant.bytes, instant.place
+        shown = (instant.phase, show_bytes(size), size == total)
+        layer = place.removeprefix("layer ")
+        if not layer.isdecimal():
+            layer = ""
+        if layer and first and shown == before:
+            rows[-1]["place"] = f"layers {first} to {layer}"
+            continue
+        before, first = shown, layer
+        phase, words, peak = shown
+        percent = round(100 * size / total, 1)
+        rows.append({"phase": phase, "place": place, "bytes": words, "percent": percent, "peak": peak})
     return rows
 
 
-def _pieces(gpu: dict[str, int], whole: int) -> list[float]:
-    return [round(100 * gpu[part] / whole, 3) for part in PARTS]
+def _pieces(gpu: GpuMemory, whole: int) -> list[float]:
+    return [round(100 * getattr(gpu, part) / whole, 3) for part in PARTS]
 
 
 def _transfer(result: Estimate) -> str:
     transfer = result.transfer
     if not transfer.bytes_per_step:
-        return "Nothing crosses the bus for the optimizer."
+        return "nothing"
     moved = show_bytes(transfer.bytes_per_step)
-    return f"Each step of the optimizer sends {moved} over the bus, about {transfer.seconds:.2g} s."
+    return f"{moved}, {transfer.seconds:.2g} s"
 
 
 def _facts(result: Estimate) -> str:
     notes = "".join(f" {note}" for note in result.notes)
     return (
-        f"The model has {show_count(result.parameters)} parameters. Not counted: about "
-        f"{show_bytes(result.overhead['total'])} that CUDA takes for itself, and what the allocator loses by "
+        f"The model has {show_count(result.parameters)} parameters. Not counted: what the allocator loses by "
         f"fragmentation.{notes}"
     )

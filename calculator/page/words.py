@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
+from functools import lru_cache
 
+from calculator.devices import DEVICES
 from calculator.estimate import Estimate, Setup
+from calculator.fit import Verdict
 
 _UNITS = (("TiB", 40, 2), ("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1))
 
 
+@lru_cache(maxsize=4096)
 def show_bytes(count: int) -> str:
     """13958643712 as 13.00 GiB: rounded half up, in whole numbers."""
     for unit, shift, digits in _UNITS:
@@ -28,6 +32,27 @@ def show_share(part: int, whole: int) -> str:
     """In percent of the whole."""
     percent = round(100 * part / whole) if whole else 0
     return "under 1 %" if part and not percent else f"{percent} %"
+
+
+def judgement(verdict: Verdict, result: Estimate) -> str:
+    """The verdict in one sentence: what PyTorch holds, what comes on top, what there is, and the margin."""
+    device = DEVICES[verdict.gpu]
+    on_top = verdict.need_bytes - result.gpu.total
+    need = show_bytes(result.gpu.total)
+    if on_top:
+        need += f" + {show_bytes(on_top)} for {'the host' if device.unified else 'CUDA itself'}"
+    margin, share = abs(verdict.margin_bytes), 100 * abs(verdict.margin_bytes) / verdict.usable_bytes
+    stands = {
+        "fits": f"Fits the {device.title}",
+        "tight": f"Tight on the {device.title}",
+        "does not fit": f"Does not fit the {device.title}",
+    }[verdict.standing]
+    left = {
+        "fits": f"{show_bytes(margin)} ({share:.0f} %) left",
+        "tight": f"the {show_bytes(margin)} ({share:.1f} %) left may go to fragmentation",
+        "does not fit": f"{show_bytes(margin)} missing",
+    }[verdict.standing]
+    return f"{stands}: {need}, of {show_bytes(verdict.usable_bytes)}; {left}."
 
 
 def command(setup: Setup, gpu: str | None = None) -> str:

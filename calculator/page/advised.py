@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from calculator import fit
 from calculator.devices import Device
 from calculator.estimate import Setup, resolve
-
-from .words import show_count
+from calculator.page.words import show_count
 
 
 def choices(setup: Setup, device: Device, suggestions: list[dict]) -> Iterator[dict]:

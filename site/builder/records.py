@@ -1,0 +1,20 @@
+"""What the benchmarks have recorded."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+
+
+@cache
+def record(name: str) -> dict:
+    """A program's last record, whole."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def recorded(name: str) -> list[dict]:
+    """The results of a program's last record."""
+    return record(name)["results"]
