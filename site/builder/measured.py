@@ -25,8 +25,7 @@ UNMEASURED = {
 def measured_errors() -> dict[str, str]:
     """For each number of the page that opens, a sentence by the name of its place."""
     said = {place: f"Measured error: {_of_steps(figure, words)}" for place, (figure, words) in STEPS.items()}
-    peak = _of_steps(*STEPS["gpu-total"])
-    said["gpu-temporary"] = f"Not measured by itself; with all other parts it is the peak: {peak}"
+    said["gpu-temporary"] = f"Not measured by itself; with all other parts, {_of_steps(*STEPS['gpu-total'])}"
     grown = _of_processes()
     said["host-total"] += f" {grown}"
     said["host-optimizer_state"] = f"Not measured by itself, but with all host memory. {grown}"
@@ -38,10 +37,8 @@ def measured_errors() -> dict[str, str]:
 def _of_steps(figure: str, words: str) -> str:
     """Of the training steps of real model code."""
     worst = next(entry for entry in recorded("memory_accuracy") if entry["metric"] == f"{figure}: worst error")
-    off = "no byte off" if worst["ours"] == 0 else f"at most {worst['ours']:.2g} % off"
-    if figure == "parameter count":
-        off = off.replace("no byte", "not one")
-    return f"at {worst['runs']} training steps of real model code {words}: {off}."
+    off = "none" if worst["ours"] == 0 else f"at most {worst['ours']:.2g} %"
+    return f"{off} in {words}, at {worst['runs']} training steps of real model code."
 
 
 def _of_processes() -> str:
