@@ -1,0 +1,102 @@
+"""Reads the optimizer state of the 2021 run, so that a run from then can go on.
+
+Its `CPULAMB8Bit` (learning-at-home/dalle-hivemind, lib/training/lamb_8bit.py) kept with bitsandbytes 0.26, for each
+parameter: `step`; `state1` and `state2`, the moments in the parameter's shape, either float32 or the uint8 codes of
+blocks of 4096; with codes `absmax1` and `absmax2`, the blocks' scales, and `qmap1` and `qmap2`, the 256 values that the
+codes mean; and the norms of the last update, `weight_norm`, `step_norm` and `trust_ratio`, which nothing reads.
+bitsandbytes' own 8-bit classes keep theirs in the same form today, in blocks of 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from training.errors import BadInput
+from training.optim import blockwise
+from training.optim.codebook import codebook
+from training.optim.lamb import Lamb8bit
+
+_BLOCK_SIZES = tuple(2**power for power in range(12, 5, -1))
+"""4096 (the 2021 run) to 64; of several that fit, all mean the same."""
+
+
+def load_2021_state(optimizer: Lamb8bit, state_dict: Mapping) -> None:
+    """Takes over the moments and steps of a `CPULAMB8Bit.state_dict()`; settings stay those of `optimizer`.
+
+    Codes are taken as they are where blocks and values are the same here, else the moments are stored anew.
+
+    Args:
+        optimizer: For the same parameters in the same order.
+        state_dict: As `torch.load(path, weights_only=True)` gives it.
+
+    Raises:
+        BadInput: If it is of another model, incomplete or not finite; then nothing has changed.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [state for _, state in sorted(state_dict.get("state", {}).items())]
+    if len(states) != len(parameters):
+        raise BadInput(
+            f"The saved optimizer has {len(states)} parameters' moments, this model {len(parameters)} parameters."
+        )
+    loaded = []
+    for number, (parameter, saved) in enumerate(zip(parameters, states, strict=True)):
+        try:
+            moments = [_moment(saved, place, parameter.numel()) for place in (1, 2)]
+            loaded.append((int(saved["step"]), moments))
+        except (KeyError, ValueError, TypeError) as error:
+            fault = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+            raise BadInput(f"The moments of parameter {number} cannot be read: {fault}.") from None
+    for parameter, (step, moments) in zip(parameters, loaded, strict=True):
+        own = optimizer.state[parameter]
+        own["step"] = step
+        for place, moment in enumerate(moments, start=1):
+            _store(moment, own, place, optimizer.block_size)
+
+
+def _moment(saved: Mapping, place: int, size: int) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
+    """Codes, scales, values and block size of one moment; of one in 32 bit only the first, which then are its numbers.
+
+    Raises:
+        KeyError, ValueError: If it is incomplete, of another size, or not finite.
+    """
+    content = saved[f"state{place}"].flatten()
+    if content.numel() != size:
+        raise ValueError(f"state{place} has {content.numel()} values, the parameter {size}")
+    if content.dtype == torch.float32:
+        scales = values = None
+        block_size = size
+    elif content.dtype == torch.uint8:
+        scales, values = saved[f"absmax{place}"].flatten().float(), saved[f"qmap{place}"].flatten().float()
+        fitting = [block for block in _BLOCK_SIZES if blockwise.block_count(size, block) == scales.numel()]
+        if not fitting or values.numel() != 256:
+            raise ValueError(
+                f"absmax{place} has {scales.numel()} scales for {size} values, and qmap{place} {values.numel()} values"
+            )
+        block_size = fitting[0]
+    else:
+        raise ValueError(f"state{place} is {content.dtype}, neither float32 nor uint8")
+    if not all(bool(part.isfinite().all()) for part in (content, scales, values) if part is not None):
+        raise ValueError(f"moment {place} is not finite")
+    return content, scales, values, block_size
+
+
+def _store(moment: tuple, own: dict, place: int, block_size: int) -> None:
+    content, scales, values, saved_block_size = moment
+    name, signed = f"moment{place}", place == 1
+    codes, own_scales = own[name], own.get(f"{name}_scales")
+    same_map = values is not None and torch.equal(values.cpu(), codebook(signed).values)
+    if own_scales is not None and same_map and own_scales.numel() == scales.numel() and saved_block_size == block_size:
+        codes.copy_(content)
+        own_scales.copy_(scales)
+        return
+    numbers = content.float() if values is None else values[content.to(torch.int64)]
+    if scales is not None:
+        numbers *= scales.repeat_interleave(saved_block_size)[: numbers.numel()]
+    numbers = numbers.to(codes.device)
+    if own_scales is None:
+        codes.copy_(numbers)
+    else:
+        blockwise.quantize(numbers, codes, own_scales, block_size=block_size, signed=signed)
