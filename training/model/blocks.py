@@ -78,7 +78,7 @@ class FeedForwardBlock:
         for part, weight_rows, bias_rows in zip(
             (grad_values, grad_gates), grad_inner.chunk(2), grad_bias.chunk(2), strict=True
         ):
-            _weight_grad(part, normed, out=weight_rows)
+            weight_grad(part, normed, out=weight_rows)
             torch.sum(part, 0, dtype=bias_rows.dtype, out=bias_rows)
         grad_normed = torch.mm(grad_values, value_weight).addmm_(grad_gates, gate_weight)
         grad_hidden, norm_grads = _input_grads(grad_normed, kept, weights, grad, self.shift)
@@ -147,7 +147,7 @@ class AttentionBlock:
         grad_hidden, norm_grads = _input_grads(grad_normed, kept, weights, grad, self.shift)
         return grad_hidden, (
             *norm_grads,
-            _weight_grad(grad_qkv, kept[0], out=torch.empty_like(qkv_weight)),
+            weight_grad(grad_qkv, kept[0], out=torch.empty_like(qkv_weight)),
             *output_grads,
         )
 
@@ -305,13 +305,13 @@ def _output_grads(
     grad: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for output weight, output bias and layer scale of `_scaled_output`."""
-    scaled_weight = _weight_grad(grad, inputs, out=torch.empty_like(weight))
+    scaled_weight = weight_grad(grad, inputs, out=torch.empty_like(weight))
     scaled_bias = grad.sum(0, dtype=bias.dtype)
     grad_scale = (scaled_weight * weight).sum(1) + scaled_bias * bias
     return scaled_weight * scale[:, None], scaled_bias * scale, grad_scale
 
 
-def _weight_grad(grad: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
+def weight_grad(grad: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
     """grad.T @ inputs, written to `out` in its own type."""
     if out.dtype == grad.dtype:
         return torch.mm(grad.t(), inputs, out=out)

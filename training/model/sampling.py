@@ -127,6 +127,8 @@ class _Weights:
 
     branch: Branch
     shared: SharedAttention | SharedFeedForward
+    inputs: Tensor
+    """The first matrix transposed, (D, rows): a single row of the batch is then read three times as fast on a CPU."""
 
 
 class Decoder:
@@ -141,6 +143,12 @@ class Decoder:
         hidden = model.embed(text, None)
         first = second = hidden
         self._caches = []
+        first_matrices = {shared: shared.qkv.weight.t().contiguous() for shared in model.attention}
+        first_matrices |= {shared: shared.inner.weight.t().contiguous() for shared in model.feed_forward}
+
+        def weights_of(branch: Branch, shared: SharedAttention | SharedFeedForward) -> _Weights:
+            return _Weights(branch=branch, shared=shared, inputs=first_matrices[shared])
+
         for index, layer in enumerate(layers):
             group = model.group_of_layer[index]
             weights = tuple(tensors[i] for i in layer.attention_weights)
@@ -162,10 +170,10 @@ class Decoder:
                 first = first + out
             self._caches.append(
                 (
-                    _Weights(branch=model.attention_branches[index], shared=model.attention[group]),
+                    weights_of(model.attention_branches[index], model.attention[group]),
                     attention,
                     _ShiftCache(batch, self._layout.grid, config.hidden_size, reference),
-                    _Weights(branch=model.feed_forward_branches[index], shared=model.feed_forward[group]),
+                    weights_of(model.feed_forward_branches[index], model.feed_forward[group]),
                     _ShiftCache(batch, self._layout.grid, config.hidden_size, reference),
                 )
             )
@@ -177,19 +185,19 @@ class Decoder:
         """Takes the next code of each image, (B,), and returns the logits (B, image_vocab_size) of the one after it."""
         model, position = self._model, self._position
         reversible, shift = model.config.reversible, model.config.shift_tokens
-        first = second = model.embed_codes(codes[:, None], start=position)[:, 0]
+        first = second = model.embed_codes(codes[:, None], position)[:, 0]
         turn = model.rotation()[:, None, self._layout.text_len + position]
         for attention, cache, attention_shift, feed_forward, feed_forward_shift in self._caches:
             normed = _normed(second if reversible else first, attention.branch)
             if shift:
                 normed = attention_shift.shift(normed, position)
-            qkv = functional.linear(normed, attention.shared.qkv.weight)
+            qkv = torch.mm(normed, attention.inputs)
             merged = cache.attend(qkv, turn, position)
             first = _add(first, merged, attention)
             normed = _normed(first, feed_forward.branch)
             if shift:
                 normed = feed_forward_shift.shift(normed, position)
-            inner = functional.linear(normed, feed_forward.shared.inner.weight, feed_forward.shared.inner.bias)
+            inner = torch.addmm(feed_forward.shared.inner.bias, normed, feed_forward.inputs)
             values, gates = inner.chunk(2, dim=-1)
             product = functional.gelu(gates).mul_(values)
             if reversible:

@@ -19,8 +19,9 @@ from training.model.blocks import NORM_EPS, AttentionBlock, FeedForwardBlock
 from training.model.layout import Layout
 from training.model.reversible import Layer, run_reversible, run_sequential
 from training.model.rotary import rotary_angles, rotation_table
+from training.model.vocabulary import TiedGradient, embed_tied, output_losses
 
-ACTIVATION_BUDGET_BYTES = 256 << 20
+ACTIVATION_BUDGET_BYTES = 160 << 20
 """Reversible layers may keep activations of this size at first; see `activation_budget_bytes`."""
 
 
@@ -137,16 +138,20 @@ class TextToImageTransformer(nn.Module):
         Raises:
             BadInput: If a shape is not the recipe's.
         """
-        config = self.config
-        labels = self.text_ids(text)
-        hidden = self.final_norm(self.hidden_states(text, codes))
-        text_loss = functional.cross_entropy(
-            self.text_logits(hidden[:, : config.text_seq_len]).flatten(0, 1), labels.flatten()
+        self._check_input(text, codes)
+        tied = TiedGradient() if self.config.tied_embeddings else None
+        hidden = self._run_layers(text, self.embed(text, codes, tied=tied))
+        text_loss, image_loss = output_losses(
+            self.final_norm(hidden),
+            self.output.weight,
+            self.output.bias,
+            self.text_ids(text),
+            codes,
+            text_rows=self.text_rows,
+            dtype=self._compute_dtype(),
+            tied=tied,
         )
-        image_loss = functional.cross_entropy(
-            self.image_logits(hidden[:, config.text_seq_len : -1]).flatten(0, 1), codes.flatten()
-        )
-        weight = config.image_loss_weight
+        weight = self.config.image_loss_weight
         return Losses(loss=(text_loss + weight * image_loss) / (1 + weight), text_loss=text_loss, image_loss=image_loss)
 
     def logits(self, text: Tensor, codes: Tensor) -> Tensor:
@@ -172,7 +177,9 @@ class TextToImageTransformer(nn.Module):
             (B, X + I, D) or (B, X, D): bos, text, image. Its last position predicts nothing when the image is whole.
         """
         self._check_input(text, codes)
-        hidden = self.embed(text, codes)
+        return self._run_layers(text, self.embed(text, codes))
+
+    def _run_layers(self, text: Tensor, hidden: Tensor) -> Tensor:
         layers, weights = self.layers(text, self._compute_dtype())
         stored_layers = self._stored_layers(text.shape[0])
         run = run_reversible if self.config.reversible else run_sequential
@@ -204,23 +211,37 @@ class TextToImageTransformer(nn.Module):
         positions = torch.arange(text.shape[1], device=text.device) + self.config.text_vocab_size
         return torch.where(text == 0, positions, text)
 
-    def embed(self, text: Tensor, codes: Tensor | None) -> Tensor:
-        """Input of the first layer: bos (id 0), text and codes embedded."""
-        text_table, image_table = self._embedding_tables()
-        hidden = functional.embedding(functional.pad(self.text_ids(text), (1, 0)), text_table)
-        if not self.config.rotary:
-            hidden = hidden + self.text_positions
-        if codes is None:
-            return hidden
-        return torch.cat([hidden, self.embed_codes(codes, image_table)], dim=1)
+    def embed(self, text: Tensor, codes: Tensor | None, *, tied: TiedGradient | None = None) -> Tensor:
+        """Input of the first layer: bos (id 0), text and codes embedded.
 
-    def embed_codes(self, codes: Tensor, table: Tensor | None = None, start: int = 0) -> Tensor:
+        Args:
+            text: Token ids (B, text_seq_len).
+            codes: Image codes (B, I), or None for the text alone.
+            tied: Brings the gradient of the output's matrix, where one is computed behind this.
+        """
+        ids = functional.pad(self.text_ids(text), (1, 0))
+        positions = None if self.config.rotary else self.text_positions
+        if codes is None:
+            hidden = functional.embedding(ids, self._embedding_tables()[0])
+        else:
+            if self.config.tied_embeddings:
+                ids = torch.cat([ids, codes + self.text_rows], dim=1)
+                hidden = embed_tied(ids, self.output.weight, tied or TiedGradient())
+            else:
+                hidden = torch.cat([self.text_embedding(ids), self.image_embedding(codes)], dim=1)
+            if positions is not None:
+                positions = torch.cat([positions, self._image_positions()])
+        return hidden if positions is None else hidden + positions
+
+    def embed_codes(self, codes: Tensor, start: int) -> Tensor:
         """Embeddings (B, n, D) of codes (B, n) that stand at `start` and after it in the image."""
-        hidden = functional.embedding(codes, self._embedding_tables()[1] if table is None else table)
+        hidden = functional.embedding(codes, self._embedding_tables()[1])
         if not self.config.rotary:
-            positions = (self.row_positions[:, None] + self.column_positions).flatten(0, 1)
-            hidden = hidden + positions[start : start + codes.shape[1]]
+            hidden = hidden + self._image_positions()[start : start + codes.shape[1]]
         return hidden
+
+    def _image_positions(self) -> Tensor:
+        return (self.row_positions[:, None] + self.column_positions).flatten(0, 1)
 
     def text_logits(self, normed: Tensor) -> Tensor:
         """Logits (..., text_rows) of the next text token."""

@@ -1,0 +1,88 @@
+"""The models that `model_step.py` and `sampling.py` measure, their FLOPs, and one process for each measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.config import ModelConfig, load_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def case(name: str) -> ModelConfig:
+    """S, M, or the full model of the 2021 run; all of its structure and vocabularies, reversible.
+
+    dalle-pytorch 1.6.6 has no attention mask for padding; the batches have no padding either.
+    """
+    full = load_recipe("dalle-2021").model.model_copy(update={"text_padding_mask": False})
+    sizes = {
+        "S": dict(hidden_size=256, num_layers=8, num_heads=4, text_seq_len=64, image_grid=16),
+        "M": dict(hidden_size=512, num_layers=12, num_heads=8, text_seq_len=64, image_grid=32),
+        "full": {},
+    }
+    return full.model_copy(update=sizes[name])
+
+
+def forward_flops(config: ModelConfig) -> float:
+    """Floating-point operations of one sample's forward pass: 2 for each weight and token, and for each pair attended.
+
+    Pairs that a mask hides do not count, nor does what is computed twice.
+    """
+    from training.model.attention import allowed_pairs
+    from training.model.layout import Layout
+
+    inner, width, tokens = config.num_heads * config.head_dim, config.hidden_size, config.seq_len
+    layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
+    pairs = {
+        kind: int(allowed_pairs(kind, layout, config.conv_kernel_size)[:tokens, :tokens].sum())
+        for kind in {*config.attention_cycle, config.last_attention}
+    }
+    kinds = [config.attention_cycle[i % len(config.attention_cycle)] for i in range(config.num_layers - 1)]
+    weights = 4 * width * inner + 3 * width * width * config.feed_forward_multiplier
+    layers = sum(2 * weights * tokens + 4 * inner * pairs[kind] for kind in (*kinds, config.last_attention))
+    text = config.text_seq_len * (config.text_vocab_size + config.text_seq_len)
+    return layers + 2 * width * (text + config.image_seq_len * config.image_vocab_size)
+
+
+def batch(config: ModelConfig, size: int):
+    """Random text without padding and random codes, the same in every process."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(1, config.text_vocab_size, (size, config.text_seq_len), generator=generator)
+    return text, torch.randint(0, config.image_vocab_size, (size, config.image_seq_len), generator=generator)
+
+
+def matrix_rate(seconds: float = 0.5) -> float:
+    """This machine's fp32 rate on one thread, FLOP per CPU second: the best of some products of 1024 x 1024."""
+    import time
+
+    import torch
+
+    first, second = torch.rand(2, 1024, 1024)
+    out, best, until = torch.empty(1024, 1024), 0.0, time.process_time() + seconds
+    while time.process_time() < until:
+        started = time.process_time()
+        for _ in range(3):
+            torch.mm(first, second, out=out)
+        best = max(best, 3 * 2 * 1024**3 / (time.process_time() - started))
+    return best
+
+
+def in_own_process(program: str, arguments: Sequence[str]) -> dict:
+    """What a program of this folder prints as JSON, run with one thread."""
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / program), *arguments],
+        env={**os.environ, **one_thread},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"{program} {' '.join(arguments)} ended with exit code {done.returncode}.")
+    return json.loads(done.stdout.splitlines()[-1])

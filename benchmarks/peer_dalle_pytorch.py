@@ -1,0 +1,112 @@
+"""dalle-pytorch 1.6.6, the code of the 2021 run's model, made importable and built from a recipe's sizes.
+
+    pip install --no-deps dalle-pytorch==1.6.6 axial-positional-embedding rotary-embedding-torch g-mlp-pytorch einops
+
+Some of what it imports is needed for its own image codecs and tokenizers only; where that is missing, empty modules
+stand for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from itertools import cycle, islice
+from types import ModuleType, SimpleNamespace
+
+import torch
+from torch import nn
+
+from training.config import ModelConfig
+
+INSTALL = (
+    "pip install --no-deps dalle-pytorch==1.6.6 axial-positional-embedding rotary-embedding-torch g-mlp-pytorch einops"
+)
+KINDS = {"row": "axial_row", "column": "axial_col", "conv": "conv_like", "full": "full"}
+"""Attention masks here -> there. Theirs of the kind conv_like has a neighbourhood of 5 by 5."""
+_UNUSED = {
+    "youtokentome": {},
+    "ftfy": {"fix_text": str},
+    "omegaconf": {"OmegaConf": None},
+    "pkg_resources": {"get_distribution": lambda name: SimpleNamespace(version="1.6.6")},
+    "taming.models.vqgan": {"VQModel": object, "GumbelVQ": object},
+}
+"""Modules that dalle-pytorch imports for what is not used here, with the names that it takes from them."""
+
+
+def is_installed() -> bool:
+    """Whether dalle-pytorch can be imported."""
+    return find_spec("dalle_pytorch") is not None
+
+
+def build(config: ModelConfig, *, for_sampling: bool = False) -> nn.Module:
+    """dalle-pytorch's `DALLE` of these sizes, its first weights from torch's global seed.
+
+    Args:
+        config: Without `text_padding_mask`, which 1.6.6 has not; `conv_kernel_size` 5 and feed-forward 4 times as wide.
+        for_sampling: Its switch `optimize_for_inference`: row and column attention by dense masks, which it can cache.
+    """
+    _stand_in_for_unused()
+    from dalle_pytorch.dalle_pytorch import DALLE
+    from dalle_pytorch.vae import VQGanVAE
+
+    class Codec(VQGanVAE):
+        """Sizes of an image codec, without one; codes are their own pictures."""
+
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.num_layers, self.image_size, self.num_tokens = 3, 8 * config.image_grid, config.image_vocab_size
+
+        def decode(self, codes):
+            return codes
+
+    last = config.num_layers - 1
+    kinds = [KINDS[kind] for kind in (*islice(cycle(config.attention_cycle), last), config.last_attention)]
+    shared = None
+    if config.shared_groups is not None:
+        shared = [*islice(cycle(range(config.shared_groups)), last), "last"]
+    return DALLE(
+        vae=Codec(),
+        num_text_tokens=config.text_vocab_size,
+        text_seq_len=config.text_seq_len,
+        dim=config.hidden_size,
+        depth=config.num_layers,
+        heads=config.num_heads,
+        dim_head=config.head_dim,
+        attn_types=kinds,
+        shared_attn_ids=shared,
+        shared_ff_ids=shared,
+        rotary_emb=config.rotary,
+        reversible=config.reversible,
+        shift_tokens=config.shift_tokens,
+        loss_img_weight=config.image_loss_weight,
+        share_input_output_emb=config.tied_embeddings,
+        optimize_for_inference=for_sampling,
+    )
+
+
+def mend_cache(model: nn.Module) -> None:
+    """Has sampling use its cache: as released, `forward_with_cond_scale` drops it where `cond_scale` is 1."""
+    released = model.forward_with_cond_scale
+
+    def mended(*args, cond_scale=1, cache=None, **kwargs):
+        if cond_scale == 1:
+            return model(*args, cache=cache, **kwargs)
+        return released(*args, cond_scale=cond_scale, cache=cache, **kwargs)
+
+    model.forward_with_cond_scale = mended
+
+
+@torch.no_grad()
+def sample(model: nn.Module, text: torch.Tensor) -> torch.Tensor:
+    """Codes (B, I) by its `generate_images` with cache; `build` it with `for_sampling` and mend the cache first."""
+    return model.generate_images(text, use_cache=True)
+
+
+def _stand_in_for_unused() -> None:
+    for name, attributes in _UNUSED.items():
+        parts = name.split(".")
+        if find_spec(parts[0]) is not None and parts[0] != "taming":
+            continue
+        for end in range(1, len(parts) + 1):
+            sys.modules.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+        vars(sys.modules[name]).update(attributes)

@@ -1,0 +1,108 @@
+"""Sampling of image codes beside dalle-pytorch 1.6.6: tokens a CPU second.
+
+    python benchmarks/sampling.py --json benchmarks/results/sampling.json
+
+The model is S of `model_cases`. Each measurement is a process of its own with one thread, ours and theirs in turn. It
+samples once to warm up, then once timed. dalle-pytorch is measured with its cache mended (as released, sampling asks
+for a cache and does not pass it on) and, one image at a time, as released.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import peer_dalle_pytorch as peer  # noqa: E402
+from memory_report import record, result  # noqa: E402
+from model_cases import batch, case, in_own_process  # noqa: E402
+
+PEERS = {
+    "mended": "dalle-pytorch 1.6.6, its cache mended",
+    "mended-sparse": "dalle-pytorch 1.6.6, its cache mended, without optimize_for_inference",
+    "released": "dalle-pytorch 1.6.6 as released",
+}
+
+
+def measure(side: str, batch_size: int) -> dict:
+    """Image tokens of all samples a CPU second; for a process of its own."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = case("S")
+    text, _ = batch(config, batch_size)
+    if side == "ours":
+        from training.model.sampling import sample_codes
+        from training.model.transformer import build_model
+
+        model = build_model(config, seed=0)
+
+        def draw():
+            return sample_codes(model, text)
+    else:
+        model = peer.build(config, for_sampling=side != "mended-sparse")
+        if side.startswith("mended"):
+            peer.mend_cache(model)
+
+        def draw():
+            return peer.sample(model, text)
+
+    if side != "released":
+        draw()
+    started = time.process_time()
+    codes = draw()
+    return {"rate": codes.numel() / (time.process_time() - started)}
+
+
+def main() -> None:
+    """See the file's first lines."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="images at once")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
+    parser.add_argument("--ours-only", action="store_true", help="leave dalle-pytorch out")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--one", nargs=2, metavar=("SIDE", "BATCH"), help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.one:
+        print(json.dumps(measure(flags.one[0], int(flags.one[1]))))
+        return
+    if not flags.ours_only and not peer.is_installed():
+        raise SystemExit(f"dalle-pytorch is not installed: {peer.INSTALL} (or leave it out with --ours-only)")
+    results = []
+    for size in flags.batch_sizes:
+        sides = ["ours"] if flags.ours_only else ["ours", *PEERS]
+        rates = {side: [] for side in sides}
+        for turn in range(flags.rounds):
+            for side in sides:
+                if side != "released" or (turn == 0 and size == 1):
+                    rates[side].append(in_own_process("sampling.py", ["--one", side, str(size)])["rate"])
+        ours = rates.pop("ours")
+        for side in [side for side in rates if rates[side]] or [None]:
+            others = {"peer": statistics.median(rates[side]), "peer_name": PEERS[side]} if side else {}
+            entry = result(
+                f"S, {size} image{'s' * (size > 1)} at once: image tokens",
+                "1/CPU s",
+                statistics.median(ours),
+                runs=len(ours),
+                min=min(ours),
+                max=max(ours),
+                **others,
+            )
+            results.append(entry)
+            beside = f"   {entry['peer_name']}: {entry['peer']:.1f}   ratio {entry['ratio']:.1f}" if side else ""
+            print(f"{entry['metric']}: {entry['ours']:.1f} a CPU second{beside}", flush=True)
+    if flags.json:
+        import torch
+
+        record(flags.json, "sampling", {"torch": torch.__version__, "dalle-pytorch": "1.6.6"}, results)
+
+
+if __name__ == "__main__":
+    main()
