@@ -25,6 +25,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 AttentionType = Literal["full", "row", "column", "conv"]
+Codec = Literal["blockwise8", "uniform8", "float16"]
 
 
 class _Section(BaseModel):
@@ -170,6 +171,12 @@ class SwarmConfig(_Section):
     0.1 % to where they differ by 0.5 %; 16 leaves 0.03 %."""
     compression_threshold: Positive = 65_536
     """Tensors with at least so many values travel in 8 bit, smaller ones in 16 bit (paper, section 3.3)."""
+    gradient_codec: Codec = "blockwise8"
+    """How large tensors travel. `blockwise8` keeps a scale for every 512 values; `uniform8`, the 2021 run's, one range
+    for a whole part, which heavy tails leave; `float16` takes twice the bytes. Parameters in 8 bit travel likewise."""
+    powersgd_rank: Count = 0
+    """Gradients of large matrices are averaged as products of two thin ones of this rank (PowerSGD, Vogels et al.
+    2019), what is lost is added to the next gradient; 0: as they are."""
     delay_optimizer_step: bool = True
     """The optimizer updates in the background while the next epoch computes."""
     min_group_size: Annotated[int, Field(ge=2)] = 2

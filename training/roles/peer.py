@@ -26,7 +26,7 @@ from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.model.transformer import build_model
 from training.processes import StopRequest
 from training.publish.checkpoints import latest_checkpoint, load_checkpoint
-from training.swarm.averaging import exchange_codec
+from training.swarm.codecs import exchange_codec
 from training.swarm.dht import RECIPE_SECONDS, check_recipe, full_addresses, post_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import MetricsBoard, PeerRecord, read_records
@@ -181,7 +181,9 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, conso
     Raises:
         TrainingError: What does not work, in a sentence.
     """
-    check_exchange(exchange_codec(run.swarm.compression_threshold), run.swarm.compression_threshold)
+    check_exchange(
+        exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec), run.swarm.compression_threshold
+    )
     console.print("Averaging in 8 and 16 bit works here.")
     batch = next(_batches(run, settings, seed=0))
     console.print(f"The shards can be read; one begins with {batch.captions[0]!r}.")
@@ -212,7 +214,9 @@ def run_peer(
     torch.set_num_threads(settings.threads or os.cpu_count() or 1)
     keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    check_exchange(exchange_codec(run.swarm.compression_threshold), run.swarm.compression_threshold)
+    check_exchange(
+        exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec), run.swarm.compression_threshold
+    )
     identity = Identity(state_dir)
     dht = _connect(run, settings, identity)
     stop.listen()

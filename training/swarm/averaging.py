@@ -31,8 +31,6 @@ from hivemind.compression import (
     Float16Compression,
     NoCompression,
     RoleAdaptiveCompression,
-    SizeAdaptiveCompression,
-    Uniform8BitQuantization,
     deserialize_torch_tensor,
 )
 from hivemind.optim.grad_averager import GradientAverager
@@ -47,20 +45,6 @@ _LOOK_SECONDS = 0.1
 
 PATIENCE_WINDOWS = 4
 """Windows of matchmaking for which a group waits for peers that are known to train."""
-
-
-def exchange_codec(threshold: int, bits: int = 8) -> CompressionBase:
-    """How gradients and parameters travel: 8 bit from `threshold` values on, 16 bit below (paper, section 3.3).
-
-    Args:
-        threshold: Tensors with at least so many values are large.
-        bits: For large tensors, 8 or 16.
-    """
-    if bits == 16:
-        return Float16Compression()
-    return SizeAdaptiveCompression(
-        threshold=threshold, less=Float16Compression(), greater_equal=Uniform8BitQuantization()
-    )
 
 
 def state_codec() -> CompressionBase:

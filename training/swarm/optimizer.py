@@ -33,13 +33,13 @@ from training.optim.schedule import learning_rate_factor
 from training.swarm.averaging import (
     AveragedGroup,
     RoundReport,
-    SwarmGradientAverager,
     SwarmStateAverager,
-    exchange_codec,
     state_codec,
 )
+from training.swarm.codecs import exchange_codec
 from training.swarm.download import download_state
 from training.swarm.identity import Identity
+from training.swarm.powersgd import gradient_averager
 
 logger = logging.getLogger(__name__)
 
@@ -410,11 +410,13 @@ def build_swarm_optimizer(
         delay_state_averaging=True,
         average_state_every=swarm.average_state_every,
         client_mode=client_mode,
-        grad_compression=exchange_codec(swarm.compression_threshold),
-        state_averaging_compression=exchange_codec(swarm.compression_threshold, swarm.state_bits),
+        grad_compression=exchange_codec(swarm.compression_threshold, swarm.gradient_codec),
+        state_averaging_compression=exchange_codec(
+            swarm.compression_threshold, "float16" if swarm.state_bits == 16 else swarm.gradient_codec
+        ),
         load_state_compression=state_codec(),
         grad_averager_factory=partial(
-            SwarmGradientAverager,
+            gradient_averager(swarm.powersgd_rank),
             request_timeout=swarm.request_timeout_seconds,
             min_group_size=swarm.min_group_size,
             allow_state_sharing=False,

@@ -13,6 +13,12 @@ from training.processes import prepare_environment, run_role
 
 SIZES = {"eight_bit": (256, 256), "sixteen_bit": (100,), "scalar": ()}
 SAMPLES = {"first": 8, "second": 24}
+SETTINGS = {
+    "heavy tails": {"gradient_codec": "blockwise8"},
+    "equal weights": {"gradient_codec": "blockwise8"},
+    "powersgd": {"powersgd_rank": 4},
+}
+"""Of the swarm, by mode; in the other modes large tensors travel by hivemind's uniform codec."""
 
 
 def main(folder: Path, name: str, mode: str, stop) -> None:
@@ -36,7 +42,8 @@ def main(folder: Path, name: str, mode: str, stop) -> None:
         address = (folder / "address").read_text()
         dht = start_dht(run, identity, initial_peers=[address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     work = {"train": train, "equal weights": average_parameters, "overtaken": go_on_alone}.get(mode, average_gradients)
-    tensors, facts = work(torch, run, dht, identity, name, stop)
+    swarm = run.swarm.model_copy(update=SETTINGS.get(mode, {"gradient_codec": "uniform8"}))
+    tensors, facts = work(torch, run.model_copy(update={"swarm": swarm}), dht, identity, name, stop)
     torch.save(tensors, folder / f"{name}.pt")
     (folder / f"{name}.json").write_text(json.dumps(facts))
     other = "second" if name == "first" else "first"
@@ -68,12 +75,30 @@ def gradients_of(torch, model, name):
     return [torch.randn(p.shape, generator=generator) + (1 if name == "first" else -2) for p in model.parameters()]
 
 
+def heavy_gradients_of(torch, model, name):
+    """The same with tails as Student's t with 3 degrees of freedom has them."""
+    generator = torch.Generator().manual_seed(9 if name == "first" else 10)
+    return [
+        gradient / (torch.randn((3, *gradient.shape), generator=generator) ** 2).mean(0).sqrt()
+        for gradient in gradients_of(torch, model, name)
+    ]
+
+
+def thin_gradients_of(torch, model, name):
+    """The same, but matrices have rank 2."""
+    return [
+        gradient[:, :2] @ gradient[:2] if gradient.ndim == 2 else gradient
+        for gradient in gradients_of(torch, model, name)
+    ]
+
+
 def average_gradients(torch, run, dht, identity, name, stop):
     """One round of the gradients' averager alone: 8 samples here, 24 there."""
-    from training.swarm.averaging import SwarmGradientAverager, exchange_codec
+    from training.swarm.codecs import exchange_codec
+    from training.swarm.powersgd import gradient_averager
 
     model = model_of(torch, seed=0)
-    averager = SwarmGradientAverager(
+    averager = gradient_averager(run.swarm.powersgd_rank)(
         list(model.parameters()),
         dht=dht,
         prefix="pair",
@@ -82,11 +107,12 @@ def average_gradients(torch, run, dht, identity, name, stop):
         request_timeout=2.0,
         next_chunk_timeout=5.0,
         allreduce_timeout=20.0,
-        compression=exchange_codec(run.swarm.compression_threshold),
+        compression=exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec),
     )
     stop.listen()
     averager.expected_group_size = 2
-    for parameter, gradient in zip(model.parameters(), gradients_of(torch, model, name), strict=True):
+    make = {"heavy tails": heavy_gradients_of, "powersgd": thin_gradients_of}.get(sys.argv[3], gradients_of)
+    for parameter, gradient in zip(model.parameters(), make(torch, model, name), strict=True):
         parameter.grad.copy_(gradient)
     for _ in range(SAMPLES[name] // 8):
         averager.accumulate_grads_(batch_size=8)
@@ -101,7 +127,8 @@ def average_gradients(torch, run, dht, identity, name, stop):
 def average_parameters(torch, run, dht, identity, name, stop):
     """One round of the state averager in 8 bit, from the same weights as the other peer."""
     from training.optim.lamb import Lamb8bit
-    from training.swarm.averaging import SwarmStateAverager, exchange_codec
+    from training.swarm.averaging import SwarmStateAverager
+    from training.swarm.codecs import exchange_codec
 
     model = model_of(torch, seed=0)
     averager = SwarmStateAverager(
@@ -115,7 +142,7 @@ def average_parameters(torch, run, dht, identity, name, stop):
         request_timeout=2.0,
         next_chunk_timeout=5.0,
         allreduce_timeout=20.0,
-        compression=exchange_codec(run.swarm.compression_threshold),
+        compression=exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec),
     )
     stop.listen()
     averager.expected_group_size = 2

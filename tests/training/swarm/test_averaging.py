@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from training.errors import TrainingError
-from training.swarm.averaging import exchange_codec
+from training.swarm.codecs import exchange_codec
 from training.swarm.selftest import check_exchange
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -45,9 +45,9 @@ def meet(folder, mode, names=tuple(pair.SAMPLES)):
     ]
 
 
-def own_gradients():
+def own_gradients(make=pair.gradients_of):
     model = pair.model_of(torch, seed=0)
-    return [pair.gradients_of(torch, model, name) for name in pair.SAMPLES]
+    return [make(torch, model, name) for name in pair.SAMPLES]
 
 
 def relative_error(tensor, expected):
@@ -68,6 +68,37 @@ def test_both_peers_get_the_mean_weighted_by_samples(tmp_path):
     values = 256 * 256 + 2 * 101
     assert first_facts["bytes_sent"] + second_facts["bytes_sent"] == pytest.approx(2 * values, rel=0.1)
     assert first_facts["bytes_sent"] == second_facts["bytes_received"]
+
+
+@pytest.mark.swarm
+def test_gradients_with_heavy_tails_are_averaged_block_wise(tmp_path):
+    """hivemind's uniform codec is off by a third and more here."""
+    (first, first_facts), (second, second_facts) = meet(tmp_path, "heavy tails")
+    for kind, ours, theirs, a, b in zip(
+        pair.SIZES, *own_gradients(pair.heavy_gradients_of), first, second, strict=True
+    ):
+        mean = (8 * ours + 24 * theirs) / 32
+        tolerance = 0.025 if kind == "eight_bit" else 2e-3
+        assert relative_error(a, mean) < tolerance and relative_error(b, mean) < tolerance, kind
+        assert relative_error(ours, mean) > 0.3
+    values = 256 * 256 + 2 * 101
+    assert first_facts["senders"] == second_facts["senders"] == 2
+    assert first_facts["bytes_sent"] + second_facts["bytes_sent"] <= 2 * 1.01 * values
+
+
+@pytest.mark.swarm
+def test_powersgd_averages_matrices_of_low_rank_exactly_in_few_bytes(tmp_path):
+    """Two peers' matrices of rank 2 make a mean of rank 4, which is what the thin matrices hold."""
+    (first, first_facts), (second, second_facts) = meet(tmp_path, "powersgd")
+    for kind, ours, theirs, a, b in zip(pair.SIZES, *own_gradients(pair.thin_gradients_of), first, second, strict=True):
+        mean = (8 * ours + 24 * theirs) / 32
+        tolerance = 1e-4 if kind == "eight_bit" else 2e-3
+        assert relative_error(a, mean) < tolerance and relative_error(b, mean) < tolerance, kind
+        assert relative_error(ours, mean) > 0.3
+    assert first_facts["senders"] == second_facts["senders"] == 2
+    assert first_facts["own_share"] == pytest.approx(0.25) and second_facts["own_share"] == pytest.approx(0.75)
+    thin = 4 * 4 * (256 + 256)  # 32 bit, rank 4
+    assert first_facts["bytes_sent"] + second_facts["bytes_sent"] == pytest.approx(2 * (thin + 2 * 101), rel=0.05)
 
 
 @pytest.mark.swarm
@@ -109,7 +140,7 @@ def test_a_peer_goes_on_alone_when_those_who_overtook_it_are_gone(tmp_path):
 
 
 def test_the_self_test_passes_with_the_codecs_of_the_run():
-    check_exchange(exchange_codec(65_536), 65_536)
+    check_exchange(exchange_codec(65_536, "uniform8"), 65_536)
 
 
 def test_the_self_test_refuses_a_codec_that_cannot_read_what_it_wrote(monkeypatch):
@@ -118,7 +149,7 @@ def test_the_self_test_refuses_a_codec_that_cannot_read_what_it_wrote(monkeypatc
     monkeypatch.setattr(Quantization, "extract", Quantization.extract)  # put back afterwards
     pair.break_codec()
     with pytest.raises(TrainingError, match="numpy below"):
-        check_exchange(exchange_codec(65_536), 65_536)
+        check_exchange(exchange_codec(65_536, "uniform8"), 65_536)
 
 
 def test_the_self_test_refuses_a_codec_that_returns_something_else(monkeypatch):
@@ -127,12 +158,12 @@ def test_the_self_test_refuses_a_codec_that_returns_something_else(monkeypatch):
     extract = Float16Compression.extract
     monkeypatch.setattr(Float16Compression, "extract", lambda self, tensor: 1.1 * extract(self, tensor))
     with pytest.raises(TrainingError, match="off by"):
-        check_exchange(exchange_codec(65_536), 65_536)
+        check_exchange(exchange_codec(65_536, "uniform8"), 65_536)
 
 
 def test_the_self_test_passes_where_an_event_loop_runs_as_in_a_notebook():
     async def notebook():
-        check_exchange(exchange_codec(65_536), 65_536)
+        check_exchange(exchange_codec(65_536, "uniform8"), 65_536)
 
     with ThreadPoolExecutor(1) as thread:  # the browser tests leave a loop running in the main thread
         thread.submit(asyncio.run, notebook()).result()

@@ -1,0 +1,114 @@
+"""How tensors travel between peers: 8 bit for large ones, 16 bit for small ones, by the recipe's choice.
+
+hivemind's uniform 8-bit codec spreads 256 values over six standard deviations of a whole part and cuts off what lies
+outside: right for weights, wrong for gradients, whose tails are heavy. The block-wise codec keeps a scale for every 512
+values and is dense near zero (Dettmers et al. 2021, arXiv:2110.02861): benchmarks/codecs.py has both errors.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from hivemind.compression import (
+    CompressionBase,
+    CompressionInfo,
+    Float16Compression,
+    SizeAdaptiveCompression,
+    Uniform8BitQuantization,
+)
+from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
+from hivemind.proto import runtime_pb2
+from torch import Tensor
+
+from training.config import Codec
+from training.optim import blockwise
+
+BLOCK_SIZE = 512
+"""Values that share one float32 scale: 1.008 bytes a value."""
+
+
+class BlockwiseCodec(CompressionBase):
+    """Block-wise dynamic 8 bit, on the wire in the place of hivemind's codec of that kind.
+
+    hivemind's own needs bitsandbytes, sends its table with every part, and turns a NaN into a number; a block here that
+    holds one arrives as NaN altogether, an infinite value likewise. A message is the blocks' scales and the codes.
+    """
+
+    compression_type = runtime_pb2.BLOCKWISE_8BIT
+
+    def compress(self, tensor: Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
+        """See hivemind.
+
+        Raises:
+            ValueError: For a tensor of integers, such as an optimizer's 8-bit state.
+        """
+        if not tensor.is_floating_point():
+            raise ValueError(f"{type(self).__name__} stores floating-point tensors, not {tensor.dtype}")
+        given = tensor.detach().to(torch.float32).contiguous().view(-1)
+        shared_memory = given.data_ptr() == tensor.data_ptr()
+        values = given.clone() if shared_memory and not allow_inplace else given
+        codes = torch.empty(values.numel(), dtype=torch.uint8)
+        scales = torch.empty(blockwise.block_count(values.numel(), BLOCK_SIZE))
+        faulty = _faulty_blocks(values)
+        blockwise.quantize(values, codes, scales, block_size=BLOCK_SIZE, signed=True)
+        scales[faulty] = torch.nan
+        return runtime_pb2.Tensor(
+            compression=self.compression_type,
+            buffer=scales.numpy().tobytes() + codes.numpy().tobytes(),
+            size=tensor.shape,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=tensor.requires_grad,
+        )
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> Tensor:
+        """See hivemind.
+
+        Raises:
+            ValueError: If the message is not as long as its shape says, or not of floating-point numbers.
+        """
+        shape, buffer = torch.Size(serialized_tensor.size), bytearray(serialized_tensor.buffer)
+        size = math.prod(shape)
+        blocks = blockwise.block_count(size, BLOCK_SIZE)
+        dtype = getattr(torch, serialized_tensor.dtype, None)
+        if len(buffer) != 4 * blocks + size or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(
+                f"{len(buffer)} bytes of {serialized_tensor.dtype} do not make a tensor of shape {tuple(shape)}"
+            )
+        scales = torch.from_numpy(np.frombuffer(buffer, count=blocks, dtype=np.float32))
+        codes = torch.from_numpy(np.frombuffer(buffer, offset=4 * blocks, count=size, dtype=np.uint8))
+        values = torch.empty(size)
+        blockwise.dequantize(codes, scales, values, block_size=BLOCK_SIZE, signed=True)
+        return values.view(shape).to(dtype).requires_grad_(serialized_tensor.requires_grad)
+
+    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
+        """See hivemind."""
+        return (8 + 32 / BLOCK_SIZE) / torch.finfo(info.descriptor.dtype).bits
+
+
+def _faulty_blocks(values: Tensor) -> Tensor:
+    """Indices of the blocks with values that are not finite; makes these values 0."""
+    if bool(values.dot(values).isfinite()):  # squares of large finite values may overflow: then each is looked at
+        return torch.empty(0, dtype=torch.int64)
+    places = values.isfinite().logical_not_().nonzero().view(-1)
+    values[places] = 0
+    return (places // BLOCK_SIZE).unique()
+
+
+def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
+    """How gradients or parameters travel: large tensors as told, others in 16 bit (paper, section 3.3).
+
+    A peer must have called this before it can read what others send block-wise.
+
+    Args:
+        threshold: Tensors with at least so many values are large.
+        large: Codec of large tensors.
+    """
+    if large == "float16":
+        return Float16Compression()
+    if large == "uniform8":
+        codec = Uniform8BitQuantization()
+    else:
+        codec = _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()
+    return SizeAdaptiveCompression(threshold=threshold, less=Float16Compression(), greater_equal=codec)
