@@ -1,6 +1,7 @@
-"""dalle-pytorch 1.6.6, the code of the 2021 run's model, made importable and built from a recipe's sizes.
+r"""dalle-pytorch 1.6.6, the code of the 2021 run's model, made importable and built from a recipe's sizes.
 
-    pip install --no-deps dalle-pytorch==1.6.6 axial-positional-embedding rotary-embedding-torch g-mlp-pytorch einops
+    pip install --no-deps dalle-pytorch==1.6.6 axial-positional-embedding==0.2.1 rotary-embedding-torch \
+        g-mlp-pytorch einops
 
 Some of what it imports is needed for its own image codecs and tokenizers only; where that is missing, empty modules
 stand for it.
@@ -18,9 +19,7 @@ from torch import nn
 
 from training.config import ModelConfig
 
-INSTALL = (
-    "pip install --no-deps dalle-pytorch==1.6.6 axial-positional-embedding rotary-embedding-torch g-mlp-pytorch einops"
-)
+INSTALL = "pip install --no-deps dalle-pytorch==1.6.6 axial-positional-embedding==0.2.1 rotary-embedding-torch g-mlp-pytorch einops"
 KINDS = {"row": "axial_row", "column": "axial_col", "conv": "conv_like", "full": "full"}
 """Attention masks here -> there. Theirs of the kind conv_like has a neighbourhood of 5 by 5."""
 _UNUSED = {
@@ -105,7 +104,7 @@ def sample(model: nn.Module, text: torch.Tensor) -> torch.Tensor:
 def _stand_in_for_unused() -> None:
     for name, attributes in _UNUSED.items():
         parts = name.split(".")
-        if find_spec(parts[0]) is not None and parts[0] != "taming":
+        if parts[0] in sys.modules or (find_spec(parts[0]) is not None and parts[0] != "taming"):
             continue
         for end in range(1, len(parts) + 1):
             sys.modules.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))

@@ -88,6 +88,11 @@ def to_dalle_pytorch(model: TextToImageTransformer) -> dict[str, Tensor]:
     if config.rotary:
         angles = rotary_angles(model.layout, config.head_dim)
         state[_ANGLES] = angles.repeat_interleave(2, dim=-1)[None]
+    else:
+        width = config.hidden_size
+        state["text_pos_emb.weight"] = ours["text_positions"]
+        state["image_pos_emb.weights_0"] = ours["row_positions"].view(1, -1, 1, width)
+        state["image_pos_emb.weights_1"] = ours["column_positions"].view(1, 1, -1, width)
     for layer, group in enumerate(model.group_of_layer):
         for part, own, shared, names in (
             (0, "attention_branches", "attention", _SHARED_ATTENTION),
@@ -103,11 +108,6 @@ def to_dalle_pytorch(model: TextToImageTransformer) -> dict[str, Tensor]:
                 state[stem + wrappers + theirs] = ours[f"{shared}.{group}.{name}"]
     state.update({theirs: ours[name] for theirs, name in _OUTPUT.items()})
     state.update({theirs: ours[name] for theirs, name in _embedding_names(config).items()})
-    if not config.rotary:
-        width = config.hidden_size
-        state["text_pos_emb.weight"] = ours["text_positions"]
-        state["image_pos_emb.weights_0"] = ours["row_positions"].view(1, -1, 1, width)
-        state["image_pos_emb.weights_1"] = ours["column_positions"].view(1, 1, -1, width)
     return state
 
 
@@ -119,6 +119,7 @@ def is_dalle_pytorch(state: Mapping[str, Tensor]) -> bool:
 def _our_name(name: str, model: TextToImageTransformer) -> str:
     """Our name for one of dalle-pytorch's, or the name itself where there is none."""
     config = model.config
+    name = re.sub(r"^image_pos_emb\.weights\.(\d)$", r"image_pos_emb.weights_\1", name)  # since its library's 0.3
     outer = _OUTPUT | _embedding_names(config) | ({} if config.rotary else _LEARNED_POSITIONS)
     if name in outer:
         return outer[name]
