@@ -34,9 +34,15 @@ class BlockwiseCodec(CompressionBase):
 
     hivemind's own needs bitsandbytes, sends its table with every part, and turns a NaN into a number; a block here that
     holds one arrives as NaN altogether, an infinite value likewise. A message is the blocks' scales and the codes.
+
+    Args:
+        native: Use the compiled loops where there are any.
     """
 
     compression_type = runtime_pb2.BLOCKWISE_8BIT
+
+    def __init__(self, *, native: bool = True):
+        self._form = {"block_size": BLOCK_SIZE, "signed": True, "native": native}
 
     def compress(self, tensor: Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
         """See hivemind.
@@ -52,7 +58,7 @@ class BlockwiseCodec(CompressionBase):
         codes = torch.empty(values.numel(), dtype=torch.uint8)
         scales = torch.empty(blockwise.block_count(values.numel(), BLOCK_SIZE))
         faulty = _faulty_blocks(values)
-        blockwise.quantize(values, codes, scales, block_size=BLOCK_SIZE, signed=True)
+        blockwise.quantize(values, codes, scales, **self._form)
         scales[faulty] = torch.nan
         return runtime_pb2.Tensor(
             compression=self.compression_type,
@@ -79,7 +85,7 @@ class BlockwiseCodec(CompressionBase):
         scales = torch.from_numpy(np.frombuffer(buffer, count=blocks, dtype=np.float32))
         codes = torch.from_numpy(np.frombuffer(buffer, offset=4 * blocks, count=size, dtype=np.uint8))
         values = torch.empty(size)
-        blockwise.dequantize(codes, scales, values, block_size=BLOCK_SIZE, signed=True)
+        blockwise.dequantize(codes, scales, values, **self._form)
         return values.view(shape).to(dtype).requires_grad_(serialized_tensor.requires_grad)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
