@@ -19,7 +19,9 @@ from torch import nn
 
 from training.config import ModelConfig
 
-INSTALL = "pip install --no-deps dalle-pytorch==1.6.6 axial-positional-embedding==0.2.1 rotary-embedding-torch g-mlp-pytorch einops"
+INSTALL = "pip install --no-deps dalle-pytorch==1.6.6 " + (
+    "axial-positional-embedding==0.2.1 rotary-embedding-torch g-mlp-pytorch einops"
+)
 KINDS = {"row": "axial_row", "column": "axial_col", "conv": "conv_like", "full": "full"}
 """Attention masks here -> there. Theirs of the kind conv_like has a neighbourhood of 5 by 5."""
 _UNUSED = {

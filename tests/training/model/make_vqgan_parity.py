@@ -3,8 +3,8 @@
     pip install --no-deps taming-transformers-rom1504 einops
     python tests/training/model/make_vqgan_parity.py
 
-Its Encoder, Decoder and GumbelQuantize in the sizes of `test_vqgan.py`. A code is the likeliest entry, without the noise
-by which GumbelQuantize draws one.
+Its Encoder, Decoder and GumbelQuantize in the sizes of `test_vqgan.py`. A code is the likeliest entry, without the
+noise by which GumbelQuantize draws one.
 """
 
 import json
