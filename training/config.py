@@ -179,6 +179,9 @@ class SwarmConfig(_Section):
     2019), what is lost is added to the next gradient; 0: as they are."""
     delay_optimizer_step: bool = True
     """The optimizer updates in the background while the next epoch computes."""
+    delay_gradient_averaging: bool = False
+    """Gradients are averaged in the background as well: nobody waits for the network, and each update uses gradients
+    that were computed one update earlier. Needs delay_optimizer_step."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """Fewest peers that may average."""
     max_group_size: Annotated[int, Field(ge=2)] = 256
@@ -244,6 +247,8 @@ class RunConfig(_Section):
             raise ValueError("swarm.request_timeout_seconds must be shorter than swarm.matchmaking_seconds")
         if not swarm.allreduce_timeout_seconds < swarm.averaging_timeout_seconds:
             raise ValueError("swarm.allreduce_timeout_seconds must be shorter than swarm.averaging_timeout_seconds")
+        if swarm.delay_gradient_averaging and not swarm.delay_optimizer_step:
+            raise ValueError("swarm.delay_gradient_averaging needs swarm.delay_optimizer_step; set both or neither")
         if self.schedule.warmup_epochs >= self.schedule.total_epochs:
             raise ValueError("schedule.warmup_epochs must be smaller than schedule.total_epochs")
         return self

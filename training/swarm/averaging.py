@@ -43,6 +43,9 @@ from hivemind.utils.timed_storage import get_dht_time
 _LOOK_SECONDS = 0.1
 """Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
 
+WEIGHT_OF_A_NEWCOMER = 1e-6
+"""Weight of parameters that are behind the others', where theirs is 1; not 0, for all of a group may be newcomers."""
+
 PATIENCE_WINDOWS = 4
 """Windows of matchmaking for which a group waits for peers that are known to train."""
 
@@ -206,10 +209,14 @@ class ReportingAverager(DecentralizedAverager):
         """See hivemind; besides, each round that has ended well puts its report into `reports`."""
         outcome = super().step(*args, **kwargs)
         if isinstance(outcome, StepControl):
+            self._weigh(outcome)
             outcome.add_done_callback(self._keep_report)
         elif isinstance(outcome, AveragedGroup):
             self.reports.put(outcome.report)
         return outcome
+
+    def _weigh(self, control: StepControl) -> None:
+        """Sets this peer's weight in a round that begins, if it is not hivemind's."""
 
     def _keep_report(self, control: StepControl) -> None:
         if not control.cancelled() and control.exception() is None and isinstance(control.result(), AveragedGroup):
@@ -257,16 +264,27 @@ class ReportingAverager(DecentralizedAverager):
 
 
 class SwarmGradientAverager(GradientAverager, ReportingAverager):
-    """Averages gradients, weighted by samples, and reports each round; peers tell each other their epochs."""
+    """Averages gradients, weighted by samples, and reports each round; peers tell each other where they stand."""
 
     _rpc_handlers = None
     _stub_type = None
     local_epoch = 0
     """Told to the peers of the next group."""
+    wants_weights = False
+    """Told to them as well: whether this peer's parameters are not those of the others yet."""
 
     def schedule_step(self, scheduled_time: float | None = None, **kwargs) -> StepControl:
         """See hivemind."""
-        return super().schedule_step(scheduled_time, gather=self.local_epoch, **kwargs)
+        return super().schedule_step(scheduled_time, gather=[self.local_epoch, self.wants_weights], **kwargs)
+
+
+def standings(group: AveragedGroup) -> list[tuple[int, bool]]:
+    """Epoch of each peer of a gradients' group, and whether it wants the others' weights; nonsense is left out."""
+    return [
+        (told[0], told[1])
+        for told in group.values()
+        if isinstance(told, (list, tuple)) and len(told) == 2 and type(told[0]) is int and type(told[1]) is bool
+    ]
 
 
 class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
@@ -275,6 +293,12 @@ class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
     _rpc_handlers = None
     _stub_type = None
     round_own_parts = True
+    wants_weights = False
+    """Whether this peer takes the others' parameters and adds next to nothing of its own."""
+
+    def _weigh(self, control: StepControl) -> None:
+        if self.wants_weights:
+            control.weight = WEIGHT_OF_A_NEWCOMER
 
     def get_current_state(self) -> tuple:
         """A copy of the state between two updates; hivemind sends live memory, which changes on the way."""

@@ -34,6 +34,7 @@ from training.swarm.averaging import (
     AveragedGroup,
     RoundReport,
     SwarmStateAverager,
+    standings,
     state_codec,
 )
 from training.swarm.codecs import exchange_codec
@@ -49,6 +50,10 @@ LIVELY_WINDOWS = 6
 """A peer that has not reported a sample for so many windows of matchmaking is not waited for."""
 RETRY_SECONDS, COMPLAIN_SECONDS = 1.0, 30.0
 """A peer that needs the others' state and gets none asks again, and says so, this often."""
+CATCH_UP_EPOCHS = 3
+"""A peer that has missed no more updates than this takes only the others' parameters, not all of their state."""
+LAST_AVERAGE_SECONDS = 5.0
+"""A peer that leaves waits so long for an average that runs; it must be gone ten seconds after it was asked."""
 DOWNLOAD_SECONDS = 1800.0
 """Longest download of the state from one donor."""
 DOWNLOAD_BYTES_PER_PARAMETER = 12
@@ -92,6 +97,20 @@ class EpochReport:
         return self.senders == 0
 
 
+@dataclass(kw_only=True, slots=True)
+class _Ending:
+    """The end of an epoch, from the gradients' being ready to the update; in the background if it is delayed."""
+
+    epoch: int
+    """The epoch that ends."""
+    samples: int
+    others: int
+    began: float
+    report: RoundReport | None = None
+    fault: str | None = None
+    left_behind: bool = False
+
+
 class _LeftBehind(Exception):
     """The others have averaged without this peer and begun the next epoch."""
 
@@ -119,10 +138,10 @@ class SwarmOptimizer(hivemind.Optimizer):
     def __init__(self, *, run: RunConfig, **kwargs):
         self._run = run
         self._reports: queue.SimpleQueue[EpochReport] = queue.SimpleQueue()
-        self._gradient_round: RoundReport | None = None
-        self._fault: str | None = None
-        self._others = 0
+        self._endings: dict[StepControl, _Ending] = {}
+        self._ending: _Ending | None = None
         self._out_of_step = False
+        self._state_round_epoch = 0
         self._step_seconds, self._last_step = 0.0, time.monotonic()
         self._complained = -math.inf
         super().__init__(run_id=run.run_id, **kwargs)
@@ -148,6 +167,15 @@ class SwarmOptimizer(hivemind.Optimizer):
         )
 
     @property
+    def average_state_every(self) -> int:
+        """Parameters are averaged where the epoch divides by this: as the recipe says, or now for a newcomer's sake."""
+        return 1 if self.local_epoch + 1 == self._state_round_epoch else self._average_state_every
+
+    @average_state_every.setter
+    def average_state_every(self, value: int) -> None:
+        self._average_state_every = value
+
+    @property
     def parameter_shapes(self) -> list[torch.Size]:
         """Shapes of the parameters in the order in which they travel."""
         return [parameter.shape for group in self.opt.param_groups for parameter in group["params"]]
@@ -157,33 +185,45 @@ class SwarmOptimizer(hivemind.Optimizer):
         return _drain(self._reports)
 
     def _update_global_epoch(self, grad_scaler: object) -> None:
-        began, self._gradient_round, self._fault = time.monotonic(), None, None
-        samples = self.grad_averager.local_samples_accumulated
-        self._others = max(self.tracker.global_progress.num_peers - 1, 0)
+        ending = self._ending = _Ending(
+            epoch=self.local_epoch,
+            samples=self.grad_averager.local_samples_accumulated,
+            others=max(self.tracker.global_progress.num_peers - 1, 0),
+            began=time.monotonic(),
+        )
         self._expect_peers()
-        try:
+        with suppress(_LeftBehind):
             super()._update_global_epoch(grad_scaler)
-        except _LeftBehind:
-            self._out_of_step, samples = True, 0
-            self._fault = "the others went on without it, so it takes their state and its samples are lost"
-            self.scheduled_grads = None
-        report = self._gradient_round
+        if ending not in self._endings.values():
+            self._report(ending)
+
+    def _begin_averaging_gradients(self, grad_scaler: object) -> bool:
+        began = super()._begin_averaging_gradients(grad_scaler)
+        if began and self.delay_grad_averaging:
+            self._endings[self.scheduled_grads] = self._ending
+        return began
+
+    def _report(self, ending: _Ending) -> None:
+        """Tells how the end of an epoch went."""
         _drain(self.grad_averager.reports)
         background = _drain(self.state_averager.reports)
+        if any(round_.own_share is None or round_.own_share < 0.5 for round_ in background if round_.group_size > 1):
+            self._want_weights(False)
+        report = ending.report
         averaging = report.seconds if report else 0.0
         self._reports.put(
             EpochReport(
-                epoch=self.local_epoch,
-                samples=samples,
+                epoch=ending.epoch + (not ending.left_behind),
+                samples=0 if ending.left_behind else ending.samples,
                 group_size=report.group_size if report else 1,
-                senders=report.senders if report else 1 - self._out_of_step,
+                senders=report.senders if report else 1 - ending.left_behind,
                 own_share=report.own_share if report else 1.0,
-                others=self._others,
-                waiting_seconds=max(time.monotonic() - began - averaging, 0.0),
+                others=ending.others,
+                waiting_seconds=max(time.monotonic() - ending.began - averaging, 0.0),
                 averaging_seconds=averaging,
                 bytes_sent=sum(r.bytes_sent for r in (report, *background) if r),
                 bytes_received=sum(r.bytes_received for r in (report, *background) if r),
-                fault=self._fault if self._others else None,
+                fault=ending.fault if ending.others else None,
             )
         )
 
@@ -197,6 +237,10 @@ class SwarmOptimizer(hivemind.Optimizer):
         """See hivemind."""
         now = time.monotonic()
         self._step_seconds, self._last_step = now - self._last_step, now
+        if self._should_load_state_from_peers():
+            if not self._catch_up():
+                self.load_state_from_peers()
+            return None
         return super().step(*args, **kwargs)
 
     def _maybe_schedule_gradient_averaging(self) -> None:
@@ -226,24 +270,36 @@ class SwarmOptimizer(hivemind.Optimizer):
         Without an average the optimizer uses what the averager's buffers hold, this peer's own gradients. hivemind
         would fill them anew from accumulators that it has emptied before, and step with zero gradients.
         """
+        delayed = self._endings.get(maybe_step_control)
+        ending = delayed or self._ending
         try:
             if maybe_step_control is None:
                 raise TrainingError("no group was looked for")
-            group = self._await_group(maybe_step_control)
-            self._gradient_round = group.report
+            group = self._await_group(maybe_step_control, ending)
+            ending.report = group.report
             if group.report.senders < 2:
-                self._fault = "no other peer's gradients arrived"
-            epochs = [epoch for epoch in group.values() if isinstance(epoch, int)]
-            self._out_of_step = max(epochs, default=0) > self.grad_averager.local_epoch
+                ending.fault = "no other peer's gradients arrived"
+            told = standings(group)
+            self._out_of_step |= max((epoch for epoch, _ in told), default=0) > ending.epoch
+            if any(wants_weights for _, wants_weights in told):
+                self._state_round_epoch = ending.epoch + 1 + self.delay_grad_averaging
         except _LeftBehind:
+            self._out_of_step, ending.left_behind = True, True
+            ending.fault = "the others went on without it, so it takes their state and its samples are lost"
+            if self.scheduled_grads is maybe_step_control:
+                self.scheduled_grads = None
             raise
         except Exception as error:  # also what the averager's process has met; the peer goes on and says so
-            self._fault = str(error) or type(error).__name__
+            ending.fault = str(error) or type(error).__name__
             if maybe_step_control is not None and not maybe_step_control.done():
                 maybe_step_control.cancel()
+        finally:
+            if delayed:
+                del self._endings[maybe_step_control]
+                self._report(delayed)
         self._load_averaged_gradients_into_optimizer_()
 
-    def _await_group(self, control: StepControl) -> AveragedGroup:
+    def _await_group(self, control: StepControl, ending: _Ending) -> AveragedGroup:
         """The group's average, as long as there is hope for one.
 
         Raises:
@@ -263,12 +319,12 @@ class SwarmOptimizer(hivemind.Optimizer):
                 if control.stage != AveragingStage.LOOKING_FOR_GROUP or waited < usual_seconds:
                     continue
                 newest_epoch, others = self._look_around()
-                if newest_epoch > self.local_epoch:
+                if newest_epoch > ending.epoch + self.delay_grad_averaging:  # delayed, all begin the next one at once
                     control.cancel()
                     raise _LeftBehind from None
                 if not others:
                     control.cancel()
-                    self._others = 0
+                    ending.others = 0
                     raise TrainingError("nobody else trains any more") from None
 
     def _look_around(self) -> tuple[int, int]:
@@ -281,16 +337,45 @@ class SwarmOptimizer(hivemind.Optimizer):
         """As in hivemind, and at once when a group has shown that this peer is behind the others."""
         return self._out_of_step or super()._should_load_state_from_peers()
 
+    def _catch_up(self) -> bool:
+        """Goes on with the others' epoch if it is a few updates behind; its parameters become theirs after the next.
+
+        Only they are exchanged then, in a round that takes place anyway for all, and nothing is downloaded. The moments
+        lack the updates that were missed.
+        """
+        if not self.local_epoch:
+            return False
+        try:
+            newest_epoch, others = self._look_around()
+        except TimeoutError:
+            return False
+        if not others or not 0 < newest_epoch - self.local_epoch <= CATCH_UP_EPOCHS:
+            return False
+        self._let_rounds_end()
+        with self.tracker.pause_updates():
+            self._begin_epoch(newest_epoch)
+        self._want_weights(True)
+        return True
+
+    def _want_weights(self, wanted: bool) -> None:
+        self.grad_averager.wants_weights = self.state_averager.wants_weights = wanted
+
+    def _let_rounds_end(self) -> None:
+        """Before the state changes: a group that waits for this peer goes on without weight, updates end."""
+        scheduled = self.scheduled_grads
+        if scheduled is not None and not scheduled.done() and not scheduled.triggered:
+            self._tag_along_with_zero_weight(scheduled)
+        self.scheduled_grads = None
+        self.state_averager.step(wait_for_delayed_updates=True)
+
     def load_state_from_peers(self, **kwargs) -> bool:
         """Downloads the state of the run from a peer; whether one gave it. Every wait has an end.
 
         Unlike hivemind's own, it does not try again without end, downloads no gradient buffers, checks what comes,
-        and refuses an older state than its own.
+        and refuses an older state than its own. A download may take longer than an epoch: the peer goes on with the
+        epoch that the others have by then, and takes their parameters with the next update (see `_catch_up`).
         """
-        if self.scheduled_grads is not None and not self.scheduled_grads.done():
-            self._tag_along_with_zero_weight(self.scheduled_grads)
-            self.scheduled_grads = None
-        self.state_averager.step(wait_for_delayed_updates=True)
+        self._let_rounds_end()
         try:
             state = download_state(
                 self.dht,
@@ -321,7 +406,11 @@ class SwarmOptimizer(hivemind.Optimizer):
                     group.update(own)  # the recipe says the settings, not the donor
                 for parameter, tensor in zip(parameters, state.tensors, strict=False):
                     parameter.copy_(tensor)
-            self._begin_epoch(state.epoch)
+            newest_epoch = state.epoch
+            with suppress(TimeoutError):
+                newest_epoch = max(newest_epoch, self._look_around()[0])
+            self._begin_epoch(newest_epoch)
+        self._want_weights(newest_epoch > state.epoch)
         return True
 
     def _go_without_state(self, reason: str) -> None:
@@ -368,7 +457,13 @@ class SwarmOptimizer(hivemind.Optimizer):
             self.state_averager.state_sharing_priority = epoch
 
     def say_goodbye(self, timeout_seconds: float = 2.0) -> None:
-        """Tells the others not to wait for this peer; the processes end with the role."""
+        """Tells the others not to wait for this peer; the processes end with the role.
+
+        An average that runs in the background is ended first, for the others need this peer's part of it.
+        """
+        deadline = time.monotonic() + LAST_AVERAGE_SECONDS
+        while self._endings and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS / 5)
         self.state_averager.allow_state_sharing = False
         self.tracker.shutdown(timeout_seconds)
         for scheduled in (self.scheduled_grads, self.scheduled_state):
@@ -407,6 +502,7 @@ def build_swarm_optimizer(
         load_state_timeout=DOWNLOAD_SECONDS,
         offload_optimizer=True,
         delay_optimizer_step=swarm.delay_optimizer_step,
+        delay_grad_averaging=swarm.delay_gradient_averaging,
         delay_state_averaging=True,
         average_state_every=swarm.average_state_every,
         client_mode=client_mode,

@@ -17,6 +17,7 @@ SETTINGS = {
     "heavy tails": {"gradient_codec": "blockwise8"},
     "equal weights": {"gradient_codec": "blockwise8"},
     "powersgd": {"powersgd_rank": 4},
+    "train delayed": {"delay_gradient_averaging": True},
 }
 """Of the swarm, by mode; in the other modes large tensors travel by hivemind's uniform codec."""
 
@@ -41,9 +42,10 @@ def main(folder: Path, name: str, mode: str, stop) -> None:
             time.sleep(0.1)
         address = (folder / "address").read_text()
         dht = start_dht(run, identity, initial_peers=[address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    work = {"train": train, "equal weights": average_parameters, "overtaken": go_on_alone}.get(mode, average_gradients)
+    work = {"train": train, "late": come_late, "equal weights": average_parameters, "overtaken": go_on_alone}
     swarm = run.swarm.model_copy(update=SETTINGS.get(mode, {"gradient_codec": "uniform8"}))
-    tensors, facts = work(torch, run.model_copy(update={"swarm": swarm}), dht, identity, name, stop)
+    run = run.model_copy(update={"swarm": swarm})
+    tensors, facts = work.get(mode.removesuffix(" delayed"), average_gradients)(torch, run, dht, identity, name, stop)
     torch.save(tensors, folder / f"{name}.pt")
     (folder / f"{name}.json").write_text(json.dumps(facts))
     other = "second" if name == "first" else "first"
@@ -152,15 +154,39 @@ def average_parameters(torch, run, dht, identity, name, stop):
     return [parameter.detach().clone() for parameter in model.parameters()], facts
 
 
-def train(torch, run, dht, identity, name, stop):
+def come_late(torch, run, dht, identity, name, stop):
+    """As `train`; the second comes when the first has done some epochs, and more go by while it downloads the state."""
+    from training.swarm import optimizer as module
+
+    downloads = []
+
+    def slow_download(*args, **kwargs):
+        state = download(*args, **kwargs)
+        downloads.append(state.epoch)
+        time.sleep(5)
+        return state
+
+    def wait_for_epochs(optimizer):
+        while optimizer.tracker.global_epoch < 2:
+            time.sleep(0.1)
+        assert optimizer.load_state_from_peers()
+
+    download, module.download_state = module.download_state, slow_download
+    begin = wait_for_epochs if name == "second" else lambda optimizer: None
+    tensors, reports = train(torch, run, dht, identity, name, stop, begin=begin, state_every=1_000_000)
+    return tensors, {"reports": reports, "downloads": downloads}
+
+
+def train(torch, run, dht, identity, name, stop, *, begin=lambda optimizer: None, state_every=1):
     """Trains with the run's optimizer, from other weights than the other peer, until three epochs were averaged."""
     from training.swarm.optimizer import build_swarm_optimizer
 
-    swarm = run.swarm.model_copy(update={"target_batch_size": 120, "average_state_every": 1})
+    swarm = run.swarm.model_copy(update={"target_batch_size": 120, "average_state_every": state_every})
     run = run.model_copy(update={"swarm": swarm})
     model = model_of(torch, seed=0 if name == "first" else 1)
     optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=4)
     stop.listen()
+    begin(optimizer)
     reports = []
     deadline = time.monotonic() + 200
     while sum(report.senders == 2 for report in reports) < 3 and time.monotonic() < deadline:

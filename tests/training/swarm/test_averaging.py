@@ -122,13 +122,25 @@ def test_peers_with_equal_weights_keep_them_in_8_bit(tmp_path):
 
 
 @pytest.mark.swarm
-def test_peers_that_train_together_average_gradients_and_parameters(tmp_path):
-    (first, first_epochs), (second, second_epochs) = meet(tmp_path, "train")
+@pytest.mark.parametrize("mode", ["train", "train delayed"])
+def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, mode):
+    (first, first_epochs), (second, second_epochs) = meet(tmp_path, mode)
     averaged = [[report for report in epochs if report["senders"] == 2] for epochs in (first_epochs, second_epochs)]
     assert [len(reports) for reports in averaged] == [3, 3], (first_epochs, second_epochs)
+    assert [report["epoch"] for report in averaged[0]] == [report["epoch"] for report in averaged[1]]
     for ours, theirs in zip(*averaged, strict=True):
         assert ours["samples"] > theirs["samples"]  # the slower one is not waited for
         assert ours["own_share"] + theirs["own_share"] == pytest.approx(1)
+    for kind, a, b in zip(pair.SIZES, first, second, strict=True):
+        assert relative_error(a, b) < 1e-3, kind
+
+
+@pytest.mark.swarm
+def test_a_newcomer_whose_download_outlasts_epochs_takes_part_and_gets_the_weights_of_all(tmp_path):
+    (first, first_facts), (second, second_facts) = meet(tmp_path, "late")
+    assert len(second_facts["downloads"]) == 1 and not first_facts["downloads"]
+    (joined, *_) = [report for report in second_facts["reports"] if report["senders"] == 2]
+    assert joined["epoch"] > second_facts["downloads"][0] + 1  # others went on in the meantime
     for kind, a, b in zip(pair.SIZES, first, second, strict=True):
         assert relative_error(a, b) < 1e-3, kind
 

@@ -1,0 +1,371 @@
+"""Throughput of a swarm on slow links: this project's and plain hivemind with the settings of 2021, in turn.
+
+    python benchmarks/swarm.py --peers 2 3 4 --json benchmarks/results/swarm.json      (as root, Linux)
+
+Each peer is a process in a network namespace of its own, behind a link of `--rate` up and down (`tc tbf`). Computing
+is a sleep of 0.125 s a sample, 48 samples a peer and epoch, so that all of this machine is left for the exchange;
+gradients of 20 million parameters are random numbers, the optimizer is the same 8-bit LAMB on the host for all.
+Throughput is compared with the ideal, peers / 0.125 s. Bytes are those of the interface, headers and all other talk
+included; the least that an all-reduce in 8 bit must send is 2 (N - 1) / N bytes a parameter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from memory_report import record, result  # noqa: E402
+
+PARAMETERS, MATRIX = 20_000_000, (1000, 1000)
+SECONDS_A_SAMPLE, SAMPLES_A_PEER, MICRO_BATCH = 0.125, 48, 4
+MATCHMAKING_SECONDS, REQUEST_SECONDS = 1.5, 1.0
+WARM_UP_EPOCHS = 2
+NEWCOMER_PATIENCE_SECONDS = 150
+"""A newcomer that has not contributed by then counts as infinitely late."""
+STACKS = {
+    "2021": "hivemind with the settings of 2021",
+    "ours": "ours, gradients awaited",
+    "ours, delayed": "ours, gradients delayed",
+}
+
+
+# -- one peer, in a process of its own -------------------------------------------------------------------------------
+
+
+def _model():
+    import torch
+
+    return torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(MATRIX)) for _ in range(PARAMETERS // 1_000_000))
+
+
+def _run(stack: str, peers: int):
+    from training.config import load_recipe
+
+    demo = load_recipe("demo")
+    swarm = demo.swarm.model_copy(
+        update=dict(
+            target_batch_size=SAMPLES_A_PEER * peers,
+            matchmaking_seconds=MATCHMAKING_SECONDS,
+            request_timeout_seconds=REQUEST_SECONDS,
+            allreduce_timeout_seconds=60.0,
+            averaging_timeout_seconds=90.0,
+            next_chunk_timeout_seconds=10.0,
+            average_state_every=25,
+            delay_gradient_averaging=stack == "ours, delayed",
+        )
+    )
+    schedule = demo.schedule.model_copy(update=dict(total_epochs=1_000_000))
+    return demo.model_copy(update=dict(run_id="bench", swarm=swarm, schedule=schedule))
+
+
+def _optimizer_2021(model, run, dht, peers: int):
+    """As the 2021 trainer made it (dalle-hivemind, task.py), but for the length of the matchmaking."""
+    import hivemind
+    from hivemind.compression import Float16Compression, SizeAdaptiveCompression, Uniform8BitQuantization
+    from hivemind.optim.grad_averager import GradientAverager
+
+    from training.optim.lamb import build_optimizer, parameter_groups
+
+    codec = SizeAdaptiveCompression(
+        threshold=2**16 + 1, less=Float16Compression(), greater_equal=Uniform8BitQuantization()
+    )
+    return hivemind.Optimizer(
+        dht=dht,
+        run_id=run.run_id,
+        target_batch_size=run.swarm.target_batch_size,
+        batch_size_per_step=MICRO_BATCH,
+        params=parameter_groups(model, run.optimizer.weight_decay),
+        optimizer=partial(build_optimizer, run.optimizer, lr=1e-4),
+        matchmaking_time=MATCHMAKING_SECONDS,
+        averaging_timeout=90.0,
+        allreduce_timeout=60.0,
+        next_chunk_timeout=10.0,
+        offload_optimizer=True,
+        delay_optimizer_step=True,
+        client_mode=False,
+        grad_compression=codec,
+        state_averaging_compression=codec,
+        grad_averager_factory=partial(GradientAverager, request_timeout=REQUEST_SECONDS),
+        averager_opts={"request_timeout": REQUEST_SECONDS},
+    )
+
+
+def bytes_sent() -> int:
+    """By all interfaces of this network namespace but the loopback."""
+    lines = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
+    return sum(int(line.split(":")[1].split()[8]) for line in lines if line.split(":")[0].strip() != "lo")
+
+
+def peer(stack: str, peers: int, address: str, initial_peers: list[str], folder: str, late: bool, stop) -> None:
+    """Trains until it is ended; a line of JSON on standard output for each epoch. A late one takes the state first."""
+    import hivemind
+    import torch
+
+    from training.swarm.dht import start_dht
+    from training.swarm.identity import Identity
+    from training.swarm.optimizer import build_swarm_optimizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(int(address.rsplit(".", 1)[1]))
+    run, identity = _run(stack, peers), Identity(Path(folder))
+    where = dict(initial_peers=initial_peers, host_maddrs=[f"/ip4/{address}/tcp/0"])
+    dht = hivemind.DHT(start=True, **where) if stack == "2021" else start_dht(run, identity, **where)
+    say(event="ready", addresses=[str(a) for a in dht.get_visible_maddrs()])
+    model = _model()
+    if stack == "2021":
+        optimizer = _optimizer_2021(model, run, dht, peers)
+    else:
+        optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=MICRO_BATCH)
+    stop.listen()
+    while late and not optimizer.local_epoch:
+        optimizer.load_state_from_peers()
+    noise = [torch.randn(MATRIX) for _ in range(2)]
+    epoch, contributed = optimizer.local_epoch, False
+    while not stop.asked:
+        time.sleep(SECONDS_A_SAMPLE * MICRO_BATCH)
+        with torch.no_grad():
+            for number, parameter in enumerate(model):
+                parameter.grad = noise[number % 2]
+        optimizer.step()
+        if not contributed and optimizer.grad_averager.local_samples_accumulated:
+            contributed = True
+            say(event="contributed", time=time.monotonic(), epoch=optimizer.local_epoch)
+        if optimizer.local_epoch != epoch:
+            epoch = optimizer.local_epoch
+            say(event="epoch", epoch=epoch, time=time.monotonic(), bytes_sent=bytes_sent())
+        if stack != "2021":
+            for report in optimizer.take_epoch_reports():
+                facts = {"senders": report.senders, "own_share": report.own_share, "fault": report.fault}
+                say(event="report", epoch=report.epoch, alone=report.alone, missed=report.missed, **facts)
+
+
+def say(**facts: object) -> None:
+    """A line of JSON for the program that started this one."""
+    print(json.dumps(facts), flush=True)
+
+
+# -- the network ------------------------------------------------------------------------------------------------------
+
+
+def sh(*command: str, check: bool = True) -> None:
+    """Runs a command of iproute2."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()} (the program needs root and iproute2)")
+
+
+_NETWORKS = itertools.count()
+"""Numbers their names: a namespace lasts as long as a process in it."""
+
+
+@contextmanager
+def network(hosts: int, rate: str) -> Iterator[list[tuple[str, str]]]:
+    """Namespaces on one bridge, each behind a link of `rate` up and down; yields their names and addresses."""
+    bridge = f"tt{os.getpid() % 10_000}{next(_NETWORKS)}"
+    names = [f"{bridge}n{number}" for number in range(hosts)]
+    shape = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+    try:
+        sh("ip", "link", "add", bridge, "type", "bridge")
+        sh("ip", "link", "set", bridge, "up")
+        for number, name in enumerate(names):
+            outside = f"{bridge}v{number}"
+            sh("ip", "netns", "add", name)
+            sh("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
+            sh("ip", "link", "set", outside, "master", bridge, "up")
+            sh("ip", "-n", name, "addr", "add", f"10.213.7.{number + 1}/24", "dev", "eth0")
+            sh("ip", "-n", name, "link", "set", "eth0", "up")
+            sh("ip", "-n", name, "link", "set", "lo", "up")
+            sh("tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape)
+            sh("tc", "qdisc", "add", "dev", outside, *shape)
+        yield [(name, f"10.213.7.{number + 1}") for number, name in enumerate(names)]
+    finally:
+        for name in names:
+            sh("ip", "netns", "del", name, check=False)
+        sh("ip", "link", "del", bridge, check=False)
+
+
+class Peer:
+    """A peer's process and what it has said."""
+
+    def __init__(
+        self,
+        host: tuple[str, str],
+        stack: str,
+        peers: int,
+        initial_peers: list[str],
+        folder: Path,
+        *,
+        late: bool = False,
+    ):
+        namespace, address = host
+        given = json.dumps([stack, peers, address, initial_peers, str(folder / namespace), late])
+        self.log = folder / f"{namespace}.log"
+        self._errors = self.log.with_suffix(".err").open("w")
+        self._output = self.log.open("w")
+        command = ["ip", "netns", "exec", namespace, sys.executable, __file__, "--peer", given]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(command, stdout=self._output, stderr=self._errors, start_new_session=True)
+
+    def said(self, event: str) -> list[dict]:
+        """The lines of one kind."""
+        lines = self.log.read_text(encoding="utf-8").splitlines()
+        facts = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [fact for fact in facts if fact["event"] == event]
+
+    def await_said(self, event: str, timeout: float, enough: Callable[[list], bool] = bool) -> list[dict]:
+        """Waits until it has said so."""
+        deadline = time.monotonic() + timeout
+        while not enough(found := self.said(event)):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                errors = self.log.with_suffix(".err").read_text(encoding="utf-8")
+                raise SystemExit(f"A peer did not come to say {event!r}.\n{errors[-3000:]}")
+            time.sleep(0.1)
+        return found
+
+    def end(self) -> None:
+        """Ends the process and all it has started."""
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, kind)
+                self.process.wait(3)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+def swarm(stack: str, peers: int, rate: str, epochs: int, newcomer: bool) -> dict:
+    """One run: seconds an epoch, bytes a peer and epoch, own shares, and how long a newcomer needs."""
+    folder = Path(tempfile.mkdtemp(prefix="swarm-"))
+    running: list[Peer] = []
+    try:
+        with network(peers + newcomer, rate) as hosts:
+            known: list[str] = []
+            for number in range(peers):
+                running.append(Peer(hosts[number], stack, peers, known, folder))
+                known = known or running[0].await_said("ready", 60)[0]["addresses"][:1]
+            last = WARM_UP_EPOCHS + epochs
+
+            def far_enough(said: list[dict]) -> bool:
+                return bool(said) and said[-1]["epoch"] >= last
+
+            for one in running:
+                one.await_said("epoch", 120 + 40 * last, far_enough)
+            facts = _facts(running, peers)
+            if newcomer:
+                late = Peer(hosts[peers], stack, peers, known, folder, late=True)
+                running.append(late)
+                deadline = late.started + NEWCOMER_PATIENCE_SECONDS
+                while not (said := late.said("contributed")) and time.monotonic() < deadline:
+                    time.sleep(0.5)
+                facts["newcomer_seconds"] = said[0]["time"] - late.started if said else math.inf
+            return facts
+    finally:
+        for one in running:
+            one.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _facts(running: list[Peer], peers: int) -> dict:
+    """Of the epochs after the warm-up."""
+    seconds, sent, alone, reports, shares = [], [], 0, 0, []
+    for one in running:
+        epochs = [fact for fact in one.said("epoch") if fact["epoch"] >= WARM_UP_EPOCHS]
+        steps = epochs[-1]["epoch"] - epochs[0]["epoch"]
+        seconds.append((epochs[-1]["time"] - epochs[0]["time"]) / steps)
+        sent.append((epochs[-1]["bytes_sent"] - epochs[0]["bytes_sent"]) / steps)
+        told = [fact for fact in one.said("report") if fact["epoch"] > WARM_UP_EPOCHS]
+        alone += sum(fact["alone"] or fact["missed"] for fact in told)
+        reports += len(told)
+        shares += [fact["own_share"] for fact in told if fact["own_share"] is not None]
+    ideal = SECONDS_A_SAMPLE * SAMPLES_A_PEER
+    least = 2 * (peers - 1) / peers * PARAMETERS
+    return {
+        "seconds_an_epoch": statistics.mean(seconds),
+        "throughput_over_ideal": ideal / statistics.mean(seconds),
+        "sent_over_least": statistics.mean(sent) / least,
+        "not_averaged": alone / reports if reports else None,
+        "own_share": statistics.median(shares) if shares else None,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the table; writes the JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, nargs="+", default=[2, 3, 4], metavar="N", help="sizes of the swarm")
+    parser.add_argument("--stacks", nargs="+", choices=STACKS, default=list(STACKS), help="what is compared")
+    parser.add_argument("--rate", default="100mbit", help="of each link, up and down, as tc takes it")
+    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="measured, after two that are not")
+    parser.add_argument("--no-newcomer", action="store_true", help="leave the newcomer out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
+    parser.add_argument("--peer", help=argparse.SUPPRESS)
+    flags = parser.parse_args(arguments)
+    if flags.peer:
+        from training.processes import prepare_environment, run_role
+
+        prepare_environment()
+        run_role(partial(peer, *json.loads(flags.peer)))
+    results = []
+    print(f"{'':<36}{'peers':>6}{'s/epoch':>9}{'of ideal':>10}{'bytes':>8}{'alone':>8}{'newcomer':>10}")
+    for peers in flags.peers:
+        found = {}
+        for stack in flags.stacks:
+            found[stack] = facts = swarm(stack, peers, flags.rate, flags.epochs, not flags.no_newcomer)
+            alone = "" if facts["not_averaged"] is None else f"{facts['not_averaged']:.1%}"
+            late = f"{facts['newcomer_seconds']:.1f} s" if "newcomer_seconds" in facts else ""
+            print(
+                f"{STACKS[stack]:<36}{peers:>6}{facts['seconds_an_epoch']:>9.2f}{facts['throughput_over_ideal']:>10.2f}"
+                f"{facts['sent_over_least']:>8.2f}{alone:>8}{late:>10}",
+                flush=True,
+            )
+        results += _entries(found, peers)
+    if flags.json:
+        from importlib.metadata import version
+
+        versions = {name: version(name) for name in ("torch", "hivemind")}
+        link = {"rate": flags.rate, "parameters": PARAMETERS, "epochs": flags.epochs}
+        record(flags.json, "swarm", versions, results, link=link)
+
+
+UNITS = {
+    "seconds_an_epoch": "s",
+    "throughput_over_ideal": "",
+    "sent_over_least": "",
+    "not_averaged": "",
+    "newcomer_seconds": "s",
+}
+
+
+def _entries(found: dict[str, dict], peers: int) -> list[dict]:
+    """A result for each figure of each stack, with plain hivemind as the peer."""
+    entries = []
+    theirs = found.get("2021", {})
+    for stack, facts in found.items():
+        if stack == "2021" and len(found) > 1:
+            continue
+        for name, unit in UNITS.items():
+            if not math.isfinite(facts.get(name) or 0.0) or name not in facts or facts[name] is None:
+                continue
+            other = {"peer": theirs[name], "peer_name": STACKS["2021"]} if theirs.get(name) is not None else {}
+            words = f"{peers} peers, {STACKS[stack]}: {name.replace('_', ' ')}"
+            entries.append(result(words, unit, facts[name], **other))
+    return entries
+
+
+if __name__ == "__main__":
+    main()
