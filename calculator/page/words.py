@@ -43,16 +43,11 @@ def judgement(verdict: Verdict, result: Estimate) -> str:
         need += f" + {show_bytes(on_top)} for {'the host' if device.unified else 'CUDA itself'}"
     margin, share = abs(verdict.margin_bytes), 100 * abs(verdict.margin_bytes) / verdict.usable_bytes
     stands = {
-        "fits": f"Fits the {device.title}",
-        "tight": f"Tight on the {device.title}",
-        "does not fit": f"Does not fit the {device.title}",
+        "fits": f"Fits the {device.title}, {show_bytes(margin)} ({share:.0f} %) left",
+        "tight": f"Tight on the {device.title}, {show_bytes(margin)} ({share:.1f} %) left for fragmentation",
+        "does not fit": f"Does not fit the {device.title}, {show_bytes(margin)} missing",
     }[verdict.standing]
-    left = {
-        "fits": f"{show_bytes(margin)} ({share:.0f} %) left",
-        "tight": f"the {show_bytes(margin)} ({share:.1f} %) left may go to fragmentation",
-        "does not fit": f"{show_bytes(margin)} missing",
-    }[verdict.standing]
-    return f"{stands}: {need}, of {show_bytes(verdict.usable_bytes)}; {left}."
+    return f"{stands}: {need}, of {show_bytes(verdict.usable_bytes)}."
 
 
 def command(setup: Setup, gpu: str | None = None) -> str:

@@ -38,7 +38,7 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
   let waiting = Promise.resolve();
 
   function layout() {
-    const axis = { gridcolor: colour("line"), linecolor: colour("line-strong"), zeroline: false, automargin: true };
+    const axis = { tickangle: 0, gridcolor: colour("line"), linecolor: colour("line-strong"), zeroline: false, automargin: true };
     return {
       autosize: true,
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -48,9 +48,9 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
       hovermode: "x unified",
       hoverlabel: { bgcolor: colour("panel"), font: { color: colour("ink") } },
       showlegend: true,
-      legend: { orientation: "h", y: 1.12, x: 0, font: { color: colour("ink") } },
+      legend: { orientation: "h", y: 1.04, yanchor: "bottom", x: 0, title: { text: axes.y, side: "top" }, font: { color: colour("ink") } },
       xaxis: { ...axis, title: { text: axes.x } },
-      yaxis: { ...axis, title: { text: axes.y }, rangemode: from === 0 ? "tozero" : "normal" },
+      yaxis: { ...axis, rangemode: from === 0 ? "tozero" : "normal" },
       uirevision: "kept",
     };
   }
@@ -66,6 +66,8 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
         if (!drawn) element.replaceChildren();
         drawn = true;
         await library.react(element, shown, layout(), { displayModeBar: false, responsive: true });
+        if (!element.dataset.drawn) element.on("plotly_afterplot", () => setTexts(element));
+        setTexts(element);
         element.dataset.drawn = "true";
       } catch (error) {
         element.textContent = `The chart cannot be drawn: ${error.message}. The table below has its numbers.`;
@@ -89,6 +91,24 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
       if (drawn) window.Plotly.purge(element);
     },
   };
+}
+
+/** Puts Plotly's texts where they stand once more, above the layers that it has for the pointer. */
+function setTexts(element) {
+  const layer = element.querySelector(".chart__texts") ?? document.createElement("div");
+  layer.className = "chart__texts";
+  const { left, top } = element.getBoundingClientRect();
+  const texts = [...element.querySelectorAll("svg text")].filter((text) => text.textContent && !text.closest(".hoverlayer"));
+  const spans = texts.map((text) => {
+    const box = text.getBoundingClientRect();
+    const span = document.createElement("span");
+    span.textContent = text.textContent;
+    span.style.left = `${box.left - left}px`;
+    span.style.top = `${box.top - top}px`;
+    return span;
+  });
+  layer.replaceChildren(...spans);
+  element.append(layer);
 }
 
 /** Fills a table's body while its `details` is open; newest rows come first. */

@@ -4,6 +4,10 @@ import { colour, makeChart, makeTable, plain } from "./charts.mjs";
 import { showClock, showCount, showDuration, showNumber } from "./format.mjs";
 import { describe, followRun, isOver, siteURL } from "./live.mjs";
 
+/** In the table of pictures; at phones' widths both are less, and two columns fit. */
+const PROMPT_WIDTH = 120;
+const PICTURE_WIDTH = 130;
+
 const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
 const SERIES = 8;
 const TABLE_ROWS = 500;
@@ -123,10 +127,22 @@ export function start(root) {
     );
   }
 
+  slot("pictures-all").addEventListener("click", ({ target }) => {
+    target.setAttribute("aria-pressed", target.getAttribute("aria-pressed") !== "true");
+    showPictures();
+  });
+  const wider = new ResizeObserver(() => feed?.phase === "known" && showPictures());
+  wider.observe(slot("pictures").closest(".scroll"));
+
   function showPictures() {
-    const snapshots = [...feed.snapshots].reverse();
     const table = slot("pictures");
+    const all = slot("pictures-all");
+    const room = Math.max(2, Math.floor((table.closest(".scroll").clientWidth - PROMPT_WIDTH) / PICTURE_WIDTH));
+    const whole = all.getAttribute("aria-pressed") === "true";
+    const snapshots = spread(feed.snapshots, whole ? feed.snapshots.length : room).reverse();
     const state = JSON.stringify(snapshots.map((snapshot) => snapshot.epoch));
+    all.hidden = feed.snapshots.length <= room;
+    all.textContent = `Pictures of all ${feed.snapshots.length} epochs`;
     if (table.dataset.state === state) return;
     table.dataset.state = state;
     slot("pictures-text").textContent = snapshots.length
@@ -190,7 +206,14 @@ export function start(root) {
   return () => {
     stopFollowing();
     charts.forEach((chart) => chart.stop());
+    wider.disconnect();
   };
+}
+
+/** Of a list at most so many, evenly spread, the first and the last among them. */
+function spread(list, most) {
+  if (list.length <= most) return [...list];
+  return Array.from({ length: most }, (_, place) => list[Math.round((place * (list.length - 1)) / (most - 1))]);
 }
 
 function drawn(picture, epoch) {

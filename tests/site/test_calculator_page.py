@@ -329,13 +329,13 @@ def test_the_sweep_is_fetched_when_it_is_opened_and_follows_the_palette(open_pag
     swept = json.loads(sweep(json.dumps({"setup": DEFAULT, "along": "sequence_length"})))
     rows = page.locator(".sweep tbody tr")
     expect(rows).to_have_text([" ".join(point["row"]) for point in swept["points"]], use_inner_text=True)
-    label = chart.locator(".xtitle")
-    expect(label).to_have_text("Sequence length")
-    before = label.evaluate("text => getComputedStyle(text).fill")
+    label = chart.locator(".chart__texts").get_by_text("Sequence length")
+    expect(label).to_be_visible()
+    before = label.evaluate("text => getComputedStyle(text).color")
     page.get_by_title("Switch to dark colours").click()
     expect(chart.locator(".main-svg").first).to_be_visible()
     page.wait_for_function(
-        "before => getComputedStyle(document.querySelector('.sweep .xtitle')).fill !== before", arg=before
+        "before => getComputedStyle(document.querySelector('.sweep .chart__texts span')).color !== before", arg=before
     )
     assert violations(page) == []
 

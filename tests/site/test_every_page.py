@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
+SETTLED_MS = 400
+"""Charts have been redrawn by then."""
+
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 PAGES = [
@@ -26,13 +30,22 @@ PAGES = [
 ]
 
 
-def violations(page, only: str = "") -> list[str]:
-    """Rules of axe-core that the page breaks, with the elements; `only` names the one rule to try."""
+def violations(page) -> list[str]:
+    """Rules of axe-core that the page breaks, and those that axe-core could not decide, with the elements.
+
+    The page is scrolled to its top: there nothing lies under the bars that stay in sight.
+    """
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.read_text())
-    options = {"runOnly": [only] if only else RULES, "resultTypes": ["violations"]}
+    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    options = {"runOnly": RULES, "resultTypes": ["violations", "incomplete"]}
     found = page.evaluate("options => axe.run(document, options)", options)
-    return [f"{rule['id']}: {node['html'][:160]}" for rule in found["violations"] for node in rule["nodes"]]
+    return [
+        f"{kind}, {rule['id']}: {node['html'][:160]}"
+        for kind in ("violations", "incomplete")
+        for rule in found[kind]
+        for node in rule["nodes"]
+    ]
 
 
 def test_every_built_page_is_tested(built_site):
@@ -42,23 +55,93 @@ def test_every_built_page_is_tested(built_site):
 
 @pytest.mark.parametrize("address", PAGES)
 def test_accessible_and_not_too_wide(open_page, address):
-    """At both widths in both palettes; the palette is switched where the page stands, as its button does."""
-    faults = []
     page = open_page(address)
     page.wait_for_load_state("networkidle")
-    for width, palette, only in [
-        (1280, "default", ""),
-        (1280, "slate", "color-contrast"),
-        (360, "slate", ""),
-        (360, "default", "color-contrast"),
-    ]:
+    assert faults(page) == []
+
+
+def use_calculator(page) -> None:
+    """Everything is opened, set, pinned and drawn."""
+    page.get_by_label("Micro-batch").first.fill("4")
+    page.get_by_label("Offload the optimizer").check()
+    page.get_by_role("button", name="Pin this setup").click()
+    open_all(page)
+    page.locator(".sweep .chart").scroll_into_view_if_needed()
+    expect(page.get_by_role("status")).to_contain_text("Computed in your browser")
+    expect(page.locator(".sweep .chart")).to_have_attribute("data-drawn", "true")
+    expect(page.get_by_role("region", name="Pinned setups")).to_be_visible()
+
+
+def use_dashboard(page) -> None:
+    """All tables and all pictures are shown, all charts drawn."""
+    open_all(page)
+    page.get_by_role("button", name="Pictures of all").click()
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    for chart in page.locator(".chart").all():
+        expect(chart).to_have_attribute("data-drawn", "true")
+
+
+def open_all(page) -> None:
+    """Unfolds all that is folded."""
+    page.locator("main details").evaluate_all("all => all.forEach((one) => (one.open = true))")
+
+
+@pytest.mark.parametrize("address, use", [("calculator/", use_calculator), ("dashboard/", use_dashboard)])
+def test_accessible_after_use(open_page, address, use):
+    page = open_page(address)
+    page.wait_for_load_state("networkidle")
+    use(page)
+    assert faults(page) == []
+
+
+def faults(page) -> list[str]:
+    """At both widths in both palettes; the palette is switched where the page stands, as its button does."""
+    found = []
+    for width, palette in ((1280, "default"), (1280, "slate"), (360, "slate"), (360, "default")):
         page.set_viewport_size({"width": width, "height": 800})
         page.evaluate("palette => document.body.dataset.mdColorScheme = palette", palette)
-        faults += [f"{width} px, {palette}: {fault}" for fault in violations(page, only)]
+        page.wait_for_timeout(SETTLED_MS)
+        found += [f"{width} px, {palette}: {fault}" for fault in violations(page)]
         excess = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         if excess > 0:
-            faults.append(f"{width} px, {palette}: {excess} px wider than the window")
-    assert faults == []
+            found.append(f"{width} px, {palette}: {excess} px wider than the window")
+    return found
+
+
+MOVING = """() => [...document.querySelectorAll("*")].flatMap((element) =>
+    [null, "::before", "::after"].flatMap((pseudo) => {
+        const style = getComputedStyle(element, pseudo);
+        const longest = (list) => Math.max(...list.split(",").map(parseFloat));
+        const moves = longest(style.transitionDuration) > 0.001 || longest(style.animationDuration) > 0.001
+            || style.animationIterationCount === "infinite" || style.scrollBehavior === "smooth";
+        return moves ? [`${element.tagName}.${element.className}${pseudo ?? ""}`] : [];
+    }))"""
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_nothing_moves_for_readers_who_ask_for_that(open_page, address):
+    page = open_page(address)
+    assert page.evaluate(MOVING) == []
+    page.emulate_media(reduced_motion="no-preference")
+    assert page.evaluate(MOVING), "nothing ever moves: the test sees nothing"
+
+
+def test_charts_are_redrawn_without_motion(open_page):
+    page = open_page("dashboard/")
+    chart = page.locator("[data-slot=loss-chart]")
+    expect(chart).to_have_attribute("data-drawn", "true")
+    page.evaluate("document.body.dataset.mdColorScheme = 'slate'")
+    page.wait_for_timeout(SETTLED_MS)
+    lines = "document.querySelector('[data-slot=loss-chart]').innerHTML"
+    before = page.evaluate(lines)
+    page.wait_for_timeout(SETTLED_MS)
+    assert page.evaluate(lines) == before
+    assert page.evaluate("document.getAnimations().filter((one) => one.playState === 'running').length") == 0
+
+
+def test_titles_name_the_page_once(open_page):
+    assert open_page("").title() == "Training Transformers Together"
+    assert open_page("calculator/").title() == "Memory calculator - Training Transformers Together"
 
 
 def test_lost_readers_are_helped(open_page, server):
