@@ -108,46 +108,76 @@ def forward(c: Context) -> tuple[Tensor, None]:
     """One forward pass to the loss; the logits are not held."""
     t, a = c.tape, c.architecture
     place = layout(a)
-    _labels = t.tensor(c.batch * a.text_length, 8)
-    hidden = _hidden_states(c, place)
+    tied: list[Storage] = []
+    hidden = _embedded(c, place, tied)
+    hidden = _reversible_stack(c, place, hidden) if c.reversible else _sequential_stack(c, place, hidden)
     t.enter("head")
     hidden = t.layer_norm(hidden, c.weights["norm.weight"], c.weights["norm.bias"])
-    text_rows = a.vocab_size - a.image_vocab_size
-    text_loss = _loss(c, hidden, a.text_length, text_rows, _labels.storage)
-    image_loss = _loss(c, hidden, place.image, a.image_vocab_size, None)
-    return t.scale(t.add(text_loss, t.scale(image_loss, "loss"), "loss"), "loss"), None
+    labels = t.tensor(c.batch * a.text_length, 8)
+    return t.scale(t.scale(_losses(c, place, hidden, labels.storage, tied), "loss"), "loss"), None
 
 
-def _loss(c: Context, hidden: Tensor, tokens: int, rows: int, labels: Storage | None) -> Tensor:
-    """Cross entropy of some positions over some rows of the vocabulary: both are parts, whose gradients are spread."""
-    t = c.tape
-    count = c.batch * tokens * c.architecture.hidden_size
-    part = t.part(hidden, count)
-    table = t.rows(c.weights["embedding.output"], rows)
-    bias = t.rows(c.weights["head.bias"], rows)
-    if c.batch > 1:
-        part = t.copy(part)
-    logits = t.linear(part, table, bias, "output head")
-    del part
-    return t.cross_entropy(logits, labels)
+def _losses(c: Context, place: Layout, hidden: Tensor, labels: Storage, tied: list[Storage]) -> Tensor:
+    """Both cross entropies as one node (training/model/vocabulary.py): its logits become their gradient.
 
-
-def _hidden_states(c: Context, place: Layout) -> Tensor:
-    hidden = _embedded(c, place)
-    return _reversible_stack(c, place, hidden) if c.reversible else _sequential_stack(c, place, hidden)
-
-
-def _embedded(c: Context, place: Layout) -> Tensor:
+    Args:
+        c: What is played.
+        place: Order of the tokens.
+        hidden: Behind the last norm.
+        labels: Of the text; the image's are the inputs.
+        tied: Takes the gradient of the output matrix, for the embedding, where they share it.
+    """
     t, a = c.tape, c.architecture
-    text_rows = a.vocab_size - a.image_vocab_size
-    if a.tied_embeddings:
-        text_table = t.rows(c.weights["embedding.output"], text_rows)
-        image_table = t.rows(c.weights["embedding.output"], a.image_vocab_size)
-    else:
-        text_table, image_table = c.weights["embedding.text"], c.weights["embedding.image"]
-    tokens = t.tensor(c.batch * place.text, 8)
-    text = t.embedding(text_table, c.batch * place.text, tokens.storage)
-    return t.join(text, t.embedding(image_table, c.batch * place.image), "embedding")
+    itemsize, low, width = t.itemsize, 2 if t.autocast else t.itemsize, a.hidden_size
+    text_rows, mixed = a.vocab_size - a.image_vocab_size, low != t.itemsize
+    parts = ((a.text_length, text_rows), (place.image, a.image_vocab_size))
+    t.name = "output head and loss"
+    kept: list[Storage | None] = []
+    for tokens, rows in parts:
+        own = c.batch > 1 or mixed
+        inputs = t.new(c.batch * tokens * width, low) if own else hidden.storage
+        lowered = (t.new(rows * width, low), t.new(rows, low)) if mixed else ()
+        logits = t.new(c.batch * tokens * rows, low)
+        del lowered
+        if mixed:
+            logits = t.new(c.batch * tokens * rows, itemsize)
+        kept += [inputs, logits, t.new(c.batch * tokens, itemsize)]
+    del inputs, logits
+    count = hidden.count
+
+    def backward(grad: Storage) -> tuple:
+        to_hidden, matrix = t.new(count, itemsize), t.new(a.vocab_size * width, itemsize)
+        to_bias = t.new(a.vocab_size, itemsize)
+        for tokens, rows in parts:
+            lowered = (t.new(c.batch * tokens * rows, low), t.new(rows * width, low)) if mixed else ()
+            _to_inputs = t.new(c.batch * tokens * width, low)
+            del lowered
+            if mixed:
+                t.new(rows * width, low)
+        if not a.tied_embeddings:
+            return to_hidden, matrix, to_bias
+        t.mark_gradient(matrix)
+        tied.append(matrix)
+        return to_hidden, to_bias
+
+    outputs = (
+        (c.weights["head.bias"],) if a.tied_embeddings else (c.weights["embedding.output"], c.weights["head.bias"])
+    )
+    node = t.record("output head and loss", (hidden, *outputs), (*kept, labels), backward)
+    return Tensor(t.new(1, itemsize), 1, itemsize, node)
+
+
+def _embedded(c: Context, place: Layout, tied: list[Storage]) -> Tensor:
+    t, a = c.tape, c.architecture
+    if not a.tied_embeddings:
+        ids = t.tensor(c.batch * place.text, 8)
+        text = t.embedding(c.weights["embedding.text"], c.batch * place.text, ids.storage)
+        return t.join(text, t.embedding(c.weights["embedding.image"], c.batch * place.image), "embedding")
+    ids = t.tensor(c.batch * place.length, 8)
+    count = c.batch * place.length * a.hidden_size
+    t.name = "embedding"
+    node = t.record("embedding", (c.weights["embedding.output"],), (ids.storage,), lambda grad: (tied.pop(),))
+    return Tensor(t.new(count, t.itemsize), count, t.itemsize, node)
 
 
 # -- stacks ----------------------------------------------------------------------------------------------------
