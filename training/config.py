@@ -174,6 +174,15 @@ class SwarmConfig(_Section):
     gradient_codec: Codec = "blockwise8"
     """How large tensors travel. `blockwise8` keeps a scale for every 512 values; `uniform8`, the 2021 run's, one range
     for a whole part, which heavy tails leave; `float16` takes twice the bytes. Parameters in 8 bit travel likewise."""
+    mode: Literal["synchronous", "diloco"] = "synchronous"
+    """`synchronous`: one gradient of all peers an epoch. `diloco`, for very slow links (Douillard et al. 2023): each
+    peer trains by itself, and an epoch ends with an exchange of how far all came."""
+    inner_batch_size: Positive = 32
+    """Samples of one update between exchanges (`diloco`)."""
+    outer_learning_rate: Annotated[float, Field(gt=0)] = 0.7
+    """Share of the averaged way that the common weights go (`diloco`, as in its paper)."""
+    outer_momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Nesterov momentum of the common weights (`diloco`, as in its paper)."""
     powersgd_rank: Count = 0
     """Gradients of large matrices are averaged as products of two thin ones of this rank (PowerSGD, Vogels et al.
     2019), what is lost is added to the next gradient; 0: as they are."""
@@ -249,6 +258,11 @@ class RunConfig(_Section):
             raise ValueError("swarm.allreduce_timeout_seconds must be shorter than swarm.averaging_timeout_seconds")
         if swarm.delay_gradient_averaging and not swarm.delay_optimizer_step:
             raise ValueError("swarm.delay_gradient_averaging needs swarm.delay_optimizer_step; set both or neither")
+        if swarm.mode == "diloco" and (swarm.inner_batch_size > swarm.target_batch_size or swarm.powersgd_rank):
+            raise ValueError(
+                "swarm.mode diloco needs swarm.inner_batch_size of at most swarm.target_batch_size, and "
+                "swarm.powersgd_rank = 0"
+            )
         if self.schedule.warmup_epochs >= self.schedule.total_epochs:
             raise ValueError("schedule.warmup_epochs must be smaller than schedule.total_epochs")
         return self

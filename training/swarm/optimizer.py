@@ -487,7 +487,7 @@ def build_swarm_optimizer(
         client_mode: Accept no incoming connections.
     """
     swarm, schedule = run.swarm, run.schedule
-    return SwarmOptimizer(
+    settings = dict(
         run=run,
         dht=dht,
         target_batch_size=swarm.target_batch_size,
@@ -526,6 +526,11 @@ def build_swarm_optimizer(
         ),
         shutdown_timeout=2,
     )
+    if swarm.mode == "diloco":
+        from training.swarm.local_updates import build_local_update_optimizer  # which builds upon this module
+
+        return build_local_update_optimizer(model, settings)
+    return SwarmOptimizer(**settings)
 
 
 def _drain(reports: queue.SimpleQueue) -> list:

@@ -4,6 +4,7 @@ Usage: python pair.py FOLDER first|second MODE
 """
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from training.config import load_recipe
 from training.processes import prepare_environment, run_role
 
+ROOT = Path(__file__).parents[3]
 SIZES = {"eight_bit": (256, 256), "sixteen_bit": (100,), "scalar": ()}
 SAMPLES = {"first": 8, "second": 24}
 SETTINGS = {
@@ -18,8 +20,40 @@ SETTINGS = {
     "equal weights": {"gradient_codec": "blockwise8"},
     "powersgd": {"powersgd_rank": 4},
     "train delayed": {"delay_gradient_averaging": True},
+    "diloco": {"mode": "diloco", "inner_batch_size": 8, "target_batch_size": 240, "average_state_every": 1000},
 }
 """Of the swarm, by mode; in the other modes large tensors travel by hivemind's uniform codec."""
+
+
+def meet(folder, mode, names=tuple(SAMPLES)):
+    """Runs the peers, both unless named; (tensors, facts) of each."""
+    from torch import load
+
+    peers = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(folder), name, mode],
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name in names
+    ]
+    try:
+        outputs = [peer.communicate(timeout=300)[0] for peer in peers]
+    finally:
+        for peer in peers:
+            peer.kill()
+    assert not any(peer.returncode for peer in peers), "\n".join(outputs)
+    return [
+        (load(folder / f"{name}.pt", weights_only=True), json.loads((folder / f"{name}.json").read_text()))
+        for name in names
+    ]
+
+
+def relative_error(tensor, expected):
+    return float((tensor - expected).norm() / expected.norm())
 
 
 def main(folder: Path, name: str, mode: str, stop) -> None:
@@ -43,6 +77,7 @@ def main(folder: Path, name: str, mode: str, stop) -> None:
         address = (folder / "address").read_text()
         dht = start_dht(run, identity, initial_peers=[address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     work = {"train": train, "late": come_late, "equal weights": average_parameters, "overtaken": go_on_alone}
+    work["diloco"] = train_locally
     swarm = run.swarm.model_copy(update=SETTINGS.get(mode, {"gradient_codec": "uniform8"}))
     run = run.model_copy(update={"swarm": swarm})
     tensors, facts = work.get(mode.removesuffix(" delayed"), average_gradients)(torch, run, dht, identity, name, stop)
@@ -198,6 +233,47 @@ def train(torch, run, dht, identity, name, stop, *, begin=lambda optimizer: None
     optimizer.state_averager.step(wait_for_delayed_updates=True)
     facts = [{key: getattr(report, key) for key in report.__slots__} for report in reports]
     return [parameter.detach().clone() for parameter in model.parameters()], facts
+
+
+def train_locally(torch, run, dht, identity, name, stop):
+    """Three exchanges of the local-update mode: what was offered, and the common weights before and after."""
+    from training.swarm.optimizer import build_swarm_optimizer
+
+    run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_epochs": 0})})
+    model = model_of(torch, seed=0)
+    optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=4)
+    stop.listen()
+    averager, offers, rounds, reports = optimizer.grad_averager, {}, [], []
+    load = averager.load_accumulators_into_averager_
+
+    def common(momentum=False):
+        outer = [parameter for group in optimizer.opt.param_groups for parameter in group["params"]]
+        return [(optimizer.opt.state[p]["momentum_buffer"] if momentum else p).detach().clone() for p in outer]
+
+    def load_and_note():
+        load()
+        with averager.get_tensors() as distances:
+            offered = [distance.clone() for distance in distances]
+        offers[optimizer.local_epoch + 1] = {"offered": offered, "before": common(), "momentum": common(momentum=True)}
+
+    averager.load_accumulators_into_averager_ = load_and_note
+    folder = Path(sys.argv[1])
+    (folder / f"{name}.ready").touch()
+    while not all((folder / f"{peer}.ready").is_file() for peer in SAMPLES):
+        time.sleep(0.05)
+    deadline = time.monotonic() + 200
+    while len(rounds) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1 if name == "first" else 0.2)  # of uneven speed
+        for parameter, gradient in zip(model.parameters(), gradients_of(torch, model, name), strict=True):
+            parameter.grad.add_(gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+        for report in optimizer.take_epoch_reports():
+            reports.append(report)
+            if report.senders == 2:
+                own = [parameter.detach().clone() for parameter in model.parameters()]
+                rounds.append({"epoch": report.epoch, "after": common(), "model": own, **offers[report.epoch]})
+    return rounds, [{key: getattr(report, key) for key in report.__slots__} for report in reports]
 
 
 def go_on_alone(torch, run, dht, identity, name, stop):
