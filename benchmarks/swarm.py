@@ -39,6 +39,10 @@ MATCHMAKING_SECONDS, REQUEST_SECONDS = 1.5, 1.0
 WARM_UP_EPOCHS = 2
 NEWCOMER_PATIENCE_SECONDS = 150
 """A newcomer that has not contributed by then counts as infinitely late."""
+EVEN_SHARE_TOLERANCE = 0.2
+"""Peers of one speed contribute about the same; a torn average leaves a peer with more of its own."""
+INTO_THE_AVERAGE_SECONDS = 0.8
+"""From an epoch's end to the death that is tried; an average takes two or three seconds."""
 STACKS = {
     "2021": "hivemind with the settings of 2021",
     "ours": "ours, gradients awaited",
@@ -153,6 +157,7 @@ def peer(stack: str, peers: int, address: str, initial_peers: list[str], folder:
         if stack != "2021":
             for report in optimizer.take_epoch_reports():
                 facts = {"senders": report.senders, "own_share": report.own_share, "fault": report.fault}
+                facts |= {"time": time.monotonic(), "averaging_seconds": report.averaging_seconds}
                 say(event="report", epoch=report.epoch, alone=report.alone, missed=report.missed, **facts)
 
 
@@ -249,8 +254,39 @@ class Peer:
                 continue
 
 
-def swarm(stack: str, peers: int, rate: str, epochs: int, newcomer: bool) -> dict:
-    """One run: seconds an epoch, bytes a peer and epoch, own shares, and how long a newcomer needs."""
+def after_a_death(running: list[Peer]) -> dict:
+    """Kills the last peer in the middle of an average: how soon the others have a whole one again."""
+    *others, victim = running
+    last = others[0].said("epoch")[-1]["epoch"]
+    others[0].await_said("epoch", 60, lambda said: said[-1]["epoch"] > last)
+    time.sleep(INTO_THE_AVERAGE_SECONDS)
+    killed = time.monotonic()
+    os.killpg(victim.process.pid, signal.SIGKILL)
+
+    def whole(said: list[dict]) -> list[dict]:
+        return [
+            fact
+            for fact in said
+            if fact["time"] > killed
+            and fact["senders"] == len(others)
+            and abs(fact["own_share"] * len(others) - 1) < EVEN_SHARE_TOLERANCE
+        ]
+
+    seconds, torn = [], []
+    for one in others:
+        one.await_said("report", 120, whole)
+        first = whole(one.said("report"))[0]
+        seconds.append(first["time"] - killed)
+        torn += [fact for fact in one.said("report") if killed < fact["time"] < first["time"]]
+    return {
+        "seconds_to_a_whole_update_after_a_death": max(seconds),
+        "torn_updates": len(torn),
+        "own_share_in_torn_updates": max((fact["own_share"] for fact in torn), default=None),
+    }
+
+
+def swarm(stack: str, peers: int, rate: str, epochs: int, *, newcomer: bool, death: bool) -> dict:
+    """One run: seconds an epoch, bytes a peer and epoch, own shares, a newcomer's time, and what a death costs."""
     folder = Path(tempfile.mkdtemp(prefix="swarm-"))
     running: list[Peer] = []
     try:
@@ -274,6 +310,8 @@ def swarm(stack: str, peers: int, rate: str, epochs: int, newcomer: bool) -> dic
                 while not (said := late.said("contributed")) and time.monotonic() < deadline:
                     time.sleep(0.5)
                 facts["newcomer_seconds"] = said[0]["time"] - late.started if said else math.inf
+            if death and stack != "2021":
+                facts |= after_a_death(running[:peers])
             return facts
     finally:
         for one in running:
@@ -312,6 +350,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rate", default="100mbit", help="of each link, up and down, as tc takes it")
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="measured, after two that are not")
     parser.add_argument("--no-newcomer", action="store_true", help="leave the newcomer out")
+    parser.add_argument("--death", action="store_true", help="kill a peer in the middle of an average at the end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
@@ -325,7 +364,9 @@ def main(arguments: list[str] | None = None) -> None:
     for peers in flags.peers:
         found = {}
         for stack in flags.stacks:
-            found[stack] = facts = swarm(stack, peers, flags.rate, flags.epochs, not flags.no_newcomer)
+            found[stack] = facts = swarm(
+                stack, peers, flags.rate, flags.epochs, newcomer=not flags.no_newcomer, death=flags.death
+            )
             alone = "" if facts["not_averaged"] is None else f"{facts['not_averaged']:.1%}"
             late = f"{facts['newcomer_seconds']:.1f} s" if "newcomer_seconds" in facts else ""
             print(
@@ -333,6 +374,13 @@ def main(arguments: list[str] | None = None) -> None:
                 f"{facts['sent_over_least']:>8.2f}{alone:>8}{late:>10}",
                 flush=True,
             )
+            if "torn_updates" in facts:
+                print(
+                    f"    after a death in mid-average: a whole update in "
+                    f"{facts['seconds_to_a_whole_update_after_a_death']:.1f} s; {facts['torn_updates']} torn before, "
+                    f"own share up to {facts['own_share_in_torn_updates']}",
+                    flush=True,
+                )
         results += _entries(found, peers)
     if flags.json:
         from importlib.metadata import version
@@ -348,6 +396,9 @@ UNITS = {
     "sent_over_least": "",
     "not_averaged": "",
     "newcomer_seconds": "s",
+    "seconds_to_a_whole_update_after_a_death": "s",
+    "torn_updates": "",
+    "own_share_in_torn_updates": "",
 }
 
 

@@ -1,7 +1,5 @@
 """PowerSGD's averager: its start, and what it keeps when a round fails; test_averaging.py has two peers that use it."""
 
-import asyncio
-
 import hivemind
 import pytest
 import torch
@@ -11,6 +9,7 @@ from hivemind.averaging.matchmaking import MatchmakingException
 
 from training.config import load_recipe
 from training.swarm.averaging import SwarmGradientAverager
+from training.swarm.coroutine import wait_for_result
 from training.swarm.powersgd import SwarmPowerSGDAverager, gradient_averager
 
 
@@ -46,7 +45,7 @@ def test_a_round_that_fails_leaves_what_was_kept_as_it_was(dht):
     own = averager.serializer.dumps((1.0, AveragingMode.NODE.value, averager.serializer.dumps(0)))
     group = GroupInfo(group_id=b"group", peer_ids=(dht.peer_id,), gathered=(own,))
     with pytest.raises(MatchmakingException):  # it was not started, so there is no network to send to
-        asyncio.run(averager._aggregate_with_group(group, min_vector_size=1, weight=1.0))
+        wait_for_result(averager._aggregate_with_group(group, min_vector_size=1, weight=1.0))
     assert averager._added
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(averager._ms, before, strict=True))
 
