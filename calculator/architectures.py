@@ -268,7 +268,13 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     if not isinstance(config, Mapping):
         raise BadSetup("config is the object of a Hugging Face config.json.")
     kind = config.get("model_type")
-    readers = {"bert": _bert_config, "t5": _t5_config, "gpt2": _gpt2_config, "gptj": _gptj_config}
+    readers = {
+        "bert": _bert_config,
+        "t5": _t5_config,
+        "gpt2": _gpt2_config,
+        "gptj": _gptj_config,
+        "text-to-image": _recipe_config,
+    }
     if kind not in readers:
         raise BadSetup(f"model_type {kind!r:.60} is not supported; these are: {', '.join(readers)}.")
     return readers[kind](config)
@@ -392,6 +398,36 @@ def _gpt2_config(config: Mapping[str, object]) -> Architecture:
         dropout=_share(config, 0.1, "resid_pdrop"),
         attention_dropout=_share(config, 0.1, "attn_pdrop"),
         tied_embeddings=_tied(config, True),
+    )
+
+
+def _recipe_config(config: Mapping[str, object]) -> Architecture:
+    """The model of a run's recipe: the fields of `training.config.ModelConfig` that decide its memory."""
+    sizes = ("hidden_size", "num_layers", "num_heads", "head_dim")
+    sizes += ("text_vocab_size", "text_seq_len", "image_grid", "image_vocab_size")
+    kinds = {"full", "row", "column", "conv"}
+    cycle = config.get("attention_cycle", ("row", "column", "row", "row"))
+    if not isinstance(cycle, (list, tuple)) or not cycle or not kinds.issuperset(cycle):
+        raise BadSetup(f"attention_cycle is a list of {', '.join(sorted(kinds))}, not {cycle!r:.60}.")
+    last = config.get("last_attention", "conv")
+    if last not in kinds:
+        raise BadSetup(f"last_attention is one of {', '.join(sorted(kinds))}, not {last!r:.60}.")
+    if config.get("rotary", True) is not True or config.get("shift_tokens", True) is not True:
+        raise BadSetup("Of the run's model only the one with rotary embeddings and token shift is known.")
+    missing = [name for name in sizes if name not in config]
+    if missing:
+        raise BadSetup(f"config has no {missing[0]}; a recipe's model has all of: {', '.join(sizes)}.")
+    shared = config.get("shared_groups", 4)
+    return text_to_image(
+        name="config (text-to-image)",
+        **{name: _size(config, 1, name) for name in sizes},
+        feed_forward_multiplier=_size(config, 4, "feed_forward_multiplier"),
+        shared_groups=None if shared is None else _size(config, 4, "shared_groups"),
+        reversible=config.get("reversible", True) is True,
+        tied_embeddings=config.get("tied_embeddings", True) is True,
+        attention_cycle=tuple(cycle),
+        last_attention=last,
+        conv_kernel_size=_size(config, 5, "conv_kernel_size"),
     )
 
 

@@ -12,11 +12,13 @@ from training.errors import BadInput, TrainingError
 COMMANDS = {
     "draw": "training.commands.draw",
     "prepare": "training.commands.prepare",
+    "plan": "training.commands.plan",
     "bootstrap": "training.commands.bootstrap",
     "join": "training.commands.join",
     "monitor": "training.commands.monitor",
     "generate": "training.commands.generate",
     "evaluate": "training.commands.evaluate",
+    "neighbours": "training.commands.neighbours",
     "convert": "training.commands.convert",
     "demo": "training.commands.demo",
 }

@@ -18,8 +18,22 @@ def run(
     checkpoint: Annotated[
         Path, typer.Option(help="Checkpoint folder, or a run's folder: its latest checkpoint is taken.")
     ] = Path("runs/demo"),
-    out: Annotated[Path, typer.Option(help="Folder for the PNGs and pictures.json.")] = Path("runs/pictures"),
-    count: Annotated[int, typer.Option(min=1, help="Pictures of each prompt.")] = 4,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the PNGs, pictures.json and index.html, a page of them.")
+    ] = Path("runs/pictures"),
+    count: Annotated[int, typer.Option(min=1, help="Pictures of each prompt, without --candidates.")] = 4,
+    candidates: Annotated[
+        int | None,
+        typer.Option(min=1, help="Draw so many of each prompt and keep the best by CLIP; the 2021 run took 128."),
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="Kept of each prompt's candidates, the best first.")] = 4,
+    clip: Annotated[
+        str | None,
+        typer.Option(
+            help="CLIP that ranks: a folder or a name on the Hugging Face Hub. Default: ViT-B/32 for a VQ-GAN run, "
+            "else the run's own small one, trained when it is first needed (a minute or two)."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures; picture i has seed + i.")] = 0,
     top_k: Annotated[
         int | None,
@@ -31,12 +45,16 @@ def run(
     temperature: Annotated[
         float | None, typer.Option(help="Above 1 is bolder, below 1 safer. Default: the recipe's.")
     ] = None,
+    guidance: Annotated[
+        float, typer.Option(help="Classifier-free guidance; above 1 only for models trained with captions left out.")
+    ] = 1.0,
     shards: Annotated[
         str | None, typer.Option(help="Folder or URL of the shards, if they no longer lie where the run had them.")
     ] = None,
 ) -> None:
     """Draw pictures of prompts with a trained checkpoint."""
     from training.errors import BadInput
+    from training.generate.gallery import write_gallery
     from training.generate.pictures import (
         choose_sampling,
         draw_prompts,
@@ -44,24 +62,55 @@ def run(
         read_prompts,
         save_pictures,
     )
+    from training.generate.ranking import check_ranking, draw_best
+    from training.generate.small_clip import clip_of_run
     from training.progress import show_progress
     from training.publish.checkpoints import find_checkpoint, load_checkpoint
 
     wanted = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file is not None else [])]
     if not wanted:
         raise BadInput('Nothing to draw: give a prompt, such as "a red circle", or a file with --prompts.')
+    if candidates is not None:
+        check_ranking(candidates=candidates, keep=keep)
     loaded = load_checkpoint(find_checkpoint(checkpoint))
     codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
-    sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
+    sampling = choose_sampling(
+        loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature, guidance=guidance
+    )
+    notes, facts = None, None
     with show_progress() as show:
-        pictures = draw_prompts(
-            loaded.model,
-            codec,
-            tokenizer,
-            [prompt for prompt in wanted for _ in range(count)],
-            sampling=sampling,
-            seed=seed,
-            progress=lambda done, total: show(f"Drawing with epoch {loaded.epoch}", done, total),
-        )
-    for path in save_pictures(pictures, out, checkpoint=loaded, sampling=sampling):
+
+        def draw(texts, first_seed, done=0, total=None):
+            tokens = loaded.config.model.image_seq_len
+            return draw_prompts(
+                loaded.model,
+                codec,
+                tokenizer,
+                texts,
+                sampling=sampling,
+                seed=first_seed,
+                progress=lambda drawn, part: show(
+                    f"Drawing with epoch {loaded.epoch}", done * tokens + drawn, (total or len(texts)) * tokens
+                ),
+            )
+
+        if candidates is None:
+            pictures = draw([prompt for prompt in wanted for _ in range(count)], seed)
+        else:
+            ranker = clip_of_run(loaded, clip, codec=codec, shards=shards, progress=show)
+            total = candidates * len(wanted)
+            ranked = draw_best(
+                lambda texts, first_seed: draw(texts, first_seed, first_seed - seed, total),
+                ranker,
+                wanted,
+                candidates=candidates,
+                keep=keep,
+                seed=seed,
+            )
+            pictures = [picture for one in ranked for picture in one.pictures]
+            notes = [{"score": score} for one in ranked for score in one.kept_scores]
+            scores = [{"prompt": one.prompt, "scores": one.scores} for one in ranked]
+            facts = {"clip": ranker.name, "candidates": candidates, "scores": scores}
+    for path in save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=notes, facts=facts):
         print(path)
+    print(f"All on a page: {write_gallery(out)}")

@@ -40,6 +40,7 @@ class Sampling:
     top_k: int | None = 256
     top_p: float | None = None
     temperature: float = 1.0
+    guidance: float = 1.0
 
     def __post_init__(self):
         check_sampling(top_k=self.top_k, top_p=self.top_p, temperature=self.temperature)
@@ -51,7 +52,12 @@ class Sampling:
 
 
 def choose_sampling(
-    monitor: MonitorConfig, *, top_k: int | None, top_p: float | None, temperature: float | None
+    monitor: MonitorConfig,
+    *,
+    top_k: int | None,
+    top_p: float | None,
+    temperature: float | None,
+    guidance: float = 1.0,
 ) -> Sampling:
     """The recipe's sampling with what a user gave instead; top_k 0 lifts the limit, as top_p 1 does."""
     recipe = Sampling.of_recipe(monitor)
@@ -59,6 +65,7 @@ def choose_sampling(
         top_k=recipe.top_k if top_k is None else top_k or None,
         top_p=recipe.top_p if top_p is None else top_p,
         temperature=recipe.temperature if temperature is None else temperature,
+        guidance=guidance,
     )
 
 
@@ -115,6 +122,7 @@ def draw_prompts(
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             temperature=sampling.temperature,
+            guidance=sampling.guidance,
             seed=list(seeds),
             progress=report,
         )
@@ -164,6 +172,7 @@ def save_pictures(
     checkpoint: Checkpoint,
     sampling: Sampling,
     notes: Sequence[dict[str, object]] | None = None,
+    facts: dict[str, object] | None = None,
 ) -> list[Path]:
     """Writes each picture as `NUMBER-PROMPT.png`, and `pictures.json` with prompt, seed and settings of each.
 
@@ -173,6 +182,7 @@ def save_pictures(
         checkpoint: What drew them.
         sampling: How.
         notes: More facts for the JSON, one dictionary a picture.
+        facts: More facts about all of them.
 
     Returns:
         Paths of the PNGs.
@@ -188,15 +198,16 @@ def save_pictures(
         paths.append(path)
         more = notes[number] if notes is not None else {}
         entries.append({"file": path.name, "prompt": picture.prompt, "seed": picture.seed, **more})
-    facts = {
+    about = {
         "checkpoint": str(checkpoint.path),
         "run_id": checkpoint.config.run_id,
         "recipe_digest": checkpoint.config.digest,
         "epoch": checkpoint.epoch,
         "sampling": asdict(sampling),
+        **(facts or {}),
         "pictures": entries,
     }
-    _write(folder / "pictures.json", json.dumps(facts, indent=1, ensure_ascii=False).encode() + b"\n")
+    _write(folder / "pictures.json", json.dumps(about, indent=1, ensure_ascii=False).encode() + b"\n")
     return paths
 
 

@@ -181,7 +181,7 @@ class TextToImageTransformer(nn.Module):
 
     def _run_layers(self, text: Tensor, hidden: Tensor) -> Tensor:
         layers, weights = self.layers(text, self._compute_dtype())
-        stored_layers = self._stored_layers(text.shape[0])
+        stored_layers = self.stored_layers(text.shape[0])
         run = run_reversible if self.config.reversible else run_sequential
         with torch.autocast(hidden.device.type, enabled=False):  # blocks see to their types themselves
             return run(hidden.to(self.final_norm.weight.dtype), layers, weights, stored_layers=stored_layers)
@@ -313,7 +313,7 @@ class TextToImageTransformer(nn.Module):
             return self.output.weight[: self.text_rows], self.output.weight[self.text_rows :]
         return self.text_embedding.weight, self.image_embedding.weight
 
-    def _stored_layers(self, micro_batch_size: int) -> int:
+    def stored_layers(self, micro_batch_size: int) -> int:
         """How many layers, counted from the last, fit the budget with their activations."""
         if self.activation_budget_bytes is None:
             return self.config.num_layers

@@ -58,7 +58,7 @@ def test_generate_writes_pictures_and_their_facts(run_dir, tmp_path):
     assert [entry["prompt"] for entry in facts["pictures"]] == [prompt, prompt, "../Évil/ prompt", "../Évil/ prompt"]
     assert [entry["seed"] for entry in facts["pictures"]] == [0, 1, 2, 3]
     names = {path.name for path in (tmp_path / "a").iterdir()}
-    assert names == {entry["file"] for entry in facts["pictures"]} | {"pictures.json"}
+    assert names == {entry["file"] for entry in facts["pictures"]} | {"pictures.json", "index.html", "gallery.html"}
     assert "002-evil-prompt.png" in names
     for entry in facts["pictures"]:
         assert Image.open(tmp_path / "a" / entry["file"]).size == (64, 64)
@@ -76,6 +76,35 @@ def test_prompts_come_from_a_file_too(run_dir, tmp_path):
     command("generate", "--prompts", prompts, "--checkpoint", run_dir, "--out", tmp_path / "out", "--count", 1)
     facts = json.loads((tmp_path / "out" / "pictures.json").read_text())
     assert [entry["prompt"] for entry in facts["pictures"]] == ["a red ring", "a blue star"]
+
+
+def test_candidates_are_ranked_by_the_runs_own_clip(run_dir, tmp_path, monkeypatch):
+    """Trained once, kept in the run's folder, and used again by `neighbours`."""
+    monkeypatch.setattr("training.generate.small_clip.STEPS", 3)
+    arguments = ("--checkpoint", run_dir, "--out", tmp_path / "out", "--candidates", 5, "--keep", 2)
+    command("generate", "a red ring", "a blue star", *arguments)
+    facts = json.loads((tmp_path / "out" / "pictures.json").read_text())
+    assert facts["candidates"] == 5 and facts["clip"] == str(run_dir / "clip")
+    assert [entry["prompt"] for entry in facts["pictures"]] == ["a red ring"] * 2 + ["a blue star"] * 2
+    for prompt, first_seed in ((0, 0), (1, 5)):
+        scores = facts["scores"][prompt]["scores"]
+        kept = facts["pictures"][2 * prompt : 2 * prompt + 2]
+        assert [entry["score"] for entry in kept] == sorted(scores, reverse=True)[:2]
+        assert all(scores[entry["seed"] - first_seed] == entry["score"] for entry in kept)
+    trained = (run_dir / "clip" / "model.safetensors").stat().st_mtime_ns
+    near = tmp_path / "near"
+    said = command("neighbours", tmp_path / "out", "--checkpoint", run_dir, "--count", 3, "--out", near, "--json")
+    found = json.loads(said.stdout)
+    assert (run_dir / "clip" / "model.safetensors").stat().st_mtime_ns == trained
+    assert len(found["pictures"]) == 4 and found["samples"] > 100
+    assert found == json.loads((near / "neighbours.json").read_text())
+    for one in found["pictures"]:
+        assert len(one["pictures"]) == len(one["captions"]) == 3
+        assert all((near / f"training-{neighbour['index']:06d}.png").is_file() for neighbour in one["pictures"])
+    with pytest.raises(BadInput, match="4 of 2 candidates"):
+        command("generate", "a red ring", "--checkpoint", run_dir, "--candidates", 2)
+    with pytest.raises(BadInput, match="No CLIP model"):
+        command("generate", "a red ring", "--checkpoint", run_dir, "--candidates", 4, "--clip", tmp_path)
 
 
 def test_evaluate_prints_shares_beside_chance(run_dir, tmp_path):

@@ -1,0 +1,124 @@
+"""The plan's estimate is what the recipe's model measurably keeps and takes."""
+
+import json
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from typer.testing import CliRunner
+
+from calculator.devices import device_named
+from training.cli import build_app
+from training.config import load_recipe
+from training.errors import BadInput
+from training.model.transformer import build_model
+from training.plan import make_plan, stored_bytes, this_machine
+
+SAMPLES = 4
+
+
+@pytest.fixture(scope="module", params=["demo", "not reversible"])
+def run(request):
+    recipe = load_recipe("demo")
+    change = {"reversible": request.param == "demo"}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=change)})
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return this_machine()
+
+
+def tokens(config):
+    return torch.ones(SAMPLES, config.text_seq_len, dtype=torch.long), torch.zeros(
+        SAMPLES, config.image_seq_len, dtype=torch.long
+    )
+
+
+def kept_by_autograd(model):
+    """Bytes of the storages that autograd keeps at the end of forward, in the allocator's blocks of 512."""
+    inputs = tokens(model.config)
+    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *inputs]}
+    kept, held = {}, []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes() + 511) // 512 * 512
+            held.append(storage)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(*inputs).loss.backward()
+    return sum(kept.values())
+
+
+def test_saved_activations_are_as_estimated(run, machine):
+    model, plan = build_model(run.model, seed=0), make_plan(run, machine, micro_batch_size=SAMPLES)
+    if run.model.reversible:
+        model.activation_budget_bytes = 0
+    assert plan.estimate.saved_activations == kept_by_autograd(model)
+    if run.model.reversible:  # and what is kept within the budget comes to it, but for the two streams that it replaces
+        model.activation_budget_bytes = build_model(run.model, seed=0).activation_budget_bytes
+        assert plan.stored_layers == run.model.num_layers
+        more = kept_by_autograd(model) - plan.estimate.saved_activations
+        assert more == pytest.approx(plan.stored_bytes, rel=0.02)
+
+
+def test_the_peak_of_a_step_is_as_estimated(run, machine):
+    """Bytes taken and given back by the operations of a step on the processor, at their highest."""
+    model, plan = build_model(run.model, seed=0), make_plan(run, machine, micro_batch_size=SAMPLES)
+    if run.model.reversible:
+        model.activation_budget_bytes = 0
+    inputs = tokens(run.model)
+    model(*inputs).loss.backward()
+    model.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        model(*inputs).loss.backward()
+    taken = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = highest = 0
+    for event in sorted(taken, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    assert plan.estimate.gpu.total - plan.estimate.gpu.weights == pytest.approx(highest, rel=0.05)
+
+
+def test_parameters_are_said_twice():
+    plan = make_plan(load_recipe("dalle-2021"), device_named("t4"))
+    assert round(plan.parameters / 1e6, 1) == 125.9 and 1.1e9 < plan.computing_parameters < 1.12e9
+    assert plan.estimate.parameters == plan.parameters
+    assert plan.fits and plan.advised_micro_batch >= 1
+    assert plan.setup.precision == "amp-bf16" and plan.estimate.host.total > 10 * plan.parameters
+
+
+def test_advice_is_the_largest_that_fits_with_a_margin():
+    run, small = load_recipe("dalle-2021"), device_named("t4")
+    advised = make_plan(run, small).advised_micro_batch
+    assert make_plan(run, small, micro_batch_size=advised).need_bytes <= 0.9 * small.usable_bytes
+    if advised < 32:
+        assert make_plan(run, small, micro_batch_size=2 * advised).need_bytes > 0.9 * small.usable_bytes
+
+
+def test_stored_layers_shrink_as_samples_grow():
+    run = load_recipe("demo")
+    model = build_model(run.model, seed=0)
+    for samples in (1, 16, 32, 64, 500):
+        assert stored_bytes(model, samples) <= model.activation_budget_bytes
+    assert stored_bytes(model, 500) == 0 < stored_bytes(model, 32)
+
+
+def test_the_command_prints_both_counts_and_json(machine):
+    shown = CliRunner().invoke(build_app(), ["plan", "--recipe", "dalle-2021", "--gpu", "t4"])
+    assert shown.exit_code == 0, shown.output
+    assert "125,894,244 different weights" in shown.output and "It fits" in shown.output
+    facts = json.loads(CliRunner().invoke(build_app(), ["plan", "--json"]).output)
+    assert facts["run_id"] == "demo" and facts["fits"] and facts["need_bytes"] > facts["estimate"]["gpu"]["total"]
+    refused = CliRunner().invoke(build_app(), ["plan", "--gpu", "voodoo2"])
+    assert isinstance(refused.exception, BadInput) and "voodoo2" in str(refused.exception)
+
+
+def test_a_model_that_the_calculator_does_not_know_is_refused(machine):
+    run = load_recipe("demo")
+    run = run.model_copy(update={"model": run.model.model_copy(update={"rotary": False})})
+    with pytest.raises(BadInput, match="rotary"):
+        make_plan(run, machine)

@@ -1,0 +1,68 @@
+"""`neighbours`: which training samples are nearest to a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders that `generate` wrote.")],
+    checkpoint: Annotated[
+        Path, typer.Option(help="Checkpoint folder, or a run's folder: its training samples are searched.")
+    ] = Path("runs/demo"),
+    count: Annotated[int, typer.Option(min=1, help="Neighbours to show of each kind.")] = 5,
+    samples: Annotated[int, typer.Option(min=1, help="Search so many training samples, from the first on.")] = 20_000,
+    clip: Annotated[
+        str | None, typer.Option(help="CLIP that compares: a folder or a name. Default: as for `generate`.")
+    ] = None,
+    shards: Annotated[
+        str | None, typer.Option(help="Folder or URL of the shards, if they no longer lie where the run had them.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep neighbours.json and the nearest training pictures in this folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Show the training captions and pictures nearest to a picture: was its concept in the training set?"""
+    import json
+    from dataclasses import asdict
+
+    from PIL import Image
+
+    from training.generate.neighbours import find_neighbours, read_queries
+    from training.generate.pictures import load_codec_and_tokenizer, shards_of
+    from training.generate.small_clip import clip_of_run, decoded_samples
+    from training.progress import show_progress
+    from training.publish.checkpoints import find_checkpoint, load_checkpoint
+
+    queries = read_queries(pictures)
+    loaded = load_checkpoint(find_checkpoint(checkpoint))
+    codec, _ = load_codec_and_tokenizer(loaded, shards)
+    with show_progress() as show:
+        compared = clip_of_run(loaded, clip, codec=codec, shards=shards, progress=show)
+        known, captions = decoded_samples(shards_of(loaded, shards), codec, progress=show, most=samples)
+        found = find_neighbours(compared, list(queries.values()), known, captions, count=count)
+    facts = {
+        "checkpoint": str(loaded.path),
+        "clip": compared.name,
+        "samples": len(captions),
+        "pictures": [{"file": name, **asdict(near)} for name, near in zip(queries, found, strict=True)],
+    }
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "neighbours.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        for near in found:
+            for neighbour in near.pictures:
+                Image.fromarray(known[neighbour.index]).save(out / f"training-{neighbour.index:06d}.png")
+    if as_json:
+        print(json.dumps(facts))
+        return
+    print(f"Nearest of {len(captions)} training samples by {compared.name} (cosine):")
+    for name, near in zip(queries, found, strict=True):
+        print(f"\n{name}")
+        for title, neighbours in (("by picture", near.pictures), ("by caption", near.captions)):
+            for neighbour in neighbours:
+                print(f"  {title}  {neighbour.similarity:.3f}  {neighbour.caption}")

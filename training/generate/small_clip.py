@@ -1,0 +1,189 @@
+"""A small CLIP of a run's own, trained on its shards: pictures as the codec decodes them, beside their captions.
+
+That is how a model's own pictures look too. Trained when it is first asked for, in a minute or two on two cores, and
+kept in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from training.data.shards import read_shard
+from training.data.stream import Shards
+from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
+from training.generate.pictures import shards_of
+from training.model.codec import ImageCodec
+from training.publish.checkpoints import Checkpoint
+
+FOLDER, FACTS_FILE = "clip", "trained-on.json"
+STEPS, BATCH_SIZE, LEARNING_RATE = 500, 128, 2e-3
+MOST_SAMPLES = 20_000
+"""Training takes so many samples of the first shards; all of them are in memory, 12 kB each at 64 pixels."""
+WIDTH, LAYERS, HEADS, EMBEDDING = 96, 3, 4, 64
+LONGEST_TEXT = 32
+"""Tokens of a caption that are read, with the two that mark its ends."""
+BEGIN, END, PADDING = "[BOS]", "[EOS]", "[PAD]"
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done, and how much there is."""
+
+
+def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, progress: Progress) -> Clip:
+    """The small CLIP in a run's folder; trained and put there if it is missing or of other shards.
+
+    Args:
+        folder: The run's folder; the model lies in `clip/` in it.
+        shards: Of the split that is trained on.
+        codec: Of these shards.
+        steps: Steps of training.
+        progress: Told how it goes.
+    """
+    target = folder / FOLDER
+    facts = {"shards": shards.manifest.input_digest, "steps": steps}
+    if (target / FACTS_FILE).is_file() and json.loads((target / FACTS_FILE).read_text()) == facts:
+        return load_clip(target)
+    clip = train_small_clip(*decoded_samples(shards, codec, progress=progress), steps=steps, progress=progress)
+    draft = folder / f".{FOLDER}.part-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    save_clip(clip, draft)
+    (draft / FACTS_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(draft, target)
+    return load_clip(target)
+
+
+def clip_of_run(
+    checkpoint: Checkpoint, source: str | None, *, codec: ImageCodec, shards: str | None, progress: Progress
+) -> Clip:
+    """What ranks a checkpoint's pictures.
+
+    Args:
+        checkpoint: Of the run.
+        source: Folder or name of a CLIP model; None: ViT-B/32 where the codec is VQ-GAN, else the run's own small one.
+        codec: The run's.
+        shards: Where its shards lie, if elsewhere now.
+        progress: Told how training goes, where it is needed.
+
+    Raises:
+        BadInput: If the model or the shards are not found.
+    """
+    if source is not None or checkpoint.config.codec.kind == "vqgan":
+        return load_clip(source or VIT_B_32)
+    return run_clip(run_folder(checkpoint), shards_of(checkpoint, shards), codec, steps=STEPS, progress=progress)
+
+
+def run_folder(checkpoint: Checkpoint) -> Path:
+    """The folder of the run whose checkpoints lie in `checkpoints/`."""
+    return checkpoint.path.parent.parent
+
+
+def decoded_samples(
+    shards: Shards, codec: ImageCodec, *, progress: Progress, most: int = MOST_SAMPLES
+) -> tuple[np.ndarray, list[str]]:
+    """Pictures uint8 (n, S, S, 3) as the codec decodes them, and their captions, in the shards' order."""
+    codes, captions = [], []
+    for name in shards.names:
+        for sample in read_shard(shards.file(name)):
+            if len(captions) < most:
+                codes.append(sample.codes)
+                captions.append(sample.caption)
+    pictures = []
+    for start in range(0, len(codes), 256):
+        part = torch.from_numpy(np.stack(codes[start : start + 256]).astype(np.int64))
+        decoded = (codec.decode(part).clamp(0, 1) * 255).round().byte()
+        pictures.append(decoded.permute(0, 2, 3, 1).numpy())
+        progress("Decoding pictures for CLIP", start + len(part), len(codes))
+    return np.concatenate(pictures), captions
+
+
+def train_small_clip(
+    pictures: np.ndarray, captions: list[str], *, steps: int = STEPS, seed: int = 0, progress: Progress
+) -> Clip:
+    """Trains a small CLIP by the contrastive loss (Radford et al. 2021, section 2.3); the seed decides all.
+
+    Args:
+        pictures: uint8 (n, S, S, 3).
+        captions: One each.
+        steps: Steps of `BATCH_SIZE` pairs.
+        seed: Of first weights and batches.
+        progress: Told how it goes.
+    """
+    transformers = import_transformers()
+    tokenizer = _tokenizer(captions)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.CLIPModel(_config(transformers, tokenizer, pictures.shape[1]))
+    clip = Clip(model, tokenizer, mean=(0.5,) * 3, deviation=(0.25,) * 3, name="small CLIP of the run")
+    tokens = tokenizer(captions, padding=True, truncation=True, max_length=LONGEST_TEXT, return_tensors="pt")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.05)
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min((step + 1) / 50, 1 - step / steps + 0.01, 1)
+        chosen = torch.randperm(len(captions), generator=generator)[:BATCH_SIZE]
+        scores = model(
+            pixel_values=clip.pixels(list(pictures[chosen.numpy()])),
+            input_ids=tokens["input_ids"][chosen],
+            attention_mask=tokens["attention_mask"][chosen],
+        ).logits_per_text
+        right = torch.arange(len(chosen))
+        loss = (functional.cross_entropy(scores, right) + functional.cross_entropy(scores.t(), right)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.logit_scale.clamp_(max=np.log(100))
+        progress("Training the run's small CLIP", step + 1, steps)
+    model.eval().requires_grad_(False)
+    return clip
+
+
+def _config(transformers, tokenizer, side: int):
+    shared = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 4 * WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "projection_dim": EMBEDDING,
+    }
+    ids = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return transformers.CLIPConfig(
+        text_config={**shared, **ids, "vocab_size": len(tokenizer), "max_position_embeddings": LONGEST_TEXT},
+        vision_config={**shared, "image_size": side, "patch_size": max(1, side // 8)},
+        projection_dim=EMBEDDING,
+    )
+
+
+def _tokenizer(captions: list[str]):
+    """A word-level tokenizer of the captions' words whose sentences begin and end with a mark."""
+    import tokenizers
+    from tokenizers.models import WordLevel
+    from tokenizers.normalizers import Lowercase
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+    from tokenizers.trainers import WordLevelTrainer
+
+    special = [PADDING, "[UNK]", "[MASK]", BEGIN, END]  # CLIP takes an end of id 2 for another, older rule
+    inner = tokenizers.Tokenizer(WordLevel({name: at for at, name in enumerate(special)}, unk_token="[UNK]"))
+    inner.normalizer, inner.pre_tokenizer = Lowercase(), Whitespace()
+    inner.train_from_iterator(captions, WordLevelTrainer(vocab_size=4096, special_tokens=special, show_progress=False))
+    inner.post_processor = TemplateProcessing(
+        single=f"{BEGIN} $A {END}", special_tokens=[(BEGIN, special.index(BEGIN)), (END, special.index(END))]
+    )
+    return import_transformers().PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=PADDING, unk_token="[UNK]", bos_token=BEGIN, eos_token=END
+    )
