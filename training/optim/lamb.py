@@ -112,6 +112,12 @@ class Lamb8bit(torch.optim.Optimizer):
                     f"{tuple(parameter.shape)}. Keep float32 copies of the weights on the host (offloading does)."
                 )
             self.state[parameter] = self._zero_state(parameter)
+            self._kernels_for(parameter)  # made now, and said now, rather than amid the first update
+
+    def _kernels_for(self, parameter: Tensor) -> Kernels | None:
+        """The compiled loops, if they are wanted, at hand, and made for such a parameter."""
+        fit = self.native and parameter.device.type == "cpu" and "moment1_scales" in self.state[parameter]
+        return kernels() if fit else None
 
     def _parameters(self) -> Iterator[Tensor]:
         for group in self.param_groups:
@@ -154,7 +160,7 @@ class Lamb8bit(torch.optim.Optimizer):
         state["step"] += 1
         weights, gradient = parameter.view(-1), parameter.grad.contiguous().view(-1)
         settings = update_settings(group, state["step"], clip)
-        compiled = kernels() if self.native and weights.device.type == "cpu" and "moment1_scales" in state else None
+        compiled = self._kernels_for(parameter)
         most = _COMPILED_CHUNK_VALUES if compiled else _CHUNK_VALUES
         step = most // self.block_size * self.block_size
         chunks = [slice(start, start + step) for start in range(0, weights.numel(), step)]
