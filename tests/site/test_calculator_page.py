@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 from builder.calculator import DEFAULT, DEFAULT_GPU, exercise_setups
+from builder.measured import measured_errors
 from calculator.browser import advise, answer, read_config, sweep
 from calculator.page.words import show_bytes
 from test_every_page import ROOT, violations
@@ -195,6 +196,103 @@ def test_every_change_is_in_the_address_and_the_history(open_page):
     assert page.url.endswith("calculator/")
 
 
+def test_what_is_one_change_away_is_there_before_it_is_asked(open_page):
+    page = open_page("calculator/")
+    page.evaluate("""() => {
+        const post = Worker.prototype.postMessage;
+        window.asked = [];
+        Worker.prototype.postMessage = function (data) {
+            if (data.ask === "answer") window.asked.push(data.input);
+            return post.call(this, data);
+        };
+    }""")
+    page.get_by_label("Micro-batch").first.fill("2")
+    shows(page, {**DEFAULT, "micro_batch_size": 2})
+    page.wait_for_timeout(3000)
+    asked = page.evaluate("window.asked.length")
+    page.get_by_label("Offload the optimizer").check()
+    shows(page, {**DEFAULT, "micro_batch_size": 2, "offload_optimizer": True})
+    page.wait_for_timeout(3000)
+    page.get_by_label("GPU to fit").select_option("rtx-3090")
+    shows(page, {**DEFAULT, "micro_batch_size": 2, "offload_optimizer": True}, "rtx-3090")
+    assert page.evaluate("window.asked.length") == asked > 0
+    page.get_by_label("Micro-batch").first.fill("777")
+    shows(page, {**DEFAULT, "micro_batch_size": 777, "offload_optimizer": True}, "rtx-3090")
+    assert page.evaluate("window.asked.length") > asked
+
+
+def test_every_number_opens_its_formula_its_source_and_its_measured_error(open_page):
+    page = open_page("calculator/?offload_optimizer=true&delta_rule=true")
+    shows(page, {**DEFAULT, "offload_optimizer": True, "delta_rule": True})
+    opened = page.locator(".why")
+    tables = page.locator(".tables")
+    assert opened.count() == tables.locator("tbody th, tfoot th").count() == 14
+    for details in opened.all():
+        details.locator("summary").click()
+        formula, measured = details.locator("p").all_inner_texts()
+        assert "Source" in formula, formula
+        assert re.match(r"(Measured error: (none|at most [\d.]+ %) in |Not measured)", measured), measured
+    whys = {place: text for place, text in measured_errors().items() if text.startswith("Not measured:")}
+    assert set(whys) == {"overhead", "usable", "host-delta_rule", "transfer"}
+    steps = json.loads((ROOT / "benchmarks" / "reference_steps.json").read_text())
+    assert not any(step["setup"].get("delta_rule") for step in steps), "the delta rule is measured by now: say so"
+
+
+def test_measured_errors_are_those_recorded():
+    def worst(name: str, metric: str) -> float:
+        rows = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["results"]
+        found = [row.get("error_percent", row["ours"]) for row in rows if row["metric"].startswith(metric)]
+        return max(map(abs, found))
+
+    said = measured_errors()
+    for place, metric in (("gpu-total", "peak on the GPU: worst"), ("gpu-weights", "parameter count: worst")):
+        error = worst("memory_accuracy", metric)
+        assert ("none in" in said[place]) == (error == 0)
+    assert f"at most {worst('memory_on_host', 'host memory'):.2g} % off" in said["host-total"]
+
+
+def test_host_memory_is_a_sentence_until_something_is_on_the_host(open_page):
+    page = open_page("calculator/")
+    expect(page.get_by_text("Nothing but the program itself")).to_be_visible()
+    expect(page.locator("[data-slot=on-host]")).to_be_hidden()
+    page.get_by_label("Offload the optimizer").check()
+    expect(page.locator("[data-slot=on-host]")).to_be_visible()
+    expect(page.get_by_text("Nothing but the program itself")).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_names_of_gpus_are_not_cut_off(open_page, width):
+    page = open_page("calculator/", width=width)
+    gpu = page.get_by_label("GPU to fit")
+    lengths = """select => {
+        const pen = document.createElement("canvas").getContext("2d");
+        pen.font = getComputedStyle(select).font;
+        return [...select.options].map((option) => pen.measureText(option.text).width);
+    }"""
+    arrow_and_padding = 40
+    assert max(gpu.evaluate(lengths)) < gpu.evaluate("select => select.clientWidth") - arrow_and_padding
+
+
+def test_what_has_the_focus_is_not_under_the_bars(open_page):
+    """Backwards through the page, where the browser scrolls just so far that the focus comes into sight."""
+    page = open_page("calculator/?micro_batch_size=2", width=360)
+    expect(message(page)).to_contain_text("Computed in your browser")
+    page.get_by_role("link", name="Join with these settings").focus()
+    hidden = """() => {
+        const element = document.activeElement;
+        const { left, top, width, height } = element.getBoundingClientRect();
+        const above = document.elementFromPoint(left + Math.min(width, 20) / 2, top + height / 2);
+        return !element.closest(".calculator") || above?.closest(".total-bar, .md-header") === null
+            ? null : element.outerHTML.slice(0, 120);
+    }"""
+    for _ in range(40):
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate(hidden) is None
+        if page.evaluate("document.activeElement.name === 'model'"):
+            return
+    pytest.fail("Shift+Tab never reached the model")
+
+
 def test_models_take_only_what_applies_to_them(open_page):
     page = open_page("calculator/")
     for model in ("bert-base", "t5-small", "gpt3-175b", "gpt-j-6b", "dalle-12b", "dalle-2021"):
@@ -223,6 +321,11 @@ def test_models_take_only_what_applies_to_them(open_page):
         ("micro_batch_size=1e999&sequence_length=-5", "micro_batch_size"),
         ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "model"),
         ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999999%7D", "layers"),
+        ("micro_batch_size=999999999999999999999999", "micro_batch_size is a whole number"),
+        ("micro_batch_size=-7&precision=javascript:alert(1)", "precision is one of"),
+        ("dropout=many&gpu=voodoo2", "dropout is null or a number"),
+        ("delta_rule=true&offload_optimizer=true&pcie_generation=9", "pcie_generation is one of"),
+        ("gpu=%3Cscript%3Ealert(1)%3C/script%3E", "gpu is one of"),
     ],
 )
 def test_hostile_addresses_get_a_sentence(open_page, query, said):
@@ -240,6 +343,17 @@ def test_a_pasted_config_is_a_model_like_any_other(open_page):
     text.fill('{"model_type": "gpt2",')
     page.get_by_role("button", name="Use it").click()
     expect(page.locator("[data-slot=config-note]")).to_contain_text("not JSON")
+    before = total(page).inner_text()
+    for refused, said in (
+        ({"model_type": "llama", "hidden_size": 4096}, "is not supported"),
+        ({"model_type": "gpt2", "n_embd": 10**15}, "n_embd in config is a whole number"),
+        ({"model_type": "gpt2", "n_layer": -4}, "n_layer in config is a whole number"),
+        ({"model_type": "gpt2", "n_layer": 100_000}, "100000 layers"),
+    ):
+        text.fill(json.dumps(refused))
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("[data-slot=config-note]")).to_contain_text(said)
+        assert total(page).inner_text() == before
     text.fill(json.dumps({"model_type": "t5", "d_model": 256, "num_layers": 3, "num_heads": 4}))
     page.get_by_role("button", name="Use it").click()
     config = {"model_type": "t5", "d_model": 256, "num_layers": 3, "num_heads": 4}
