@@ -19,7 +19,7 @@ def case(name: str) -> ModelConfig:
 
     dalle-pytorch 1.6.6 has no attention mask for padding; the batches have no padding either.
     """
-    full = load_recipe("dalle-2021").model.model_copy(update={"text_padding_mask": False})
+    full = load_recipe("dalle-2021").model.model_copy(update={"text_padding_id": 0, "text_padding_mask": False})
     sizes = {
         "S": dict(hidden_size=256, num_layers=8, num_heads=4, text_seq_len=64, image_grid=16),
         "M": dict(hidden_size=512, num_layers=12, num_heads=8, text_seq_len=64, image_grid=32),

@@ -73,6 +73,9 @@ class ModelConfig(_Section):
     """Input and output embeddings are one matrix (Press and Wolf 2016)."""
     image_loss_weight: Annotated[float, Field(gt=0)] = 7.0
     """Weight of the image tokens' loss; the text's is 1, and the sum is divided by both."""
+    text_padding_id: Count = 0
+    """What padding of the text becomes: 0, at each position an id of its own (dalle-pytorch 1.6.6); otherwise this id,
+    such as 1, T5's `</s>` (the 2021 run, with whose weights the ids of positions never occur)."""
     text_padding_mask: bool = False
     """Whether attention ignores padding tokens of the text, as the 2021 run's fork of dalle-pytorch did."""
 

@@ -207,9 +207,11 @@ class TextToImageTransformer(nn.Module):
         ]
 
     def text_ids(self, text: Tensor) -> Tensor:
-        """Vocabulary ids of the text: padding at position i becomes id text_vocab_size + i."""
-        positions = torch.arange(text.shape[1], device=text.device) + self.config.text_vocab_size
-        return torch.where(text == 0, positions, text)
+        """Vocabulary ids of the text: padding becomes `text_padding_id`, or text_vocab_size + i at position i."""
+        padding = self.config.text_padding_id
+        if not padding:
+            padding = torch.arange(text.shape[1], device=text.device) + self.config.text_vocab_size
+        return torch.where(text == 0, padding, text)
 
     def embed(self, text: Tensor, codes: Tensor | None, *, tied: TiedGradient | None = None) -> Tensor:
         """Input of the first layer: bos (id 0), text and codes embedded.
@@ -367,6 +369,10 @@ def _groups(config: ModelConfig) -> list[int]:
 
 
 def _check(config: ModelConfig) -> None:
+    if config.text_padding_id >= config.text_vocab_size:
+        raise BadInput(
+            f"model.text_padding_id is {config.text_padding_id}; give one of the {config.text_vocab_size} text ids."
+        )
     if config.hidden_size % 4:
         raise BadInput(f"model.hidden_size is {config.hidden_size}; the token shift needs a multiple of 4.")
     if config.head_dim % 2 or config.head_dim < 6:

@@ -30,6 +30,7 @@ VARIANTS = {
     "no rotary": dict(rotary=False),
     "untied": dict(tied_embeddings=False),
     "padding mask": dict(text_padding_mask=True),
+    "padding as in 2021": dict(text_padding_id=1, text_padding_mask=True),
     "padding mask, full": dict(text_padding_mask=True, attention_cycle=("full", "row")),
     "nothing shared": dict(shared_groups=None),
 }

@@ -39,6 +39,7 @@ VARIANTS = {
     "narrow feed-forward": dict(feed_forward_multiplier=2),
     "image weight 3": dict(image_loss_weight=3.0),
     "padding mask": dict(text_padding_mask=True),
+    "padding as in 2021": dict(text_padding_id=1, text_padding_mask=True),
     "padding mask, full": dict(text_padding_mask=True, attention_cycle=("full", "column")),
     "conv in bands": dict(image_grid=14, conv_kernel_size=5, num_layers=2, attention_cycle=("conv",)),
     "full in bands": dict(image_grid=14, num_layers=2, attention_cycle=("full",)),
@@ -58,7 +59,7 @@ class Reference:
 
     def logits(self, text, codes):
         config, weights = self.config, self.weights
-        ids = torch.tensor([[0] + [t or config.text_vocab_size + i for i, t in enumerate(r)] for r in text.tolist()])
+        ids = torch.tensor([[0, *row] for row in self.padded(text).tolist()])
         rows = config.text_vocab_size + config.text_seq_len
         if config.tied_embeddings:
             x = torch.cat([weights["output.weight"][ids], weights["output.weight"][codes + rows]], dim=1)
@@ -87,11 +88,19 @@ class Reference:
         predicts_image = torch.arange(logits.shape[1]) >= config.text_seq_len
         return logits.masked_fill(image_row[None] != predicts_image[:, None], -torch.finfo(logits.dtype).max)
 
+    def padded(self, text):
+        """Padding by the recipe's id, or by one of each position's own."""
+        return torch.tensor(
+            [
+                [t or self.config.text_padding_id or self.config.text_vocab_size + i for i, t in enumerate(row)]
+                for row in text.tolist()
+            ]
+        )
+
     def losses(self, text, codes):
         config, logits = self.config, self.logits(text, codes)
         rows = config.text_vocab_size + config.text_seq_len
-        padding = torch.arange(config.text_seq_len) + config.text_vocab_size
-        labels = torch.cat([torch.where(text == 0, padding, text), codes + rows], dim=1)
+        labels = torch.cat([self.padded(text), codes + rows], dim=1)
         chosen = -torch.log_softmax(logits, dim=-1).gather(-1, labels[..., None])[..., 0]
         text_loss = chosen[:, : config.text_seq_len].mean()
         image_loss = chosen[:, config.text_seq_len :].mean()
@@ -334,6 +343,18 @@ def test_full_model_has_125_9_million_parameters():
     per_layer = sum(p.numel() for part in one_layer for p in part.parameters())
     outside = sum(p.numel() for p in (*model.final_norm.parameters(), *model.output.parameters()))
     assert 1.10e9 < 64 * per_layer + outside < 1.12e9
+
+
+def test_the_recipe_of_2021_pads_as_its_fork_did():
+    """Its text ends in id 1, which attention passes over; ids of positions, as in dalle-pytorch 1.6.6, never occur."""
+    recipe = load_recipe("dalle-2021").model
+    assert (recipe.text_padding_id, recipe.text_padding_mask) == (1, True)
+    text = torch.tensor([[5, 0, 7, 0, 0]])
+    ours, released = (build_model(ModelConfig(**SIZES, text_padding_id=pad), seed=0) for pad in (1, 0))
+    assert ours.text_ids(text).tolist() == [[5, 1, 7, 1, 1]]
+    assert released.text_ids(text).tolist() == [[5, 12, 7, 14, 15]]
+    with pytest.raises(BadInput, match="text_padding_id is 11"):
+        build_model(ModelConfig(**SIZES, text_padding_id=11), seed=0)
 
 
 def test_seed_alone_decides_first_weights():
