@@ -177,8 +177,10 @@ class Decoder:
                     _ShiftCache(batch, self._layout.grid, config.hidden_size, reference),
                 )
             )
+        self._image_rows = model.output.weight[model.text_rows :].t().contiguous()
+        self._image_bias = model.output.bias[model.text_rows :]
         end = (first + second) / 2 if config.reversible else first
-        self.first_logits: Tensor = model.image_logits(model.final_norm(end[:, -1]))
+        self.first_logits: Tensor = self._logits(end[:, -1])
         """Logits (B, image_vocab_size) of the first code."""
 
     def step(self, codes: Tensor) -> Tensor:
@@ -205,8 +207,11 @@ class Decoder:
             else:
                 first = _add(first, product, feed_forward)
         self._position += 1
-        end = (first + second) / 2 if reversible else first
-        return model.image_logits(model.final_norm(end))
+        return self._logits((first + second) / 2 if reversible else first)
+
+    def _logits(self, end: Tensor) -> Tensor:
+        """Of the next code, behind the last layer (B, D)."""
+        return torch.addmm(self._image_bias, self._model.final_norm(end), self._image_rows)
 
 
 class _ShiftCache:
