@@ -35,7 +35,7 @@ def accuracy_table() -> str:
     ]
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Errors of memory calculators">'
-        f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+        f'<table class="numbers errors"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
     )
 
 

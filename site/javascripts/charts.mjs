@@ -37,7 +37,7 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
   let drawn = false;
   let waiting = Promise.resolve();
 
-  function layout() {
+  function layout(lines) {
     const axis = { tickangle: 0, gridcolor: colour("line"), linecolor: colour("line-strong"), zeroline: false, automargin: true };
     return {
       autosize: true,
@@ -48,7 +48,7 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
       hovermode: "x unified",
       hoverlabel: { bgcolor: colour("panel"), font: { color: colour("ink") } },
       showlegend: true,
-      legend: { orientation: "h", y: 1.04, yanchor: "bottom", x: 0, title: { text: axes.y, side: "top" }, font: { color: colour("ink") } },
+      legend: { orientation: "h", y: 1.04, yanchor: "bottom", x: 0, title: { text: lines > 1 ? axes.y : "", side: "top" }, font: { color: colour("ink") } },
       xaxis: { ...axis, title: { text: axes.x } },
       yaxis: { ...axis, rangemode: from === 0 ? "tozero" : "normal" },
       uirevision: "kept",
@@ -65,7 +65,7 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
         if (!shown) return;
         if (!drawn) element.replaceChildren();
         drawn = true;
-        await library.react(element, shown, layout(), { displayModeBar: false, responsive: true });
+        await library.react(element, shown, layout(shown.length), { displayModeBar: false, responsive: true });
         if (!element.dataset.drawn) element.on("plotly_afterplot", () => setTexts(element));
         setTexts(element);
         element.dataset.drawn = "true";
