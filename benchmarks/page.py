@@ -285,7 +285,8 @@ def measure(playwright, server: SiteServer, address: str, into: Measured, origin
 
 def longest_task(url: str, script: str) -> tuple[float, float]:
     """Longest task in ms of the main thread that runs `script`, in a fresh profile: by the clock and in CPU time."""
-    with tempfile.TemporaryDirectory(prefix="page-benchmark-") as folder:
+    # The browser's children may still write when it has ended.
+    with tempfile.TemporaryDirectory(prefix="page-benchmark-", ignore_cleanup_errors=True) as folder:
         trace = Path(folder, "trace.json")
         program = subprocess.Popen(
             [
