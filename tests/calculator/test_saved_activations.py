@@ -16,7 +16,7 @@ from tests.calculator.test_parameters import architecture_of
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-CONFIGURATIONS = int(os.environ.get("CONFIGURATIONS", "48"))
+CONFIGURATIONS = int(os.environ.get("CONFIGURATIONS", "1000"))
 
 
 class _FusedAttention(torch.autograd.Function):
