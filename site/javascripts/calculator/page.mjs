@@ -14,6 +14,7 @@ const SAID_AFTER_MS = 150;
 const AHEAD_AFTER_MS = 30;
 const ADVISED_AFTER_MS = 300;
 const MOST_SAID = 500;
+const NOTED_WITHIN_MS = 100;
 
 export function start(root) {
   const runtime = JSON.parse(root.dataset.runtime);
@@ -26,6 +27,7 @@ export function start(root) {
   let awake = false;
   let typing = null;
   let pauses = [];
+  let noted = Promise.resolve();
 
   const pins = makePins(slot("pins"), { ask, query: form.query, requestOf: form.requestOf, open, changed: () => remember("push") });
   const sweep = makeSweep(slot("sweep"), {
@@ -122,9 +124,10 @@ export function start(root) {
     const how = text && typing === control ? "replace" : "push";
     typing = text ? control : null;
     const url = address();
-    compute(control);
-    // The browser takes its time to note the step: the answer is shown first.
-    setTimeout(() => remember(how, url));
+    // The browser takes its time to note the step: an answer that comes soon is shown first.
+    const soon = new Promise((resolve) => setTimeout(resolve, NOTED_WITHIN_MS));
+    const told = Promise.race([compute(control), soon]);
+    noted = noted.then(() => told).then(() => new Promise((resolve) => setTimeout(resolve))).then(() => remember(how, url));
   }
 
   function open(query) {
