@@ -15,6 +15,7 @@ from calculator.devices import Device
 from calculator.page.words import show_bytes
 from training.config import RunConfig
 from training.machine import this_machine, torch_device
+from training.model.pointwise import PLAIN
 from training.model.transformer import TextToImageTransformer
 from training.plan import MARGIN, MOST_SAMPLES, Precision, built_on_paper, dtype_of, needed_bytes, setup_of
 from training.speed import matmul_flops_per_second, step_seconds
@@ -46,6 +47,8 @@ class Wishes:
     """In which layers compute."""
     checkpointing: bool | None = None
     """True: activations are computed again in backward; False: all are kept."""
+    compiled: bool = False
+    """Whether `torch.compile` makes kernels of what is computed between products of matrices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,17 +93,18 @@ def choose(run: RunConfig, wishes: Wishes, *, build: Callable[[], TextToImageTra
     free = f"it has {show_bytes(machine.usable_bytes)} free"
     precision, why_precision = _precision(machine, wishes, timer)
     samples, why_samples = _micro_batch(run, wishes, precision, memory, timer)
-    level, kept = memory.most_generous(samples, precision)
-    layers, needed = run.model.num_layers, memory.need(samples, precision, level)
+    budget, kept = memory.most_generous(samples, precision)
+    layers, needed = run.model.num_layers, memory.need(samples, precision, budget)
     return Choices(
         machine=machine,
         micro_batch_size=samples,
         precision=precision,
-        activation_budget_bytes=memory.models[level].activation_budget_bytes,
+        activation_budget_bytes=budget,
         need_bytes=needed,
         reasons=(
             _said("device", machine.title, wishes.device, free),
             _said("precision", precision, wishes.precision, why_precision),
+            *(_kernels(build(), precision, wishes) if build else []),
             _said("micro-batch", f"{samples} sample{'s' * (samples > 1)}", wishes.micro_batch_size, why_samples),
             _said(
                 "activations",
@@ -116,25 +120,34 @@ class _Memory:
     """What the calculator says of this recipe on this machine."""
 
     def __init__(self, run: RunConfig, machine: Device, wishes: Wishes):
-        self._run, self._machine = run, machine
-        self._levels = (False, None, True) if wishes.checkpointing is None else (wishes.checkpointing,)
-        self.models = {level: built_on_paper(run.model, checkpointing=level) for level in self._levels}
-        """Whether activations are computed again (None: as the model has it), the most generous first -> a model."""
+        self._run, self._machine, self._checkpointing = run, machine, wishes.checkpointing
+        self._model = built_on_paper(run.model)
 
-    def need(self, samples: int, precision: Precision, level: bool | None) -> int:
-        return needed_bytes(self._run, self._machine, self.models[level], samples, precision=precision)
+    def need(self, samples: int, precision: Precision, budget: int | None) -> int:
+        """With activations kept within this budget; see `TextToImageTransformer.activation_budget_bytes`."""
+        self._model.activation_budget_bytes = budget
+        return needed_bytes(self._run, self._machine, self._model, samples, precision=precision)
 
     def fits(self, samples: int, precision: Precision) -> bool:
         """With as little as can be kept."""
-        return self.need(samples, precision, self._levels[-1]) <= MARGIN * self._machine.usable_bytes
+        least = None if self._checkpointing is False else 0
+        return self.need(samples, precision, least) <= MARGIN * self._machine.usable_bytes
 
-    def most_generous(self, samples: int, precision: Precision) -> tuple[bool | None, int]:
-        """The level that keeps most and fits, and how many layers it keeps."""
-        most = (HOST_SHARE if self._machine.unified else MARGIN) * self._machine.usable_bytes
-        fitting = (level for level in self._levels if self.need(samples, precision, level) <= most)
-        level = next(fitting, self._levels[-1])
+    def most_generous(self, samples: int, precision: Precision) -> tuple[int | None, int]:
+        """The largest budget of activations that fits, and how many layers it keeps."""
+        most = int((HOST_SHARE if self._machine.unified else MARGIN) * self._machine.usable_bytes)
+        if self._checkpointing is not None:
+            budget = 0 if self._checkpointing else None
+        elif self.need(samples, precision, None) <= most:
+            budget = None
+        elif self._run.model.reversible:
+            budget = max(0, most - self.need(samples, precision, 0))
+        else:
+            budget = 0
+        self._model.activation_budget_bytes = budget
         dtype = dtype_of(setup_of(self._run, self._machine, samples, precision=precision))
-        return level, self.models[level].stored_layers(samples, dtype)
+        kept = self._model.stored_layers(samples, dtype)
+        return (budget if kept else 0), kept
 
 
 class _Timer:
@@ -166,11 +179,11 @@ class _Timer:
         """Seconds of a step with as many activations as fit kept; None if it is too long, or memory or time is out."""
         if self._build is None or self.expected_seconds(precision) > LONGEST_STEP_SECONDS:
             return None
-        model, (level, _) = self._build(), self._memory.most_generous(samples, precision)
+        model, (budget, _) = self._build(), self._memory.most_generous(samples, precision)
         self._deadline = self._deadline or time.monotonic() + MEASURING_SECONDS
         if time.monotonic() > self._deadline:
             return None
-        model.activation_budget_bytes = self._memory.models[level].activation_budget_bytes
+        model.activation_budget_bytes = budget
         return step_seconds(model, samples, precision)
 
 
@@ -188,6 +201,18 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
         steps = f"a step of {samples} takes {low:.3f} s in {lower}, {plain:.3f} s in float32"
         return (lower if plain / low >= WORTH_LOWER else "float32"), steps
     return lower, rates
+
+
+def _kernels(model: TextToImageTransformer, precision: Precision, wishes: Wishes) -> list[Choice]:
+    dtype = getattr(torch, precision)
+    choice = model.kernel_choice(dtype)
+    words = {"fused": "fused kernels", "products": "single products of matrices"}
+    choices = [Choice(name="attention", value=words[choice.kernels], reason=choice.reason)]
+    if wishes.compiled:
+        outcome = model.compile_pointwise(dtype)
+        used = "not used" if model.pointwise is PLAIN else "used"
+        choices.append(_said("torch.compile", used, True, outcome))
+    return choices
 
 
 def _micro_batch(

@@ -93,6 +93,7 @@ def test_steps_of_the_real_model_are_timed():
     chosen = choose(run, Wishes(device="cpu", precision="float32"), build=lambda: model)
     reason = reasons_of(chosen)["micro-batch"].reason
     speeds = {int(size): float(speed) for size, speed in re.findall(r"(\d+): ([\d.e+]+)", reason)}
+    assert reasons_of(chosen)["attention"].value == "single products of matrices"
     assert "of those timed" in reason and 1 in speeds and chosen.micro_batch_size in speeds
     assert speeds[chosen.micro_batch_size] >= 0.94 * max(speeds.values())
     assert all(map(torch.equal, before, model.parameters())) and all(p.grad is None for p in model.parameters())
@@ -110,6 +111,26 @@ def test_activations_are_kept_where_there_is_room(machine_with):
         machine_with(gib * GIB)
         budgets.append(choose(run, Wishes(micro_batch_size=1)).activation_budget_bytes)
     assert budgets[0] is None and budgets[1] and budgets[2] == 0
+
+
+def test_as_many_layers_keep_their_activations_as_there_is_room_for(machine_with):
+    """One more would take more than a processor's memory is used up to."""
+    run, kept = load_recipe("dalle-2021"), []
+    for gib in (12, 16):
+        machine = machine_with(gib * GIB)
+        chosen = choose(run, Wishes(micro_batch_size=1, precision="float32"))
+        model = built_on_paper(run.model)
+        model.activation_budget_bytes = chosen.activation_budget_bytes
+        layers = model.stored_layers(1, torch.float32)
+        one_more = sum(model.activation_bytes(1, torch.float32)[-layers - 1 :])
+        room = module.HOST_SHARE * machine.usable_bytes - needed_bytes(
+            run, machine, built_on_paper(run.model, checkpointing=True), 1, precision="float32"
+        )
+        assert chosen.activation_budget_bytes <= room < one_more
+        assert chosen.need_bytes <= module.HOST_SHARE * machine.usable_bytes
+        assert f"kept of {layers} layers" in reasons_of(chosen)["activations"].value
+        kept.append(layers)
+    assert 0 < kept[0] < kept[1] < run.model.num_layers
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,14 @@ def run(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="In which layers compute; 16 bit take less memory. Without it: chosen."),
     ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Have torch.compile make kernels of what lies between products of matrices: for GPUs, where it takes "
+            "some time at the start.",
+        ),
+    ] = False,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:1 and so on. Without it: the first GPU, if there is one.")
     ] = None,
@@ -83,7 +91,11 @@ def run(
             initial_peers=tuple(initial_peers),
             name=name,
             wishes=Wishes(
-                device=device, micro_batch_size=micro_batch_size, precision=precision, checkpointing=checkpointing
+                device=device,
+                micro_batch_size=micro_batch_size,
+                precision=precision,
+                checkpointing=checkpointing,
+                compiled=compiled,
             ),
             threads=threads,
             epochs=epochs,

@@ -13,13 +13,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu
 
 from training.model.attention import AttentionPattern
-from training.model.layout import Layout, shift_tokens, shift_tokens_backward
-
-NORM_EPS = 1e-5
-"""Added to the variance by layer norms (PyTorch's default, which dalle-pytorch keeps)."""
+from training.model.layout import Layout
+from training.model.pointwise import PLAIN, Pointwise
 
 
 class Block(Protocol):
@@ -42,37 +39,36 @@ class FeedForwardBlock:
     Args:
         shift: Layout for the token shift, or None for no shift.
         dtype: In which to compute.
+        pointwise: What computes between products of matrices.
     """
 
-    def __init__(self, shift: Layout | None, dtype: torch.dtype):
+    def __init__(self, shift: Layout | None, dtype: torch.dtype, pointwise: Pointwise = PLAIN):
         self.shift = shift
         self.dtype = dtype
+        self.pointwise = pointwise
 
     def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `Block`."""
         norm_weight, norm_bias, inner_weight, inner_bias, out_weight, out_bias, scale = weights
-        normed, kept = _norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
+        normed, *norms = self.pointwise.norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
         value_weight, gate_weight = inner_weight.to(self.dtype).chunk(2)
         value_bias, gate_bias = inner_bias.to(self.dtype).chunk(2)
         values = torch.addmm(value_bias, normed, value_weight.t())
         gates = torch.addmm(gate_bias, normed, gate_weight.t())
-        gate = gelu(gates)
-        product = values * gate
+        gate, product = self.pointwise.gated(values, gates)
         out = _scaled_output(product, out_weight, out_bias, scale)
-        return out.view_as(hidden), (*kept, values, gates, gate, product)
+        return out.view_as(hidden), (normed, hidden, *norms, values, gates, gate, product)
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `Block`."""
-        *kept, values, gates, gate, product = saved
-        _, _, inner_weight, inner_bias, out_weight, out_bias, scale = weights
-        normed = kept[0]
+        normed, hidden, mean, inverse, values, gates, gate, product = saved
+        norm_weight, norm_bias, inner_weight, inner_bias, out_weight, out_bias, scale = weights
         flat = grad.reshape(-1, grad.shape[-1]).to(self.dtype)
         grad_product = flat @ (out_weight * scale[:, None]).to(self.dtype)
         output_grads = _output_grads(flat, product, out_weight, out_bias, scale)
-        grad_gates = torch.ops.aten.gelu_backward(grad_product * values, gates)
-        grad_values = grad_product.mul_(gate)
+        grad_values, grad_gates = self.pointwise.gated_backward(grad_product, values, gates, gate)
         grad_inner, grad_bias = torch.empty_like(inner_weight), torch.empty_like(inner_bias)
         value_weight, gate_weight = inner_weight.to(self.dtype).chunk(2)
         for part, weight_rows, bias_rows in zip(
@@ -81,7 +77,9 @@ class FeedForwardBlock:
             weight_grad(part, normed, out=weight_rows)
             torch.sum(part, 0, dtype=bias_rows.dtype, out=bias_rows)
         grad_normed = torch.mm(grad_values, value_weight).addmm_(grad_gates, gate_weight)
-        grad_hidden, norm_grads = _input_grads(grad_normed, kept, weights, grad, self.shift)
+        grad_hidden, *norm_grads = self.pointwise.norm_and_shift_backward(
+            grad_normed, hidden, mean, inverse, norm_weight, norm_bias, self.shift
+        )
         return grad_hidden, (*norm_grads, grad_inner, grad_bias, *output_grads)
 
 
@@ -97,6 +95,7 @@ class AttentionBlock:
         num_heads: N.
         text_key_bias: (B * N, 1, X), -inf at padding, or None.
         dtype: In which to compute; that of the pattern and of `text_key_bias`.
+        pointwise: What computes between products of matrices.
     """
 
     def __init__(
@@ -107,8 +106,10 @@ class AttentionBlock:
         num_heads: int,
         text_key_bias: Tensor | None,
         dtype: torch.dtype,
+        pointwise: Pointwise = PLAIN,
     ):
         self.dtype = dtype
+        self.pointwise = pointwise
         self.pattern = pattern
         self.shift = shift
         self.num_heads = num_heads
@@ -120,23 +121,23 @@ class AttentionBlock:
     def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `Block`."""
         norm_weight, norm_bias, qkv_weight, out_weight, out_bias, scale = weights
-        normed, kept = _norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
+        normed, *norms = self.pointwise.norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
         qkv = (normed @ qkv_weight.to(self.dtype).t()).view(*hidden.shape[:2], -1)
         text, image = self._turn(qkv)
         text_out, image_out, *probabilities = self.pattern.attend(text, image, self.text_key_bias)
         merged = self._merge(text_out, image_out, hidden)
         out = _scaled_output(merged, out_weight, out_bias, scale)
         image_saved = () if image is None else (image,)
-        return out.view_as(hidden), (*kept, merged, text, *image_saved, *probabilities)
+        return out.view_as(hidden), (normed, hidden, *norms, merged, text, *image_saved, *probabilities)
 
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `Block`."""
         has_image = grad.shape[1] > self.pattern.layout.text_len
-        kept, (merged, text, *rest) = saved[:4], saved[4:]
+        normed, hidden, mean, inverse, merged, text, *rest = saved
         image, probabilities = (rest[0], rest[1:]) if has_image else (None, rest)
-        _, _, qkv_weight, out_weight, out_bias, scale = weights
+        norm_weight, norm_bias, qkv_weight, out_weight, out_bias, scale = weights
         flat = grad.reshape(-1, grad.shape[-1]).to(self.dtype)
         output_grads = _output_grads(flat, merged, out_weight, out_bias, scale)
         grad_merged = flat @ (out_weight * scale[:, None]).to(self.dtype)
@@ -144,12 +145,11 @@ class AttentionBlock:
         text, image = self.pattern.backward(text, image, tuple(probabilities), grad_text, grad_image)
         grad_qkv = self._turn_back(text, image, grad)
         grad_normed = grad_qkv @ qkv_weight.to(self.dtype)
-        grad_hidden, norm_grads = _input_grads(grad_normed, kept, weights, grad, self.shift)
-        return grad_hidden, (
-            *norm_grads,
-            weight_grad(grad_qkv, kept[0], out=torch.empty_like(qkv_weight)),
-            *output_grads,
+        grad_hidden, *norm_grads = self.pointwise.norm_and_shift_backward(
+            grad_normed, hidden, mean, inverse, norm_weight, norm_bias, self.shift
         )
+        grad_weight = weight_grad(grad_qkv, normed, out=torch.empty_like(qkv_weight))
+        return grad_hidden, (*norm_grads, grad_weight, *output_grads)
 
     def turned_text(self, saved: tuple[Tensor, ...]) -> Tensor:
         """Of what `forward` saved: queries, keys and values of the text, (3, B * N, X, H)."""
@@ -159,7 +159,7 @@ class AttentionBlock:
         """Queries, keys and values, turned: text (3, B * N, X, H), image (3, B * N, I, H) in the pattern's order."""
         layout, batch = self.pattern.layout, qkv.shape[0]
         split = qkv.view(batch, qkv.shape[1], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        text = turned(split[..., : layout.text_len, :], self._text_turn).view(
+        text = self.pointwise.turned(split[..., : layout.text_len, :], self._text_turn).view(
             3, batch * self.num_heads, -1, split.shape[-1]
         )
         if qkv.shape[1] == layout.text_len:
@@ -167,21 +167,23 @@ class AttentionBlock:
         grid = (layout.grid, layout.grid)
         image = self.pattern.image_order(split[..., layout.text_len :, :].unflatten(3, grid))
         turn = self.pattern.image_order(self._image_turn.unflatten(3, grid))
-        return text, turned(image, turn).view(3, batch * self.num_heads, layout.image_len, split.shape[-1])
+        return text, self.pointwise.turned(image, turn).view(
+            3, batch * self.num_heads, layout.image_len, split.shape[-1]
+        )
 
     def _turn_back(self, text: Tensor, image: Tensor | None, like: Tensor) -> Tensor:
         """The reverse of `_turn` for gradients: (B * T, 3NH)."""
         layout, (batch, length, _) = self.pattern.layout, like.shape
         qkv = text.new_empty(batch, length, 3, self.num_heads, text.shape[-1])
         split = qkv.permute(2, 0, 3, 1, 4)
-        turned(
+        self.pointwise.turned(
             text.view(3, batch, self.num_heads, layout.text_len, -1),
             self._text_turn.conj(),
             out=split[..., : layout.text_len, :],
         )
         if image is not None:
             grid = (layout.grid, layout.grid)
-            turned(
+            self.pointwise.turned(
                 image.view(3, batch, self.num_heads, *grid, -1),
                 self.pattern.image_order(self._image_turn.unflatten(3, grid)).conj(),
                 out=self.pattern.image_order(split[..., layout.text_len :, :].unflatten(3, grid)),
@@ -258,43 +260,6 @@ class _CheckpointedBlockFunction(torch.autograd.Function):
         return None, grad_hidden, *grads
 
 
-def _norm_and_shift(
-    hidden: Tensor, weight: Tensor, bias: Tensor, shift: Layout | None, dtype: torch.dtype
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """The block's input to its first matrix, (B * T, D), and what `_input_grads` needs: that, input, mean, 1 / std."""
-    normed, mean, inverse = torch.native_layer_norm(hidden, hidden.shape[-1:], weight, bias, NORM_EPS)
-    normed = normed.to(dtype)
-    if shift is not None:
-        normed = shift_tokens(normed, shift)
-    normed = normed.view(-1, hidden.shape[-1])
-    return normed, (normed, hidden, mean, inverse)
-
-
-def _input_grads(
-    grad_normed: Tensor,
-    kept: tuple[Tensor, ...] | list[Tensor],
-    weights: tuple[Tensor, ...],
-    like: Tensor,
-    shift: Layout | None,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """From the gradient of `_norm_and_shift`'s output: those for the block's input and for its norm."""
-    _, hidden, mean, inverse = kept
-    grad_normed = grad_normed.view_as(like)
-    if shift is not None:
-        grad_normed = shift_tokens_backward(grad_normed, shift)
-    grad_hidden, *norm_grads = torch.ops.aten.native_layer_norm_backward(
-        grad_normed.to(hidden.dtype),
-        hidden,
-        hidden.shape[-1:],
-        mean,
-        inverse,
-        weights[0],
-        weights[1],
-        [True, True, True],
-    )
-    return grad_hidden, tuple(norm_grads)
-
-
 def _scaled_output(inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
     """scale * (inputs @ weight.T + bias), in the weight's type."""
     scaled_weight = (weight * scale[:, None]).to(inputs.dtype)
@@ -316,18 +281,3 @@ def weight_grad(grad: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
     if out.dtype == grad.dtype:
         return torch.mm(grad.t(), inputs, out=out)
     return out.copy_(grad.t() @ inputs)
-
-
-def turned(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
-    """Adjacent channels (..., H) times complex factors (..., H / 2); contiguous unless `out` is given."""
-    if out is None:
-        out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
-    if channels.dtype in (torch.float32, torch.float64):
-        torch.mul(_as_complex(channels), turn, out=_as_complex(out))
-    else:  # no complex type is as narrow
-        out.copy_(torch.view_as_real(_as_complex(channels.float()) * turn).flatten(-2))
-    return out
-
-
-def _as_complex(channels: Tensor) -> Tensor:
-    return torch.view_as_complex(channels.unflatten(-1, (-1, 2)))

@@ -15,8 +15,11 @@ from torch.nn import functional
 from training.config import AttentionType, ModelConfig
 from training.errors import BadInput
 from training.model.attention import AttentionPattern
-from training.model.blocks import NORM_EPS, AttentionBlock, FeedForwardBlock
+from training.model.blocks import AttentionBlock, FeedForwardBlock
+from training.model.fused import FusedPattern
+from training.model.kernel_choice import KernelChoice, Kernels, choose_kernels, compile_pointwise
 from training.model.layout import Layout
+from training.model.pointwise import NORM_EPS, PLAIN, Pointwise
 from training.model.reversible import Layer, run_reversible, run_sequential
 from training.model.rotary import rotary_angles, rotation_table
 from training.model.vocabulary import TiedGradient, embed_tied, output_losses
@@ -99,6 +102,8 @@ class TextToImageTransformer(nn.Module):
         """Backward needs activations: those of the last layers are kept while they fit this, which saves a fourth of a
         layer's time; the others are computed again, in reversible layers from their outputs, else from their inputs,
         which are kept (activation checkpointing). None keeps all, 0 none."""
+        self.attention_kernels: Kernels | None = None
+        """How attention is computed; None: as `choose_kernels` finds best on the weights' device."""
         self.attention_kinds: tuple[AttentionType, ...] = (
             *islice(cycle(config.attention_cycle), config.num_layers - 1),
             config.last_attention,
@@ -120,6 +125,9 @@ class TextToImageTransformer(nn.Module):
             self.text_positions = nn.Parameter(torch.randn(self.layout.text_len, width))
             self.row_positions = nn.Parameter(torch.randn(config.image_grid, width))
             self.column_positions = nn.Parameter(torch.randn(config.image_grid, width))
+        self.pointwise: Pointwise = PLAIN
+        """What computes between products of matrices; see `compile_pointwise`."""
+        self._kernel_choices: dict[tuple, KernelChoice] = {}
         self._patterns: dict[tuple, dict[AttentionType, AttentionPattern]] = {}
         self._rotations: dict[tuple, Tensor] = {}
 
@@ -274,9 +282,9 @@ class TextToImageTransformer(nn.Module):
                     weights.append(tensor)
             return tuple(index_of[id(tensor)] for tensor in tensors)
 
-        feed_forward = FeedForwardBlock(shift, dtype)
+        feed_forward = FeedForwardBlock(shift, dtype, self.pointwise)
         attention = {
-            kind: AttentionBlock(pattern, shift, rotation, self.config.num_heads, bias, dtype)
+            kind: AttentionBlock(pattern, shift, rotation, self.config.num_heads, bias, dtype, self.pointwise)
             for kind, pattern in patterns.items()
         }
         layers = [
@@ -292,14 +300,44 @@ class TextToImageTransformer(nn.Module):
 
     def patterns(self, dtype: torch.dtype) -> dict[AttentionType, AttentionPattern]:
         """The attention masks in use, on the weights' device."""
-        reference = self.final_norm.weight.new_empty((), dtype=dtype)
-        key = (reference.device, dtype)
+        kernels = self.kernel_choice(dtype).kernels
+        key = (self.final_norm.weight.device, dtype, kernels)
         if key not in self._patterns:
-            self._patterns[key] = {
-                kind: AttentionPattern(kind, self.layout, self.config.conv_kernel_size, reference)
-                for kind in set(self.attention_kinds)
-            }
+            with torch.inference_mode(False):  # sampling may come first, and training takes the same masks
+                reference = self.final_norm.weight.new_empty((), dtype=dtype)
+                common = (self.layout, self.config.conv_kernel_size, reference)
+                self._patterns[key] = {
+                    kind: FusedPattern(kind, *common, self.config.num_heads)
+                    if kernels == "fused"
+                    else AttentionPattern(kind, *common)
+                    for kind in set(self.attention_kinds)
+                }
         return self._patterns[key]
+
+    def compile_pointwise(self, dtype: torch.dtype) -> str:
+        """Has what computes between products of matrices compiled, and says how it went; of use on a GPU."""
+        reference, config = self.final_norm.weight.new_empty((), dtype=dtype), self.config
+        self.pointwise, outcome = compile_pointwise(
+            reference, self.layout, hidden_size=config.hidden_size, head_dim=config.head_dim
+        )
+        return outcome
+
+    def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
+        """How attention is computed in this type on the weights' device; found out when it is first asked."""
+        if self.attention_kernels is not None:
+            return KernelChoice(kernels=self.attention_kernels, reason="as it was set")
+        reference, config = self.final_norm.weight.new_empty((), dtype=dtype), self.config
+        key = (reference.device, dtype)
+        if key not in self._kernel_choices:
+            self._kernel_choices[key] = choose_kernels(
+                reference,
+                self.attention_kinds,
+                self.layout,
+                conv_kernel_size=config.conv_kernel_size,
+                num_heads=config.num_heads,
+                head_dim=config.head_dim,
+            )
+        return self._kernel_choices[key]
 
     def rotation(self) -> Tensor:
         """See `rotation_table`; on the device and in the type of the weights."""

@@ -211,16 +211,20 @@ def gradients(model, losses):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_the_slow_model(variant):
-    """Logits, losses and every gradient, to the precision of float64; recomputed and stored activations alike."""
+    """Logits, losses and every gradient, to the precision of float64; whether activations are recomputed or stored, and
+    by either kind of kernels."""
     model = make(variant)
     text, codes = batch(model.config)
     slow = Reference(model)
     with torch.no_grad():
-        torch.testing.assert_close(model.logits(text, codes), slow.logits(text, codes), rtol=0, atol=1e-11)
+        expected_logits = slow.logits(text, codes)
     loss, text_loss, image_loss = slow.losses(text, codes)
     expected = gradients(model, loss)
-    for stored_layers in (0, 2, model.config.num_layers):
+    for kernels, stored_layers in itertools.product(("products", "fused"), (0, 2, model.config.num_layers)):
+        model.attention_kernels = kernels
         model.activation_budget_bytes = budget(model, len(text), stored_layers)
+        with torch.no_grad():
+            torch.testing.assert_close(model.logits(text, codes), expected_logits, rtol=0, atol=1e-11)
         losses = model(text, codes)
         for ours, theirs in ((losses.loss, loss), (losses.text_loss, text_loss), (losses.image_loss, image_loss)):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
@@ -230,10 +234,12 @@ def test_equals_the_slow_model(variant):
             )
 
 
-def test_float32_is_near_float64():
+@pytest.mark.parametrize("kernels", ["products", "fused"])
+def test_float32_is_near_float64(kernels):
     """At the demo's real sizes: losses within 1e-6, gradients within 1e-4 of each one's norm."""
     config = load_recipe("demo").model
     model = build_model(config, seed=0)
+    model.attention_kernels = kernels
     text, codes = batch(config)
     single = gradients(model, model(text, codes).loss)
     single_loss = model(text, codes).loss.item()
@@ -245,10 +251,12 @@ def test_float32_is_near_float64():
 
 @pytest.mark.parametrize("variant", ["as the paper", "sequential", "padding mask, full"])
 @pytest.mark.parametrize("stored_layers", [0, 6])
-def test_autocast_is_near_float64(variant, stored_layers):
+@pytest.mark.parametrize("kernels", ["products", "fused"])
+def test_autocast_is_near_float64(variant, stored_layers, kernels):
     """bfloat16 has 8 bits: losses within 1 %, and each large gradient within 5 % of its norm, in its weight's type."""
     model = make(variant, torch.float32)
     text, codes = batch(model.config)
+    model.attention_kernels = kernels
     model.activation_budget_bytes = budget(model, len(text), stored_layers)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = model(text, codes)

@@ -1,0 +1,118 @@
+"""What a block computes between its products of matrices: norm and token shift, rotation, gate, and their gradients.
+
+All of it waits for memory. `torch.compile` makes one kernel of each function, which pays on a GPU; `PLAIN` computes the
+same without, and is what is used unless a model is told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from training.model.layout import Layout, shift_tokens, shift_tokens_backward
+
+NORM_EPS = 1e-5
+"""Added to the variance by layer norms (PyTorch's default, which dalle-pytorch keeps)."""
+
+
+class Pointwise(NamedTuple):
+    """The functions of this module, as they are or compiled."""
+
+    norm_and_shift: Callable
+    norm_and_shift_backward: Callable
+    turned: Callable
+    gated: Callable
+    gated_backward: Callable
+
+
+def norm_and_shift(
+    hidden: Tensor, weight: Tensor, bias: Tensor, shift: Layout | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The block's input to its first matrix, (B * T, D), and the norm's mean and 1 / deviation, for backward."""
+    normed, mean, inverse = torch.native_layer_norm(hidden, hidden.shape[-1:], weight, bias, NORM_EPS)
+    normed = normed.to(dtype)
+    if shift is not None:
+        normed = shift_tokens(normed, shift)
+    return normed.view(-1, hidden.shape[-1]), mean, inverse
+
+
+def norm_and_shift_backward(
+    grad: Tensor, hidden: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor, shift: Layout | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From the gradient (B * T, D) of `norm_and_shift`'s output: those for its input, the norm's weight and bias."""
+    grad = grad.view_as(hidden)
+    if shift is not None:
+        grad = shift_tokens_backward(grad, shift)
+    return torch.ops.aten.native_layer_norm_backward(
+        grad.to(hidden.dtype), hidden, hidden.shape[-1:], mean, inverse, weight, bias, [True, True, True]
+    )
+
+
+def turned(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
+    """Adjacent channels (..., H) times complex factors (..., H / 2); contiguous unless `out` is given."""
+    if out is None:
+        out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
+    if channels.dtype in (torch.float32, torch.float64):
+        torch.mul(_as_complex(channels), turn, out=_as_complex(out))
+    else:  # no complex type is as narrow
+        out.copy_(torch.view_as_real(_as_complex(channels.float()) * turn).flatten(-2))
+    return out
+
+
+def gated(values: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+    """The gelu of the gates, and its product with the values."""
+    gate = gelu(gates)
+    return gate, values * gate
+
+
+def gated_backward(grad: Tensor, values: Tensor, gates: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient of the product, which is overwritten: those for values and gates."""
+    grad_gates = torch.ops.aten.gelu_backward(grad * values, gates)
+    return grad.mul_(gate), grad_gates
+
+
+MOST_FORMS = 32
+"""So many forms of each function are compiled: text and image, in both orders, there and back, in each precision."""
+PLAIN = Pointwise(norm_and_shift, norm_and_shift_backward, turned, gated, gated_backward)
+
+
+@cache
+def compiled(backend: str = "inductor") -> Pointwise:
+    """The functions by `torch.compile`: each compiles when it is first called, and anew for some other shapes.
+
+    Args:
+        backend: Of `torch.compile`; its own needs Triton on a GPU and a C++ compiler on a processor.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
+    others = (norm_and_shift, norm_and_shift_backward, gated, gated_backward, turn_by_parts)
+    norm, norm_backward, gate, gate_backward, turn = (torch.compile(function, backend=backend) for function in others)
+    return Pointwise(norm, norm_backward, by_parts(turn), gate, gate_backward)
+
+
+def by_parts(turn_parts: Callable) -> Callable:
+    """`turned` by `turn_by_parts`, or by what is compiled of it."""
+
+    def turned_by_parts(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
+        turn_parts(channels, torch.view_as_real(turn.resolve_conj()), out)
+        return out
+
+    return turned_by_parts
+
+
+def turn_by_parts(channels: Tensor, turn: Tensor, out: Tensor) -> None:
+    """As `turned`, without complex numbers, for which no kernels are compiled; `turn` is (..., H / 2, 2)."""
+    real, imaginary = channels.unflatten(-1, (-1, 2)).to(turn.dtype).unbind(-1)
+    cosine, sine = turn.unbind(-1)
+    parts = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
+    out.copy_(torch.stack(parts, dim=-1).flatten(-2))
+
+
+def _as_complex(channels: Tensor) -> Tensor:
+    return torch.view_as_complex(channels.unflatten(-1, (-1, 2)))
