@@ -58,19 +58,33 @@ def batch(config: ModelConfig, size: int):
     return text, torch.randint(0, config.image_vocab_size, (size, config.image_seq_len), generator=generator)
 
 
-def matrix_rate(seconds: float = 0.5) -> float:
-    """This machine's fp32 rate on one thread, FLOP per CPU second: the best of some products of 1024 x 1024."""
+def matrix_rate(seconds: float = 0.5, *, device: str = "cpu", dtype=None) -> float:
+    """This machine's rate, FLOP per CPU second on one thread or per second on a GPU: the best of some products.
+
+    Args:
+        seconds: How long to try.
+        device: "cpu", with matrices of 1024 x 1024, or "cuda", of 8192 x 8192.
+        dtype: Of the matrices; None: fp32.
+    """
     import time
 
     import torch
 
-    first, second = torch.rand(2, 1024, 1024)
-    out, best, until = torch.empty(1024, 1024), 0.0, time.process_time() + seconds
-    while time.process_time() < until:
-        started = time.process_time()
+    side = 1024 if device == "cpu" else 8192
+
+    def clock() -> float:
+        if device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    first, second = torch.rand(2, side, side, device=device).to(dtype or torch.float32)
+    out, best, until = torch.empty_like(first), 0.0, clock() + seconds
+    while clock() < until:
+        started = clock()
         for _ in range(3):
             torch.mm(first, second, out=out)
-        best = max(best, 3 * 2 * 1024**3 / (time.process_time() - started))
+        best = max(best, 3 * 2 * side**3 / (clock() - started))
     return best
 
 

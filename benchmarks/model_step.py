@@ -1,11 +1,14 @@
-"""Forward and backward pass of the run's model beside dalle-pytorch 1.6.6: CPU seconds and peak memory.
+"""Forward and backward pass of the run's model beside dalle-pytorch 1.6.6: seconds and peak memory.
 
     python benchmarks/model_step.py --json benchmarks/results/model_step.json
     python benchmarks/model_step.py --cases S --ours-only
+    python benchmarks/model_step.py --cases full --modes plain kept bf16 bf16-kept
+    python benchmarks/model_step.py --device cuda --gpu h100-80gb --cases full --batch-sizes 1 8 32 --modes bf16
 
-Each measurement is a process of its own with one thread, ours and theirs in turn, in both of which the C library keeps
-freed memory as in training. A process builds the model, takes a step that shows the peak (resident memory, over what
-the built model has), then the steps that are timed. Linux only.
+Each measurement is a process of its own, ours and theirs in turn; on a processor with one thread, and in CPU seconds,
+where the C library keeps freed memory as in training (Linux only). A process builds the model, takes a step that shows
+the peak over what the built model has (resident memory; on a GPU what PyTorch allocates), then those that are timed. On
+a GPU ours alone is measured; `--gpu` names the card whose published peak rate the model's FLOPs are held against.
 """
 
 from __future__ import annotations
@@ -26,10 +29,20 @@ from model_cases import batch, case, forward_flops, in_own_process, matrix_rate 
 
 PEER = "dalle-pytorch 1.6.6"
 STEPS = {"S": 5, "M": 2, "full": 1}
-"""Steps timed in a process; of the full model the first one is."""
+"""Steps timed in a process; of the full model on a processor the first one is."""
+STEPS_ON_GPU = 10
+MODES = {
+    "plain": "",
+    "kept": ", activations kept",
+    "bf16": ", bf16 autocast",
+    "bf16-kept": ", bf16 autocast, activations kept",
+    "bf16-compiled": ", bf16 autocast, compiled",
+    "bf16-kept-compiled": ", bf16 autocast, activations kept, compiled",
+}
+"""Ways in which our model computes, and their words in the table; `plain` is fp32, as the peer's."""
 
 
-def measure(side: str, name: str, batch_size: int) -> dict:
+def measure(side: str, name: str, batch_size: int, device: str) -> dict:
     """Seconds a sample, bytes at the peak over the built model, and what they mean; for a process of its own."""
     import torch
 
@@ -37,39 +50,99 @@ def measure(side: str, name: str, batch_size: int) -> dict:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = case(name)
-    if side == "ours":
+    config, low = case(name), side.startswith("bf16")
+    dtype = torch.bfloat16 if low else torch.float32
+    if side == "peer":
+        model, facts = peer.build(config).train(), {}
+    else:
         from training.model.transformer import build_model
 
-        model = build_model(config, seed=0)
-    else:
-        model = peer.build(config).train()
+        model = build_model(config, seed=0).to(device)
+        if "kept" in side:
+            model.activation_budget_bytes = None
+        if "compiled" in side:
+            print(f"torch.compile: {model.compile_pointwise(dtype)}", flush=True)
+        facts = expected(model, batch_size, dtype)
     keep_freed_memory()
-    text, codes = batch(config, batch_size)
+    text, codes = (tensor.to(device) for tensor in batch(config, batch_size))
 
     def step() -> float:
-        started = time.process_time()
-        loss = model(text, codes).loss if side == "ours" else model(text, codes, return_loss=True)
+        started = clock(device)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=low):
+            loss = model(text, codes, return_loss=True) if side == "peer" else model(text, codes).loss
         loss.backward()
-        seconds = time.process_time() - started
+        seconds = clock(device) - started
         model.zero_grad()
         return seconds / batch_size
 
-    rate = matrix_rate()
-    reset_peak()
-    before = status("VmRSS")
+    rate = matrix_rate(device=device, dtype=dtype)
+    before = held(device)
+    reset_peak(device)
     first = step()
-    peak = status("VmHWM") - before
-    seconds = [first] if name == "full" else [step() for _ in range(STEPS[name])]
-    rate = max(rate, matrix_rate())
+    peak = highest(device) - before
+    if name == "full" and device == "cpu":
+        seconds = [first]
+    else:
+        seconds = [step() for _ in range(STEPS_ON_GPU if device == "cuda" else STEPS[name])]
+    rate = max(rate, matrix_rate(device=device, dtype=dtype))
     flops = 3 * forward_flops(config)
     share = flops / statistics.median(seconds) / rate
-    return {"seconds": seconds, "peak_bytes": peak, "matrix_rate": rate, "flops": flops, "share": share}
+    return {"seconds": seconds, "peak_bytes": peak, "matrix_rate": rate, "flops": flops, "share": share} | facts
 
 
-def reset_peak() -> None:
-    """Has the kernel count the peak of resident memory from here on."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+def expected(model, batch_size: int, dtype) -> dict:
+    """The peak over the built model by the calculator, and by which kernels attention is computed."""
+    from calculator import estimate
+    from training.config import load_recipe
+    from training.machine import this_machine
+    from training.plan import setup_of, stored_bytes
+
+    device = model.final_norm.weight.device
+    run = load_recipe("dalle-2021").model_copy(update={"model": model.config})
+    setup = setup_of(run, this_machine(str(device)), batch_size, precision=str(dtype).removeprefix("torch."))
+    memory = estimate(setup).gpu
+    return {
+        "estimated_bytes": memory.total - memory.weights + stored_bytes(model, batch_size, dtype),
+        "kernels": model.kernel_choice(dtype).kernels,
+    }
+
+
+def clock(device: str) -> float:
+    """CPU seconds of this process, or on a GPU the time when all work is done."""
+    if device == "cpu":
+        return time.process_time()
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def held(device: str) -> int:
+    """Bytes in use now."""
+    if device == "cpu":
+        return status("VmRSS")
+    import torch
+
+    return torch.cuda.memory_allocated()
+
+
+def highest(device: str) -> int:
+    """The most bytes in use since `reset_peak`."""
+    if device == "cpu":
+        return status("VmHWM")
+    import torch
+
+    return torch.cuda.max_memory_allocated()
+
+
+def reset_peak(device: str) -> None:
+    """Has the peak of memory counted from here on, by the system's kernel or by PyTorch."""
+    if device == "cpu":
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        return
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
 
 
 def status(key: str) -> int:
@@ -85,54 +158,95 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=STEPS, default=["S", "M"], help="models to measure")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1], help="samples a step")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["plain"], help="ways in which ours computes")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to compute")
+    parser.add_argument("--gpu", help="the calculator's name of the card, for its published peak rate")
     parser.add_argument("--ours-only", action="store_true", help="leave dalle-pytorch out")
     parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--one", nargs=3, metavar=("SIDE", "CASE", "BATCH"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=4, metavar=("SIDE", "CASE", "BATCH", "DEVICE"), help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.one:
-        print(json.dumps(measure(flags.one[0], flags.one[1], int(flags.one[2]))))
+        side, name, size, device = flags.one
+        print(json.dumps(measure(side, name, int(size), device)))
         return
-    if not flags.ours_only and not peer.is_installed():
+    import torch
+
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        parser.exit(2, "PyTorch finds no GPU here; leave --device away to measure on the processor.\n")
+    published = peak_rate(flags.gpu)
+    with_peer = flags.device == "cpu" and not flags.ours_only
+    if with_peer and not peer.is_installed():
         raise SystemExit(f"dalle-pytorch is not installed: {peer.INSTALL} (or leave it out with --ours-only)")
-    sides = ("ours",) if flags.ours_only else ("peer", "ours")
+    sides = [*(["peer"] if with_peer else []), *flags.modes]
     results = []
     for name in flags.cases:
         for size in flags.batch_sizes:
-            rounds = 1 if name == "full" else flags.rounds
             runs = {side: [] for side in sides}
-            for _ in range(rounds):
+            for _ in range(1 if name == "full" else flags.rounds):
                 for side in sides:
-                    runs[side].append(in_own_process("model_step.py", ["--one", side, name, str(size)]))
-            results += summarize(name, size, runs)
+                    arguments = ["--one", side, name, str(size), flags.device]
+                    runs[side].append(in_own_process("model_step.py", arguments))
+            theirs = runs.pop("peer", [])
+            for mode, ours in runs.items():
+                title = f"{name}, micro-batch {size}{MODES[mode]}"
+                unit = "CPU s" if flags.device == "cpu" else "s"
+                results += summarize(title, ours, theirs, unit_of_time=unit, published=published)
     if flags.json:
-        import torch
+        card = torch.cuda.get_device_name() if flags.device == "cuda" else None
+        record(flags.json, "model_step", {"torch": torch.__version__, "dalle-pytorch": "1.6.6"}, results, gpu=card)
 
-        record(flags.json, "model_step", {"torch": torch.__version__, "dalle-pytorch": "1.6.6"}, results)
+
+def peak_rate(gpu: str | None) -> float | None:
+    """Published FLOP/s of a card in 16 bit, if it is named and known."""
+    from calculator import BadSetup
+    from calculator.devices import device_named
+
+    try:
+        teraflops = device_named(gpu).teraflops if gpu else None
+    except BadSetup as error:
+        raise SystemExit(str(error)) from None
+    return teraflops * 1e12 if teraflops else None
 
 
-def summarize(name: str, size: int, runs: dict[str, list[dict]]) -> list[dict]:
-    """Entries of the record for one model, printed as they are made."""
-    entries = []
-    for metric, unit, values in (
-        ("forward + backward per sample", "CPU s", lambda run: run["seconds"]),
+def summarize(
+    title: str, ours: list[dict], theirs: list[dict], *, unit_of_time: str, published: float | None
+) -> list[dict]:
+    """Entries of the record for one model and mode, printed as they are made."""
+    low = "bf16" in title
+    rows = [
+        ("forward + backward per sample", unit_of_time, lambda run: run["seconds"]),
         ("peak memory over the built model", "bytes", lambda run: [run["peak_bytes"]]),
-        ("share of the fp32 matrix rate", "1", lambda run: [run["share"]]),
-    ):
-        ours, theirs = ([value for run in runs.get(side, []) for value in values(run)] for side in ("ours", "peer"))
-        others = {"peer": statistics.median(theirs), "peer_name": PEER} if theirs else {}
+        (f"share of the {'bf16' if low else 'fp32'} matrix rate", "1", lambda run: [run["share"]]),
+    ]
+    if published and low:
+        rows.append(
+            (
+                "share of the published bf16 peak",
+                "1",
+                lambda run: [run["flops"] / statistics.median(run["seconds"]) / published],
+            )
+        )
+    entries = []
+    print(f"{title}: attention by {ours[0]['kernels']}")
+    for metric, unit, values in rows:
+        mine, others = ([value for run in runs for value in values(run)] for runs in (ours, theirs))
+        beside = {"peer": statistics.median(others), "peer_name": PEER} if others else {}
+        if unit == "bytes":
+            beside["estimated"] = ours[0]["estimated_bytes"]
         entry = result(
-            f"{name}, micro-batch {size}: {metric}",
+            f"{title}: {metric}",
             unit,
-            statistics.median(ours),
-            runs=len(ours),
-            min=min(ours),
-            max=max(ours),
-            **others,
+            statistics.median(mine),
+            runs=len(mine),
+            min=min(mine),
+            max=max(mine),
+            **beside,
         )
         entries.append(entry)
-        beside = f"   {PEER}: {entry['peer']:.4g}   ratio {entry['ratio']:.2f}" if theirs else ""
-        print(f"{entry['metric']}: {entry['ours']:.4g} {unit}{beside}", flush=True)
+        words = f"   {PEER}: {entry['peer']:.4g}   ratio {entry['ratio']:.2f}" if others else ""
+        words += f"   the calculator's: {entry['estimated']:.4g}" if unit == "bytes" else ""
+        print(f"{entry['metric']}: {entry['ours']:.4g} {unit}{words}", flush=True)
     return entries
 
 
