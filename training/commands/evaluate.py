@@ -16,7 +16,13 @@ def run(
         str,
         typer.Option(help="held-out, new-pairs or train (of the shards), or a file with a caption a line."),
     ] = "held-out",
-    count: Annotated[int, typer.Option(min=1, help="Pictures to draw and judge.")] = 200,
+    count: Annotated[int, typer.Option(min=1, help="Pictures to judge.")] = 200,
+    candidates: Annotated[
+        int, typer.Option(min=1, help="Draw so many for each of them, and judge the one that CLIP finds nearest.")
+    ] = 1,
+    clip: Annotated[
+        str | None, typer.Option(help="Folder or name of a CLIP model. Default: as generate has it.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Decides captions and pictures.")] = 0,
     top_k: Annotated[
         int | None,
@@ -51,6 +57,8 @@ def run(
         save_pictures,
         shards_of,
     )
+    from training.generate.ranking import draw_best
+    from training.generate.small_clip import clip_of_run
     from training.progress import show_progress
     from training.publish.checkpoints import find_checkpoint, load_checkpoint
 
@@ -60,15 +68,27 @@ def run(
     known = captions_of(shards_of(loaded, shards, captions)) if captions in SPLITS else None
     prompts = choose_captions(known or read_prompts(Path(captions)), count=count, seed=seed)
     with show_progress() as show:
-        pictures = draw_prompts(
-            loaded.model,
-            codec,
-            tokenizer,
-            prompts,
-            sampling=sampling,
-            seed=seed,
-            progress=lambda done, total: show(f"Drawing with epoch {loaded.epoch}", done, total),
-        )
+
+        def draw(texts, first_seed):
+            before, all_tokens = (
+                n * loaded.config.model.image_seq_len for n in (first_seed - seed, count * candidates)
+            )
+            return draw_prompts(
+                loaded.model,
+                codec,
+                tokenizer,
+                texts,
+                sampling=sampling,
+                seed=first_seed,
+                progress=lambda done, _: show(f"Drawing with epoch {loaded.epoch}", before + done, all_tokens),
+            )
+
+        if candidates == 1:
+            pictures = draw(prompts, seed)
+        else:
+            ranker = clip_of_run(loaded, clip, codec=codec, shards=shards, progress=show)
+            ranked = draw_best(draw, ranker, prompts, candidates=candidates, keep=1, seed=seed)
+            pictures = [one.pictures[0] for one in ranked]
     result = evaluate_pictures(pictures)
     if out is not None:
         notes = [{quality: getattr(verdict, quality) for quality in QUALITIES} for verdict in result.verdicts]
@@ -81,6 +101,7 @@ def run(
             "epoch": loaded.epoch,
             "captions": captions,
             "count": result.count,
+            "candidates": candidates,
             **result.shares,
             "matched_interval": [low, high],
             "chance": result.chance,
@@ -89,7 +110,8 @@ def run(
         }
         print(json.dumps(facts))
         return
-    table = Table(title=f"{result.count} pictures of {captions} captions, epoch {loaded.epoch}")
+    best = f", the best of {candidates} each by CLIP" if candidates > 1 else ""
+    table = Table(title=f"{result.count} pictures of {captions} captions, epoch {loaded.epoch}{best}")
     table.add_column("right")
     table.add_column("share", justify="right")
     table.add_column("by chance", justify="right")

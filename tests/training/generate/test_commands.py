@@ -125,6 +125,19 @@ def test_evaluate_prints_shares_beside_chance(run_dir, tmp_path):
     assert "shape and colour" in table and "by chance" in table
 
 
+def test_evaluate_judges_the_candidates_that_clip_finds_nearest(run_dir, tmp_path, monkeypatch):
+    """The same ones as `generate` keeps."""
+    monkeypatch.setattr("training.generate.small_clip.STEPS", 3)
+    ranked = ("--checkpoint", run_dir, "--candidates", 4, "--seed", 5)
+    found = json.loads(command("evaluate", *ranked, "--count", 2, "--json", "--out", tmp_path / "judged").stdout)
+    assert found["candidates"] == 4 and found["count"] == 2
+    judged = json.loads((tmp_path / "judged" / "pictures.json").read_text())["pictures"]
+    prompts = [entry["prompt"] for entry in judged]
+    command("generate", *prompts, *ranked, "--keep", 1, "--out", tmp_path / "kept")
+    kept = json.loads((tmp_path / "kept" / "pictures.json").read_text())["pictures"]
+    assert [entry["seed"] for entry in judged] == [entry["seed"] for entry in kept] != [5, 9]
+
+
 def test_no_checkpoint_is_said_in_a_sentence(tmp_path):
     with pytest.raises(BadInput, match=r"has no checkpoint yet\. Train first"):
         command("generate", "a red circle", "--checkpoint", tmp_path)
