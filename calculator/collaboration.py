@@ -59,6 +59,7 @@ class Collaboration:
     """Share of a GPU's published peak."""
     gradient_codec: str = "blockwise8"
     state_bits: int = 8
+    newcomer_bits: int = 16
     average_state_every: int = 1
     delay_gradient_averaging: bool = False
     matchmaking_seconds: float = 15.0

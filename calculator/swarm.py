@@ -61,7 +61,7 @@ SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
 ADVISED_WINDOWS = 5
 """An epoch should last so many times the matchmaking (training.config.SwarmConfig)."""
 DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / 4096)
-"""Two 8-bit moments with a scale for 4096 values, as a newcomer gets them beside weights in 16 bit."""
+"""Two 8-bit moments with a scale for 4096 values, as a newcomer gets them beside the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +111,7 @@ class Exchange:
     """In tensors below the recipe's threshold, which travel in 16 bit."""
     gradient_codec: str = "blockwise8"
     state_bits: int = 8
+    newcomer_bits: int = 16
     average_state_every: int = 1
     delay_gradient_averaging: bool = False
     matchmaking_seconds: float = 15.0
@@ -129,6 +130,7 @@ class Exchange:
             "target_batch_size": 1 <= self.target_batch_size <= 10**9,
             "small_parameters": 0 <= self.small_parameters <= self.parameters,
             "state_bits": self.state_bits in (8, 16),
+            "newcomer_bits": self.newcomer_bits in (8, 16),
             "average_state_every": self.average_state_every >= 1,
             "matchmaking_seconds": 0 < self.matchmaking_seconds <= 3600,
             "next_chunk_timeout_seconds": 0 < self.next_chunk_timeout_seconds < math.inf,
@@ -154,8 +156,10 @@ class Exchange:
 
     @property
     def newcomer_bytes(self) -> int:
-        """What a newcomer downloads: weights in 16 bit with 8-bit moments, or with the outer momentum in 32 bit."""
-        return math.ceil(self.parameters * (2 + (4 if self.local_updates else DOWNLOADED_MOMENT_BYTES)))
+        """What a newcomer downloads: weights with 8-bit moments, or with the outer momentum in 32 bit."""
+        codec = "float16" if self.newcomer_bits == 16 else "blockwise8"
+        moments = self.parameters * (4 if self.local_updates else DOWNLOADED_MOMENT_BYTES)
+        return math.ceil(vector_bytes(self.parameters, self.small_parameters, codec) + moments)
 
     def message_seconds(self, link: Link, reducers: int, costs: Costs = COSTS) -> float:
         """See `calculator.exchange.message_seconds`; longer than the time-out, the peer is given up."""

@@ -43,6 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--utilisation", type=float, default=one.utilisation, help="share of a GPU's published peak")
     parser.add_argument("--gradient-codec", choices=CODECS, default=one.gradient_codec)
     parser.add_argument("--state-bits", type=int, choices=(8, 16), default=one.state_bits)
+    parser.add_argument("--newcomer-bits", type=int, choices=(8, 16), default=one.newcomer_bits)
     parser.add_argument("--average-state-every", type=int, default=one.average_state_every, metavar="N")
     parser.add_argument("--matchmaking-seconds", type=float, default=one.matchmaking_seconds, metavar="S")
     parser.add_argument("--allreduce-timeout-seconds", type=float, default=one.allreduce_timeout_seconds, metavar="S")

@@ -172,6 +172,9 @@ class SwarmConfig(_Section):
     state_bits: Literal[8, 16] = 8
     """Bits in which large tensors of parameters are averaged. 8 (paper, section 3.3) moves weights that differ by
     0.1 % to where they differ by 0.5 %; 16 leaves 0.03 %."""
+    newcomer_bits: Literal[8, 16] = 16
+    """Bits in which a newcomer gets large tensors of parameters. 8 takes a quarter less to download, and lasts until
+    the next average of parameters; checkpoints are fetched in the same way."""
     compression_threshold: Positive = 65_536
     """Tensors with at least so many values travel in 8 bit, smaller ones in 16 bit (paper, section 3.3)."""
     gradient_codec: Codec = "blockwise8"

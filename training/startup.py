@@ -160,7 +160,7 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[C
             name="in 8 bit" if swarm.gradient_codec != "float16" else "in 16 bit",
             value=f"gradients ({swarm.gradient_codec}), tensors of {swarm.compression_threshold:,} values or more",
             reason=f"the recipe's; smaller ones in 16 bit, parameters in {bits} every {swarm.average_state_every} "
-            f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in 16 bit",
+            f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in {swarm.newcomer_bits} bit",
         ),
         Choice(
             name="meanwhile",

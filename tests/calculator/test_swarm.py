@@ -49,6 +49,7 @@ exchanges = st.builds(
     target_batch_size=st.integers(1, 10**6),
     gradient_codec=st.sampled_from(["blockwise8", "uniform8", "float16"]),
     state_bits=st.sampled_from([8, 16]),
+    newcomer_bits=st.sampled_from([8, 16]),
     average_state_every=st.integers(1, 100),
     delay_gradient_averaging=st.booleans(),
     declared_links=st.booleans(),
@@ -117,6 +118,13 @@ def test_people_who_come_and_go_are_there_in_part_and_lose_samples():
     assert stays.shares.joining == stays.shares.leaving == 0
     assert comes.shares.joining == pytest.approx(comes.newcomer_seconds / (3600 + comes.newcomer_seconds))
     assert comes.shares.leaving > 0
+
+
+def test_a_newcomer_downloads_a_quarter_less_in_8_bit():
+    run = {"parameters": 10**8, "target_batch_size": 16_384}
+    whole, short = Exchange(**run).newcomer_bytes, Exchange(**run, newcomer_bits=8).newcomer_bytes
+    assert whole == 4 * 10**8 + math.ceil(2 * 10**8 * 4 / 4096)
+    assert short / whole == pytest.approx(0.75, abs=0.005)
 
 
 def names(made) -> dict[str, bool]:
@@ -215,7 +223,7 @@ def test_a_collaboration_leaves_unsaid_what_an_exchange_does():
     """The same defaults stand in both: one is what readers type, the other what is computed with."""
     typed, computed = ({field.name: field.default for field in fields(kind)} for kind in (Collaboration, Exchange))
     shared = {name for name in typed.keys() & computed.keys() if computed[name] is not MISSING}
-    assert len(shared) == 10
+    assert len(shared) == 11
     assert {name: typed[name] for name in shared} == {name: computed[name] for name in shared}
 
 

@@ -169,6 +169,7 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
         epochs=run.schedule.total_epochs,
         gradient_codec=swarm.gradient_codec,
         state_bits=swarm.state_bits,
+        newcomer_bits=swarm.newcomer_bits,
         average_state_every=swarm.average_state_every,
         delay_gradient_averaging=swarm.delay_gradient_averaging,
         matchmaking_seconds=swarm.matchmaking_seconds,

@@ -40,6 +40,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter, azip
 from hivemind.utils.timed_storage import get_dht_time
 
+from training.swarm.codecs import exchange_codec
+
 _LOOK_SECONDS = 0.1
 """Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
 
@@ -50,11 +52,16 @@ PATIENCE_WINDOWS = 4
 """Windows of matchmaking for which a group waits for peers that are known to train."""
 
 
-def state_codec() -> CompressionBase:
-    """How newcomers get the state: weights in 16 bit; the optimizer's 8-bit moments are not touched."""
-    return RoleAdaptiveCompression(
-        default=NoCompression(), parameter=Float16Compression(), optimizer=NoCompression(), gradient=NoCompression()
-    )
+def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
+    """How newcomers get the state: weights as told; the optimizer's 8-bit moments are not touched.
+
+    Args:
+        bits: 16, or 8 for block-wise 8 bit.
+        threshold: With 8 bit, tensors of fewer values are sent in 16.
+    """
+    untouched = NoCompression()
+    weights = exchange_codec(threshold, "blockwise8") if bits == 8 else Float16Compression()
+    return RoleAdaptiveCompression(default=untouched, parameter=weights, optimizer=untouched, gradient=untouched)
 
 
 def part_bytes(parameters: int) -> int:

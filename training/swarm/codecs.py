@@ -103,6 +103,12 @@ def _faulty_blocks(values: Tensor) -> Tensor:
     return (places // BLOCK_SIZE).unique()
 
 
+def read_blockwise() -> BlockwiseCodec:
+    """From now on this process reads what comes block-wise with this codec, not with hivemind's; the codec."""
+    codec = _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()
+    return codec
+
+
 def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
     """How gradients or parameters travel: large tensors as told, others in 16 bit (paper, section 3.3).
 
@@ -114,8 +120,5 @@ def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
     """
     if large in ("float16", "float32"):
         return Float16Compression() if large == "float16" else NoCompression()
-    if large == "uniform8":
-        codec = Uniform8BitQuantization()
-    else:
-        codec = _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()
+    codec = Uniform8BitQuantization() if large == "uniform8" else read_blockwise()
     return SizeAdaptiveCompression(threshold=threshold, less=Float16Compression(), greater_equal=codec)

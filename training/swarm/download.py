@@ -24,6 +24,7 @@ from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
 from training.errors import TrainingError
+from training.swarm.codecs import read_blockwise
 from training.swarm.coroutine import wait_for_result
 
 
@@ -81,6 +82,7 @@ def download_state(
     Raises:
         TrainingError: If no donor has sent a sound state; the message says what each of them did.
     """
+    read_blockwise()
     donors = [donor for donor in find_donors(dht, run_id) if donor != dht.peer_id]
     if not donors:
         raise TrainingError("No peer offers its state yet.")

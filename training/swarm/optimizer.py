@@ -537,7 +537,7 @@ def build_swarm_optimizer(
         state_averaging_compression=exchange_codec(
             swarm.compression_threshold, "float16" if swarm.state_bits == 16 else swarm.gradient_codec
         ),
-        load_state_compression=state_codec(),
+        load_state_compression=state_codec(swarm.newcomer_bits, swarm.compression_threshold),
         grad_averager_factory=partial(
             gradient_averager(swarm.powersgd_rank),
             request_timeout=swarm.request_timeout_seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -18,15 +19,18 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json, sys, time
 import hivemind, torch
+from hivemind.compression import NoCompression
 from hivemind.optim.state_averager import TrainingStateAverager
 from training.errors import TrainingError
 from training.processes import run_role
+from training.swarm.averaging import state_codec
 from training.swarm.download import download_state, find_donors
 
-def donor(dht, epoch, model=None, cls=TrainingStateAverager):
+def donor(dht, epoch, model=None, cls=TrainingStateAverager, codec=NoCompression()):
     averager = cls(
         dht=dht, optimizer=lambda groups: torch.optim.Adam(groups), params=(model or MODEL).parameters(),
         offload_optimizer=True, custom_gradients=True, prefix="demo_state_averager", start=True,
+        state_compression=codec,
     )
     averager.local_epoch = epoch
     return averager
@@ -65,6 +69,20 @@ def role(stop):
     results["parameters"] = all(torch.equal(a, b) for a, b in zip(state.tensors, MODEL.parameters()))
     results["optimizer tensors"] = len(state.tensors) - 2
     results["values"] = {"type": "value", "value": 0.999} in state.optimizer_metadata
+    whole = state.received_bytes
+    averager.allow_state_sharing = False
+    while find_donors(observer, "demo"):
+        time.sleep(0.2)
+    third = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    averager = donor(third, epoch=5, codec=state_codec(8, threshold=1000))
+    while not find_donors(observer, "demo"):
+        time.sleep(0.2)
+    short, _ = attempt()
+    results["saved bytes"] = whole - short.received_bytes
+    results["rounding"] = max(
+        float((a.float() - b).norm() / b.norm()) for a, b in zip(short.tensors, MODEL.parameters())
+    )
+    results["moments"] = all(map(torch.equal, short.tensors[2:], state.tensors[2:]))
     results["too many bytes"] = attempt(max_bytes=1000)[0]
     results["too early"] = attempt(epochs=range(6, 10))[0]
     results["too late"] = attempt(epochs=range(0, 5))[0]
@@ -103,6 +121,10 @@ def test_download():
     assert results["parameters"]
     assert results["optimizer tensors"] == 6
     assert results["values"]
+    weights = 300 * 200
+    assert results["saved bytes"] == 4 * weights - (weights + 4 * math.ceil(weights / 512)) + 2 * 200
+    assert 1e-4 < results["rounding"] < 0.02
+    assert results["moments"]
     assert "more than 1000 bytes" in results["too many bytes"]
     assert "not at an epoch from 6 to 9" in results["too early"]
     assert "not at an epoch from 0 to 4" in results["too late"]
