@@ -97,12 +97,13 @@ def test_a_model_trains_with_what_was_found_also_after_sampling(tried_here):
     """Sampling runs in inference mode, whose tensors autograd does not take."""
     model = build_model(ModelConfig(**SIZES), seed=0)
     text, codes = torch.tensor([[1, 2, 3, 0, 0]]), torch.arange(16)[None] % 13
-    sample_codes(model, text, top_k=1)
+    sampled = sample_codes(model, text, top_k=1)
     model(text, codes).loss.backward()
     assert type(model.patterns(torch.float32)["row"]) is FusedPattern
     fused = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     model.attention_kernels = "products"
+    assert torch.equal(sample_codes(model, text, top_k=1), sampled)
     model(text, codes).loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, fused[name], rtol=1e-4, atol=1e-6, msg=name)
