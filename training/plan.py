@@ -1,8 +1,9 @@
 """What training a recipe's model will take of a machine, by the calculator.
 
 The same estimate as the site's calculator gives. It counts reversible layers with all activations computed again; what
-the model keeps within its budget (`training.model.transformer`) is added. Attention is counted by single products; fused
-kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities. `training.choices` decides upon it.
+the model keeps within its budget (`training.model.transformer`) is added. Attention is counted by single products;
+fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities. `training.choices` decides
+upon it.
 """
 
 from __future__ import annotations
