@@ -6,10 +6,8 @@ they would on the Internet, through the bootstrap peer's address and the recipe 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
-import os
 import shlex
 import signal
 import socket
@@ -31,6 +29,7 @@ from rich.table import Table
 from training.config import RunConfig, load_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.invitation import join_command
+from training.parts import Part, ending, processes_of, read_events, sweep
 
 DEFAULT_PORT = 8000
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -51,10 +50,6 @@ STOP_SECONDS, LAST_SECONDS = 5.0, 8.0
 LINE_SECONDS = 10.0
 """Without a terminal the status is a line this often."""
 
-_MARK = "TRAINING_DEMO_PART"
-"""Variable of the environment by which all processes of a part are known."""
-_PR_SET_PDEATHSIG = 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
@@ -74,85 +69,6 @@ class DemoConfig:
     """Pictures to draw for training."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
     """The command line of the trainer."""
-
-
-class Part:
-    """One program of the demo, in a session of its own with all that it starts.
-
-    Args:
-        name: What people call it.
-        command: Program and arguments.
-        log: Gets its output; an older one is replaced. A role's event log lies beside it, with the suffix `.jsonl`.
-        output: Gets what it says instead of the log, but for errors: a file's number or `subprocess.PIPE`.
-        threads: Threads that it may compute with; None: as many as it likes.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], log: Path, *, output: int | None = None, threads: int | None = 1
-    ):
-        self.name = name
-        self.log = log
-        self.events = log.with_suffix(".jsonl")
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self.events.unlink(missing_ok=True)
-        self.mark = f"{os.getpid()} {log}"
-        limits = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        log.unlink(missing_ok=True)
-        with log.open("ab") as log_file:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log_file if output is None else output,
-                stderr=log_file,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-                env={
-                    **os.environ,
-                    **limits,
-                    "PYTHONUNBUFFERED": "1",
-                    "PYTHONFAULTHANDLER": "1",
-                    "TOKENIZERS_PARALLELISM": "false",
-                    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait spinning slow each other down on busy cores
-                    _MARK: self.mark,
-                },
-            )
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; negative for the signal that ended it."""
-        return self.process.poll()
-
-    def send(self, signal_number: int) -> None:
-        """Signals the program alone, which stops what it started."""
-        if self.exit_code is None:
-            self.process.send_signal(signal_number)
-
-    def failure(self, what: str) -> TrainingError:
-        """An error that names the part, how it ended, its log and the log's last lines."""
-        tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
-        lines = "".join(f"\n    {line}" for line in tail)
-        return TrainingError(f"{self.name} {what} ({_ending(self.exit_code)}). Its log: {self.log}{lines}")
-
-
-def processes_of(parts: Sequence[Part]) -> list[psutil.Process]:
-    """What the parts have started and still runs, themselves included: all that have inherited their marks."""
-    marks, found = {part.mark for part in parts}, []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(_MARK) in marks and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def sweep(parts: Sequence[Part]) -> None:
-    """Kills what is left of the parts, but for torch's janitor, which frees the memory of the dead and then ends."""
-    for process in processes_of(parts):
-        with suppress(psutil.Error):
-            if process.name() != "torch_shm_manager":
-                process.kill()
-    for part in parts:
-        with suppress(subprocess.TimeoutExpired):
-            part.process.wait(timeout=1)
 
 
 def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
@@ -371,7 +287,7 @@ class _Demo:
                     self.console.print(f"{part.name} has left.")
                 else:
                     self.console.print(
-                        f"{part.name} ended ({_ending(part.exit_code)}); the others go on. Its log: {part.log}"
+                        f"{part.name} ended ({ending(part.exit_code)}); the others go on. Its log: {part.log}"
                     )
 
     def stop(self) -> None:
@@ -405,14 +321,6 @@ class _Demo:
 def volunteer_names(count: int) -> list[str]:
     """Names of the demo's volunteers, all different."""
     return [NAMES[number] if number < len(NAMES) else f"volunteer-{number + 1}" for number in range(count)]
-
-
-def read_events(path: Path) -> Iterator[dict]:
-    """The whole lines of an event log so far; none if it is not there yet."""
-    with suppress(FileNotFoundError):
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 class _Interrupted(Exception):
@@ -510,14 +418,13 @@ def _figure(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _ending(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "still running"
-    return f"exit code {exit_code}" if exit_code >= 0 else f"killed by {signal.Signals(-exit_code).name}"
-
-
 def _again(config: DemoConfig) -> str:
-    return shlex.join([*_short(config.python), "demo"])
+    """The command that goes on with this run: with all that was asked for but its end."""
+    usual, words = DemoConfig(), [*_short(config.python), "demo"]
+    for name in ("recipe", "run_dir", "site", "port", "volunteers", "pictures"):
+        if (value := getattr(config, name)) != getattr(usual, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 def _short(command: Sequence[str]) -> list[str]:
@@ -553,12 +460,3 @@ def _free_port(wanted: int | None) -> int:
                 probe.bind(("127.0.0.1", port))
                 return probe.getsockname()[1]
     raise BadInput(f"Port {wanted} is taken; give another --port, or none and a free one is chosen.")
-
-
-_LIBC = ctypes.CDLL(None)
-
-
-def _end_with_parent() -> None:
-    """Runs in the child before it starts: the demo's death, however it comes, ends the part too (Linux)."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

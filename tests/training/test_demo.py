@@ -249,3 +249,10 @@ def test_names_are_all_different():
     names = demo.volunteer_names(20)
     assert names[:3] == ["ada", "grace", "alan"]
     assert len(set(names)) == 20
+
+
+def test_the_command_that_goes_on_names_the_same_run():
+    python = ("python", "-m", "training")
+    assert demo._again(demo.DemoConfig(python=python, epochs=3)) == "python -m training demo"
+    other = demo.DemoConfig(python=python, run_dir=Path("my runs"), recipe="my.toml", volunteers=2)
+    assert demo._again(other) == "python -m training demo --recipe my.toml --run-dir 'my runs' --volunteers 2"

@@ -1,0 +1,124 @@
+"""Programs that the demo starts, each in a session of its own with its logs and with all that it starts itself."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from training.errors import TrainingError
+
+_MARK = "TRAINING_DEMO_PART"
+"""Variable of the environment by which all processes of a part are known."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Part:
+    """One program of the demo, in a session of its own with all that it starts.
+
+    Args:
+        name: What people call it.
+        command: Program and arguments.
+        log: Gets its output; an older one is replaced. A role's event log lies beside it, with the suffix `.jsonl`.
+        output: Gets what it says instead of the log, but for errors: a file's number or `subprocess.PIPE`.
+        threads: Threads that it may compute with; None: as many as it likes.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, *, output: int | None = None, threads: int | None = 1
+    ):
+        self.name = name
+        self.log = log
+        self.events = log.with_suffix(".jsonl")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.events.unlink(missing_ok=True)
+        self.mark = f"{os.getpid()} {log}"
+        limits = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        log.unlink(missing_ok=True)
+        with log.open("ab") as log_file:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file if output is None else output,
+                stderr=log_file,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+                env={
+                    **os.environ,
+                    **limits,
+                    "PYTHONUNBUFFERED": "1",
+                    "PYTHONFAULTHANDLER": "1",
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait spinning slow each other down on busy cores
+                    _MARK: self.mark,
+                },
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for the signal that ended it."""
+        return self.process.poll()
+
+    def send(self, signal_number: int) -> None:
+        """Signals the program alone, which stops what it started."""
+        if self.exit_code is None:
+            self.process.send_signal(signal_number)
+
+    def failure(self, what: str) -> TrainingError:
+        """An error that names the part, how it ended, its log and the log's last lines."""
+        tail = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
+        lines = "".join(f"\n    {line}" for line in tail)
+        return TrainingError(f"{self.name} {what} ({ending(self.exit_code)}). Its log: {self.log}{lines}")
+
+
+def processes_of(parts: Sequence[Part]) -> list[psutil.Process]:
+    """What the parts have started and still runs, themselves included: all that have inherited their marks."""
+    marks, found = {part.mark for part in parts}, []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(_MARK) in marks and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def sweep(parts: Sequence[Part]) -> None:
+    """Kills what is left of the parts, but for torch's janitor, which frees the memory of the dead and then ends."""
+    for process in processes_of(parts):
+        with suppress(psutil.Error):
+            if process.name() != "torch_shm_manager":
+                process.kill()
+    for part in parts:
+        with suppress(subprocess.TimeoutExpired):
+            part.process.wait(timeout=1)
+
+
+def read_events(path: Path) -> Iterator[dict]:
+    """The whole lines of an event log so far; none if it is not there yet."""
+    with suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def ending(exit_code: int | None) -> str:
+    """How a program ended, in words."""
+    if exit_code is None:
+        return "still running"
+    return f"exit code {exit_code}" if exit_code >= 0 else f"killed by {signal.Signals(-exit_code).name}"
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before it starts: the demo's death, however it comes, ends the part too (Linux)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
