@@ -1,5 +1,8 @@
 """Recipes: the paper's figures, and one sentence for each way to get one wrong."""
 
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
 import pytest
 
 from training.config import RECIPES, load_recipe, parse_recipe, recipe_names
@@ -39,6 +42,7 @@ def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
         ("matchmaking_seconds = 1.5", "matchmaking_seconds = 0.5", "request_timeout_seconds"),
         ('run_id = "demo"', 'run_id = "My run!"', "run_id"),
         ('run_id = "demo"', "run_id = demo", "TOML"),
+        ("matchmaking_seconds = 1.5", "matchmaking_seconds = inf", "matchmaking_seconds"),
     ],
 )
 def test_a_wrong_recipe_is_refused_in_words(old, new, said):
@@ -47,6 +51,34 @@ def test_a_wrong_recipe_is_refused_in_words(old, new, said):
         parse_recipe(DEMO.replace(old, new, 1))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("answer", [b"\xff\xfe is no text", None])
+def test_an_address_without_a_recipe_is_refused_in_words(answer):
+    """What it answers is no text, or no HTTP."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if answer is None:
+                self.wfile.write(b"what?\r\n\r\n")
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(BadInput, match="Check address and network"):
+            load_recipe(f"http://127.0.0.1:{server.server_port}/recipe.toml")
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://a b/", "http://127.0.0.1:port/"])
+def test_what_is_no_address_is_refused_in_words(address):
+    with pytest.raises(BadInput, match="Check address and network"):
+        load_recipe(address)
 
 
 def test_an_unknown_recipe_names_the_known_ones():

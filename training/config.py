@@ -10,6 +10,7 @@ import hashlib
 import json
 import tomllib
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,7 +32,7 @@ Codec = Literal["blockwise8", "uniform8", "float16", "float32"]
 class _Section(BaseModel):
     """A frozen table of the recipe; unknown keys are refused and field docstrings are the descriptions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(_Section):
@@ -319,13 +320,13 @@ def read_recipe(source: str) -> str:
         try:
             with urllib.request.urlopen(source, timeout=20) as response:
                 return response.read(1 << 20).decode()
-        except OSError as error:
+        except (OSError, ValueError, HTTPException) as error:  # no answer, no text, no address
             raise BadInput(f"The recipe at {source} cannot be read: {error}. Check address and network.") from None
     named = RECIPES / f"{source}.toml"
     path = named if named.is_file() else Path(source)
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BadInput(
             f"No recipe {source!r}: {reason_of(error)}. "
             f"Give a TOML file, its URL, or one of: {', '.join(recipe_names())}."
