@@ -88,6 +88,7 @@ class MicroBatches:
         return loss
 
     def _forward_and_backward(self, text: torch.Tensor, codes: torch.Tensor) -> float:
+        scale_before = self.loss_scale
         while True:
             lower = self._precision != "float32"
             with torch.autocast(self._device.type, dtype=getattr(torch, self._precision), enabled=lower):
@@ -99,7 +100,8 @@ class MicroBatches:
             if self._precision != "float16" or self._unscale():
                 return value
             self._model.zero_grad(set_to_none=True)
-            if self.loss_scale <= 1:
+            if self.loss_scale <= 1:  # no factor helps these samples, and they say nothing of the next ones
+                self.loss_scale = scale_before
                 return math.nan
             self.loss_scale /= 2
 

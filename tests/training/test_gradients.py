@@ -85,6 +85,17 @@ def test_float16_that_overflows_is_computed_again_with_a_smaller_factor(model, e
     assert micro_batches.loss_scale < 2.0**21 and error(mean, expected) < 0.01
 
 
+def test_samples_that_no_factor_helps_leave_the_factor_and_no_gradient(model):
+    micro_batches = MicroBatches(model, micro_batch_size=6, precision="float16")
+    before = micro_batches.loss_scale
+    handle = model.output.bias.register_hook(lambda gradient: gradient * math.inf)
+    bad = next(micro_batches.gradients_of(batch_of()))
+    assert math.isnan(bad.loss) and all(parameter.grad is None for parameter in model.parameters())
+    assert micro_batches.loss_scale == before
+    handle.remove()
+    assert math.isfinite(next(micro_batches.gradients_of(batch_of())).loss)
+
+
 def test_what_a_failed_backward_has_left_is_dropped(model, expected):
     """Memory that runs out amid backward, when some gradients are there already."""
     failures, met = iter([True, False, True]), []
