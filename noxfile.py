@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ NOT_OURS = (
     "test_averaging.py::test_averaging_cancel[2]",
 )
 """Of hivemind's tests, those that are left out."""
+ALONE = "tests/calculator"
+"""Tests that only compute, in one thread: they run beside the others, which mostly wait for browsers and peers."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -61,7 +64,11 @@ def tests(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     _build_site(session)
     environment = {"CHROMIUM": _browser(session), "BUILT_SITE": str(Path("public").resolve())}
-    session.run("python", "-m", "pytest", *session.posargs, env=environment)
+    if session.posargs:
+        session.run("python", "-m", "pytest", *session.posargs, env=environment)
+        return
+    with _beside(session, ALONE):
+        session.run("python", "-m", "pytest", "--ignore", ALONE, env=environment)
 
 
 @nox.session
@@ -129,6 +136,23 @@ def constraints(session: nox.Session) -> None:
 
 def _requirements(*extras: str) -> list[str]:
     return sorted({requirement for extra in extras for requirement in PROJECT["optional-dependencies"][extra]})
+
+
+@contextlib.contextmanager
+def _beside(session: nox.Session, tests: str) -> Iterator[None]:
+    """Runs some tests meanwhile; what they say comes at the end, and a failure of theirs is the session's."""
+    command = [str(Path(session.bin, "python")), "-m", "pytest", tests]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile("w+") as printed:
+        running = subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+        try:
+            yield
+        finally:
+            failed = running.wait()
+            printed.seek(0)
+            print(printed.read(), flush=True)
+    if failed:
+        session.error(f"Tests of {tests} have failed.")
 
 
 def _install(session: nox.Session, *extras: str) -> None:

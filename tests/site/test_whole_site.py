@@ -1,8 +1,7 @@
-"""What belongs to the site as a whole: feed, card for links, glossary, print, and how much a page fetches."""
+"""What belongs to the site as a whole: feed, card for links, glossary and print."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import struct
@@ -15,12 +14,8 @@ from playwright.sync_api import expect
 
 from builder import glossary, news
 from conftest import ROOT
-from test_every_page import PAGES
 
 pytestmark = pytest.mark.browser
-
-LARGEST_PAGE_BYTES = 300_000
-"""Compressed, before readers touch anything."""
 
 
 def test_the_feed_is_rss_and_names_releases_and_run(built_site):
@@ -72,19 +67,3 @@ def test_pages_print_without_what_only_a_screen_can_use(open_page):
     expect(page.locator(".chooser")).to_be_hidden()
     expect(page.locator(".md-header")).to_be_hidden()
     expect(page.locator("[data-slot=command]")).to_be_visible()
-
-
-@pytest.mark.parametrize("address", PAGES)
-def test_a_page_is_small_before_it_is_used(open_page, server, built_site, address):
-    """All that is fetched until the page is loaded; what is fetched later, when it is needed, comes later."""
-    page = open_page(address)
-    fetched = page.evaluate(
-        """() => performance.getEntriesByType("resource")
-            .filter((one) => one.responseEnd <= performance.getEntriesByType("navigation")[0].loadEventStart)
-            .map((one) => new URL(one.name).pathname)"""
-    )
-    files = [built_site / path.lstrip("/") for path in {*fetched, f"/{address}"}]
-    files = [path / "index.html" if path.is_dir() else path for path in files]
-    sizes = {path.name: len(gzip.compress(path.read_bytes())) for path in files if path.is_file()}
-    assert len(sizes) >= 4, "nothing was seen"
-    assert sum(sizes.values()) <= LARGEST_PAGE_BYTES, sizes
