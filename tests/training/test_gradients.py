@@ -87,7 +87,7 @@ def test_float16_that_overflows_is_computed_again_with_a_smaller_factor(model, e
 
 def test_samples_that_no_factor_helps_leave_the_factor_and_no_gradient(model):
     micro_batches = MicroBatches(model, micro_batch_size=6, precision="float16")
-    before = micro_batches.loss_scale
+    before = micro_batches.loss_scale = 4.0
     handle = model.output.bias.register_hook(lambda gradient: gradient * math.inf)
     bad = next(micro_batches.gradients_of(batch_of()))
     assert math.isnan(bad.loss) and all(parameter.grad is None for parameter in model.parameters())
