@@ -10,14 +10,14 @@ from typing import Any
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.devices import device_named
 from calculator.errors import BadSetup
-from calculator.exchange import CODECS, Link
+from calculator.exchange import CODECS, COMPRESSION_THRESHOLD, Link
 from calculator.flops import UTILISATION, samples_per_second
-from calculator.parameters import count_parameters, parameter_tensors
+from calculator.parameters import count_parameters, count_small_parameters
 from calculator.swarm import Exchange, Forecast, Volunteers, forecast
 
-COMPRESSION_THRESHOLD = 65_536
-"""Tensors with fewer values travel in 16 bit (paper, section 3.3)."""
 MOST_KINDS = 20
+LARGEST_NUMBER = 1e300
+"""So that no whole number of a request is more than a float holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +58,7 @@ class Collaboration:
     utilisation: float = UTILISATION
     """Share of a GPU's published peak."""
     gradient_codec: str = "blockwise8"
+    compression_threshold: int = COMPRESSION_THRESHOLD
     state_bits: int = 8
     newcomer_bits: int = 16
     average_state_every: int = 1
@@ -76,8 +77,7 @@ class Collaboration:
             parameters, small = self.parameters, 0
         else:
             parameters = count_parameters(architecture)
-            tensors = parameter_tensors(architecture, architecture.shared_groups)
-            small = sum(t.count * t.copies for t in tensors if t.count < COMPRESSION_THRESHOLD)
+            small = count_small_parameters(architecture, below=self.compression_threshold)
         named = {field.name for field in fields(Exchange)} & {field.name for field in fields(self)}
         given = {name: getattr(self, name) for name in named} | {"parameters": parameters}
         return Exchange(small_parameters=small, **given)
@@ -177,7 +177,7 @@ def _read(kind: type, request: object, what: str) -> dict[str, Any]:
         wanted = str(known[name].type)
         if name in ("volunteers", "config") or (value is None and "None" in wanted):
             continue
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
         sound = {
             "int": number and value == int(value),
             "float": number,

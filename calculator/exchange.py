@@ -15,6 +15,8 @@ from calculator.errors import BadSetup
 
 CODECS = ("blockwise8", "uniform8", "float16", "float32")
 """How values travel, as a recipe chooses (training/swarm/codecs.py)."""
+COMPRESSION_THRESHOLD = 65_536
+"""Tensors with fewer values travel in 16 bit where large ones take 8 (paper, section 3.3)."""
 BLOCK_SIZE = 512
 """Values that share one float32 scale in `blockwise8` (training/swarm/codecs.py)."""
 CODEBOOK_BYTES = 8 + 256 * 4
@@ -66,13 +68,15 @@ def encoded_bytes(values: int, codec: str, *, of: int | None = None) -> int:
 
 
 def vector_bytes(parameters: int, small_parameters: int, codec: str) -> int:
-    """Bytes of all parameters or gradients: small tensors in 16 bit, the rest by the codec (paper, section 3.3).
+    """Bytes of all parameters or gradients: in 8 bit but for small tensors, which take 16, or all in 16 or 32 bit.
 
     >>> vector_bytes(1_000_000, 4_000, "uniform8") - 996_000
     41024
+    >>> vector_bytes(1_000_000, 4_000, "float32")
+    4000000
     """
-    if codec == "float16":
-        return 2 * parameters
+    if codec in ("float16", "float32"):
+        return encoded_bytes(parameters, codec)
     large = encoded_bytes(parameters - small_parameters, codec, of=parameters)
     return large + encoded_bytes(small_parameters, "float16")
 

@@ -109,6 +109,12 @@ def count_parameters(architecture: Architecture, shared_groups: int | None = Non
     return sum(tensor.count * tensor.copies for tensor in parameter_tensors(architecture, groups))
 
 
+def count_small_parameters(architecture: Architecture, shared_groups: int | None = None, *, below: int) -> int:
+    """Of `count_parameters`, those in tensors of fewer values than `below`."""
+    groups = architecture.shared_groups if shared_groups is None else shared_groups
+    return sum(t.count * t.copies for t in parameter_tensors(architecture, groups) if t.count < below)
+
+
 def parameters_by_part(architecture: Architecture, shared_groups: int | None = None) -> dict[str, int]:
     """`count_parameters`, part by part; the parts add up to it.
 

@@ -42,6 +42,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, default=one.epochs, metavar="N", help="updates until the end")
     parser.add_argument("--utilisation", type=float, default=one.utilisation, help="share of a GPU's published peak")
     parser.add_argument("--gradient-codec", choices=CODECS, default=one.gradient_codec)
+    parser.add_argument(
+        "--compression-threshold", type=int, default=one.compression_threshold, metavar="N",
+        help="tensors with fewer values travel in 16 bit where large ones take 8",
+    )  # fmt: skip
     parser.add_argument("--state-bits", type=int, choices=(8, 16), default=one.state_bits)
     parser.add_argument("--newcomer-bits", type=int, choices=(8, 16), default=one.newcomer_bits)
     parser.add_argument("--average-state-every", type=int, default=one.average_state_every, metavar="N")

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from calculator.architectures import PRESETS
-from calculator.exchange import vector_bytes
+from calculator.exchange import COMPRESSION_THRESHOLD, vector_bytes
 from calculator.figures.all_reduce import sent_share
 from calculator.figures.controls import Choice, Stops, Values, spaced
 from calculator.figures.drawing import Canvas, Scale
 from calculator.figures.figure import Drawn, Figure, Source
 from calculator.page.words import show_bytes
-from calculator.parameters import count_parameters, parameter_tensors
+from calculator.parameters import count_parameters, count_small_parameters
 
 CLUSTER_MEGABITS = 10_000
 """The slowest of a cluster's links (paper, section 2.1: 10-100 Gbit/s)."""
-SMALL = 65_536
-"""Tensors with fewer values travel in 16 bit (paper, section 3.3)."""
 SHARED_GROUPS = 4
 """Of the 2021 run (paper, section 3.1): row, column, row, row."""
 MEGABITS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000, 100_000)
@@ -47,7 +45,7 @@ def gradient_bytes(model: str, *, shared: bool, bits: int) -> int:
     parameters = count_parameters(architecture, groups)
     if bits > 8:
         return parameters * bits // 8
-    small = sum(t.count * t.copies for t in parameter_tensors(architecture, groups) if t.count < SMALL)
+    small = count_small_parameters(architecture, groups, below=COMPRESSION_THRESHOLD)
     return vector_bytes(parameters, small, "blockwise8")
 
 

@@ -16,7 +16,9 @@ from training.simulate.population import Spread, draw
 from training.simulate.swarm import Rules, Swarm
 
 WARM_UP_EPOCHS = 2
+"""Until peers that began together no longer end together, and averages run in the background."""
 MOST_SIMULATED_SECONDS = 400 * DAY_SECONDS
+"""A run that has not ended its epochs by then never will."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +170,7 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
         target_batch_size=swarm.target_batch_size,
         epochs=run.schedule.total_epochs,
         gradient_codec=swarm.gradient_codec,
+        compression_threshold=swarm.compression_threshold,
         state_bits=swarm.state_bits,
         newcomer_bits=swarm.newcomer_bits,
         average_state_every=swarm.average_state_every,

@@ -64,7 +64,9 @@ class Person:
         return whole * chance.random()
 
     def absence(self, chance: random.Random) -> float:
-        """Until the next session."""
+        """Until the next session; of one whose sessions never end, it never comes."""
+        if math.isinf(self.session_seconds):
+            return math.inf
         mean = self.session_seconds * (1 - self.present) / self.present
         return chance.expovariate(1 / mean) if mean else 0.0
 

@@ -12,16 +12,19 @@ from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
+from calculator import exchange
 from calculator.architectures import text_to_image
-from calculator.exchange import Link, balanced_parts, load, vector_bytes
+from calculator.exchange import CODECS, Link, balanced_parts, load, vector_bytes
 from calculator.flops import forward_flops
 from calculator.swarm import PROGRESS_RECORD_BYTES, Exchange
 from training.config import load_recipe
 from training.model.attention import allowed_pairs
 from training.model.layout import Layout
 from training.optim.lamb import build_optimizer
-from training.swarm.averaging import part_bytes
-from training.swarm.codecs import exchange_codec
+from training.simulate import swarm as simulated
+from training.simulate.forecast import collaboration_of
+from training.swarm.averaging import PATIENCE_WINDOWS, part_bytes
+from training.swarm.codecs import BLOCK_SIZE, exchange_codec
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_parts_that_leave_no_slack_are_those_of_hivemind():
     assert balanced_parts(links) == pytest.approx(np.array(load_balance_peers(10**6, rates)) / 10**6, abs=2e-3)
 
 
-@pytest.mark.parametrize("codec", ["blockwise8", "uniform8", "float16"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_bytes_are_those_that_travel(codec):
     sizes = [(1000, 1000), (700, 1000), (300,)]
     tensors, total = [torch.randn(size) for size in sizes], 1_700_300
@@ -53,6 +56,19 @@ def test_bytes_are_those_that_travel(codec):
     parts = [container.compression.compress(part, info) for part, info in container._input_parts_by_peer[0]]
     sent = sum(len(part.buffer) for part in parts)
     assert vector_bytes(total, 300, codec) == pytest.approx(sent, rel=2e-3)
+
+
+def test_what_the_calculator_cannot_import_is_as_the_trainer_has_it():
+    assert exchange.BLOCK_SIZE == BLOCK_SIZE and PATIENCE_WINDOWS == simulated.PATIENCE_WINDOWS
+    for values in (1, 10**5, 1_300_000, 10**7, 10**9):
+        assert exchange.part_bytes(values) == part_bytes(values)
+
+
+def test_the_recipe_says_which_tensors_are_large():
+    run = load_recipe("demo")
+    everything = run.model_copy(update={"swarm": run.swarm.model_copy(update={"compression_threshold": 1})})
+    assert collaboration_of(run, ()).exchange().small_parameters > 0
+    assert collaboration_of(everything, ()).exchange().small_parameters == 0
 
 
 def test_a_newcomer_downloads_as_much_as_the_optimizer_keeps():

@@ -128,6 +128,13 @@ def test_sessions_have_the_mean_that_is_told_and_links_the_median():
     assert len({p.link.up_bytes_per_second for p in drawn}) == 5000
 
 
+def test_people_who_are_never_there_do_not_come():
+    """Present for half of the time, in sessions without an end: half of them are there all the time."""
+    outcome = simulate(people(200, present=0.5), Rules(exchange=RUN), epochs=5, seed=1)
+    assert outcome.peers == pytest.approx(100, rel=0.2) and outcome.newcomer_seconds is None
+    assert outcome.shares["joining"] == outcome.shares["leaving"] == 0
+
+
 def test_events_keep_their_order():
     clock, seen = Clock(), []
     for time in (3.0, 1.0, 1.0, 2.0):
