@@ -11,9 +11,9 @@ from calculator.architectures import from_config
 from calculator.collaboration import Collaboration, Kind
 from calculator.devices import DEVICES
 from calculator.errors import BadSetup
-from calculator.estimate import Setup
-from calculator.fit import need_bytes
+from calculator.fit import ADVISED_SHARE, need_bytes
 from calculator.flops import UTILISATION, samples_per_second
+from calculator.setups import Setup
 from calculator.swarm import ADVISED_WINDOWS, DAY_SECONDS, Exchange, Forecast, Volunteers, forecast
 
 MODELS = {
@@ -34,8 +34,6 @@ LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
 MOST_COMMUNICATION = 0.1
 """Share of the time that the exchange may take before something is done about it."""
 MICRO_BATCHES = (8, 4, 2, 1)
-MEMORY_SHARE = 0.9
-"""Advice fills at most this share of a GPU's memory (training/plan.py, `MARGIN`)."""
 INNER_BATCH, INNER_UPDATES = 32, (100, 500)
 """Of local updates: samples of one, and how many a volunteer does between two exchanges (Douillard et al. 2023,
 arXiv:2311.08105, which does 500)."""
@@ -50,7 +48,7 @@ WHY_LOCAL = (
     "{updates} updates, then all exchange how far they came."
 )
 GENEROUS = dict(allreduce_timeout_seconds=1800.0, next_chunk_timeout_seconds=300.0)
-"""Longest time-outs that are advised. Shorter ones follow from the slowest link."""
+"""Longest time-outs that are advised, with which settings are tried. Shorter ones follow from the slowest link."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +85,6 @@ class Design:
     """By GPU; 0 where not even one sample fits."""
     learning_rate: float
     epochs: int
-    matchmaking_seconds: float
-    allreduce_timeout_seconds: float
-    next_chunk_timeout_seconds: float
     why_batch: str
 
     @property
@@ -115,7 +110,7 @@ def micro_batch(model: str, gpu: str) -> int:
             optimizer="lamb8bit-demo",
             offload_optimizer=True,
         )
-        if need_bytes(setup, device) <= MEMORY_SHARE * device.usable_bytes:
+        if need_bytes(setup, device) <= ADVISED_SHARE * device.usable_bytes:
             return size
     return 0
 
@@ -151,16 +146,20 @@ def design(wish: Wish) -> Design:
             delay_gradient_averaging=chosen.delay_gradient_averaging,
             local_updates=chosen.local_updates,
             matchmaking_seconds=chosen.matchmaking_seconds,
+            allreduce_timeout_seconds=_timeout(made.all_reduce_seconds),
+            next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
         ),
         forecast=made,
         micro_batches=sizes,
         learning_rate=PEAK_LEARNING_RATE * math.sqrt(learned / ITS_BATCH),
         epochs=max(2, math.ceil(wish.samples / chosen.target_batch_size)),
-        matchmaking_seconds=chosen.matchmaking_seconds,
-        allreduce_timeout_seconds=min(max(60.0, 10.0 * math.ceil(made.all_reduce_seconds / 5)), 1800.0),
-        next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
         why_batch=why,
     )
+
+
+def _timeout(all_reduce_seconds: float) -> float:
+    """Twice as long as an average takes, in steps of ten seconds, and not below a minute."""
+    return min(max(60.0, 10.0 * math.ceil(all_reduce_seconds / 5)), GENEROUS["allreduce_timeout_seconds"])
 
 
 def _kind(people: People, hours_a_day: float, micro_batch_size: int) -> Kind:
@@ -240,7 +239,7 @@ def _why_batch(batch: int) -> str:
 def recipe(wish: Wish, made: Design) -> str:
     """The recipe file, whole; `python -m training bootstrap --recipe` takes it as it is."""
     chosen = made.collaboration
-    averaging = max(180.0, made.allreduce_timeout_seconds + 6 * made.matchmaking_seconds)
+    averaging = max(180.0, chosen.allreduce_timeout_seconds + 6 * chosen.matchmaking_seconds)
     shapes = wish.model == "demo"
     tables = {
         "model": model_config(wish.model)
@@ -259,11 +258,11 @@ def recipe(wish: Wish, made: Design) -> str:
         ),
         "swarm": dict(
             target_batch_size=chosen.target_batch_size,
-            matchmaking_seconds=made.matchmaking_seconds,
-            request_timeout_seconds=min(3.0, round(made.matchmaking_seconds * 2 / 3, 1)),
-            allreduce_timeout_seconds=made.allreduce_timeout_seconds,
+            matchmaking_seconds=chosen.matchmaking_seconds,
+            request_timeout_seconds=min(3.0, round(chosen.matchmaking_seconds * 2 / 3, 1)),
+            allreduce_timeout_seconds=chosen.allreduce_timeout_seconds,
             averaging_timeout_seconds=averaging,
-            next_chunk_timeout_seconds=made.next_chunk_timeout_seconds,
+            next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
             gradient_codec=chosen.gradient_codec,
             average_state_every=chosen.average_state_every,
             state_bits=chosen.state_bits,

@@ -9,11 +9,14 @@ from itertools import product
 from calculator.architectures import Architecture
 from calculator.devices import Device
 from calculator.errors import BadSetup
-from calculator.estimate import Estimate, Setup, estimate, resolve
+from calculator.estimate import Estimate, estimate
+from calculator.setups import Setup, resolve
 
 TIGHT_PERCENT = 6
 """Of the usable memory. The largest error that the calculator is held to (benchmarks/memory_accuracy.py); a smaller
 margin is called tight, since what the allocator cannot join again (fragmentation) comes on top."""
+ADVISED_SHARE = 0.9
+"""Advice on a run's settings fills at most this share of a GPU's memory, so that what is not counted finds room."""
 MOST_SUGGESTIONS = 5
 LONGEST = 1_000_000
 """Where a model's positions have no limit of their own."""

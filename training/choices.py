@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from calculator.devices import Device
+from calculator.fit import ADVISED_SHARE
 from calculator.page.words import show_bytes
 from training.config import RunConfig
 from training.machine import this_machine, torch_device
 from training.model.pointwise import PLAIN
 from training.model.transformer import TextToImageTransformer
-from training.plan import MARGIN, MOST_SAMPLES, Precision, built_on_paper, dtype_of, needed_bytes, setup_of
+from training.plan import MOST_SAMPLES, Precision, built_on_paper, dtype_of, needed_bytes, setup_of
 from training.speed import matmul_flops_per_second, step_seconds
 
 HOST_SHARE = 0.5
@@ -131,11 +132,11 @@ class _Memory:
     def fits(self, samples: int, precision: Precision) -> bool:
         """With as little as can be kept."""
         least = None if self._checkpointing is False else 0
-        return self.need(samples, precision, least) <= MARGIN * self._machine.usable_bytes
+        return self.need(samples, precision, least) <= ADVISED_SHARE * self._machine.usable_bytes
 
     def most_generous(self, samples: int, precision: Precision) -> tuple[int | None, int]:
         """The largest budget of activations that fits, and how many layers it keeps."""
-        most = int((HOST_SHARE if self._machine.unified else MARGIN) * self._machine.usable_bytes)
+        most = int((HOST_SHARE if self._machine.unified else ADVISED_SHARE) * self._machine.usable_bytes)
         if self._checkpointing is not None:
             budget = 0 if self._checkpointing else None
         elif self.need(samples, precision, None) <= most:
@@ -190,7 +191,7 @@ class _Timer:
 def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precision, str]:
     if wishes.precision is not None:
         return wishes.precision, "nothing else was tried"
-    lower: Precision = "bfloat16" if machine.bfloat16 or machine.name == "cpu" else "float16"
+    lower: Precision = "bfloat16" if machine.bfloat16 else "float16"
     faster = timer.rate(lower) / timer.rate("float32")
     rates = f"matrices multiply at {_tera(timer.rate(lower))} in {lower}, {_tera(timer.rate('float32'))} in float32"
     if faster < WORTH_LOWER:

@@ -13,14 +13,12 @@ from typing import Literal
 
 from calculator import BadSetup, Estimate, Setup, estimate
 from calculator.devices import Device
-from calculator.fit import Suggestion, need_bytes, suggestions
+from calculator.fit import ADVISED_SHARE, Suggestion, need_bytes, suggestions
 from training.config import ModelConfig, RunConfig
 from training.errors import BadInput
 
 MOST_SAMPLES = 32
 """No larger micro-batch is advised: on the processors measured a sample takes no less time in one."""
-MARGIN = 0.9
-"""Advice fills at most this share of the memory."""
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """In which layers compute, by autocast; weights, norms and gradients are float32 in all."""
@@ -85,7 +83,7 @@ def make_plan(
         return needed_bytes(run, device, model, samples, precision=precision)
 
     sizes = [1 << power for power in range(MOST_SAMPLES.bit_length())]
-    fitting = [samples for samples in sizes if need(samples) <= MARGIN * device.usable_bytes]
+    fitting = [samples for samples in sizes if need(samples) <= ADVISED_SHARE * device.usable_bytes]
     advised = max(fitting, default=0)
     samples = micro_batch_size or advised or 1
     needed = need(samples)
@@ -119,10 +117,11 @@ def setup_of(
         run: The recipe.
         device: Where it is trained.
         micro_batch_size: Samples computed at once.
-        precision: None: bfloat16 autocast on a GPU, float32 on a processor.
+        precision: None: 16-bit autocast on a GPU, in bfloat16 where it has that; float32 on a processor.
         checkpointing: See `make_plan`; of reversible layers, which compute again anyway, it says nothing here.
     """
-    precision = precision or ("float32" if device.name == "cpu" else "bfloat16")
+    if precision is None:
+        precision = "float32" if device.name == "cpu" else "bfloat16" if device.bfloat16 else "float16"
     return Setup(
         config={"model_type": "text-to-image", **run.model.model_dump()},
         micro_batch_size=micro_batch_size,

@@ -9,6 +9,7 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from calculator.exchange import vector_bytes
 from calculator.page.words import show_bytes
 from training.choices import Choice
 from training.config import RunConfig
@@ -127,14 +128,17 @@ def all_reduce_bytes(run: RunConfig, parameters: int) -> int:
         run: The recipe.
         parameters: Of the model; all are counted as large tensors.
     """
-    return 2 * parameters * (2 if run.swarm.gradient_codec == "float16" else 1)
+    return 2 * vector_bytes(parameters, 0, run.swarm.gradient_codec)
 
 
 def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[Choice, ...]:
     """What is set beside `Choices`, by the recipe or by what this machine has, and why."""
     swarm, optimizer = run.swarm, run.optimizer
     compiled = "loops compiled for this processor" if kernels() else "PyTorch alone, as there is no C compiler"
-    bits = f"{swarm.state_bits} bit"
+    bits = {"float16": "16 bit", "float32": "32 bit"}.get(swarm.gradient_codec, "8 bit")
+    state = "16 bit" if swarm.state_bits == 16 else bits
+    large = f"tensors of {swarm.compression_threshold:,} values or more" if bits == "8 bit" else "all tensors"
+    small = "smaller ones in 16 bit, " if bits == "8 bit" else ""
     local = swarm.mode == "diloco"
     delays = [
         "the update" * swarm.delay_optimizer_step,
@@ -157,9 +161,9 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[C
             else "averaging needs weights and gradients there anyway",
         ),
         Choice(
-            name="in 8 bit" if swarm.gradient_codec != "float16" else "in 16 bit",
-            value=f"gradients ({swarm.gradient_codec}), tensors of {swarm.compression_threshold:,} values or more",
-            reason=f"the recipe's; smaller ones in 16 bit, parameters in {bits} every {swarm.average_state_every} "
+            name=f"in {bits}",
+            value=f"gradients ({swarm.gradient_codec}), {large}",
+            reason=f"the recipe's; {small}parameters in {state} every {swarm.average_state_every} "
             f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in {swarm.newcomer_bits} bit",
         ),
         Choice(

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from builder.recorded import thousands
-from calculator import Setup, estimate
+from calculator import estimate
 from calculator.devices import DEVICES, Device
-from calculator.estimate import resolve
-from calculator.fit import largest_micro_batch, need_bytes
+from calculator.fit import ADVISED_SHARE, largest_micro_batch, need_bytes
 from calculator.page.words import show_bytes
-from calculator.parameters import parameter_tensors
 from training.config import RunConfig, load_recipe
-from training.plan import MARGIN, MOST_SAMPLES, setup_of
+from training.plan import MOST_SAMPLES, setup_of
+from training.simulate.forecast import collaboration_of
 
 GIB = 2**30
 
@@ -35,9 +34,6 @@ HOST_SHARE = 0.5
 KEPT_ACTIVATIONS = 160 << 20
 """Reversible layers may keep activations of this size (training.model.transformer, ACTIVATION_BUDGET_BYTES, which the
 tests compare); the calculator leaves them out, so they are always added here."""
-
-SCALE_VALUES, SCALE_BYTES = 512, 4
-"""Block-wise 8 bit sends one scale for so many values (training.swarm.codecs, which the tests compare)."""
 
 PACKAGES_GB = {"nvidia": 6, "cpu": 3}
 """Disk that PyTorch's build and the other packages take, as installed by `nox -s training`."""
@@ -140,32 +136,10 @@ def _sold_as(memory_bytes: int) -> int:
 def micro_batch(run: RunConfig, device: Device) -> int:
     """Samples at once: the largest power of two that fits with a margin, as `plan` advises; 0 if not even one does."""
     kept = KEPT_ACTIVATIONS if run.model.reversible else 0
-    room = int(MARGIN * device.usable_bytes) - kept
+    room = int(ADVISED_SHARE * device.usable_bytes) - kept
     most = largest_micro_batch(setup_of(run, device, 1), replace(device, usable_bytes=room))
     fitting = min(most, MOST_SAMPLES, run.swarm.target_batch_size)
     return 1 << fitting.bit_length() - 1 if fitting else 0
-
-
-def exchange_bytes(run: RunConfig) -> tuple[int, int]:
-    """Bytes of all gradients, and of all parameters, as they travel once.
-
-    Large tensors travel in the recipe's codec, small ones in 16 bit.
-    """
-    setup = Setup(config={"model_type": "text-to-image", **run.model.model_dump()})
-    architecture = resolve(setup)
-    large = small = 0
-    for tensor in parameter_tensors(architecture, architecture.shared_groups):
-        if tensor.count >= run.swarm.compression_threshold:
-            large += tensor.count * tensor.copies
-        else:
-            small += tensor.count * tensor.copies
-
-    def travelling(codec: str) -> int:
-        scales = SCALE_BYTES * (large // SCALE_VALUES) if codec == "blockwise8" else 0
-        return 2 * small + (2 * large if codec == "float16" else large + scales)
-
-    gradients = run.swarm.gradient_codec
-    return travelling(gradients), travelling(gradients if run.swarm.state_bits == 8 else "float16")
 
 
 def command(recipe: str, samples: int, *, link: str = "public", kind: str = "nvidia") -> str:
@@ -251,9 +225,8 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
             "used. The other recipe takes less; or choose a machine with more memory.",
         }
     host = estimate(setup).host.total
-    gradients, parameters = exchange_bytes(run)
-    every = run.swarm.average_state_every
-    sent = 2 * gradients + 2 * parameters // every
+    exchange = collaboration_of(run, ()).exchange()
+    sent = 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
     if machine.kind == "nvidia":
         memory = f"{show_bytes(need)} of the GPU in 16 bit, of which {show_bytes(usable)} can be used, and on the host "
         memory += f"{show_bytes(host)} for averaged copies and the optimizer"

@@ -22,7 +22,8 @@ from training.data.shards import Manifest, SplitEntry, describe_file, write_shar
 from training.data.tokenizer import Tokenizer
 from training.model.transformer import ACTIVATION_BUDGET_BYTES, build_model
 from training.plan import MOST_SAMPLES, make_plan
-from training.swarm.codecs import BLOCK_SIZE, exchange_codec
+from training.simulate.forecast import collaboration_of
+from training.swarm.codecs import exchange_codec
 
 SAMPLES = 64
 
@@ -109,16 +110,44 @@ def test_every_command_runs_dry(addresses, tmp_path):
         commands.append([*words, "--shards", str(shards[recipe]), "--dry-run"])
     assert len(commands) >= 6
     with ThreadPoolExecutor(2) as pool:
-        ended = list(pool.map(run_trainer, commands))
-    for line, one in zip(shown, ended, strict=True):
-        assert one.returncode == 0 and one.stdout, f"{line}\n{one.stdout}{one.stderr}"
+        ended = [*pool.map(run_trainer, (commands[::2], commands[1::2]), (tmp_path / "even", tmp_path / "odd"))]
+    assert [len(some) for some in ended] == [len(commands[::2]), len(commands[1::2])]
+    for number, line in enumerate(shown):
+        code, printed = ended[number % 2][number // 2]
+        assert code == 0 and "All is well" in printed, f"{line}\n{printed}"
 
 
-def run_trainer(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """A command of the trainer, to its end."""
-    program = [sys.executable, "-m", "training", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+RUNNER = """
+import json, os, sys
+from training.processes import prepare_environment
+prepare_environment()
+import training.choices, training.roles.peer
+from training.cli import main
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(f"{sys.argv[2]}-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        sys.argv = ["training", *arguments]
+        try:
+            main()
+        except SystemExit as end:
+            os._exit(end.code or 0)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Runs commands one after the other, each in a process of its own; what all of them import is imported once."""
+
+
+def run_trainer(commands: list[list[str]], printed: Path) -> list[tuple[int, str]]:
+    """Exit code and output of commands of the trainer, each run to its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, json.dumps(commands), str(printed)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [(int(code), Path(f"{printed}-{number}").read_text()) for number, code in enumerate(done.stdout.split())]
 
 
 def test_the_micro_batch_is_the_plans():
@@ -135,13 +164,12 @@ def test_the_micro_batch_is_the_plans():
 @pytest.mark.parametrize("recipe", joining.RECIPES)
 def test_bytes_on_the_way_are_those_of_the_codec(recipe):
     run = load_recipe(recipe)
-    assert joining.SCALE_VALUES == BLOCK_SIZE
     with torch.device("meta"):
         model = build_model(run.model, 0)
     codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
     sizes = [parameter.numel() for parameter in model.parameters()]
     measured = {size: len(codec.compress(torch.ones(size), info_of(size)).buffer) for size in set(sizes)}
-    gradients, _ = joining.exchange_bytes(run)
+    gradients = collaboration_of(run, ()).exchange().gradient_bytes
     assert gradients == pytest.approx(sum(measured[size] for size in sizes), rel=0.002)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import resource
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
+from hivemind.compression import CompressionInfo
+from hivemind.utils import TensorDescriptor
 
-from training.config import RECIPES, SwarmConfig, load_recipe, parse_recipe, read_recipe, recipe_names
+from training.config import RECIPES, Codec, SwarmConfig, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
 from training.machine import usable_cores
 from training.startup import (
@@ -21,6 +25,7 @@ from training.startup import (
     link_warning,
     settings_in_use,
 )
+from training.swarm.codecs import exchange_codec
 
 DEMO = load_recipe("demo")
 
@@ -102,6 +107,8 @@ def test_settings_in_use_follow_the_recipe():
     assert local["meanwhile"].startswith("nothing: local updates") and "SGD on the host" in local["optimizer"]
     assert "uniform8" in reasons(load_recipe("dalle-2021"))["in 8 bit"]
     assert "in 16 bit" in reasons(with_swarm(gradient_codec="float16"))
+    whole = reasons(with_swarm(gradient_codec="float32", state_bits=8))["in 32 bit"]
+    assert whole.startswith("gradients (float32), all tensors: the recipe's; parameters in 32 bit every")
 
 
 def test_the_link_that_the_recipe_names_is_the_one_that_it_takes():
@@ -111,9 +118,13 @@ def test_the_link_that_the_recipe_names_is_the_one_that_it_takes():
     assert "34 Mbit/s at least" in read_recipe("dalle-2021")
 
 
-def test_bytes_of_an_average_are_those_of_the_codec():
-    assert all_reduce_bytes(DEMO, 1000) == 2000
-    assert all_reduce_bytes(with_swarm(gradient_codec="float16"), 1000) == 4000
+@pytest.mark.parametrize("codec", get_args(Codec))
+def test_bytes_of_an_average_are_those_of_the_codec(codec):
+    """A peer sends its own parts, and the parts that it has averaged."""
+    tensor = torch.ones(1 << 17)
+    info = CompressionInfo(key=0, descriptor=TensorDescriptor.from_tensor(tensor))
+    sent = len(exchange_codec(65_536, codec).compress(tensor, info).buffer)
+    assert all_reduce_bytes(with_swarm(gradient_codec=codec), tensor.numel()) == pytest.approx(2 * sent, rel=0.06)
 
 
 def test_the_link_says_what_was_measured_and_what_was_not():

@@ -8,7 +8,7 @@ import pytest
 from calculator import BadSetup
 from calculator.designer import MODELS, People, Wish, design, micro_batch, recipe
 from training.config import parse_recipe
-from training.simulate.forecast import simulate
+from training.simulate.forecast import collaboration_of, simulate
 from training.simulate.population import Spread
 from training.simulate.swarm import Rules
 
@@ -45,10 +45,15 @@ def test_recipes_are_accepted_and_say_what_the_design_says(model, mix):
 
 @pytest.mark.parametrize("model", ["small", "dalle-2021"])
 def test_a_designed_run_reaches_in_simulation_what_was_promised(model):
+    """With the time-outs of the recipe that it comes with."""
     wanted = wish(model, MIXES["a mix"], hours_a_day=24)
     made = design(wanted)
     chosen = made.collaboration
-    rules = Rules(exchange=chosen.exchange(), averaging_timeout_seconds=900)
+    run = parse_recipe(recipe(wanted, made))
+    rules = Rules(
+        exchange=collaboration_of(run, chosen.volunteers).exchange(),
+        averaging_timeout_seconds=run.swarm.averaging_timeout_seconds,
+    )
     outcome = simulate(chosen.kinds(), rules, epochs=60, spread=Spread.none())
     assert outcome.samples_per_second == pytest.approx(made.forecast.samples_per_second, rel=0.05)
     assert outcome.days(made.epochs) == pytest.approx(made.days, rel=0.05)
