@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from memory_report import error_percent, record, result, summary  # noqa: E402
 
 from calculator import Architecture, Setup, estimate  # noqa: E402
-from calculator.estimate import resolve, setup_from  # noqa: E402
+from calculator.setups import resolve, setup_from  # noqa: E402
 
 STEPS = ROOT / "benchmarks/reference_steps.json"
 FIGURES = {

@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from memory_report import error_percent, summary  # noqa: E402
 
 from calculator import BadSetup, Setup, estimate  # noqa: E402
-from calculator.estimate import resolve  # noqa: E402
+from calculator.setups import resolve  # noqa: E402
 
 SIZES = {
     "bert": {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072},

@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from memory_report import error_percent, record, result  # noqa: E402
 
 from calculator import Setup, estimate  # noqa: E402
-from calculator.estimate import resolve  # noqa: E402
 from calculator.parameters import parameter_tensors  # noqa: E402
+from calculator.setups import resolve  # noqa: E402
 
 CONFIG = {"model_type": "gpt2", "n_embd": 512, "n_layer": 4, "n_head": 8, "n_positions": 512, "vocab_size": 30_000}
 """A small GPT-2: 28 million parameters; what the process needs besides is small beside their copies."""

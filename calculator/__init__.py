@@ -2,6 +2,7 @@
 
 from calculator.architectures import PRESETS, Architecture
 from calculator.errors import BadSetup
-from calculator.estimate import Estimate, Setup, estimate
+from calculator.estimate import Estimate, estimate
+from calculator.setups import Setup
 
 __all__ = ["PRESETS", "Architecture", "BadSetup", "Estimate", "Setup", "estimate"]

@@ -14,8 +14,10 @@ from calculator import fit, swarm_report
 from calculator.architectures import PRESETS
 from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
-from calculator.estimate import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Estimate, Setup, estimate, setup_from
+from calculator.estimate import Estimate, estimate
+from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
+from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, setup_from
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,7 +37,8 @@ class _Parser(argparse.ArgumentParser):
         return [flag for flag in flags if word[2:] in flag][:3] or get_close_matches(word, flags, n=1)
 
 
-def _parser() -> argparse.ArgumentParser:
+def flags_parser() -> argparse.ArgumentParser:
+    """The flags of an estimate."""
     parser = _Parser(
         prog="python -m calculator",
         description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup a "
@@ -91,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         if words[:1] == ["swarm"]:
             print(_swarm(words[1:]))
             return 0
-        flags = vars(_parser().parse_args(words))
+        flags = vars(flags_parser().parse_args(words))
         as_json, path, gpu = flags.pop("json"), flags.pop("config"), flags.pop("gpu")
         if flags["model"] == "batch":
             return _batch()
@@ -131,22 +134,19 @@ def _batch() -> int:
 def batch_line(line: str) -> str:
     """The answer to one line of a batch: an estimate, or why it is refused."""
     try:
-        return json.dumps(estimate(setup_from(json.loads(line))).as_dict())
-    except json.JSONDecodeError as error:
-        return json.dumps({"error": f"This is not JSON: {error}."})
+        return json.dumps(estimate(setup_from(parsed(line))).as_dict())
     except BadSetup as error:
         return json.dumps({"error": str(error)})
 
 
-def _read(path: str) -> dict:
+def _read(path: str) -> object:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise BadSetup(f"{path} cannot be read: {error.strerror or error}. Give the path of a JSON file.") from None
     except UnicodeDecodeError:
         raise BadSetup(f"{path} is no text. Give the path of a JSON file.") from None
-    except json.JSONDecodeError as error:
-        raise BadSetup(f"{path} is not JSON: {error}.") from None
+    return parsed(text, path)
 
 
 def report(result: Estimate) -> str:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from calculator.errors import BadSetup
 
+LARGEST_GRID = 512
+"""Side of a square of image tokens: pictures of 4096 pixels by a codec of 1 in 8. Masks are counted row by row, so a
+grid of millions would never be done."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
@@ -275,7 +279,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         "gptj": _gptj_config,
         "text-to-image": _recipe_config,
     }
-    if kind not in readers:
+    if not isinstance(kind, str) or kind not in readers:
         raise BadSetup(f"model_type {kind!r:.60} is not supported; these are: {', '.join(readers)}.")
     return readers[kind](config)
 
@@ -322,8 +326,17 @@ def _heads(hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
+def _flag(config: Mapping[str, object], default: bool, name: str) -> bool:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise BadSetup(f"{name} in config is true or false, not {value!r:.60}.")
+    return value
+
+
 def _tied(config: Mapping[str, object], default: bool) -> bool:
-    return bool(config.get("tie_word_embeddings", default))
+    return _flag(config, default, "tie_word_embeddings")
 
 
 def _bert_config(config: Mapping[str, object]) -> Architecture:
@@ -354,7 +367,7 @@ def _t5_config(config: Mapping[str, object]) -> Architecture:
     dropout = _share(config, 0.1, "dropout_rate")
     projection = config.get("feed_forward_proj", "relu")
     activations = {"relu": ("relu", False), "gelu": ("gelu", False), "gated-gelu": ("gelu_new", True)}
-    if projection not in activations:
+    if not isinstance(projection, str) or projection not in activations:
         raise BadSetup(f"feed_forward_proj in config is one of {', '.join(activations)}, not {projection!r:.60}.")
     activation, gated = activations[projection]
     layers = _size(config, 6, "num_layers")
@@ -405,26 +418,29 @@ def _recipe_config(config: Mapping[str, object]) -> Architecture:
     """The model of a run's recipe: the fields of `training.config.ModelConfig` that decide its memory."""
     sizes = ("hidden_size", "num_layers", "num_heads", "head_dim")
     sizes += ("text_vocab_size", "text_seq_len", "image_grid", "image_vocab_size")
-    kinds = {"full", "row", "column", "conv"}
+    kinds = ("column", "conv", "full", "row")
     cycle = config.get("attention_cycle", ("row", "column", "row", "row"))
-    if not isinstance(cycle, (list, tuple)) or not cycle or not kinds.issuperset(cycle):
-        raise BadSetup(f"attention_cycle is a list of {', '.join(sorted(kinds))}, not {cycle!r:.60}.")
+    if not isinstance(cycle, (list, tuple)) or not cycle or not all(kind in kinds for kind in cycle):
+        raise BadSetup(f"attention_cycle is a list of {', '.join(kinds)}, not {cycle!r:.60}.")
     last = config.get("last_attention", "conv")
     if last not in kinds:
-        raise BadSetup(f"last_attention is one of {', '.join(sorted(kinds))}, not {last!r:.60}.")
+        raise BadSetup(f"last_attention is one of {', '.join(kinds)}, not {last!r:.60}.")
     if config.get("rotary", True) is not True or config.get("shift_tokens", True) is not True:
         raise BadSetup("Of the run's model only the one with rotary embeddings and token shift is known.")
-    missing = [name for name in sizes if name not in config]
+    missing = [name for name in sizes if config.get(name) is None]
     if missing:
         raise BadSetup(f"config has no {missing[0]}; a recipe's model has all of: {', '.join(sizes)}.")
+    grid = _size(config, None, "image_grid")
+    if grid > LARGEST_GRID:
+        raise BadSetup(f"image_grid in config is a whole number from 1 to {LARGEST_GRID}, not {grid}.")
     shared = config.get("shared_groups", 4)
     return text_to_image(
         name="config (text-to-image)",
-        **{name: _size(config, 1, name) for name in sizes},
+        **{name: _size(config, None, name) for name in sizes},
         feed_forward_multiplier=_size(config, 4, "feed_forward_multiplier"),
         shared_groups=None if shared is None else _size(config, 4, "shared_groups"),
-        reversible=config.get("reversible", True) is True,
-        tied_embeddings=config.get("tied_embeddings", True) is True,
+        reversible=_flag(config, True, "reversible"),
+        tied_embeddings=_flag(config, True, "tied_embeddings"),
         attention_cycle=tuple(cycle),
         last_attention=last,
         conv_kernel_size=_size(config, 5, "conv_kernel_size"),

@@ -1,7 +1,7 @@
 """A model of PyTorch's memory: storages, the tape that forward records, and the backward pass that consumes it.
 
-Nothing is computed here. The tape notes which storages come and go, with sizes as formulas (`calculator.sizes`); a
-`Recording` of it says the bytes, for the setup that was played and for others that take the same course.
+Nothing is computed here. The tape notes which storages come and go, with sizes as formulas (`calculator.sizes`); what
+bytes that makes, `calculator.recording` says.
 
 A `Storage` stands for one block of device memory and lives exactly as long as something refers to it, as in PyTorch: a
 local variable of a model's forward, a node of the autograd graph that keeps it for backward, or a gradient on its way.
@@ -23,10 +23,8 @@ What is modelled, with the place in PyTorch 2.13 that decides it:
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 
 from calculator.sizes import Formulas, Size
@@ -37,61 +35,18 @@ ALLOCATION_BYTES = 512
 ORDINARY, WEIGHT_COPY, GRADIENT = range(3)
 
 
+def rounded(size: int) -> int:
+    """Bytes that the caching allocator reserves for so many."""
+    return (size + ALLOCATION_BYTES - 1) & -ALLOCATION_BYTES
+
+
 def allocated_bytes(count: int, itemsize: int) -> int:
     """Bytes that the caching allocator reserves for `count` values of `itemsize` bytes.
 
     >>> allocated_bytes(768, 4), allocated_bytes(1, 4)
     (3072, 512)
     """
-    return (count * itemsize + ALLOCATION_BYTES - 1) // ALLOCATION_BYTES * ALLOCATION_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """Bytes at one instant, without what is always there (weights, optimizer state, inputs)."""
-
-    live: int = 0
-    """All of it."""
-    activations: int = 0
-    """Kept for backward, autocast's copies of weights excluded."""
-    weight_copies: int = 0
-    """Autocast's 16-bit copies of weights, kept for backward."""
-    gradients: int = 0
-    """In `.grad` of the parameters."""
-    cached: int = 0
-    """Copies of weights that only autocast's cache holds; they go when autocast is left."""
-    instant: str = ""
-    """What was being computed."""
-
-    def __add__(self, other: Levels) -> Levels:
-        return Levels(
-            self.live + other.live,
-            self.activations + other.activations,
-            self.weight_copies + other.weight_copies,
-            self.gradients + other.gradients,
-            self.cached + other.cached,
-            other.instant or self.instant,
-        )
-
-    def __sub__(self, other: Levels) -> Levels:
-        return Levels(
-            self.live - other.live,
-            self.activations - other.activations,
-            self.weight_copies - other.weight_copies,
-            self.gradients - other.gradients,
-            self.cached - other.cached,
-            self.instant,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One stretch of the step, such as the forward of a block: its change and its peak, relative to its start."""
-
-    phase: str
-    key: object
-    change: Levels
-    peak: Levels
+    return rounded(count * itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,56 +469,6 @@ class Tape:
         if frame.count == 0 and frame.inputs:
             self._release(tuple([tensor.storage for tensor in frame.inputs if tensor is not None]))
             frame.inputs = ()
-
-
-class Recording:
-    """What a tape has noted, for good: the bytes of each stretch, for any sizes that take the same course."""
-
-    def __init__(self, tape: Tape, formulas: Formulas) -> None:
-        self._formulas = formulas
-        self._blocks = tuple(tape.blocks)
-        self._live = tuple(tape.live)
-        names = iter(tape.names)
-        self._names = tuple([next(names) if block >= 0 else "" for block in self._live])
-        self._counters = []
-        for counter in (tape.held, tape.weight_copies, tape.gradients):
-            self._counters.append((tuple([at for at, _block in counter]), tuple([block for _at, block in counter])))
-        self._stretches = tuple(tape.stretches)
-
-    def segments(self, given: Sequence[int]) -> list[Segment] | None:
-        """The stretches in bytes; None if these sizes take another course.
-
-        Args:
-            given: As those that the formulas follow from.
-        """
-        values = self._formulas.evaluate(given)
-        if values is None:
-            return None
-        sizes = [(values[number] * size + 511) & -512 if size else values[number] for number, size in self._blocks]
-        sizes += [-size for size in reversed(sizes)]  # of a block that goes, ~block is the place
-        signed = sizes.__getitem__
-        live = [*accumulate(map(signed, self._live), initial=0)]
-        counters = [(places, [*accumulate(map(signed, blocks), initial=0)]) for places, blocks in self._counters]
-        return [self._segment(stretch, live, counters, signed) for stretch in self._stretches]
-
-    def _segment(self, stretch: Stretch, live: list[int], counters: list, signed: Callable[[int], int]) -> Segment:
-        start, end = stretch.start, stretch.end
-        highest = max(live[start.live : end.live + 1])
-        at = live.index(highest, start.live)
-        name = self._names[at - 1] if at > start.live else start.name
-        changes, peaks = [], []
-        bounds = ((start.held, end.held), (start.weight_copies, end.weight_copies), (start.gradients, end.gradients))
-        for (places, levels), (first, last) in zip(counters, bounds, strict=True):
-            there = bisect_right(places, at - 1, first, last) if at > start.live else first
-            changes.append(levels[last] - levels[first])
-            peaks.append(levels[there] - levels[first])
-        cached = sum(map(signed, end.cached)) - sum(map(signed, start.cached))
-        return Segment(
-            stretch.phase,
-            stretch.key,
-            Levels(live[end.live] - live[start.live], *changes, cached),
-            Levels(highest - live[start.live], *peaks, 0, name),
-        )
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:

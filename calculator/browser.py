@@ -1,6 +1,6 @@
 """The page's only entry: JSON strings in, JSON string out; at build time for the HTML, in the browser for every change.
 
-A request is an object. Its `setup` has keys of `calculator.estimate.Setup` (`model` or `config`, and any of the
+A request is an object. Its `setup` has keys of `calculator.setups.Setup` (`model` or `config`, and any of the
 others), its `gpu` is a name of `devices()`, or empty. What is refused gives `{"error": "<one sentence>"}`.
 
 `answer({"setup", "gpu"})`
@@ -32,19 +32,10 @@ from calculator import collaboration, fit
 from calculator.architectures import PRESETS, Architecture
 from calculator.devices import DEVICES, Device, device_named
 from calculator.errors import BadSetup
-from calculator.estimate import (
-    ATTENTIONS,
-    PCIE_BYTES_PER_SECOND,
-    PRECISIONS,
-    Estimate,
-    Setup,
-    estimate,
-    plain,
-    resolve,
-    setup_from,
-)
+from calculator.estimate import Estimate, estimate
 from calculator.figures.catalogue import figure_named
 from calculator.figures.figure import answered
+from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.page.advised import choices
 from calculator.page.explained import explanations
@@ -53,6 +44,7 @@ from calculator.page.shown import show_answer
 from calculator.page.sweep import swept
 from calculator.page.words import command, csv_of
 from calculator.parameters import count_parameters
+from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, plain, resolve, setup_from
 
 LONGEST_CONFIG = 200_000
 """Characters of a config.json that are read; real ones have a few thousand."""
@@ -75,12 +67,10 @@ def _answering(function: Callable[[dict], dict]) -> Callable[[str], str]:
     @wraps(function)
     def answered(request_json: str) -> str:
         try:
-            request = json.loads(request_json)
+            request = parsed(request_json)
             if not isinstance(request, dict):
                 raise BadSetup("A request is an object with a setup.")
             return json.dumps(function(request))
-        except json.JSONDecodeError as error:
-            return json.dumps({"error": f"This is not JSON: {error}."})
         except BadSetup as error:
             return json.dumps({"error": str(error)})
 
@@ -141,12 +131,7 @@ def read_config(request: dict) -> dict:
         raise BadSetup("Paste the text of a config.json first.")
     if len(text) > LONGEST_CONFIG:
         raise BadSetup(f"This is too long for a config.json: {len(text)} characters of at most {LONGEST_CONFIG}.")
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadSetup(f"This is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from None
-    except RecursionError:
-        raise BadSetup("This is not a config.json: it is nested too deeply.") from None
+    config = parsed(text)
     if not isinstance(config, dict):
         raise BadSetup("This is not a config.json: that is an object in braces.")
     used = used_part(config)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
-from calculator.architectures import PRESETS, Architecture, from_config
-from calculator.autograd import Levels, allocated_bytes
-from calculator.errors import BadSetup
+from calculator.architectures import Architecture
+from calculator.autograd import allocated_bytes
 from calculator.optimizers import ADAMW, IN_32_BIT, OPTIMIZERS, Optimizer
 from calculator.parameters import FAMILIES, count_parameters, parameter_tensors, parameters_by_part
+from calculator.recording import Levels
+from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, resolve
 from calculator.timeline import Instant, Options, play
 
-PRECISIONS = ("amp-bf16", "amp-fp16", "fp32", "bf16", "fp16")
-ATTENTIONS = ("sdpa", "eager")
-PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
-"""16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
 CUDA_CONTEXT_BYTES = 500 * 2**20
 """The driver's own memory, not part of any figure that PyTorch reports: 300 MiB to 1 GiB by GPU and driver. Other
 calculators take 650 MB (RahulSChand/gpu_poor, src/App.js) and 1000 MiB (furiousteabag/vram-calculator, README)."""
-CUBLAS_WORKSPACE_BYTES = {"default": 8_519_680}
+CUBLAS_WORKSPACE_BYTES = 8_519_680
 """Workspace of cuBLAS, once per stream (pytorch, aten/src/ATen/cuda/CUDAContextLight.h, CUBLAS_WORKSPACE_CONFIG)."""
 
 MIB = 2**20
@@ -30,48 +26,6 @@ SEGMENT_UNIT = 2 * MIB
 """Blocks up to `SMALL_BLOCK` share segments of `SMALL_SEGMENT`, those below `LARGE_BLOCK` segments of `LARGE_SEGMENT`;
 larger ones have their own, in steps of `SEGMENT_UNIT` (pytorch, c10/cuda/CUDACachingAllocator.cpp, kSmallSize,
 kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """What is trained, and how. Every field is a flag of the command line and a key of a batch line."""
-
-    model: str | None = None
-    """Name of a preset (see `calculator.architectures.PRESETS`); None if `config` is given."""
-    config: Mapping[str, object] | None = None
-    """A Hugging Face `config.json` of a supported family, in place of `model`."""
-    micro_batch_size: int = 1
-    """B, sequences per forward pass on one device."""
-    sequence_length: int | None = None
-    """T, tokens a sequence; of the encoder, if there are two stacks. None: the model's own."""
-    target_length: int | None = None
-    """Tokens a sequence of the decoder, if there are two stacks. None: the model's own."""
-    precision: str = "amp-bf16"
-    """One of `PRECISIONS`; `amp-*` is autocast over 32-bit parameters, `bf16` and `fp16` are all of it."""
-    attention: str = "sdpa"
-    """"sdpa" (fused kernels) or "eager" (single operations)."""
-    dropout: float | None = None
-    """Dropout probability everywhere; None: the model's own."""
-    checkpointing: bool | int = False
-    """Whether each block is computed again in backward, or k for every k-th."""
-    shared_groups: int | None = None
-    """Distinct layer groups of each stack; None: the model's own."""
-    reversible: bool | None = None
-    """Whether layers are reversible; None: the model's own."""
-    optimizer: str = "adamw"
-    """One of `calculator.optimizers.OPTIMIZERS`."""
-    optimizer_impl: str = "foreach"
-    """Of AdamW: "foreach", "for-loop" or "fused"."""
-    offload_optimizer: bool = False
-    """Whether optimizer state, a 32-bit copy of the parameters and the update are on the host."""
-    delta_rule: bool = False
-    """Whether hivemind's delta rule keeps one more copy of the parameters on the host."""
-    accumulation_steps: int = 1
-    """Micro-batches per optimizer step on this device."""
-    embeddings_32bit: bool = False
-    """Whether 8-bit optimizers keep 32-bit state for embeddings, as transformers' Trainer makes bitsandbytes do."""
-    pcie_generation: int = 3
-    """Of the bus between host and device: 3, 4 or 5, 16 lanes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,14 +170,12 @@ def estimate(setup: Setup) -> Estimate:
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = timeline.after_backward
     # the loss stays until the step is over
-    updating = Instant(
-        "optimizer",
-        "the update",
-        Levels(fixed.weight_bytes + step + after.live - after.gradients, 0, 0, fixed.weight_bytes),
-    )
-    instants = [_accumulating(instant, accumulated) for instant in timeline.instants] + [updating]
-    highest = max(instants, key=lambda instant: instant.levels.live)
-    gpu = _gpu(highest.levels, weights, state, inputs)
+    live = fixed.weight_bytes + step + after.live - after.gradients
+    updating = Instant("optimizer", "the update", Levels(live=live, gradients=fixed.weight_bytes))
+    instants = [_step_instant(instant, weights, state, inputs, accumulated) for instant in timeline.instants]
+    instants.append(_step_instant(updating, weights, state, inputs))
+    highest = max(instants, key=lambda instant: instant.bytes)
+    gpu = GpuMemory(**{part: getattr(highest, part) for part in GpuMemory.__slots__})
     return Estimate(
         model=architecture.name,
         parameters=count_parameters(architecture, shared),
@@ -235,95 +187,11 @@ def estimate(setup: Setup) -> Estimate:
         optimizer_state_bytes=state,
         host=_host(setup, fixed, optimizer),
         peak=Peak(phase=highest.phase, instant=_sentence(highest, gpu)),
-        timeline=tuple([_step_instant(instant, weights, state, inputs) for instant in instants]),
+        timeline=tuple(instants),
         transfer=_transfer(setup, fixed),
         overhead=_overhead(fixed),
         notes=_notes(setup, architecture),
     )
-
-
-def setup_from(values: Mapping[str, object]) -> Setup:
-    """A setup from plain data, such as a line of JSON.
-
-    Raises:
-        BadSetup: If a key is unknown.
-    """
-    if not isinstance(values, Mapping):
-        raise BadSetup(f"A setup is an object with keys such as model and precision, not {_shown(values)}.")
-    known = [field.name for field in fields(Setup)]
-    unknown = [key for key in values if key not in known]
-    if unknown:
-        raise BadSetup(f"Unknown key {_shown(unknown[0])}; a setup may have: {', '.join(known)}.")
-    return Setup(**values)
-
-
-def resolve(setup: Setup) -> Architecture:
-    """The model of a setup, after every field was checked.
-
-    Raises:
-        BadSetup: If a field is out of range or a combination cannot exist; the message says what is accepted.
-    """
-    if setup.config is not None:
-        if setup.model is not None:
-            raise BadSetup("Give either model or config, not both.")
-        architecture = from_config(setup.config)
-    else:
-        _one_of("model", setup.model, tuple(PRESETS))
-        architecture = PRESETS[setup.model]
-    _one_of("precision", setup.precision, PRECISIONS)
-    _one_of("attention", setup.attention, ATTENTIONS)
-    _one_of("optimizer", setup.optimizer, tuple(OPTIMIZERS))
-    _one_of("optimizer_impl", setup.optimizer_impl, tuple(ADAMW))
-    _one_of("pcie_generation", setup.pcie_generation, tuple(PCIE_BYTES_PER_SECOND))
-    _whole("micro_batch_size", setup.micro_batch_size, 1, 1_000_000)
-    _whole("accumulation_steps", setup.accumulation_steps, 1, 1_000_000)
-    longest = architecture.max_positions or 1_000_000
-    if architecture.family == "text-to-image":
-        longest = architecture.sequence_length
-        if setup.sequence_length not in (None, longest):
-            raise BadSetup(
-                f"sequence_length of {architecture.name} is fixed at {longest} by its text length and image grid; "
-                f"leave it out."
-            )
-    if setup.sequence_length is not None:
-        _whole("sequence_length", setup.sequence_length, 1, longest)
-    if setup.target_length is not None:
-        if not architecture.num_decoder_layers:
-            raise BadSetup(
-                f"target_length is for models with a decoder of their own (T5); {architecture.name} has none."
-            )
-        _whole("target_length", setup.target_length, 1, 1_000_000)
-    _probability("dropout", setup.dropout)
-    for name in ("offload_optimizer", "delta_rule", "embeddings_32bit"):
-        if not isinstance(getattr(setup, name), bool):
-            raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
-    layers = architecture.num_layers
-    if architecture.num_decoder_layers:
-        layers = min(layers, architecture.num_decoder_layers)
-    if not isinstance(setup.checkpointing, bool):
-        _whole("checkpointing", setup.checkpointing, 1, layers, or_else="false, true, or k for every k-th block")
-    if setup.shared_groups is not None:
-        _whole("shared_groups", setup.shared_groups, 1, layers)
-    _check_combinations(setup, architecture)
-    return architecture
-
-
-def _check_combinations(setup: Setup, architecture: Architecture) -> None:
-    if setup.reversible not in (None, True, False):
-        raise BadSetup(f"reversible is null, true or false, not {_shown(setup.reversible)}.")
-    reversible = architecture.reversible if setup.reversible is None else setup.reversible
-    if reversible and architecture.family != "text-to-image":
-        raise BadSetup(f"Reversible layers exist for the text-to-image family only, not for {architecture.name}.")
-    if reversible and setup.checkpointing:
-        raise BadSetup(
-            "Reversible layers keep no activations, so checkpointing cannot be added; choose one of the two."
-        )
-    if setup.delta_rule and not setup.offload_optimizer:
-        raise BadSetup("delta_rule is a copy beside the offloaded optimizer; it needs offload_optimizer.")
-    if setup.optimizer.startswith("paged") and setup.offload_optimizer:
-        raise BadSetup("A paged optimizer moves its own state to the host; it cannot be offloaded as well.")
-    if setup.optimizer_impl != "foreach" and setup.optimizer != "adamw":
-        raise BadSetup(f"optimizer_impl is for the optimizer adamw; {setup.optimizer} has one implementation.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,62 +285,30 @@ def _buffer_bytes(setup: Setup, architecture: Architecture) -> int:
     return FAMILIES[architecture.family].buffer_bytes(architecture, 4 if setup.precision == "fp32" else 2)
 
 
-def _accumulating(instant: Instant, accumulated: int) -> Instant:
-    if not accumulated:
-        return instant
-    levels = instant.levels
-    return Instant(
-        instant.phase,
-        instant.place,
-        Levels(levels.live + accumulated, levels.activations, levels.weight_copies, accumulated, levels.instant),
-    )
+def _step_instant(instant: Instant, weights: int, state: int, inputs: int, accumulated: int = 0) -> StepInstant:
+    """What the device holds at an instant.
 
-
-def _gpu(levels: Levels, weights: int, state: int, inputs: int) -> GpuMemory:
-    kept = levels.activations + levels.weight_copies
-    return GpuMemory(
-        weights=weights,
-        gradients=levels.gradients,
-        optimizer_state=state,
-        activations=inputs + kept,
-        temporary=levels.live - kept - levels.gradients,
-    )
-
-
-def _step_instant(instant: Instant, weights: int, state: int, inputs: int) -> StepInstant:
+    Args:
+        instant: Of one micro-batch, or the update.
+        weights: Parameters and buffers.
+        state: Of the optimizer, on the device.
+        inputs: Token ids and labels.
+        accumulated: Gradients of earlier micro-batches, which the instant's own are added to.
+    """
     levels = instant.levels
     kept = levels.activations + levels.weight_copies
+    gradients = accumulated or levels.gradients
+    live = levels.live + accumulated
     return StepInstant(
         phase=instant.phase,
         place=instant.place,
         instant=levels.instant,
-        bytes=weights + state + inputs + levels.live,
+        bytes=weights + state + inputs + live,
         weights=weights,
-        gradients=levels.gradients,
+        gradients=gradients,
         optimizer_state=state,
         activations=inputs + kept,
-        temporary=levels.live - kept - levels.gradients,
-    )
-
-
-def plain(setup: Setup) -> Setup:
-    """The same model, batch and lengths without any technique: 32 bit, single operations, AdamW, nothing saved."""
-    architecture = resolve(setup)
-    layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
-    text_to_image = architecture.family == "text-to-image"
-    return Setup(
-        model=setup.model,
-        config=setup.config,
-        micro_batch_size=setup.micro_batch_size,
-        sequence_length=setup.sequence_length,
-        target_length=setup.target_length,
-        dropout=setup.dropout,
-        accumulation_steps=setup.accumulation_steps,
-        pcie_generation=setup.pcie_generation,
-        precision="fp32",
-        attention="eager",
-        shared_groups=layers if architecture.shared_groups else None,
-        reversible=False if text_to_image else None,
+        temporary=live - kept - gradients,
     )
 
 
@@ -497,7 +333,7 @@ def _overhead(fixed: _Fixed) -> dict[str, int]:
     """Beside PyTorch's allocated memory; of the segments, those of weights and gradients."""
     parts = {
         "cuda_context": CUDA_CONTEXT_BYTES,
-        "cublas_workspace": CUBLAS_WORKSPACE_BYTES["default"],
+        "cublas_workspace": CUBLAS_WORKSPACE_BYTES,
         "allocator_rounding": 2 * fixed.unused_bytes,
     }
     return {**parts, "total": sum(parts.values())}
@@ -522,33 +358,12 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _sentence(instant: Instant, gpu: GpuMemory) -> str:
+def _sentence(instant: StepInstant, gpu: GpuMemory) -> str:
     parts = sorted(_plain(gpu).items(), key=lambda part: -part[1])
     largest = " and ".join(f"{name.replace('_', ' ')} ({size / 2**30:.2f} GiB)" for name, size in parts[:2])
     if instant.phase == "optimizer":
         when = "In the optimizer's update"
     else:
-        what = f", at the {instant.levels.instant}" if instant.levels.instant else ""
+        what = f", at the {instant.instant}" if instant.instant else ""
         when = f"In {instant.phase}, {instant.place}{what}"
     return f"{when}; the largest parts are {largest}."
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
-
-
-def _one_of(name: str, value: object, accepted: tuple) -> None:
-    if isinstance(value, bool) or value not in accepted:
-        raise BadSetup(f"{name} is one of {', '.join(map(str, accepted))}, not {_shown(value)}.")
-
-
-def _whole(name: str, value: object, least: int, most: int, or_else: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        accepted = f"a whole number from {least} to {most}"
-        raise BadSetup(f"{name} is {or_else + ', ' if or_else else ''}{accepted}, not {_shown(value)}.")
-
-
-def _probability(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
-        raise BadSetup(f"{name} is null or a number from 0 to below 1, not {_shown(value)}.")

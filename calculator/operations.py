@@ -10,7 +10,7 @@ number of their values, not their shape: memory does not depend on more.
 
 from __future__ import annotations
 
-from calculator.autograd import WEIGHT_COPY, Matrix, Parameter, Storage, Tape, Tensor
+from calculator.autograd import WEIGHT_COPY, Matrix, Parameter, Storage, Tape, Tensor, rounded
 
 
 class Operations(Tape):
@@ -386,7 +386,7 @@ class Operations(Tape):
 
         def backward(grad: Storage) -> tuple:
             result = self.new(count, before)
-            self.workspace((count * itemsize + 511) & -512)
+            self.workspace(rounded(count * itemsize))
             return (result,)
 
         result = Tensor(self.new(count, itemsize), count, itemsize)
@@ -426,10 +426,10 @@ class Operations(Tape):
         counts = (query.count, key.count, value.count)
         biased = bias is not None and bias.node is not None
         if itemsize == 4:
-            workspace = (4 * rows * length + 511) & -512
+            workspace = rounded(4 * rows * length)
         else:
             padded = -(-length // 128) * 128
-            workspace = 4 * rows * padded * (-(-head_dim // 32) * 32) + ((4 * rows * padded + 511) & -512)
+            workspace = 4 * rows * padded * (-(-head_dim // 32) * 32) + rounded(4 * rows * padded)
 
         def backward(grad: Storage) -> tuple:
             results = [self.new(count, itemsize) for count in counts]

@@ -86,14 +86,16 @@ class Volunteers:
             "micro_batch_size": (1 <= self.micro_batch_size <= 4096, "from 1 to 4096"),
             "present": (0 < self.present <= 1, "above 0 and at most 1"),
             "session_seconds": (self.session_seconds >= 60, "at least 60"),
-            "link": (
-                0 < self.link.slower_bytes_per_second < math.inf and 0 <= self.link.latency_seconds <= 10,
-                "more than 0 bytes a second each way, and a latency of at most 10 s",
-            ),
         }
         for name, (sound, accepted) in checks.items():
             if not sound:
-                raise BadSetup(f"{name} of volunteers is {accepted}; it is {_plain(getattr(self, name))}.")
+                raise BadSetup(f"{name} of volunteers is {accepted}; it is {getattr(self, name)!r:.60}.")
+        link = self.link
+        if not 0 < link.slower_bytes_per_second < math.inf or not 0 <= link.latency_seconds <= 10:
+            raise BadSetup(
+                "A link of volunteers has more than 0 bytes a second each way, and a latency of at most 10 s; this has "
+                f"{link.up_bytes_per_second:g} up, {link.down_bytes_per_second:g} down, and {link.latency_seconds:g} s."
+            )
 
     def step_seconds(self, exchange: Exchange, costs: Costs = COSTS) -> float:
         """One micro-batch, its adding up included."""
@@ -139,7 +141,7 @@ class Exchange:
         }
         for name, sound in checks.items():
             if not sound:
-                raise BadSetup(f"{name} of an exchange cannot be {_plain(getattr(self, name))}.")
+                raise BadSetup(f"{name} of an exchange cannot be {getattr(self, name)!r:.60}.")
         if self.local_updates and self.delay_gradient_averaging:
             raise BadSetup("Local updates cannot be averaged late; leave delay_gradient_averaging out.")
 
@@ -259,8 +261,9 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         raise BadSetup("There are no volunteers; name some.")
     peers = sum(kind.count * kind.present for kind in volunteers)
     group = _group(volunteers, min(peers, exchange.max_group_size))
-    reduced = all_reduce_seconds(group, exchange.gradient_bytes, exchange.parts(group), costs.link_share)
-    state = all_reduce_seconds(group, exchange.state_bytes, exchange.parts(group), costs.link_share)
+    parts = exchange.parts(group)
+    reduced = all_reduce_seconds(group, exchange.gradient_bytes, parts, costs.link_share)
+    state = all_reduce_seconds(group, exchange.state_bytes, parts, costs.link_share)
     meeting = 0.0 if len(group) < 2 else costs.join_seconds * len(group) + 4 * max(x.latency_seconds for x in group)
     joining, newcomer = _joining(volunteers, exchange, costs)
 
@@ -285,7 +288,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
     epoch = stepping + last + met + awaited
     lost, vanishing = _leaving(volunteers, len(group), epoch, reduced, exchange)
     epoch += vanishing
-    trained = sum(rate(kind) * kind.samples_per_second for kind in volunteers) / ideal
+    trained = plain / ideal
     counted = trained * computing / epoch * (1 - lost)
     shares = Shares(
         computing=counted,
@@ -296,7 +299,6 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         joining=1 - trained,
         leaving=trained * (vanishing + computing * lost) / epoch,
     )
-    parts = exchange.parts(group)
     per_epoch = exchange.gradient_bytes + exchange.state_bytes / exchange.average_state_every
     sent = per_epoch * max(map(load, parts, [len(group)] * len(parts))) if len(group) > 1 else 0
     epoch /= 1 - lost
@@ -407,7 +409,7 @@ def _limits(made: Forecast, volunteers: Sequence[Volunteers], exchange: Exchange
             "progress record",
             True,
             f"All peers' progress is one record of the DHT, and an answer of more than {MESSAGE_BYTES // 2**20} MiB is "
-            f"refused: from {most:,} peers on nobody learns that an epoch is over.",
+            f"refused: beyond {most:,} peers nobody learns that an epoch is over.",
         )
     up = sorted(link.up_bytes_per_second for link in group)[len(group) // 2]
     record = made.peers * PROGRESS_RECORD_BYTES
@@ -469,7 +471,3 @@ def _limits(made: Forecast, volunteers: Sequence[Volunteers], exchange: Exchange
             "other until they mix in a later one, so that weights differ in between.",
         )
     return sorted(found, key=lambda limit: not limit.stops)
-
-
-def _plain(value: object) -> object:
-    return value if not isinstance(value, Link) else "another"

@@ -15,10 +15,11 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 
 from calculator.architectures import Architecture, ParameterGroup
-from calculator.autograd import Levels, Parameter, Recording, Segment
+from calculator.autograd import Parameter
 from calculator.families.context import Context, Layer
 from calculator.operations import Operations
 from calculator.parameters import FAMILIES, distinct_layers
+from calculator.recording import Levels, Recording, Segment
 from calculator.sizes import Formulas
 
 
@@ -49,7 +50,7 @@ class Instant:
     """The highest instant of one stretch of the step."""
 
     phase: str
-    """"forward" or "backward"."""
+    """"forward" or "backward"; of a whole step also "optimizer"."""
     place: str
     """Where in the model, for people: "layer 12 of 24", "output head and loss"."""
     levels: Levels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calculator.architectures import Architecture, ParameterGroup
-from calculator.autograd import Tensor
+from calculator.autograd import Tensor, rounded
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
 from calculator.families.losses import token_loss
@@ -183,7 +183,7 @@ def _relative_bias(c: Context, shape: AttentionShape, stack: str) -> Tensor:
     _distances = t.new(pairs, 8)
     buckets = t.new(pairs, 8)
     others = 3 if stack == "decoder" else 4
-    t.workspace(others * ((8 * pairs + 511) & -512) + ((pairs + 511) & -512))
+    t.workspace(others * rounded(8 * pairs) + rounded(pairs))
     return t.embedding(c.weights[f"attention.{stack}.relative_bias"], pairs, buckets)
 
 

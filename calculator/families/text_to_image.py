@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 from calculator.architectures import Architecture, ParameterGroup
-from calculator.autograd import Parameter, Storage, Tensor, allocated_bytes
+from calculator.autograd import Parameter, Storage, Tensor, allocated_bytes, rounded
 from calculator.families.context import Context, Layer
 from calculator.operations import Operations
 
@@ -509,5 +509,5 @@ class _Attention(_Block):
     def softmax_backward(self, behind: Storage, count: int) -> Storage:
         """The gradient before a softmax; the kernel takes grad * result beside it."""
         result = self.made(count)
-        self.tape.workspace((count * self.inner_itemsize + 511) & -512)
+        self.tape.workspace(rounded(count * self.inner_itemsize))
         return result

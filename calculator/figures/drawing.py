@@ -102,18 +102,6 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round values between two, in order.
-
-    >>> ticks(0, 23)
-    [0.0, 5.0, 10.0, 15.0, 20.0]
-    """
-    raw = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
-    return [round(index * step, 10) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
 def wrapped(words: str, longest: int) -> Sequence[str]:
     """Lines of at most so many characters, broken between words."""
     lines = [""]

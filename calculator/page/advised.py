@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from calculator import fit
 from calculator.devices import Device
-from calculator.estimate import Setup, resolve
 from calculator.page.words import show_count
+from calculator.setups import Setup, resolve
 
 
 def choices(setup: Setup, device: Device, suggestions: list[dict]) -> Iterator[dict]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from calculator.devices import Device
-from calculator.estimate import PCIE_BYTES_PER_SECOND, Estimate, Setup
+from calculator.estimate import Estimate
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.page.words import show_bytes, show_count
+from calculator.setups import PCIE_BYTES_PER_SECOND, Setup
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
 KEPT = "Source: what each operation saves for its backward in PyTorch, tools/autograd/derivatives.yaml."

@@ -21,14 +21,14 @@ def own_values(model: Architecture) -> dict:
 
 
 def used_part(config: dict) -> dict:
-    """Of a config.json, the entries that the calculator looks at, in its order.
+    """Of a config.json, the entries that the calculator looks at, in its order; null may mean something too.
 
     Raises:
         BadSetup: If the calculator refuses it.
     """
     watched = _Watched(config)
     from_config(watched)
-    return {key: config[key] for key in watched.asked if config.get(key) is not None}
+    return {key: config[key] for key in watched.asked if key in config}
 
 
 class _Watched(dict):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from calculator.devices import DEVICES
-from calculator.estimate import Estimate, GpuMemory, Setup, StepInstant
+from calculator.estimate import Estimate, GpuMemory, StepInstant
 from calculator.fit import Verdict
 from calculator.page.words import command, judgement, show_bytes, show_count, show_share
+from calculator.setups import Setup
 
 PARTS = {
     "weights": "Weights",

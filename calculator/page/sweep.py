@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from calculator.errors import BadSetup
-from calculator.estimate import Setup, estimate, plain, resolve
+from calculator.estimate import estimate
 from calculator.page.words import show_bytes
+from calculator.setups import Setup, plain, resolve
 
 POINTS = 16
 """Points of a sweep, at most."""

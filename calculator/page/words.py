@@ -7,8 +7,9 @@ from dataclasses import asdict, fields
 from functools import lru_cache
 
 from calculator.devices import DEVICES
-from calculator.estimate import Estimate, Setup
+from calculator.estimate import Estimate
 from calculator.fit import Verdict
+from calculator.setups import Setup
 
 _UNITS = (("TiB", 40, 2), ("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1))
 

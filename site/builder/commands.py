@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
-from calculator.__main__ import _parser as calculator_parser
+from calculator.__main__ import flags_parser
 from training.cli import build_app
 
 WORDS = {int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
@@ -33,7 +33,7 @@ def command_names() -> list[str]:
 
 def calculator_reference() -> str:
     """HTML table of the calculator's flags."""
-    actions = [action for action in calculator_parser()._actions if action.help != argparse.SUPPRESS]
+    actions = [action for action in flags_parser()._actions if action.help != argparse.SUPPRESS]
     return _table("the calculator", [_argparse_row(action) for action in actions])
 
 

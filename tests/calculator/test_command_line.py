@@ -60,12 +60,13 @@ def test_flags_and_keys_are_the_same(capsys):
 
 
 def test_batch_answers_in_order_and_goes_on_after_a_refusal(monkeypatch, capsys):
-    lines = ['{"model": "gpt2"}', "", '{"model": "gpt9"}', "not json", '{"model": "bert-base", "precision": "bf16"}']
+    lines = ['{"model": "gpt2"}', "", '{"model": "gpt9"}', "not json", "1" * 5000, "[" * 100_000]
+    lines += ['{"model": "bert-base", "precision": "bf16"}']
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
     assert main(["batch"]) == 0
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [result.get("model") for result in results] == ["gpt2", None, None, "bert-base"]
-    assert all(set(result) == {"error"} for result in results[1:3])
+    assert [result.get("model") for result in results] == ["gpt2", None, None, None, None, "bert-base"]
+    assert all(set(result) == {"error"} for result in results[1:5])
 
 
 def test_config_file(tmp_path, capsys):
@@ -121,9 +122,22 @@ def test_browser_catalogue_names_every_choice_that_is_accepted():
     assert "error" not in json.loads(browser.answer(json.dumps({"setup": catalogue["defaults"]})))
 
 
+def test_a_pasted_model_keeps_a_null_that_means_something():
+    """Layers of a recipe's model share weights in four groups, unless it says `null`."""
+    config = {
+        "model_type": "text-to-image", "hidden_size": 64, "num_layers": 8, "num_heads": 2, "head_dim": 32,
+        "text_vocab_size": 64, "text_seq_len": 8, "image_grid": 4, "image_vocab_size": 32, "shared_groups": None,
+    }  # fmt: skip
+    kept = json.loads(json.loads(browser.read_config(json.dumps({"text": json.dumps(config)})))["config"])
+    assert estimate(Setup(config=kept)).parameters == estimate(Setup(config=config)).parameters
+    assert estimate(Setup(config={**config, "shared_groups": 4})).parameters < estimate(Setup(config=kept)).parameters
+
+
 def test_browser_refuses_in_words():
     for ask in (browser.answer, browser.advise, browser.sweep, browser.export, browser.read_config):
         assert json.loads(ask("{"))["error"].startswith("This is not JSON")
         assert json.loads(ask("[]"))["error"].startswith("A request is an object")
+        assert json.loads(ask("[" * 100_000))["error"].startswith("This cannot be read")
+        assert json.loads(ask(f'{{"setup": {"1" * 5000}}}'))["error"].startswith("This cannot be read")
     assert json.loads(browser.answer('{"setup": {"model": "x"}}'))["error"].startswith("model is one of")
     assert json.loads(browser.answer('{"setup": {"model": "gpt2"}, "gpu": "voodoo2"}'))["error"].startswith("gpu is")

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calculator import PRESETS, Architecture, BadSetup, Setup, estimate
-from calculator.estimate import PRECISIONS, setup_from
 from calculator.optimizers import OPTIMIZERS
+from calculator.setups import PRECISIONS, setup_from
 from calculator.timeline import Options, play
 
 SMALL = ["bert-base", "t5-small", "gpt2", "gpt-j-6b", "dalle-2021"]
@@ -204,6 +204,9 @@ def test_accumulating_keeps_all_gradients_through_the_step():
     once, twice = (estimate(Setup(model="gpt2", accumulation_steps=steps)) for steps in (1, 2))
     assert all(instant.gradients == twice.gradient_bytes for instant in twice.timeline)
     assert once.gpu.total < twice.gpu.total <= once.gpu.total + once.gradient_bytes
+    named = [sum(bool(instant.instant) for instant in result.timeline) for result in (once, twice)]
+    assert named[0] == named[1] > 0, "the operations are named as without accumulation"
+    assert ", at the " in twice.peak.instant
 
 
 def test_memory_outside_of_pytorchs_figures_is_named_apart():
@@ -288,6 +291,11 @@ def test_a_whole_step_ends_with_all_gradients_and_nothing_else():
         assert after.activations == after.weight_copies == 0
 
 
+RECIPE = {
+    "model_type": "text-to-image", "hidden_size": 64, "num_layers": 2, "num_heads": 2, "head_dim": 32,
+    "text_vocab_size": 64, "text_seq_len": 8, "image_grid": 4, "image_vocab_size": 32,
+}  # fmt: skip
+
 REFUSED = {
     "model is one of": {"model": "gpt5"},
     "Give either model or config": {"model": "gpt2", "config": {"model_type": "gpt2"}},
@@ -312,6 +320,15 @@ REFUSED = {
     "is not divisible by its 7 heads": {"config": {"model_type": "gpt2", "n_head": 7}},
     "n_layer in config is a whole number": {"config": {"model_type": "gpt2", "n_layer": "many"}},
     "A setup is an object": [],
+    "model_type ['gpt2'] is not supported": {"config": {"model_type": ["gpt2"]}},
+    "feed_forward_proj in config is one of": {"config": {"model_type": "t5", "feed_forward_proj": {}}},
+    "tie_word_embeddings in config is true or false": {"config": {"model_type": "gpt2", "tie_word_embeddings": "no"}},
+    "attention_cycle is a list of": {"config": {**RECIPE, "attention_cycle": [["row"]]}},
+    "last_attention is one of": {"config": {**RECIPE, "last_attention": ["conv"]}},
+    "config has no hidden_size": {"config": {**RECIPE, "hidden_size": None}},
+    "image_grid in config is a whole number from 1 to 512": {"config": {**RECIPE, "image_grid": 1_000_000}},
+    "reversible in config is true or false": {"config": {**RECIPE, "reversible": 1}},
+    "reversible is null, true or false": {"model": "dalle-2021", "reversible": 1},
 }
 
 

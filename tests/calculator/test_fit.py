@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from calculator import BadSetup, Setup, browser, estimate
 from calculator.__main__ import main
 from calculator.devices import DEVICES, GIB, device_named
-from calculator.estimate import plain
 from calculator.fit import (
     TIGHT_PERCENT,
     advice,
@@ -22,6 +21,7 @@ from calculator.fit import (
     verdict,
 )
 from calculator.page.words import show_bytes
+from calculator.setups import plain
 
 T4 = device_named("t4")
 

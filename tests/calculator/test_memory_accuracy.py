@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calculator.estimate import Setup
+from calculator.setups import Setup
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from calculator.estimate import estimate, setup_from
+from calculator.estimate import estimate
+from calculator.setups import setup_from
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = [

@@ -10,7 +10,8 @@ import random
 
 import pytest
 
-from calculator.estimate import Setup, estimate
+from calculator.estimate import estimate
+from calculator.setups import Setup
 from tests.calculator.test_parameters import architecture_of
 
 torch = pytest.importorskip("torch")

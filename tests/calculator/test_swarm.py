@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from calculator import BadSetup, browser
@@ -47,7 +47,7 @@ exchanges = st.builds(
     Exchange,
     parameters=st.integers(1000, 10**10),
     target_batch_size=st.integers(1, 10**6),
-    gradient_codec=st.sampled_from(["blockwise8", "uniform8", "float16"]),
+    gradient_codec=st.sampled_from(CODECS),
     state_bits=st.sampled_from([8, 16]),
     newcomer_bits=st.sampled_from([8, 16]),
     average_state_every=st.integers(1, 100),
@@ -93,6 +93,7 @@ def test_equal_peers_send_twice_the_vector_but_for_their_own_part():
     assert load(parts[0], 5) == pytest.approx(2 * 4 / 5)
     assert vector_bytes(20_000_000, 0, "blockwise8") / 20e6 == pytest.approx(1 + 4 / 512, abs=1e-4)
     assert vector_bytes(1000, 1000, "blockwise8") == 2000
+    assert vector_bytes(1000, 1000, "float32") == 4000, "in 32 bit small tensors travel in 32 bit too"
 
 
 def test_delayed_gradients_hide_averaging_until_it_is_longer_than_computing():
@@ -137,7 +138,8 @@ def test_limits_are_named_where_they_begin():
     assert names(forecast([volunteers(count=200)], large)) == {}
     assert names(forecast([volunteers(count=257)], large)) == {"group size": False}
     assert "progress record" not in names(forecast([volunteers(count=most)], large))
-    assert names(forecast([volunteers(count=most + 1)], large))["progress record"]
+    beyond = forecast([volunteers(count=most + 1)], large)
+    assert names(beyond)["progress record"] and f"beyond {most:,} peers" in beyond.limits[0].sentence
     short = names(forecast([volunteers(count=200)], RUN))
     assert not short["short epochs"]
     slow = Link(up_bytes_per_second=1e5, down_bytes_per_second=1e5)
@@ -195,7 +197,11 @@ def test_what_is_wrong_gets_one_sentence(change, words):
     assert list(refused) == ["error"] and words in refused["error"]
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=5), lambda x: st.lists(x, max_size=3)))
+values = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5)
+
+
+@given(st.recursive(values, lambda x: st.lists(x, max_size=3)))
+@example(10**400)
 @settings(max_examples=100, deadline=None)
 def test_no_value_breaks_the_page(value):
     for key in (

@@ -11,7 +11,7 @@ import pytest
 from calculator.browser import figure
 from calculator.figures.catalogue import FIGURES
 from calculator.figures.controls import Choice, Range, Stops
-from calculator.figures.drawing import Scale, ticks, wrapped
+from calculator.figures.drawing import Scale, wrapped
 
 HOSTILE = ("", "x", "nan", "inf", "-inf", "-1e300", "1e300", "0", "<b>", "1" * 5000, "[]", "null", "\u202e")
 
@@ -106,8 +106,7 @@ def test_values_that_no_control_has_are_ignored():
     assert ask("ring", {"none-such": "1"}) == ask("ring")
 
 
-def test_scales_and_ticks():
+def test_scales_and_lines():
     scale = Scale(1, 1000, 0, 300, logarithmic=True)
     assert [round(scale.at(value)) for value in (0.1, 1, 10, 100, 5000)] == [0, 0, 100, 200, 300]
-    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]
     assert list(wrapped("one two three", 7)) == ["one two", "three"]

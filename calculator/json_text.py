@@ -1,0 +1,30 @@
+"""JSON from people and pages; what is none gets one sentence."""
+
+from __future__ import annotations
+
+import json
+
+from calculator.errors import BadSetup
+
+
+def parsed(text: str, what: str = "This") -> object:
+    """The data of a JSON text.
+
+    Args:
+        text: From a file, a line or a request.
+        what: Its name in the sentence.
+
+    Raises:
+        BadSetup: If it is no JSON, or more than Python reads.
+
+    >>> parsed('{"model": "gpt2"}')
+    {'model': 'gpt2'}
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadSetup(f"{what} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from None
+    except RecursionError:
+        raise BadSetup(f"{what} cannot be read: it is nested too deeply.") from None
+    except ValueError:
+        raise BadSetup(f"{what} cannot be read: it has a whole number of thousands of digits.") from None

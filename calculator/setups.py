@@ -1,0 +1,183 @@
+"""What is asked: a model and how it is trained, and whether that can exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from calculator.architectures import PRESETS, Architecture, from_config
+from calculator.errors import BadSetup
+from calculator.optimizers import ADAMW, OPTIMIZERS
+
+PRECISIONS = ("amp-bf16", "amp-fp16", "fp32", "bf16", "fp16")
+ATTENTIONS = ("sdpa", "eager")
+PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
+"""16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What is trained, and how. Every field is a flag of the command line and a key of a batch line."""
+
+    model: str | None = None
+    """Name of a preset (see `calculator.architectures.PRESETS`); None if `config` is given."""
+    config: Mapping[str, object] | None = None
+    """A Hugging Face `config.json` of a supported family, in place of `model`."""
+    micro_batch_size: int = 1
+    """B, sequences per forward pass on one device."""
+    sequence_length: int | None = None
+    """T, tokens a sequence; of the encoder, if there are two stacks. None: the model's own."""
+    target_length: int | None = None
+    """Tokens a sequence of the decoder, if there are two stacks. None: the model's own."""
+    precision: str = "amp-bf16"
+    """One of `PRECISIONS`; `amp-*` is autocast over 32-bit parameters, `bf16` and `fp16` are all of it."""
+    attention: str = "sdpa"
+    """"sdpa" (fused kernels) or "eager" (single operations)."""
+    dropout: float | None = None
+    """Dropout probability everywhere; None: the model's own."""
+    checkpointing: bool | int = False
+    """Whether each block is computed again in backward, or k for every k-th."""
+    shared_groups: int | None = None
+    """Distinct layer groups of each stack; None: the model's own."""
+    reversible: bool | None = None
+    """Whether layers are reversible; None: the model's own."""
+    optimizer: str = "adamw"
+    """One of `calculator.optimizers.OPTIMIZERS`."""
+    optimizer_impl: str = "foreach"
+    """Of AdamW: "foreach", "for-loop" or "fused"."""
+    offload_optimizer: bool = False
+    """Whether optimizer state, a 32-bit copy of the parameters and the update are on the host."""
+    delta_rule: bool = False
+    """Whether hivemind's delta rule keeps one more copy of the parameters on the host."""
+    accumulation_steps: int = 1
+    """Micro-batches per optimizer step on this device."""
+    embeddings_32bit: bool = False
+    """Whether 8-bit optimizers keep 32-bit state for embeddings, as transformers' Trainer makes bitsandbytes do."""
+    pcie_generation: int = 3
+    """Of the bus between host and device: 3, 4 or 5, 16 lanes."""
+
+
+def setup_from(values: Mapping[str, object]) -> Setup:
+    """A setup from plain data, such as a line of JSON.
+
+    Raises:
+        BadSetup: If a key is unknown.
+    """
+    if not isinstance(values, Mapping):
+        raise BadSetup(f"A setup is an object with keys such as model and precision, not {_shown(values)}.")
+    known = [field.name for field in fields(Setup)]
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        raise BadSetup(f"Unknown key {_shown(unknown[0])}; a setup may have: {', '.join(known)}.")
+    return Setup(**values)
+
+
+def resolve(setup: Setup) -> Architecture:
+    """The model of a setup, after every field was checked.
+
+    Raises:
+        BadSetup: If a field is out of range or a combination cannot exist; the message says what is accepted.
+    """
+    if setup.config is not None:
+        if setup.model is not None:
+            raise BadSetup("Give either model or config, not both.")
+        architecture = from_config(setup.config)
+    else:
+        _one_of("model", setup.model, tuple(PRESETS))
+        architecture = PRESETS[setup.model]
+    _one_of("precision", setup.precision, PRECISIONS)
+    _one_of("attention", setup.attention, ATTENTIONS)
+    _one_of("optimizer", setup.optimizer, tuple(OPTIMIZERS))
+    _one_of("optimizer_impl", setup.optimizer_impl, tuple(ADAMW))
+    _one_of("pcie_generation", setup.pcie_generation, tuple(PCIE_BYTES_PER_SECOND))
+    _whole("micro_batch_size", setup.micro_batch_size, 1, 1_000_000)
+    _whole("accumulation_steps", setup.accumulation_steps, 1, 1_000_000)
+    longest = architecture.max_positions or 1_000_000
+    if architecture.family == "text-to-image":
+        longest = architecture.sequence_length
+        if setup.sequence_length not in (None, longest):
+            raise BadSetup(
+                f"sequence_length of {architecture.name} is fixed at {longest} by its text length and image grid; "
+                f"leave it out."
+            )
+    if setup.sequence_length is not None:
+        _whole("sequence_length", setup.sequence_length, 1, longest)
+    if setup.target_length is not None:
+        if not architecture.num_decoder_layers:
+            raise BadSetup(
+                f"target_length is for models with a decoder of their own (T5); {architecture.name} has none."
+            )
+        _whole("target_length", setup.target_length, 1, 1_000_000)
+    _probability("dropout", setup.dropout)
+    for name in ("offload_optimizer", "delta_rule", "embeddings_32bit"):
+        if not isinstance(getattr(setup, name), bool):
+            raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
+    layers = architecture.num_layers
+    if architecture.num_decoder_layers:
+        layers = min(layers, architecture.num_decoder_layers)
+    if not isinstance(setup.checkpointing, bool):
+        _whole("checkpointing", setup.checkpointing, 1, layers, or_else="false, true, or k for every k-th block")
+    if setup.shared_groups is not None:
+        _whole("shared_groups", setup.shared_groups, 1, layers)
+    _check_combinations(setup, architecture)
+    return architecture
+
+
+def _check_combinations(setup: Setup, architecture: Architecture) -> None:
+    if not (setup.reversible is None or isinstance(setup.reversible, bool)):
+        raise BadSetup(f"reversible is null, true or false, not {_shown(setup.reversible)}.")
+    reversible = architecture.reversible if setup.reversible is None else setup.reversible
+    if reversible and architecture.family != "text-to-image":
+        raise BadSetup(f"Reversible layers exist for the text-to-image family only, not for {architecture.name}.")
+    if reversible and setup.checkpointing:
+        raise BadSetup(
+            "Reversible layers keep no activations, so checkpointing cannot be added; choose one of the two."
+        )
+    if setup.delta_rule and not setup.offload_optimizer:
+        raise BadSetup("delta_rule is a copy beside the offloaded optimizer; it needs offload_optimizer.")
+    if setup.optimizer.startswith("paged") and setup.offload_optimizer:
+        raise BadSetup("A paged optimizer moves its own state to the host; it cannot be offloaded as well.")
+    if setup.optimizer_impl != "foreach" and setup.optimizer != "adamw":
+        raise BadSetup(f"optimizer_impl is for the optimizer adamw; {setup.optimizer} has one implementation.")
+
+
+def plain(setup: Setup) -> Setup:
+    """The same model, batch and lengths without any technique: 32 bit, single operations, AdamW, nothing saved."""
+    architecture = resolve(setup)
+    layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
+    text_to_image = architecture.family == "text-to-image"
+    return Setup(
+        model=setup.model,
+        config=setup.config,
+        micro_batch_size=setup.micro_batch_size,
+        sequence_length=setup.sequence_length,
+        target_length=setup.target_length,
+        dropout=setup.dropout,
+        accumulation_steps=setup.accumulation_steps,
+        pcie_generation=setup.pcie_generation,
+        precision="fp32",
+        attention="eager",
+        shared_groups=layers if architecture.shared_groups else None,
+        reversible=False if text_to_image else None,
+    )
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def _one_of(name: str, value: object, accepted: tuple) -> None:
+    if isinstance(value, bool) or value not in accepted:
+        raise BadSetup(f"{name} is one of {', '.join(map(str, accepted))}, not {_shown(value)}.")
+
+
+def _whole(name: str, value: object, least: int, most: int, or_else: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        accepted = f"a whole number from {least} to {most}"
+        raise BadSetup(f"{name} is {or_else + ', ' if or_else else ''}{accepted}, not {_shown(value)}.")
+
+
+def _probability(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
+        raise BadSetup(f"{name} is null or a number from 0 to below 1, not {_shown(value)}.")
