@@ -43,6 +43,7 @@ WHY_DELAYED = (
     "The largest batch that this kind of run is known to learn with, or that leaves a thousand updates; gradients are "
     "averaged while the next update computes, and are one update old."
 )
+WHY_ASKED = "It was asked for."
 WHY_LOCAL = (
     "The links are too slow, or the volunteers too many, to average gradients: each trains by itself for about "
     "{updates} updates, then all exchange how far they came."
@@ -73,6 +74,8 @@ class Wish:
     days: float
     """That there are."""
     utilisation: float = UTILISATION
+    batch: int | None = None
+    """Samples of an update; None: whatever suits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +140,7 @@ def design(wish: Wish) -> Design:
     )
     people, exchange = collaboration.kinds(), collaboration.exchange()
     rate = sum(kind.count * kind.present * kind.samples_per_second for kind in people)
-    chosen, made, why = _choose(people, exchange, rate, wish.samples)
+    chosen, made, why = _choose(people, exchange, rate, wish)
     learned = INNER_BATCH if chosen.local_updates else chosen.target_batch_size
     return Design(
         collaboration=replace(
@@ -188,9 +191,7 @@ class _Tried:
         return made.works and made.shares.communication <= MOST_COMMUNICATION and calm
 
 
-def _choose(
-    people: list[Volunteers], exchange: Exchange, rate: float, samples: float
-) -> tuple[Exchange, Forecast, str]:
+def _choose(people: list[Volunteers], exchange: Exchange, rate: float, wish: Wish) -> tuple[Exchange, Forecast, str]:
     present = sum(kind.count * kind.present for kind in people)
     reducers = max(2, min(round(present), exchange.max_group_size))
     message = max(exchange.message_seconds(kind.link, reducers) for kind in people)
@@ -202,10 +203,12 @@ def _choose(
         candidate = replace(exchange, target_batch_size=batch, matchmaking_seconds=window, **changes)
         return _Tried(candidate, forecast(people, candidate), why)
 
-    batches = [batch for batch in BATCHES if batch <= samples / LEAST_UPDATES] or BATCHES[:1]
+    batches = [batch for batch in BATCHES if batch <= wish.samples / LEAST_UPDATES] or BATCHES[:1]
+    if wish.batch:
+        batches = [wish.batch]
 
     def awaited(place: int) -> _Tried:
-        return tried(_why_batch(batches[place]), batches[place])
+        return tried(WHY_ASKED if wish.batch else _why_batch(batches[place]), batches[place])
 
     best = awaited(len(batches) - 1)
     if best.good:  # the larger the batch, the less exchange: the smallest good one is found by halving
@@ -215,17 +218,17 @@ def _choose(
             one = awaited(middle)
             low, high, best = (low, middle, one) if one.good else (middle + 1, high, best)
         return best.exchange, best.forecast, best.why
-    others = [best, tried(WHY_DELAYED, batches[-1], delay_gradient_averaging=True)]
+    others = [best, tried(WHY_ASKED if wish.batch else WHY_DELAYED, batches[-1], delay_gradient_averaging=True)]
     for updates in INNER_UPDATES:
         batch = max(batches[-1], round(present * INNER_BATCH * updates))
-        if others[-1].good or batch > samples / LEAST_EXCHANGES:
+        if others[-1].good or wish.batch or batch > wish.samples / LEAST_EXCHANGES:
             break
         others.append(tried(WHY_LOCAL.format(updates=updates), batch, local_updates=True))
     chosen = others[-1]
     if chosen.good:
         return chosen.exchange, chosen.forecast, chosen.why
     chosen = max(others, key=lambda one: (one.forecast.works, one.forecast.samples_per_second))
-    why = f"{chosen.why} It is the fastest of the settings tried; none keeps the exchange under a tenth."
+    why = f"{chosen.why} Of the settings tried this is the fastest; none gives the exchange the time that it needs."
     return chosen.exchange, chosen.forecast, why
 
 

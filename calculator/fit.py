@@ -80,10 +80,11 @@ def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Ver
     >>> verdict(Setup(model="gpt2-large", micro_batch_size=8), device_named("t4")).standing
     'does not fit'
     """
-    need = _taken(result or estimate(setup), device)
+    result = result or estimate(setup)
+    need = _taken(result, device)
     margin = device.usable_bytes - need
     standing = "does not fit" if margin < 0 else "tight" if _is_tight(margin, device) else "fits"
-    figures = f"it needs {_gib(need)}, and {_gib(device.usable_bytes)} can be used"
+    figures = f"it needs {_in_words(result, device)}, and {_gib(device.usable_bytes)} can be used"
     share = 100 * abs(margin) / device.usable_bytes
     sentence = {
         "fits": f"It fits the {device.title}: {figures}; {_gib(margin)} ({share:.0f} %) are left.",
@@ -113,6 +114,13 @@ def need_bytes(setup: Setup, device: Device) -> int:
 
 def _taken(result: Estimate, device: Device) -> int:
     return result.gpu.total + (result.host.total if device.unified else result.overhead["total"])
+
+
+def _in_words(result: Estimate, device: Device) -> str:
+    """The peak, as it stands first in every answer, and what comes on top."""
+    on_top = _taken(result, device) - result.gpu.total
+    what = "the host" if device.unified else "CUDA itself"
+    return _gib(result.gpu.total) + (f" and {_gib(on_top)} for {what}" if on_top else "")
 
 
 def largest_micro_batch(setup: Setup, device: Device) -> int:
@@ -295,14 +303,15 @@ def _suggestion(setup: Setup, device: Device, chosen: list[_Technique]) -> Sugge
         return None  # what trains another model comes with all of checkpointing or none
     changed = replace(setup, **changes)
     try:
-        judged = verdict(changed, device)
+        result = estimate(changed)
+        judged = verdict(changed, device, result)
     except BadSetup:  # techniques that exclude each other
         return None
     changes = {name: value for name, value in changes.items() if value != getattr(setup, name)}
     extra = sum(technique.extra_computation for technique in chosen)
     seconds = 0.0
     if changed.offload_optimizer and not setup.offload_optimizer:
-        seconds = estimate(changed).transfer.seconds
+        seconds = result.transfer.seconds
     costs = []
     if extra:
         costs.append(f"about {100 * extra:.0f} % more computation")
@@ -313,14 +322,14 @@ def _suggestion(setup: Setup, device: Device, chosen: list[_Technique]) -> Sugge
     if any(technique.rank == 3 for technique in chosen):
         costs.append("another model: the layers of a group have the same weights")
     titles = tuple(technique.title for technique in chosen)
-    left = f"{_gib(judged.need_bytes)} of {_gib(judged.usable_bytes)}"
+    needs = f"{_in_words(result, device)}, of {_gib(judged.usable_bytes)}"
     return Suggestion(
         techniques=titles,
         changes=changes,
         extra_computation=extra,
         seconds_per_update=seconds,
         verdict=judged,
-        sentence=f"With {_listed(titles)} it needs {left}; cost: {_listed(costs) or 'no more time'}.",
+        sentence=f"With {_listed(titles)} it needs {needs}; cost: {_listed(costs) or 'no more time'}.",
     )
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from calculator.architectures import from_config
-from calculator.designer import LEAST_UPDATES, MODELS, Design, People, Wish, alone_days, design, model_config, recipe
+from calculator.designer import (
+    BATCHES,
+    LEAST_UPDATES,
+    MODELS,
+    Design,
+    People,
+    Wish,
+    alone_days,
+    design,
+    model_config,
+    recipe,
+)
 from calculator.devices import DEVICES
 from calculator.errors import BadSetup
 from calculator.figures.controls import Choice, Range, Stops, Values, spaced
@@ -18,6 +29,7 @@ from calculator.parameters import count_parameters
 COUNTS = (0, 1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 3000, 5000, 10_000)
 MEGABITS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SAMPLES = (1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8, 2e8, 512e6, 1e9)
+AS_SUITS = "as-suits"
 DAYS = (1, 3, 7, 14, 30, 60, 90, 180, 365)
 MODEL_WORDS = {
     "demo": "The demo's shapes",
@@ -47,6 +59,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         samples=float(values["samples"]),
         days=float(values["days"]),
         utilisation=float(values["utilisation"]) / 100,
+        batch=None if values["batch"] == AS_SUITS else int(values["batch"]),
     )
     try:
         made = design(wish)
@@ -102,8 +115,22 @@ def _caption(wish: Wish, made: Design) -> str:
     if made.epochs < LEAST_UPDATES:
         said += f" These are only {made.epochs} updates of the common weights, few to learn from (2021: 31 250)."
     if limits:
-        said += f" Mind: {limits[0].sentence}"
+        said += f" Mind: {limits[0].sentence}{_no_larger(wish, made)}"
     return said
+
+
+def _no_larger(wish: Wish, made: Design) -> str:
+    """Why the batch is no larger, where the first limit asks for a larger one."""
+    batch = made.collaboration.target_batch_size
+    if "larger" not in made.forecast.limits[0].sentence or wish.batch or made.collaboration.local_updates:
+        return ""
+    if batch == BATCHES[-1]:
+        return " Larger ones than this are not known to learn as much from a sample."
+    left = "even fewer" if made.epochs < LEAST_UPDATES else f"fewer than {spaced(LEAST_UPDATES)}"
+    return (
+        f" It would leave {left} updates, so it was not chosen: train on more samples, or with fewer volunteers; or "
+        "set it under “By numbers”."
+    )
 
 
 def _settings(made: Design) -> str:
@@ -214,6 +241,10 @@ FIGURE = Figure(
         Range(name="hours", label="Hours a day that each is there", low=1, high=24, default=12, unit="h"),
         *_kind_controls("first", "Volunteers", 30, "t4"),
         *_kind_controls("second", "Others", 10, "rtx-3090"),
+        Choice(
+            name="batch", label="Samples of an update", default=AS_SUITS, folded=True,
+            options=((AS_SUITS, "as suits the run"), *[(str(batch), spaced(batch)) for batch in BATCHES]),
+        ),
         Range(
             name="utilisation", label="Share of a GPU's peak that training reaches", low=5, high=60,
             default=100 * UTILISATION, step=5, unit="%", folded=True,

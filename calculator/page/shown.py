@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from calculator.devices import DEVICES
 from calculator.estimate import Estimate, GpuMemory, StepInstant
 from calculator.fit import Verdict
@@ -42,7 +44,7 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdic
         "saving": saving,
         "plain-total": show_bytes(plain_total),
         "host-total": show_bytes(host.total),
-        "peak": result.peak.instant,
+        "peak": " ".join([result.peak.instant, *_absent(result, plain)]),
         "transfer": _transfer(result),
         "overhead": show_bytes(0 if unified else result.overhead["total"]),
         "usable": show_bytes(verdict.usable_bytes) if verdict else "–",
@@ -97,6 +99,16 @@ def timeline_rows(instants: tuple[StepInstant, ...], total: int) -> list[dict]:
 
 def _pieces(gpu: GpuMemory, whole: int) -> list[float]:
     return [round(100 * getattr(gpu, part) / whole, 3) for part in PARTS]
+
+
+def _absent(result: Estimate, plain: Estimate) -> Iterator[str]:
+    """Why a part of the table is nothing, where one would expect something."""
+    if not result.gpu.gradients:
+        yield f"Gradients, {show_bytes(result.gradient_bytes)} in all, are not there yet: backward makes them."
+    elif not plain.gpu.gradients:
+        yield "The plain setup has its own peak, before its gradients are there: hence 0 B."
+    if not result.gpu.activations:
+        yield "Activations are gone by then: backward has used them."
 
 
 def _transfer(result: Estimate) -> str:

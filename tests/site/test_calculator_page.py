@@ -146,13 +146,12 @@ def test_every_model_and_choice_gives_the_same_in_the_browser(open_page, server)
 def test_nothing_is_fetched_before_the_reader_shows_interest(open_page, server):
     page = open_page("calculator/")
     page.wait_for_load_state("networkidle")
-    assert not [path for path in server.requests if path.startswith(("/runtime/", "/vendor/"))]
+    assert not [path for path in server.requests if path.startswith("/runtime/")]
     page.get_by_label("Micro-batch").first.click()
     expect(message(page)).to_contain_text("Computed in your browser")
     shows(page, DEFAULT)
     fetched = {path.rsplit("/", 1)[1] for path in server.requests if path.startswith("/runtime/")}
     assert fetched == {"pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "snapshot.wasm"}
-    assert not [path for path in server.requests if path.startswith("/vendor/")]
 
 
 def test_every_change_is_in_the_address_and_the_history(open_page):
@@ -318,14 +317,14 @@ def test_models_take_only_what_applies_to_them(open_page):
 @pytest.mark.parametrize(
     "query, said",
     [
-        ("micro_batch_size=1e999&sequence_length=-5", "micro_batch_size"),
-        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "model"),
+        ("micro_batch_size=1e999&sequence_length=-5", "“Micro-batch” is"),
+        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "“Model” is one of"),
         ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999999%7D", "layers"),
-        ("micro_batch_size=999999999999999999999999", "micro_batch_size is a whole number"),
-        ("micro_batch_size=-7&precision=javascript:alert(1)", "precision is one of"),
-        ("dropout=many&gpu=voodoo2", "dropout is null or a number"),
-        ("delta_rule=true&offload_optimizer=true&pcie_generation=9", "pcie_generation is one of"),
-        ("gpu=%3Cscript%3Ealert(1)%3C/script%3E", "gpu is one of"),
+        ("micro_batch_size=999999999999999999999999", "“Micro-batch” is a whole number"),
+        ("micro_batch_size=-7&precision=javascript:alert(1)", "“Precision” is one of"),
+        ("dropout=many&gpu=voodoo2", "“Dropout” is empty or a number"),
+        ("delta_rule=true&offload_optimizer=true&pcie_generation=9", "“Bus to the host” is one of"),
+        ("gpu=%3Cscript%3Ealert(1)%3C/script%3E", "“GPU to fit” is one of"),
     ],
 )
 def test_hostile_addresses_get_a_sentence(open_page, query, said):
@@ -433,24 +432,25 @@ def test_up_to_four_setups_side_by_side(open_page):
     expect(table.locator("tbody tr").first.locator("td")).to_have_text(totals)
 
 
-def test_the_sweep_is_fetched_when_it_is_opened_and_follows_the_palette(open_page, server):
+def test_the_sweep_is_drawn_when_it_is_opened_and_follows_the_palette(open_page):
     page = open_page("calculator/")
     page.get_by_text("How it grows").click()
     chart = page.locator(".sweep .chart")
     expect(chart).to_have_attribute("data-drawn", "true")
-    assert [path for path in server.requests if path.startswith("/vendor/plotly")]
     page.get_by_label("Along").select_option("sequence_length")
     swept = json.loads(sweep(json.dumps({"setup": DEFAULT, "along": "sequence_length"})))
     rows = page.locator(".sweep tbody tr")
     expect(rows).to_have_text([" ".join(point["row"]) for point in swept["points"]], use_inner_text=True)
-    label = chart.locator(".chart__texts").get_by_text("Sequence length")
-    expect(label).to_be_visible()
-    before = label.evaluate("text => getComputedStyle(text).color")
+    expect(chart.locator(".chart__words").get_by_text("Sequence length")).to_be_visible()
+    fill = "getComputedStyle(document.querySelector('.sweep .chart__words span')).color"
+    before = page.evaluate(fill)
     page.get_by_title("Switch to dark colours").click()
-    expect(chart.locator(".main-svg").first).to_be_visible()
-    page.wait_for_function(
-        "before => getComputedStyle(document.querySelector('.sweep .chart__texts span')).color !== before", arg=before
-    )
+    assert page.evaluate(fill) != before
+    drawing = chart.locator("svg")
+    drawing.hover(position={"x": drawing.bounding_box()["width"] - 15, "y": 60})
+    last = swept["points"][-1]
+    expect(chart.locator(".chart__readout")).to_contain_text("Sequence length 1\u202f024")
+    expect(chart.locator(".chart__readout")).to_contain_text(f"Plain: {last['plain'] / 2**30:.2f} GiB")
     assert violations(page) == []
 
 
@@ -554,7 +554,7 @@ def test_after_one_visit_it_works_without_a_network(open_page, server):
     shows(page, {**DEFAULT, "micro_batch_size": 2})
     kept = "caches.open('named-by-content').then((cache) => cache.keys()).then((keys) => keys.length)"
     until = time.monotonic() + 30
-    while page.evaluate(kept) < 5:
+    while page.evaluate(kept) < 4:
         assert time.monotonic() < until, "the runtime is not kept"
         time.sleep(0.1)
     page.wait_for_load_state("networkidle")  # what was asked before is answered

@@ -168,7 +168,7 @@ def test_the_smallest_gpu_of_the_table_is_the_smallest():
     setup, named = tutorial.SETUP, tutorial._smallest(tutorial.SETUP)
     assert verdict(setup, next(d for d in DEVICES.values() if d.title == named)).standing == "fits"
     assert tutorial._smallest(replace(setup, checkpointing=False, optimizer="adamw")) != named
-    assert not verdict(tutorial.PLAIN, DEVICES["t4"]).fits and verdict(setup, DEVICES["t4"]).fits
+    assert not verdict(tutorial.USUAL, DEVICES["t4"]).fits and verdict(setup, DEVICES["t4"]).fits
 
 
 @pytest.mark.skipif(not (tutorial.RESULTS / "tutorial.json").is_file(), reason="nothing was recorded yet")

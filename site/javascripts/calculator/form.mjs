@@ -120,6 +120,16 @@ export function makeForm(form, models) {
     form.querySelector('[data-slot="config-used"]').hidden = !elements.config.value;
   }
 
+  /** A refusal as a reader knows its names: a control's label stands for the key, which the command line and files have. */
+  function inLabels(sentence) {
+    const said = controls.reduce((words, { name, labels }) => {
+      if (!labels?.length) return words;
+      const key = new RegExp(name.includes("_") ? `\\b${name}\\b` : `^${name}(?= is )`, "g");
+      return words.replace(key, `“${labels[0].textContent}”`);
+    }, sentence);
+    return said.replace(/\bis null\b/, "is empty");
+  }
+
   /** Marks the controls that a refusal names. */
   function mark(sentence) {
     for (const control of controls) {
@@ -128,7 +138,7 @@ export function makeForm(form, models) {
     }
   }
 
-  return { defaults, read, write, query, fromQuery, request, neighbours, requestOf, showFitting, usePasted, mark };
+  return { defaults, read, write, query, fromQuery, request, neighbours, requestOf, showFitting, usePasted, mark, inLabels };
 }
 
 /** What a reader may set a control to next. */

@@ -33,7 +33,6 @@ export function start(root) {
   const sweep = makeSweep(slot("sweep"), {
     ask: (request) => askPython(runtime, "sweep", request),
     request: form.request,
-    plotly: root.dataset.plotly,
   });
 
   function address() {
@@ -90,7 +89,7 @@ export function start(root) {
     form.mark(answer.failed ? "" : answer.error);
     if (answer.error) {
       root.dataset.state = answer.failed ? "failed" : "refused";
-      slot("message").textContent = answer.error.slice(0, MOST_SAID);
+      slot("message").textContent = form.inLabels(answer.error).slice(0, MOST_SAID);
       return undefined;
     }
     form.usePasted(answer.own);
@@ -98,7 +97,7 @@ export function start(root) {
     if (JSON.stringify(form.request()) !== JSON.stringify(request)) return compute(control);
     show(answer);
     tellJoin();
-    keepForOffline(runtime, [root.dataset.plotly]);
+    keepForOffline(runtime);
     root.dataset.state = "shown";
     slot("spoken").textContent = answer.spoken;
     slot("message").replaceChildren("Computed in your browser. ", slot("spoken"));

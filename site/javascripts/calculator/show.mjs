@@ -1,6 +1,8 @@
 // Puts an answer into the page: texts into their places, lengths into bars, instants into the timeline. What has not
 // changed is not touched: an answer is shown within a part of a frame.
 
+import { setCommand } from "../listing.mjs";
+
 export function makeShow(root) {
   const places = new Map([...root.querySelectorAll("[data-slot]")].map((place) => [place.dataset.slot, place]));
   const bars = [...root.querySelectorAll("[data-bar]")].map((bar) => [...bar.querySelectorAll("span")]);
@@ -15,7 +17,9 @@ export function makeShow(root) {
   }
 
   function show(answer) {
-    for (const [name, text] of Object.entries(answer.texts)) write(name, text);
+    const { command, ...texts } = answer.texts;
+    for (const [name, text] of Object.entries(texts)) write(name, text);
+    setCommand(slot("command"), command);
     for (const [name, text] of Object.entries(answer.why)) write(`why-${name}`, text);
     write("gpu-total", answer.texts.total);
     bars.forEach((pieces, bar) => pieces.forEach((piece, part) => (piece.style.flexBasis = `${answer.bars[bar][part]}%`)));

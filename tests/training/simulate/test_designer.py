@@ -1,11 +1,13 @@
 """Designed runs: their recipes are accepted, say what the design says, and reach in simulation what was promised."""
 
 import itertools
+import json
 import time
 
 import pytest
 
 from calculator import BadSetup
+from calculator.browser import figure
 from calculator.designer import MODELS, People, Wish, design, micro_batch, recipe
 from training.config import parse_recipe
 from training.simulate.forecast import collaboration_of, simulate
@@ -76,6 +78,18 @@ def test_batches_leave_enough_updates():
         assert made.epochs * made.collaboration.target_batch_size >= samples
     crowd = design(wish("dalle-2021", MIXES["many"]))
     assert crowd.forecast.shares.communication > 0.5, "for so few samples, so many volunteers are of no use"
+
+
+def test_a_batch_that_is_asked_for_is_taken():
+    asked = wish("dalle-2021", MIXES["a mix"], batch=512)
+    made = design(asked)
+    assert made.collaboration.target_batch_size == parse_recipe(recipe(asked, made)).swarm.target_batch_size == 512
+    assert made.epochs == 1e8 // 512 + 1 and not made.collaboration.local_updates
+
+
+def test_where_a_larger_batch_would_help_it_is_said_why_it_is_not_taken():
+    few = json.loads(figure(json.dumps({"name": "designer", "values": {"model": "demo", "samples": "100000"}})))
+    assert "A larger target batch helps. It would leave even fewer updates" in few["caption"]
 
 
 def test_a_gpu_that_holds_no_sample_is_left_out():
