@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import html
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from builder.records import RESULTS
+from builder.tables import stacked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -215,6 +217,15 @@ CLAIMS = (
         records=("optimizer_step",),
     ),
     Claim(
+        page="glossary.md",
+        says="A word's sentence opens by pointer, by keyboard and by touch; without scripts the word is a link.",
+        tests=(
+            "site/test_whole_site.py::test_words_open_by_keyboard_and_pointer",
+            "site/test_whole_site.py::test_words_open_by_touch_and_lead_on_when_tapped_again",
+            "site/test_whole_site.py::test_words_of_the_glossary_explain_themselves",
+        ),
+    ),
+    Claim(
         page="results.md",
         says="Pictures and verdicts are the recorded ones, the wrong ones too.",
         tests=("site/test_results_page.py",),
@@ -264,24 +275,19 @@ def claims_table() -> str:
     titles = _titles()
     parts = []
     for page in dict.fromkeys(claim.page for claim in CLAIMS):
-        rows = "".join(_row(claim) for claim in CLAIMS if claim.page == page)
+        rows = [_row(claim) for claim in CLAIMS if claim.page == page]
         address = page if not page.startswith("reference/") else page.removeprefix("reference/")
         link = address if page.startswith("reference/") else f"../{page}"
-        head = "".join(f'<th scope="col">{name}</th>' for name in ("Claim", "Held by", "Not known"))
         parts.append(
             f"## [{titles[page]}]({link}) {{ #{Path(page).stem} }}\n\n"
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(titles[page])}: claims">'
-            f'<table class="numbers flags"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+            + stacked(f"{titles[page]}: claims", ("Claim", "Held by", "Not known"), rows)
         )
     return "\n\n".join(parts)
 
 
-def _row(claim: Claim) -> str:
+def _row(claim: Claim) -> tuple[str, str, str]:
     held = [_test(name) for name in claim.tests] + [_record(name) for name in claim.records]
-    return (
-        f'<tr><th scope="row">{html.escape(claim.says)}</th><td>{"<br>".join(held)}</td>'
-        f"<td>{html.escape(claim.open)}</td></tr>"
-    )
+    return html.escape(claim.says), "<br>".join(held), html.escape(claim.open)
 
 
 def _test(name: str) -> str:
@@ -289,7 +295,8 @@ def _test(name: str) -> str:
     path = ROOT / "tests" / file
     if not path.is_file() or (test and test not in _tests_of(path)):
         raise ValueError(f"The page on what holds the claims names tests/{name}, which does not exist.")
-    return f"<code>tests/{name.replace('::', '</code> <code>')}</code>"
+    breakable = re.sub("([/_])", r"\1<wbr>", f"tests/{name}")
+    return f"<code>{breakable.replace('::', '</code> <code>')}</code>"
 
 
 def _record(name: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import html
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from builder.tables import stacked
 from calculator.__main__ import flags_parser
 from training.cli import build_app
 
@@ -103,20 +104,11 @@ def _argparse_row(action: argparse.Action) -> tuple[str, str, str]:
 
 
 def _table(name: str, rows: Iterable[tuple[str, str, str]]) -> str:
-    lines = "".join(_lines(rows))
-    head = "".join(f'<th scope="col">{title}</th>' for title in ("Flag", "What it does", "Default"))
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Flags of {name}"><table class="numbers flags">'
-        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
-    )
-
-
-def _lines(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    for flag, help_text, default in rows:
-        yield (
-            f'<tr><th scope="row"><code>{html.escape(flag)}</code></th><td>{_code(help_text)}</td>'
-            f"<td>{html.escape(default)}</td></tr>"
-        )
+    lines = [
+        (f"<code>{html.escape(flag)}</code>", _code(help_text), html.escape(default))
+        for flag, help_text, default in rows
+    ]
+    return stacked(f"Flags of {name}", ("Flag", "What it does", "Default"), lines)
 
 
 def _code(text: str) -> str:

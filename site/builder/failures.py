@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from builder.tables import stacked
 from training import errors
 from training.cli import COMMANDS
 
@@ -109,6 +110,22 @@ CURES = {
 """The same for messages with these words, which do not say it themselves."""
 
 
+PARTS = {
+    "config": "Recipes",
+    "data": "Data",
+    "swarm": "Network and swarm",
+    "roles": "Roles: bootstrap, monitor, join",
+    "publish": "Checkpoints and what is published",
+    "generate": "Drawing and judging",
+    "model": "Model and codec",
+    "optim": "Optimizer",
+    "simulate": "Plans and simulations",
+    "plan": "Plans and simulations",
+    "": "Commands, the demo and the machine",
+}
+"""How the name of a module begins, below `training.` -> the part's name on the page, in its order."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """One message."""
@@ -160,21 +177,41 @@ def failures_of_command(name: str) -> tuple[Failure, ...]:
     return tuple(failure for failure in failures() if failure.module in reached)
 
 
-def failure_table(command: str | None = None) -> str:
-    """HTML table: message, exit code, what to do; of one command, or of all."""
-    chosen = failures() if command is None else failures_of_command(command)
+def failure_table(command: str) -> str:
+    """HTML table of one command's messages: message, exit code, what to do."""
     seen: dict[str, Failure] = {}
-    for failure in chosen:
+    for failure in failures_of_command(command):
         seen.setdefault(failure.text, failure)
-    lines = "".join(
-        f'<tr><th scope="row">{_message(failure)}</th><td>{failure.exit_code}</td><td>{_code(failure.cure)}</td></tr>'
-        for failure in sorted(seen.values(), key=lambda failure: (failure.module, failure.line))
+    return _tabled("Messages and cures", seen.values())
+
+
+def failure_sections() -> str:
+    """Markdown: all messages, a table for each part of the program."""
+    parts: dict[str, dict[str, Failure]] = {title: {} for title in PARTS.values()}
+    seen: set[str] = set()
+    for failure in failures():
+        if failure.text not in seen:
+            seen.add(failure.text)
+            parts[part_of(failure)][failure.text] = failure
+    return "\n\n".join(
+        f"## {title}\n\n{_tabled(f'{title}: messages and cures', found.values())}"
+        for title, found in parts.items()
+        if found
     )
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("Message", "Exit code", "What to do"))
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Messages and cures">'
-        f'<table class="numbers failures"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
-    )
+
+
+def part_of(failure: Failure) -> str:
+    """The part of the program that says it, in the page's words."""
+    module = failure.module.removeprefix("training.")
+    return next(title for start, title in PARTS.items() if module.startswith(start))
+
+
+def _tabled(name: str, found: Iterable[Failure]) -> str:
+    rows = [
+        (_message(failure), str(failure.exit_code), _code(failure.cure))
+        for failure in sorted(found, key=lambda failure: (failure.module, failure.line))
+    ]
+    return stacked(name, ("Message", "Exit code", "What to do"), rows, kind="failures")
 
 
 def failure_count(command: str | None = None) -> int:
@@ -184,13 +221,11 @@ def failure_count(command: str | None = None) -> int:
 
 def exit_codes() -> str:
     """HTML table of the exit codes, from the exceptions' own words."""
-    lines = [
-        f"<tr><th scope='row'>{kind.exit_code}</th><td>{_code((kind.__doc__ or '').split(' Exit code')[0])}</td>"
-        f"<td>{_code(GENERAL_CURES[name])}</td></tr>"
+    rows = [
+        (str(kind.exit_code), _code((kind.__doc__ or "").split(" Exit code")[0]), _code(GENERAL_CURES[name]))
         for name, kind in sorted(KINDS.items(), key=lambda item: item[1].exit_code)
     ]
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("Exit code", "Meaning", "What to do"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return stacked("Exit codes", ("Exit code", "Meaning", "What to do"), rows)
 
 
 def _failures_of(module: str, tree: ast.Module) -> Iterator[Failure]:
@@ -288,13 +323,20 @@ def _reached(module: str) -> set[str]:
 
 
 def _message(failure: Failure) -> str:
-    return "".join(
-        html.escape(part) if place % 2 == 0 else f"<var>{html.escape(part)}</var>"
-        for place, part in enumerate(failure.parts)
+    return _flags_whole(
+        "".join(
+            html.escape(part) if place % 2 == 0 else f"<var>{html.escape(part)}</var>"
+            for place, part in enumerate(failure.parts)
+        )
     )
+
+
+def _flags_whole(text: str) -> str:
+    """Flags in running text, which do not break after their hyphens."""
+    return re.sub("(?<![<!-])--[a-z][a-z-]*", r'<span class="whole">\g<0></span>', text)
 
 
 def _code(text: str) -> str:
     pieces = html.escape(" ".join(text.split())).split("`")
     words = "".join(f"<code>{piece}</code>" if place % 2 else piece for place, piece in enumerate(pieces))
-    return re.sub("‹(.*?)›", r"<var>\1</var>", words)
+    return re.sub("‹(.*?)›", r"<var>\1</var>", _flags_whole(words))

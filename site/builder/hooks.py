@@ -34,10 +34,10 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_page(output, page, config):
-    """Names what the theme leaves nameless."""
-    return pages.name_landmarks(output)
+    """Terms that open, code that wraps, and names for what the theme leaves nameless."""
+    return pages.finish(output, page.url)
 
 
 def on_post_template(output_content, template_name, config):
     """The same for the page that lost readers see."""
-    return pages.name_landmarks(output_content)
+    return pages.finish(output_content)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import jinja2
+from mkdocs.utils import get_relative_url
 
 from builder import (
     accuracy,
@@ -20,6 +21,7 @@ from builder import (
     figures,
     glossary,
     joining,
+    listings,
     news,
     performance,
     recipes,
@@ -80,9 +82,15 @@ def fill(markdown: str, made: dict) -> str:
     return _environment().from_string(markdown).render(made=made, tutorial=made.get("tutorial"))
 
 
-def name_landmarks(html: str) -> str:
-    """Gives the theme's search dialog the name that assistive technology asks for."""
-    return html.replace(
+def finish(html: str, address: str = "") -> str:
+    """What is done to a finished page: terms that open, code that wraps, and a name for the theme's search dialog.
+
+    Args:
+        html: The page.
+        address: Its own, relative to the site's root.
+    """
+    html = glossary.linked(html, get_relative_url("glossary/", address))
+    return listings.wrapping(html).replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
 
@@ -101,6 +109,7 @@ def _environment() -> jinja2.Environment:
         glossary=glossary.glossary,
         changelog=news.changelog,
         performance_sections=performance.performance_sections,
+        performance_summary=performance.performance_summary,
         claims_table=claims.claims_table,
         gallery=results.gallery,
         gallery_caption=results.gallery_caption,
@@ -121,6 +130,7 @@ def _environment() -> jinja2.Environment:
         accuracy_counts=accuracy.accuracy_counts,
         worst_cases=accuracy.worst_cases,
         failure_table=failures.failure_table,
+        failure_sections=failures.failure_sections,
         failure_count=failures.failure_count,
         exit_codes=failures.exit_codes,
         command_reference=commands.command_reference,

@@ -7,6 +7,7 @@ import re
 
 from builder.recorded import thousands
 from builder.records import RESULTS, record
+from builder.tables import stacked
 from calculator.page.words import show_bytes
 
 ELSEWHERE = {
@@ -14,10 +15,45 @@ ELSEWHERE = {
 }
 """Records with a page of their own: what stands here instead of the table."""
 
+SHORT = 4
+"""Lines of a table that need no fold."""
+
+CHIEF = {
+    "figures": "all figures: new drawing",
+    "memory_accuracy": "peak on the GPU: worst error",
+    "simulation": "worst error of a case",
+    "swarm": "throughput over ideal",
+    "swarm_awaited": "throughput over ideal",
+}
+"""Words of the figure that stands for a record in the summary; of the others it is the first."""
+
 
 def performance_sections() -> str:
     """Markdown: what each program measures, where and when, and its results beside its peer's."""
     return "\n\n".join(_section(path.stem) for path in sorted(RESULTS.glob("*.json")))
+
+
+def performance_summary() -> str:
+    """HTML table: of each record one figure, and its date."""
+    rows = []
+    for path in sorted(RESULTS.glob("*.json")):
+        result = chief(path.stem)
+        link = f'<a href="#{_anchor(path.stem)}">{_title(path.stem)}</a>'
+        rows.append((link, html.escape(result["metric"]), *_figures(result), record(path.stem)["date"]))
+    return stacked("One figure a program", ("Program", "Figure", "Ours", "Beside", "Ratio", "Date"), rows)
+
+
+def chief(name: str) -> dict:
+    """The result that stands for a record.
+
+    Raises:
+        ValueError: If the one that is named is not there.
+    """
+    results, words = record(name)["results"], CHIEF.get(name, "")
+    found = next((result for result in results if words in result["metric"]), None)
+    if found is None:
+        raise ValueError(f"benchmarks/results/{name}.json has no figure with the words {words!r}; change CHIEF.")
+    return found
 
 
 def programs() -> dict[str, str]:
@@ -33,34 +69,39 @@ def _section(name: str) -> str:
     where = [f"{machine['cores']} cores", f"{show_bytes(machine['memory_bytes'])} of memory"]
     where += [f"GPU: {machine['gpu']}" if machine.get("gpu") else "no GPU", f"load {machine['load']} at the end"]
     versions = ", ".join(f"{what} {version}" for what, version in facts["versions"].items())
-    title = name.replace("_", " ").capitalize()
     about = f"{told[0].upper()}{told[1:]}.\n" if told else ""
-    head = f"## {title} {{ #{name.replace('_', '-')} }}\n\n{about}\n"
+    head = f"## {_title(name)} {{ #{_anchor(name)} }}\n\n{about}\n"
     head += f"`benchmarks/{facts['name']}.py`, {facts['date']}: {', '.join(where)}; {versions}.\n\n"
-    return head + ELSEWHERE.get(name, _table(title, facts["results"]))
+    return head + ELSEWHERE.get(name, _folded(name, facts["results"]))
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _anchor(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _folded(name: str, results: list[dict]) -> str:
+    """All figures of a record; a table of few lines stands open."""
+    table = _table(_title(name), results)
+    if len(results) <= SHORT:
+        return table
+    return f'<details class="twin"><summary>All {len(results)} figures</summary>{table}</details>'
 
 
 def _table(title: str, results: list[dict]) -> str:
-    lines = []
-    for result in results:
-        peer = (
-            "–"
-            if result["peer"] is None
-            else f"{_value(result['peer'], result['unit'])} <small>{_peer(result)}</small>"
-        )
-        ratio = "–" if result["ratio"] is None else f"{result['ratio']:.2g}"
-        cells = [_value(result["ours"], result["unit"]), peer, ratio, str(result["runs"])]
-        metric = html.escape(result["metric"])
-        lines.append(f'<tr><th scope="row">{metric}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("What", "Ours", "Beside", "Ratio", "Runs"))
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}, results"><table class="numbers flags">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    rows = [(html.escape(one["metric"]), *_figures(one), str(one["runs"])) for one in results]
+    return stacked(f"{title}, results", ("What", "Ours", "Beside", "Ratio", "Runs"), rows)
 
 
-def _peer(result: dict) -> str:
-    return html.escape(result["peer_name"] or "")
+def _figures(result: dict) -> list[str]:
+    """Ours, the other with its name, and the ratio."""
+    peer, ratio = "–", "–" if result["ratio"] is None else f"{result['ratio']:.2g}"
+    if result["peer"] is not None:
+        peer = f"{_value(result['peer'], result['unit'])} <small>{html.escape(result['peer_name'] or '')}</small>"
+    return [_value(result["ours"], result["unit"]), peer, ratio]
 
 
 def _value(value: float, unit: str) -> str:

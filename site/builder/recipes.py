@@ -37,7 +37,7 @@ def recipe_tables() -> str:
         heads = "".join(f'<th scope="col">{name}</th>' for name in SHOWN)
         parts.append(
             f'<h2 id="{section}">{title} <code>[{section}]</code></h2>\n'
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}, table"><table class="recipe">'
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}, table"><table class="recipe stacked">'
             f'<thead><tr><th scope="col">Field</th>{heads}</tr></thead>'
             f"<tbody>{lines}</tbody></table></div>\n"
         )
@@ -51,7 +51,7 @@ def _rows(section: str, runs: list[RunConfig]) -> Iterator[tuple[str, str, list[
 
 
 def _line(field: str, meaning: str, values: list[object]) -> str:
-    cells = "".join(f"<td>{_shown(value)}</td>" for value in values)
+    cells = "".join(f'<td data-label="{name}">{_shown(value)}</td>' for name, value in zip(SHOWN, values, strict=True))
     return f'<tr><th scope="row"><code>{field}</code><span>{_code(meaning)}</span></th>{cells}</tr>'
 
 

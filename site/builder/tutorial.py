@@ -12,9 +12,9 @@ from pathlib import Path
 from builder.records import RESULTS, record
 from calculator import Setup, estimate
 from calculator.devices import DEVICES
-from calculator.estimate import plain
 from calculator.fit import verdict
 from calculator.page.words import show_bytes
+from calculator.setups import plain
 
 SOURCE = Path(__file__).resolve().parents[1] / "tutorial.md"
 

@@ -13,7 +13,7 @@ export function addCopyButtons(root) {
       button.textContent = (await copied(block.querySelector("code"))) ? "Copied" : "Selected";
       setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
     });
-    block.append(button);
+    block.prepend(button);
   }
 }
 

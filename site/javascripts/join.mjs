@@ -1,6 +1,7 @@
 // The join command for the reader's machine: choices -> one command, what it uses, or in words why it cannot be.
 // A live run fills in its own recipe and addresses; the calculator's link carries a micro-batch.
 
+import { setCommand } from "./listing.mjs";
 import { describe, followRun, isOver } from "./live.mjs";
 
 const LONGEST_NAME = 40;
@@ -61,6 +62,11 @@ export function start(root) {
     history.replaceState(history.state, "", address);
   }
 
+  /** Whether the chosen run can be reached from its own computer only: then neither network nor notebook matters. */
+  function isLocal() {
+    return chosen("recipe") === "live" && live.join_command.includes("/127.0.0.1/");
+  }
+
   /** {words: why it cannot be} or {command, uses, note}. */
   function answer() {
     const [system, device, recipe] = ["system", "device", "recipe"].map(chosen);
@@ -77,7 +83,7 @@ export function start(root) {
       recipe === "live"
         ? [live.join_command]
         : [choices.program, "join", "--recipe", recipe, "--initial-peers", "ADDRESS", "--name", "YOUR-NAME"];
-    if (chosen("link") === "router" && !words[0].includes("/127.0.0.1/")) words.push("--client-mode");
+    if (chosen("link") === "router" && !isLocal()) words.push("--client-mode");
     if (device === "cpu") words.push("--device", "cpu");
     if (samples && !words[0].includes("--micro-batch-size")) words.push("--micro-batch-size", samples);
     return { command: words.join(" "), uses: machine?.uses, note: choices.notes[system] };
@@ -90,7 +96,7 @@ export function start(root) {
     slot("possible").classList.toggle("hidden", Boolean(words));
     if (words) slot("refusal").innerHTML = words;
     else {
-      if (slot("command").textContent !== command) slot("command").textContent = command;
+      setCommand(slot("command"), command);
       slot("note").textContent = note ?? "";
       slot("note").classList.toggle("hidden", !note);
       slot("chosen").classList.toggle("hidden", !batch);
@@ -103,7 +109,8 @@ export function start(root) {
     slot("gaps").classList.toggle("hidden", own);
     slot("filled").classList.toggle("hidden", !own);
     slot("program").textContent = own ? live.join_command.split(" join ")[0] : "";
-    slot("local").classList.toggle("hidden", !own || !live.join_command.includes("/127.0.0.1/"));
+    slot("local").classList.toggle("hidden", !isLocal());
+    slot("link").hidden = slot("by-notebook").hidden = isLocal();
     const said = slot("refusal").textContent;
     if (announced && (words ? said : command) !== shown) slot("announce").textContent = words ? said : `The command is now: ${command}`;
     shown = words ? said : command;

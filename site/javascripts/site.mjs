@@ -2,6 +2,7 @@
 // The theme swaps pages without reloading (document$ tells), so a part is also stopped when its page goes.
 
 import { addCopyButtons } from "./copy.mjs";
+import { startTerms } from "./terms.mjs";
 
 const PARTS = {
   calculator: () => import("./calculator/page.mjs"),
@@ -12,6 +13,8 @@ const PARTS = {
 };
 
 const running = new Map();
+
+startTerms();
 
 document$.subscribe(async () => {
   addCopyButtons(document.querySelector("main"));

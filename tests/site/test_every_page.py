@@ -51,16 +51,19 @@ PAGES = [
 ]
 
 
-def violations(page, *, rules: Sequence[str] = RULES) -> list[str]:
+def violations(page, *, rules: Sequence[str] = RULES, within: Sequence[str] = ()) -> list[str]:
     """Rules of axe-core that the page breaks, and those that axe-core could not decide, with the elements.
 
-    The page is scrolled to its top: there nothing lies under the bars that stay in sight.
+    The page is scrolled to its top: there nothing lies under the bars that stay in sight. With `within`, only these
+    elements are looked at, as they stand: what opens over others hides them.
     """
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.read_text())
-    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    if not within:
+        page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
     options = {"runOnly": list(rules), "resultTypes": ["violations", "incomplete"]}
-    found = page.evaluate("options => axe.run(document, options)", options)
+    look = "([options, within]) => axe.run(within.length ? { include: within } : document, options)"
+    found = page.evaluate(look, [options, list(within)])
     return [
         f"{kind}, {rule['id']}: {node['html'][:160]}"
         for kind in ("violations", "incomplete")

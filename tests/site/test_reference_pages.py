@@ -21,7 +21,7 @@ def test_every_command_stands_there_with_every_flag(open_page):
     group = typer.main.get_command(build_app())
     assert commands.command_names() == list(COMMANDS)
     for name, command in group.commands.items():
-        shown = page.get_by_role("region", name=f"Flags of {name}", exact=True).locator("tbody th").all_inner_texts()
+        shown = page.get_by_role("region", name=f"Flags of {name}", exact=True).locator("tbody th").all_text_contents()
         assert len(shown) == len(command.params)
         flags = {flag for parameter in command.params for flag in parameter.opts if flag.startswith("-")}
         assert flags <= set(" ".join(shown).replace(",", " ").split()), name
@@ -41,7 +41,12 @@ def test_examples_of_the_builder_hold():
 
 
 def test_performance_tables_are_the_records(open_page):
-    page = open_page("reference/performance/", scripts=False)
+    page = open_page("reference/performance/")
+    page.locator("main details").evaluate_all("all => all.forEach((one) => (one.open = true))")
+    summary = page.get_by_role("region", name="One figure a program").locator("tbody tr")
+    assert summary.count() == len(list(RESULTS.glob("*.json")))
+    for path, line in zip(sorted(RESULTS.glob("*.json")), summary.all(), strict=True):
+        assert performance.chief(path.stem)["metric"] in line.text_content()
     for path in sorted(RESULTS.glob("*.json")):
         facts = json.loads(path.read_text())
         heading = page.locator(f"#{path.stem.replace('_', '-')}")
@@ -53,8 +58,8 @@ def test_performance_tables_are_the_records(open_page):
         rows = page.get_by_role("region", name=title, exact=True).locator("tbody tr").all()
         assert len(rows) == len(facts["results"])
         for row, result in zip(rows, facts["results"], strict=True):
-            assert row.locator("th").inner_text() == result["metric"]
-            assert row.locator("td").last.inner_text() == str(result["runs"])
+            assert row.locator("th").text_content() == result["metric"]
+            assert row.locator("td").last.text_content() == str(result["runs"])
         assert facts["date"] in page.get_by_role("main").inner_text()
 
 

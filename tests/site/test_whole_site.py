@@ -14,6 +14,7 @@ from playwright.sync_api import expect
 
 from builder import glossary, news
 from conftest import ROOT
+from test_every_page import violations
 
 pytestmark = pytest.mark.browser
 
@@ -52,12 +53,58 @@ def test_every_page_names_feed_and_card(built_site):
 
 
 def test_words_of_the_glossary_explain_themselves(open_page):
+    """Without scripts they are links; with them the sentence opens in place, by keyboard, pointer and touch."""
     page = open_page("join/", scripts=False)
-    word = page.locator("abbr", has_text="hivemind").or_(page.locator("abbr", has_text="epoch")).first
-    assert word.get_attribute("title") == glossary.terms()[word.inner_text()]
-    page = open_page("glossary/", scripts=False)
+    words = page.locator("main a.term")
+    shown = words.all_inner_texts()
+    assert len(shown) == len(set(shown)) > 5, "each word is marked where it comes first, and only there"
+    for word in words.all():
+        assert word.get_attribute("title") == glossary.terms()[word.inner_text()]
+    words.first.click()
+    page.wait_for_url(f"**/glossary/#{glossary.anchor(shown[0])}")
     assert page.locator("main dt").all_inner_texts() == sorted(glossary.terms(), key=str.lower)
     expect(page.locator("#epoch")).to_be_visible()
+
+
+def test_words_open_by_keyboard_and_pointer(open_page):
+    page = open_page("challenges/memory/")
+    word, tip = page.locator("main a.term").first, page.get_by_role("tooltip")
+    meaning = glossary.terms()[word.inner_text()]
+    page.keyboard.press("Tab")
+    word.focus()
+    expect(tip).to_have_text(meaning)
+    assert (
+        word.evaluate("word => document.getElementById(word.getAttribute('aria-describedby')).textContent") == meaning
+    )
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    word.blur()
+    word.hover()
+    expect(tip).to_have_text(meaning)
+    tip.hover()
+    expect(tip).to_be_visible()
+    assert violations(page, within=["a.term", "[role=tooltip]"]) == []
+    page.mouse.move(5, 700)
+    expect(tip).to_be_hidden()
+
+
+def test_words_open_by_touch_and_lead_on_when_tapped_again(chromium, server):
+    context = chromium.new_context(has_touch=True, is_mobile=True, viewport={"width": 360, "height": 700})
+    page = context.new_page()
+    page.goto(server.url + "challenges/memory/")
+    page.wait_for_load_state("networkidle")
+    word = page.locator("main a.term").first
+    meaning, name = glossary.terms()[word.inner_text()], word.inner_text()
+    word.tap()
+    expect(page.get_by_role("tooltip")).to_have_text(meaning)
+    box = page.get_by_role("tooltip").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 360
+    page.locator("main h1").tap()
+    expect(page.get_by_role("tooltip")).to_be_hidden()
+    word.tap()
+    word.tap()
+    page.wait_for_url(f"**/glossary/#{glossary.anchor(name)}")
+    context.close()
 
 
 def test_pages_print_without_what_only_a_screen_can_use(open_page):

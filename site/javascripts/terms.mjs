@@ -1,0 +1,91 @@
+// The sentence behind a word of the glossary, in place: by pointer, by keyboard, and by touch, where the first tap opens it
+// and the second follows the link. Without this script the word is a link to the glossary, and a pointer shows its title.
+
+const LEFT_AFTER_MS = 200;
+const GAP = 6;
+
+let tip = null;
+let opened = null;
+let leaving = 0;
+
+const termAt = (target) => target?.closest?.("a.term") ?? null;
+
+export function startTerms() {
+  document.addEventListener("pointerover", ({ target, pointerType }) => {
+    if (pointerType === "touch") return;
+    if (termAt(target)) open(termAt(target));
+    else if (tip?.contains(target)) clearTimeout(leaving);
+    else if (opened && document.activeElement !== opened) {
+      clearTimeout(leaving);
+      leaving = setTimeout(close, LEFT_AFTER_MS);
+    }
+  });
+  document.addEventListener("focusin", ({ target }) => {
+    if (!termAt(target)) close();
+    else if (target.matches(":focus-visible")) open(target);
+  });
+  document.addEventListener("focusout", () => close());
+  document.addEventListener("keydown", ({ key }) => key === "Escape" && close());
+  // Who tabs to a word may thereby scroll the page.
+  const moved = () => opened && (document.activeElement === opened ? place(opened) : close());
+  document.addEventListener("scroll", moved, { passive: true, capture: true });
+  let touched = false;
+  document.addEventListener("pointerdown", ({ target, pointerType }) => {
+    touched = pointerType === "touch";
+    if (opened && !termAt(target) && !tip.contains(target)) close();
+  });
+  document.addEventListener(
+    "click",
+    (event) => {
+      const term = termAt(event.target);
+      if (!term || !touched || term === opened) return;
+      event.preventDefault();
+      event.stopPropagation();
+      open(term);
+    },
+    { capture: true },
+  );
+}
+
+function open(term) {
+  clearTimeout(leaving);
+  if (term === opened) return;
+  close();
+  if (term.title) {
+    term.dataset.meaning = term.title;
+    term.removeAttribute("title"); // or the browser's own would come as well
+  }
+  tip ??= made();
+  tip.textContent = term.dataset.meaning;
+  document.querySelector("main").append(tip);
+  tip.hidden = false;
+  term.setAttribute("aria-describedby", tip.id);
+  place(term);
+  opened = term;
+}
+
+function close() {
+  clearTimeout(leaving);
+  if (!opened) return;
+  opened.removeAttribute("aria-describedby");
+  opened = null;
+  tip.hidden = true;
+}
+
+function made() {
+  const element = document.createElement("div");
+  element.id = "term-tip";
+  element.className = "term-tip";
+  element.role = "tooltip";
+  return element;
+}
+
+/** Below the word, or above it where there is no room; never beyond the window. */
+function place(term) {
+  const word = term.getClientRects()[0];
+  const { width, height } = tip.getBoundingClientRect();
+  const below = word.bottom + GAP + height < innerHeight;
+  const left = Math.min(Math.max(GAP, word.left), document.documentElement.clientWidth - width - GAP);
+  tip.style.left = `${left}px`;
+  tip.style.top = `${below ? word.bottom + GAP : word.top - GAP - height}px`;
+}
