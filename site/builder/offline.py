@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("service-worker.js")
 
-LARGE_FOLDERS = ("runtime",)
+LARGE_FOLDERS = ("runtime", "vendor")
 """Named by their content and fetched when they are used; kept from then on."""
 
 NOT_KEPT = ("live", "assets/javascripts/lunr")

@@ -2,7 +2,7 @@
 // them from the built files.
 //
 // Pages and scripts come from the network while there is one, so nobody sees an old site; what is named by its content
-// (the browser's Python) comes from here, once a reader has used it. The live run is never kept.
+// (the browser's Python, the charts) comes from here, once a reader has used it. The live run is never kept.
 
 const SITE = `site-${VERSION}`;
 const NAMED_BY_CONTENT = "named-by-content";

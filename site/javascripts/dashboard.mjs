@@ -1,6 +1,6 @@
 // The dashboard: a run as it goes on, or as it was recorded.
 
-import { makeChart, makeTable } from "./charts.mjs";
+import { colour, makeChart, makeTable, plain } from "./charts.mjs";
 import { showClock, showCount, showDuration, showNumber } from "./format.mjs";
 import { describe, followRun, isOver, siteURL } from "./live.mjs";
 
@@ -14,43 +14,49 @@ const TABLE_ROWS = 500;
 
 export function start(root) {
   const slot = (name) => root.querySelector(`[data-slot="${name}"]`);
+  const library = new URL(root.dataset.plotly, document.baseURI).href;
   let feed = null;
   let announced = "";
 
   const names = () => [...new Set([...feed.volunteers.map((one) => one.name), ...Object.keys(feed.peers)])];
-  const seriesColour = (name) => `series-${(firstSeen(name) % SERIES) + 1}`;
+  const seriesColour = (name) => colour(`series-${(firstSeen(name) % SERIES) + 1}`);
   const seen = [];
   function firstSeen(name) {
     if (!seen.includes(name)) seen.push(name);
     return seen.indexOf(name);
   }
 
-  const line = (y) => ({ x: feed.epochs.map((row) => row.epoch), y: feed.epochs.map((row) => row[y] ?? null) });
-  const onceKnown = (lines) => () => (feed?.phase === "known" ? lines() : null);
+  const line = (y) => ({ x: feed.epochs.map((row) => row.epoch), y: feed.epochs.map((row) => row[y]), mode: "lines" });
+  const onceKnown = (traces) => () => (feed?.phase === "known" ? traces() : null);
   const charts = [
     makeChart(slot("loss-chart"), {
+      plotly: library,
       axes: { x: "Epoch", y: "Loss" },
-      lines: onceKnown(() => [
+      traces: onceKnown(() => [
         ...Object.entries(feed.peers).map(([name, points]) => ({
           x: points.map((point) => point[0]),
           y: points.map((point) => point[1]),
-          name,
-          colour: seriesColour(name),
-          width: 1.3,
-          faint: true,
+          name: plain(name),
+          mode: points.length > 1 ? "lines" : "markers",
+          line: { color: seriesColour(name), width: 1.2 },
+          opacity: 0.75,
         })),
-        { ...line("loss"), name: "all", colour: "ink", width: 2.6 },
+        { ...line("loss"), name: "all", line: { color: colour("ink"), width: 2.6 } },
       ]),
     }),
     makeChart(slot("peers-chart"), {
+      plotly: library,
       axes: { x: "Epoch", y: "Volunteers" },
       from: 0,
-      lines: onceKnown(() => [{ ...line("active_peers"), name: "volunteers", colour: "series-1", step: true }]),
+      traces: onceKnown(() => [
+        { ...line("active_peers"), name: "volunteers", line: { color: colour("series-1"), shape: "hv", width: 2 }, fill: "tozeroy", fillcolor: colour("shade") },
+      ]),
     }),
     makeChart(slot("speed-chart"), {
+      plotly: library,
       axes: { x: "Epoch", y: "Samples/s" },
       from: 0,
-      lines: onceKnown(() => [{ ...line("samples_per_second"), name: "samples per second", colour: "series-2" }]),
+      traces: onceKnown(() => [{ ...line("samples_per_second"), name: "samples per second", line: { color: colour("series-2"), width: 2 } }]),
     }),
   ];
   const newestFirst = () => feed.epochs.slice(-TABLE_ROWS).reverse();

@@ -3,15 +3,16 @@
 const kept = new Set();
 
 /**
- * Asks the service worker to keep the browser's Python, once.
+ * Asks the service worker to keep the browser's Python, and more, once.
  *
  * @param {object} runtime what the page knows of the browser's Python
+ * @param {string[]} more other addresses, relative to the page
  */
-export async function keepForOffline(runtime) {
+export async function keepForOffline(runtime, more = []) {
   if (!navigator.serviceWorker) return;
   const folder = new URL(runtime.folder, document.baseURI);
   const used = ["pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "snapshot.wasm"].map((name) => new URL(name, folder).href);
-  const urls = used.filter((url) => !kept.has(url));
+  const urls = [...used, ...more.map((address) => new URL(address, document.baseURI).href)].filter((url) => !kept.has(url));
   if (!urls.length) return;
   urls.forEach((url) => kept.add(url));
   const { active } = await navigator.serviceWorker.ready;

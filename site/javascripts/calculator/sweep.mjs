@@ -1,13 +1,13 @@
-// The memory over a range of one number, as a chart and as a table. Nothing is asked for until the reader opens it.
+// The memory over a range of one number, as a chart and as a table. Nothing is fetched until the reader opens it.
 
-import { makeChart, makeTable } from "../charts.mjs";
+import { colour, makeChart, makeTable } from "../charts.mjs";
 
 const PARTS = ["weights", "gradients", "optimizer_state", "activations", "temporary"];
 const GIB = 2 ** 30;
 
 /**
  * @param {HTMLDetailsElement} details
- * @param {object} page ask(request) -> answer, request()
+ * @param {object} page ask(request) -> answer, request(), plotly: the library's address
  */
 export function makeSweep(details, page) {
   const along = details.querySelector("select");
@@ -21,17 +21,26 @@ export function makeSweep(details, page) {
     body: (answer?.points ?? []).map((point) => point.row),
   }));
 
-  function lines() {
-    if (!answer) return null;
+  function traces() {
+    if (!answer) return [];
     const x = answer.points.map((point) => point.value);
-    let floor = x.map(() => 0);
-    const parts = PARTS.map((part, index) => {
-      const shown = answer.points.map((point) => point.parts[part] / GIB);
-      const below = floor;
-      floor = floor.map((value, place) => value + shown[place]);
-      return { name: details.dataset[`name${index + 1}`], x, y: floor, floor: below, shown, colour: `series-${index + 1}` };
-    });
-    const plain = { name: "Plain", x, y: answer.points.map((point) => point.plain / GIB), colour: "ink", dashed: true };
+    const parts = PARTS.map((part, index) => ({
+      name: details.dataset[`name${index + 1}`],
+      x,
+      y: answer.points.map((point) => point.parts[part] / GIB),
+      stackgroup: "parts",
+      mode: "lines",
+      line: { width: 1, color: colour(`series-${index + 1}`) },
+      hovertemplate: "%{y:.2f} GiB",
+    }));
+    const plain = {
+      name: "Plain",
+      x,
+      y: answer.points.map((point) => point.plain / GIB),
+      mode: "lines",
+      line: { width: 2, dash: "dot", color: colour("ink") },
+      hovertemplate: "%{y:.2f} GiB",
+    };
     return [...parts, plain];
   }
 
@@ -44,7 +53,7 @@ export function makeSweep(details, page) {
     if (given.error) return;
     answer = given;
     axes.x = given.title;
-    chart ??= makeChart(details.querySelector(".chart"), { axes, lines, from: 0, say: (size) => `${size.toFixed(2)} GiB` });
+    chart ??= makeChart(details.querySelector(".chart"), { plotly: page.plotly, axes, traces, from: 0 });
     chart.draw();
     fillTable();
   }
