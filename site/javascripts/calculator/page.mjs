@@ -33,6 +33,7 @@ export function start(root) {
   const sweep = makeSweep(slot("sweep"), {
     ask: (request) => askPython(runtime, "sweep", request),
     request: form.request,
+    plotly: root.dataset.plotly,
   });
 
   function address() {
@@ -97,7 +98,7 @@ export function start(root) {
     if (JSON.stringify(form.request()) !== JSON.stringify(request)) return compute(control);
     show(answer);
     tellJoin();
-    keepForOffline(runtime);
+    keepForOffline(runtime, [root.dataset.plotly]);
     root.dataset.state = "shown";
     slot("spoken").textContent = answer.spoken;
     slot("message").replaceChildren("Computed in your browser. ", slot("spoken"));
