@@ -6,7 +6,8 @@ Each peer is a process in a network namespace of its own, behind a link of `--ra
 is a sleep of 0.125 s a sample, 48 samples a peer and epoch, so that all of this machine is left for the exchange;
 gradients of 20 million parameters are random numbers, the optimizer is the same 8-bit LAMB on the host for all.
 Throughput is compared with the ideal, peers / 0.125 s; with `--speeds 1 2 4` peers are as many times as fast, and it is
-shown what share of the samples each gave. Bytes are those of the interface, headers and all other talk
+shown what share of the samples each gave. `--epoch-seconds 60` gives each epoch so much computing. The computing share
+counts what a step takes beyond the usual one as waiting. Bytes are those of the interface, headers and all other talk
 included; the least that an all-reduce in 8 bit must send is 2 (N - 1) / N bytes a parameter.
 """
 
@@ -35,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from memory_report import record, result  # noqa: E402
 
 PARAMETERS, MATRIX = 20_000_000, (1000, 1000)
-SECONDS_A_SAMPLE, SAMPLES_A_PEER, MICRO_BATCH = 0.125, 48, 4
+SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 0.125, 6.0, 4
 MATCHMAKING_SECONDS, REQUEST_SECONDS = 1.5, 1.0
 WARM_UP_EPOCHS = 2
 NEWCOMER_PATIENCE_SECONDS = 150
@@ -48,7 +49,10 @@ STACKS = {
     "2021": "hivemind with the settings of 2021",
     "ours": "ours, gradients awaited",
     "ours, delayed": "ours, gradients delayed",
+    "ours, local": "ours, local updates",
 }
+COMPARED = ("2021", "ours", "ours, delayed")
+"""Unless others are named."""
 
 
 # -- one peer, in a process of its own -------------------------------------------------------------------------------
@@ -60,13 +64,13 @@ def _model():
     return torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(MATRIX)) for _ in range(PARAMETERS // 1_000_000))
 
 
-def _run(stack: str, peers: float):
+def _run(stack: str, peers: float, epoch_seconds: float):
     from training.config import load_recipe
 
     demo = load_recipe("demo")
     swarm = demo.swarm.model_copy(
         update=dict(
-            target_batch_size=int(SAMPLES_A_PEER * peers),
+            target_batch_size=int(epoch_seconds / SECONDS_A_SAMPLE * peers),
             matchmaking_seconds=MATCHMAKING_SECONDS,
             request_timeout_seconds=REQUEST_SECONDS,
             allreduce_timeout_seconds=60.0,
@@ -74,6 +78,7 @@ def _run(stack: str, peers: float):
             next_chunk_timeout_seconds=10.0,
             average_state_every=25,
             delay_gradient_averaging=stack == "ours, delayed",
+            mode="diloco" if stack == "ours, local" else "synchronous",
         )
     )
     schedule = demo.schedule.model_copy(update=dict(total_epochs=1_000_000))
@@ -119,7 +124,15 @@ def bytes_sent() -> int:
 
 
 def peer(
-    stack: str, peers: float, address: str, initial_peers: list[str], folder: str, late: bool, speed: float, stop
+    stack: str,
+    peers: float,
+    address: str,
+    initial_peers: list[str],
+    folder: str,
+    late: bool,
+    speed: float,
+    epoch_seconds: float,
+    stop,
 ) -> None:
     """Trains until it is ended; a line of JSON on standard output for each epoch. A late one takes the state first."""
     import hivemind
@@ -131,7 +144,7 @@ def peer(
 
     torch.set_num_threads(1)
     torch.manual_seed(int(address.rsplit(".", 1)[1]))
-    run, identity = _run(stack, peers), Identity(Path(folder))
+    run, identity = _run(stack, peers, epoch_seconds), Identity(Path(folder))
     where = dict(initial_peers=initial_peers, host_maddrs=[f"/ip4/{address}/tcp/0"])
     dht = hivemind.DHT(start=True, **where) if stack == "2021" else start_dht(run, identity, **where)
     say(event="ready", addresses=[str(a) for a in dht.get_visible_maddrs()])
@@ -144,25 +157,36 @@ def peer(
     while late and not optimizer.local_epoch:
         optimizer.load_state_from_peers()
     noise = [torch.randn(MATRIX) for _ in range(2)]
-    epoch, contributed = optimizer.local_epoch, False
+    epoch, contributed, steps = optimizer.local_epoch, False, []
+    say(event="began", time=time.monotonic(), bytes_sent=bytes_sent())
     while not stop.asked:
         time.sleep(SECONDS_A_SAMPLE * MICRO_BATCH / speed)
         with torch.no_grad():
             for number, parameter in enumerate(model):
                 parameter.grad = noise[number % 2]
+        began = time.monotonic()
         optimizer.step()
+        steps.append((time.monotonic() - began, optimizer.local_epoch != epoch))
         if not contributed and optimizer.grad_averager.local_samples_accumulated:
             contributed = True
             say(event="contributed", time=time.monotonic(), epoch=optimizer.local_epoch)
         if optimizer.local_epoch != epoch:
             epoch = optimizer.local_epoch
-            say(event="epoch", epoch=epoch, time=time.monotonic(), bytes_sent=bytes_sent())
+            said = {"time": time.monotonic(), "bytes_sent": bytes_sent()}
+            say(event="epoch", epoch=epoch, **said, waited=waited(steps, ends_alone=stack == "ours, local"))
         if stack != "2021":
             for report in optimizer.take_epoch_reports():
                 facts = {"senders": report.senders, "own_share": report.own_share, "fault": report.fault}
                 facts["samples"] = report.samples
                 facts |= {"time": time.monotonic(), "averaging_seconds": report.averaging_seconds}
                 say(event="report", epoch=report.epoch, alone=report.alone, missed=report.missed, **facts)
+
+
+def waited(steps: list[tuple[float, bool]], *, ends_alone: bool) -> float:
+    """Seconds that steps took beyond their median; with `ends_alone`, those that ended an epoch, for in between a peer
+    makes updates of its own, which is computing as well."""
+    usual = statistics.median(seconds for seconds, _ in steps)
+    return sum(max(0.0, seconds - usual) for seconds, ended in steps if ended or not ends_alone)
 
 
 def say(**facts: object) -> None:
@@ -223,9 +247,10 @@ class Peer:
         *,
         late: bool = False,
         speed: float = 1.0,
+        epoch_seconds: float = SECONDS_AN_EPOCH,
     ):
         namespace, address = host
-        given = json.dumps([stack, peers, address, initial_peers, str(folder / namespace), late, speed])
+        given = json.dumps([stack, peers, address, initial_peers, str(folder / namespace), late, speed, epoch_seconds])
         self.log = folder / f"{namespace}.log"
         self._errors = self.log.with_suffix(".err").open("w")
         self._output = self.log.open("w")
@@ -290,7 +315,17 @@ def after_a_death(running: list[Peer]) -> dict:
     }
 
 
-def swarm(stack: str, speeds: list[float], rate: str, epochs: int, *, newcomer: bool, death: bool) -> dict:
+def swarm(
+    stack: str,
+    speeds: list[float],
+    rate: str,
+    epochs: int,
+    *,
+    newcomer: bool,
+    death: bool,
+    epoch_seconds: float,
+    warm_up: int,
+) -> dict:
     """One run: seconds an epoch, bytes a peer and epoch, own shares, a newcomer's time, and what a death costs."""
     peers, whole = len(speeds), sum(speeds)
     folder = Path(tempfile.mkdtemp(prefix="swarm-"))
@@ -299,18 +334,19 @@ def swarm(stack: str, speeds: list[float], rate: str, epochs: int, *, newcomer: 
         with network(peers + newcomer, rate) as hosts:
             known: list[str] = []
             for number in range(peers):
-                running.append(Peer(hosts[number], stack, whole, known, folder, speed=speeds[number]))
+                speed = {"speed": speeds[number], "epoch_seconds": epoch_seconds}
+                running.append(Peer(hosts[number], stack, whole, known, folder, **speed))
                 known = known or running[0].await_said("ready", 60)[0]["addresses"][:1]
-            last = WARM_UP_EPOCHS + epochs
+            last = warm_up + epochs
 
             def far_enough(said: list[dict]) -> bool:
                 return bool(said) and said[-1]["epoch"] >= last
 
             for one in running:
-                one.await_said("epoch", 120 + 40 * last, far_enough)
-            facts = _facts(running, speeds)
+                one.await_said("epoch", 120 + (30 + 2 * epoch_seconds) * last, far_enough)
+            facts = _facts(running, speeds, epoch_seconds, warm_up)
             if newcomer:
-                late = Peer(hosts[peers], stack, whole, known, folder, late=True)
+                late = Peer(hosts[peers], stack, whole, known, folder, late=True, epoch_seconds=epoch_seconds)
                 running.append(late)
                 deadline = late.started + NEWCOMER_PATIENCE_SECONDS
                 while not (said := late.said("contributed")) and time.monotonic() < deadline:
@@ -325,16 +361,19 @@ def swarm(stack: str, speeds: list[float], rate: str, epochs: int, *, newcomer: 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _facts(running: list[Peer], speeds: list[float]) -> dict:
+def _facts(running: list[Peer], speeds: list[float], epoch_seconds: float, warm_up: int) -> dict:
     """Of the epochs after the warm-up."""
     seconds, sent, alone, reports, shares, peers = [], [], 0, 0, [], len(speeds)
-    given = []
+    given, computing = [], []
     for one in running:
-        epochs = [fact for fact in one.said("epoch") if fact["epoch"] >= WARM_UP_EPOCHS]
+        beginning = [{**fact, "epoch": 0, "waited": 0.0} for fact in one.said("began")]
+        epochs = [fact for fact in beginning + one.said("epoch") if fact["epoch"] >= warm_up]
         steps = epochs[-1]["epoch"] - epochs[0]["epoch"]
         seconds.append((epochs[-1]["time"] - epochs[0]["time"]) / steps)
         sent.append((epochs[-1]["bytes_sent"] - epochs[0]["bytes_sent"]) / steps)
-        told = [fact for fact in one.said("report") if fact["epoch"] > WARM_UP_EPOCHS]
+        idle = (epochs[-1]["waited"] - epochs[0]["waited"]) / (epochs[-1]["time"] - epochs[0]["time"])
+        computing.append(1 - idle)
+        told = [fact for fact in one.said("report") if fact["epoch"] > warm_up]
         alone += sum(fact["alone"] or fact["missed"] for fact in told)
         reports += len(told)
         shares += [fact["own_share"] for fact in told if fact["own_share"] is not None]
@@ -343,11 +382,12 @@ def _facts(running: list[Peer], speeds: list[float]) -> dict:
     if len(set(speeds)) > 1 and all(given):
         pairs = zip(given, speeds, strict=True)
         over_speed = [(samples / sum(given)) / (speed / sum(speeds)) for samples, speed in pairs]
-    ideal = SECONDS_A_SAMPLE * SAMPLES_A_PEER
     least = 2 * (peers - 1) / peers * PARAMETERS
     return {
         "seconds_an_epoch": statistics.mean(seconds),
-        "throughput_over_ideal": ideal / statistics.mean(seconds),
+        "throughput_over_ideal": epoch_seconds / statistics.mean(seconds),
+        "computing_share": statistics.mean(computing),
+        "bytes_a_sample": statistics.mean(sent) / (epoch_seconds / SECONDS_A_SAMPLE),
         "sent_over_least": statistics.mean(sent) / least,
         "not_averaged": alone / reports if reports else None,
         "own_share": statistics.median(shares) if shares else None,
@@ -359,9 +399,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Prints the table; writes the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 3, 4], metavar="N", help="sizes of the swarm")
-    parser.add_argument("--stacks", nargs="+", choices=STACKS, default=list(STACKS), help="what is compared")
+    parser.add_argument("--stacks", nargs="+", choices=STACKS, default=list(COMPARED), help="what is compared")
     parser.add_argument("--rate", default="100mbit", help="of each link, up and down, as tc takes it")
-    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="measured, after two that are not")
+    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="measured, after the warm-up")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP_EPOCHS, metavar="N", help="epochs that do not count")
+    parser.add_argument(
+        "--epoch-seconds", type=float, default=SECONDS_AN_EPOCH, metavar="S", help="computing of a peer for an epoch"
+    )
     parser.add_argument(
         "--speeds", type=float, nargs="+", metavar="X", help="one swarm of peers of these speeds instead"
     )
@@ -376,18 +420,27 @@ def main(arguments: list[str] | None = None) -> None:
         prepare_environment()
         run_role(partial(peer, *json.loads(flags.peer)))
     results = []
-    print(f"{'':<36}{'peers':>6}{'s/epoch':>9}{'of ideal':>10}{'bytes':>8}{'alone':>8}{'newcomer':>10}")
+    print(
+        f"{'':<36}{'peers':>6}{'s/epoch':>9}{'of ideal':>10}{'computing':>11}{'bytes':>8}{'alone':>8}{'newcomer':>10}"
+    )
     for speeds in [flags.speeds] if flags.speeds else [[1.0] * peers for peers in flags.peers]:
         found, peers = {}, len(speeds)
         for stack in flags.stacks:
             found[stack] = facts = swarm(
-                stack, speeds, flags.rate, flags.epochs, newcomer=not flags.no_newcomer, death=flags.death
+                stack,
+                speeds,
+                flags.rate,
+                flags.epochs,
+                newcomer=not flags.no_newcomer,
+                death=flags.death,
+                epoch_seconds=flags.epoch_seconds,
+                warm_up=flags.warm_up,
             )
             alone = "" if facts["not_averaged"] is None else f"{facts['not_averaged']:.1%}"
             late = f"{facts['newcomer_seconds']:.1f} s" if "newcomer_seconds" in facts else ""
             print(
                 f"{STACKS[stack]:<36}{peers:>6}{facts['seconds_an_epoch']:>9.2f}{facts['throughput_over_ideal']:>10.2f}"
-                f"{facts['sent_over_least']:>8.2f}{alone:>8}{late:>10}",
+                f"{facts['computing_share']:>11.3f}{facts['sent_over_least']:>8.2f}{alone:>8}{late:>10}",
                 flush=True,
             )
             if facts["samples_over_speed"]:
@@ -406,12 +459,15 @@ def main(arguments: list[str] | None = None) -> None:
 
         versions = {name: version(name) for name in ("torch", "hivemind")}
         link = {"rate": flags.rate, "parameters": PARAMETERS, "epochs": flags.epochs}
+        link |= {"epoch_seconds": flags.epoch_seconds}
         record(flags.json, "swarm", versions, results, link=link)
 
 
 UNITS = {
     "seconds_an_epoch": "s",
     "throughput_over_ideal": "",
+    "computing_share": "",
+    "bytes_a_sample": "bytes",
     "sent_over_least": "",
     "not_averaged": "",
     "newcomer_seconds": "s",

@@ -99,7 +99,7 @@ class Link:
 
 
 def even_parts(links: Sequence[Link]) -> tuple[float, ...]:
-    """Fractions of the vector when nobody declares a bandwidth, as this project's trainer: all but clients alike.
+    """Fractions of the vector when nobody declares a bandwidth: all but clients alike.
 
     Raises:
         BadSetup: If all are in client mode.

@@ -124,7 +124,8 @@ class Exchange:
     local_updates: bool = False
     """Whether peers train by themselves between exchanges (`mode = "diloco"`)."""
     declared_links: bool = False
-    """Whether peers tell their bandwidth, so that hivemind balances parts by it. The trainer does not yet."""
+    """Whether all peers tell their bandwidth, so that hivemind balances parts by it. The trainer's do if they are told
+    it (`join --bandwidth`), or have measured it as their state came."""
 
     def __post_init__(self):
         checks = {

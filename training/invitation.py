@@ -1,4 +1,4 @@
-"""The command that adds a volunteer to a run, as pages and programs show it."""
+"""The commands that add a volunteer or a monitor to a run, as pages and programs show them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,25 @@ def join_command(
     >>> join_command("http://run.example", ["/ip4/203.0.113.7/tcp/31337/p2p/Qm1"])
     'python -m training join --recipe http://run.example/recipe.toml --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm1'
     """
+    return command_for("join", f"{url}/recipe.toml", initial_peers, python=python)
+
+
+def command_for(
+    role: str, recipe: str, initial_peers: Sequence[str], *, python: Sequence[str] = ("python", "-m", "training")
+) -> str:
+    """What to paste into a terminal to start a role that needs a recipe and a peer.
+
+    Args:
+        role: The command's name.
+        recipe: A name, a TOML file or a URL.
+        initial_peers: See `join_command`.
+        python: See `join_command`.
+
+    >>> command_for("monitor", "my run.toml", ["/ip4/203.0.113.7/tcp/31337/p2p/Qm1"])
+    "python -m training monitor --recipe 'my run.toml' --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm1"
+    """
     program = Path(python[0])
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
     peers = [word for peer in initial_peers for word in ("--initial-peers", peer)]
-    return shlex.join([str(program), *python[1:], "join", "--recipe", f"{url}/recipe.toml", *peers])
+    return shlex.join([str(program), *python[1:], role, "--recipe", recipe, *peers])

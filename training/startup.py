@@ -17,12 +17,17 @@ from training.errors import BadInput
 from training.machine import usable_cores
 from training.optim.kernels import kernels
 from training.processes import FILE_LIMIT
-from training.swarm.averaging import PATIENCE_WINDOWS, part_bytes
+from training.swarm.averaging import part_bytes
+from training.swarm.matchmaking import PATIENCE_WINDOWS
 
 BASE_FILES = 256
 """Open files of a peer without connections; some 60 were counted, in a process that trains."""
 FILES_PER_PEER = 2
 """A connection in each direction."""
+MEASURABLE_BYTES = 1 << 23
+"""A smaller download says more of the way's delay than of what the link carries."""
+FAST_MBITS = 1000.0
+"""Links that carry more get equal parts: then computers are slower than links."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +40,21 @@ class Link:
     """Of the state, if one was downloaded."""
     download_seconds: float = 0.0
     """From the first byte to the last."""
+    told_mbits: float | None = None
+    """What the volunteer says that it carries, in Mbit/s."""
+
+    @property
+    def mbits(self) -> float | None:
+        """What it carries, in Mbit/s, as far as that is known; more than `FAST_MBITS` is not told apart.
+
+        >>> Link(download_bytes=50_000_000, download_seconds=20.0).mbits
+        20.0
+        """
+        if self.told_mbits is not None:
+            return min(self.told_mbits, FAST_MBITS)
+        if self.download_bytes < MEASURABLE_BYTES or not self.download_seconds:
+            return None
+        return min(8 * self.download_bytes / self.download_seconds / 1e6, FAST_MBITS)
 
 
 def check_flags(
@@ -191,14 +211,16 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[C
 
 
 def link_in_use(link: Link) -> Choice:
-    """What is known of the network and what is not."""
+    """What is known of the network and what is not, and what others are told of it."""
     answers = f"{1000 * min(link.answer_seconds):.3g} ms" if link.answer_seconds else "not known"
+    parts = "as to the others" if link.mbits is None else f"for {link.mbits:.3g} Mbit/s"
     if link.download_seconds:
         rate = 8 * link.download_bytes / link.download_seconds / 1e6
         size = show_bytes(link.download_bytes)
         reason = f"the state's {size} came at {rate:.3g} Mbit/s; what you can send is not measured"
     else:
         reason = "no state was downloaded, so what you can send and receive a second is not measured"
+    reason += f"; others send you parts to average {parts}" + (", as you said" if link.told_mbits else "")
     return Choice(name="link", value=f"an initial peer answers in {answers}", reason=reason)
 
 

@@ -40,7 +40,12 @@ CLAIMS = (
     Claim(
         page="index.md",
         says="Who leaves is not missed; who joins downloads the present weights from a peer.",
-        tests=("training/roles/test_peer.py", "training/swarm/test_download.py"),
+        tests=(
+            "training/roles/test_peer.py",
+            "training/swarm/test_download.py",
+            "training/swarm/test_agreement.py",
+            "training/swarm/test_averaging.py::test_the_survivors_of_a_death_in_mid_average_average_again",
+        ),
         records=("swarm",),
     ),
     Claim(

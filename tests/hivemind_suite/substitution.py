@@ -18,7 +18,8 @@ import hivemind.optim.progress_tracker
 import hivemind.optim.state_averager
 
 from training.config import load_recipe
-from training.swarm.averaging import ReportingAverager, ReportingRunner, SwarmGradientAverager, SwarmStateAverager
+from training.swarm.allreduce import ReportingRunner
+from training.swarm.averaging import ReportingAverager, SwarmGradientAverager, SwarmStateAverager
 from training.swarm.optimizer import LivelyTracker, SwarmOptimizer
 from training.swarm.powersgd import SwarmPowerSGDAverager
 

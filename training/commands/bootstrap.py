@@ -45,6 +45,7 @@ def run(
             host_maddrs=tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{port}"]),
             announce_maddrs=tuple(announce_maddrs or ()),
             initial_peers=tuple(initial_peers or ()),
+            recipe=recipe,
         )
         console = Console(highlight=False, soft_wrap=True)
         run_bootstrap(config, settings, stop=stop, events=EventLog(log_json), console=console)

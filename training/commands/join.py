@@ -55,6 +55,14 @@ def run(
     shards: Annotated[
         str | None, typer.Option(help="Folder or URL of the shards, if not where the recipe says.")
     ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="What your link carries, both ways, in Mbit/s: slow links average smaller parts. Without it: as fast "
+            "as the run's state came, where that was long enough to tell.",
+        ),
+    ] = None,
     client_mode: Annotated[
         bool, typer.Option("--client-mode", help="Accept no incoming connections (firewall, NAT).")
     ] = False,
@@ -81,6 +89,7 @@ def run(
     def role(stop):
         import tempfile
 
+        print(f"Joining {config.run_id} ({config.title}). PyTorch and hivemind take some seconds to load.", flush=True)
         from rich.console import Console
 
         from training.choices import Wishes
@@ -101,6 +110,7 @@ def run(
             epochs=epochs,
             resume=resume,
             shards=shards,
+            bandwidth_mbits=bandwidth,
             client_mode=client_mode,
             host_maddrs=tuple(host_maddrs or ["/ip4/0.0.0.0/tcp/0"]),
             announce_maddrs=tuple(announce_maddrs or ()),

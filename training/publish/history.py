@@ -226,6 +226,7 @@ class History(HistoryReader):
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._expiration_seconds = expiration_seconds
+        self._watching_since = clock()
         self._lock_file = path.with_name(path.name + ".lock").open("a")
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -335,13 +336,16 @@ class History(HistoryReader):
         return finished
 
     def _expire(self, connection: sqlite3.Connection, now: float) -> None:
+        """Silence counts from when it could be heard: a monitor that comes back does not know when they left."""
         gone = connection.execute(
-            "SELECT name, peer_id, last_seen FROM peers WHERE active AND last_seen < ?",
-            (now - self._expiration_seconds,),
+            "SELECT name, peer_id, last_seen FROM peers WHERE active AND max(last_seen, ?) < ?",
+            (self._watching_since, now - self._expiration_seconds),
         ).fetchall()
         for name, peer_id, last_seen in gone:
             connection.execute("UPDATE peers SET active = FALSE WHERE name = ? AND peer_id = ?", (name, peer_id))
-            self._add_event(connection, now, "left", name, f"left: no word for {now - last_seen:.0f} s")
+            unseen = last_seen < self._watching_since
+            text = "left while nobody watched" if unseen else f"left: no word for {now - last_seen:.0f} s"
+            self._add_event(connection, now, "left", name, text)
 
     def _sum_up_epoch(self, connection: sqlite3.Connection, epoch: int, now: float) -> None:
         connection.execute(

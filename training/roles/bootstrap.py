@@ -9,6 +9,7 @@ from rich.console import Console
 
 from training.config import RunConfig
 from training.events import EventLog
+from training.invitation import command_for
 from training.processes import StopRequest
 from training.swarm.dht import RECIPE_SECONDS, full_addresses, post_recipe, start_dht
 from training.swarm.identity import Identity
@@ -30,6 +31,8 @@ class BootstrapSettings:
     """Addresses at which others reach it, if they differ."""
     initial_peers: tuple[str, ...] = ()
     """Further bootstrap peers of the same run."""
+    recipe: str = ""
+    """As volunteers can name it, for the command that they are given; empty: the run's name."""
 
 
 def run_bootstrap(
@@ -55,7 +58,16 @@ def run_bootstrap(
     console.print(f"The run [bold]{run.run_id}[/bold] (recipe {run.digest}) can be joined at")
     for address in addresses:
         console.print(f"    {address}")
-    console.print(f"A volunteer adds:\n    --initial-peers {addresses[0]}\nCtrl-C stops it.")
+    recipe = settings.recipe or run.run_id
+    console.print("Give volunteers this command:")
+    console.print(f"    {command_for('join', recipe, addresses[:1])}", markup=False)
+    if "/127.0.0.1/" in addresses[0]:
+        console.print("It works on this machine alone: --host-maddrs, or --announce-maddrs behind a router, opens it.")
+    if Path(recipe).is_file():
+        console.print(f"They need the file {recipe} as well, or a monitor that serves it.")
+    console.print("Watch the run and keep its checkpoints with")
+    console.print(f"    {command_for('monitor', recipe, addresses[:1])}", markup=False)
+    console.print("Volunteers who come and go are named below. Ctrl-C stops this.")
 
     seen: dict[str, str] = {}
     waited = 0.0

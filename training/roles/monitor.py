@@ -115,6 +115,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
             _observe(history, dht, run)
             keeper.look()
         keeper.finish()
+        _observe(history, dht, run)  # volunteers that have left together with it
         history.add_event("stopped", "monitor", "watches no more")
         events.write("stopped")
     history.close()

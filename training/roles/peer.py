@@ -19,6 +19,7 @@ import torch
 from hivemind.dht import DHT
 from rich.console import Console
 
+from training.arrival import arrive
 from training.choices import Choice, Choices, Wishes, choose
 from training.config import RunConfig
 from training.data.stream import Batch, open_shards, sample_stream
@@ -30,7 +31,6 @@ from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.model.transformer import TextToImageTransformer, build_model
 from training.plan import built_on_paper
 from training.processes import StopRequest
-from training.publish.checkpoints import latest_checkpoint, load_checkpoint
 from training.startup import (
     Link,
     check_files,
@@ -71,6 +71,8 @@ class PeerSettings:
     """Folder of checkpoints; the latest is used unless the run is already further."""
     shards: str | None = None
     """Folder or URL of the shards, if not where the recipe says."""
+    bandwidth_mbits: float | None = None
+    """What its link carries, in Mbit/s; None: as measured, if it was."""
     client_mode: bool = False
     """Accept no incoming connections."""
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -249,10 +251,18 @@ def run_peer(
     )
     stop.listen()
     try:
-        source = _starting_point(optimizer, run, settings, stop)
+        source = arrive(optimizer, run, resume=settings.resume, stop=stop, console=console)
+        if source is None:
+            return
         give_back_freed_memory()
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        link = replace(link, download_bytes=optimizer.last_download[0], download_seconds=optimizer.last_download[1])
+        link = replace(
+            link,
+            download_bytes=optimizer.last_download[0],
+            download_seconds=optimizer.last_download[1],
+            told_mbits=settings.bandwidth_mbits,
+        )
+        optimizer.declare_bandwidth(link.mbits)
         events.write(
             "joined",
             name=name,
@@ -270,7 +280,15 @@ def run_peer(
             _warn(slow, events, console)
         trainer = _Trainer(run, settings, choices, model, optimizer, reporter, contribution_file, events, console)
         seed = _sample_seed(settings, identity, optimizer.local_epoch)
-        trainer.train(_batches(run, settings, seed=seed, micro_batch_size=choices.micro_batch_size), stop)
+        try:
+            trainer.train(_batches(run, settings, seed=seed, micro_batch_size=choices.micro_batch_size), stop)
+        except TrainingError as error:
+            if _answers(settings):
+                raise
+            raise TrainingError(
+                f"{error} The run's initial peers do not answer any more either: the run is over, or this machine is "
+                "offline."
+            ) from None
     finally:
         optimizer.say_goodbye()
         reporter.leave()
@@ -379,6 +397,7 @@ class _Trainer:
             waiting_seconds=report.waiting_seconds,
             bytes_sent=report.bytes_sent,
             bytes_received=report.bytes_received,
+            update_samples=report.update_samples,
         )
         together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
         self.console.print(
@@ -388,6 +407,8 @@ class _Trainer:
             self._warn(f"Epoch {report.epoch} was not averaged though {report.others} others train: {report.fault}.")
         elif report.fault:
             self._warn(f"Epoch {report.epoch} was averaged in part: {report.fault}; the weights are averaged soon.")
+        if report.note:
+            self._warn(f"Epoch {report.epoch}: {report.note}.")
 
     def _warn(self, text: str) -> None:
         _warn(text, self.events, self.console)
@@ -409,24 +430,16 @@ def _connect(run: RunConfig, settings: PeerSettings, identity: Identity) -> tupl
         client_mode=settings.client_mode,
     )
     check_recipe(dht, run)
+    return dht, Link(answer_seconds=tuple(seconds for seconds in _answers(settings) if seconds is not None))
+
+
+def _answers(settings: PeerSettings) -> list[float | None]:
+    """How soon each initial peer that answers does; None where that cannot be measured."""
     answers = []
     for address in settings.initial_peers:
-        with suppress(OSError):  # another one has answered
+        with suppress(OSError):  # another one may answer
             answers.append(connection_seconds(address))
-    return dht, Link(answer_seconds=tuple(seconds for seconds in answers if seconds is not None))
-
-
-def _starting_point(optimizer: SwarmOptimizer, run: RunConfig, settings: PeerSettings, stop: StopRequest) -> str:
-    """Brings model and optimizer to where the run is; says where the state came from."""
-    source = "fresh weights"
-    path = latest_checkpoint(settings.resume) if settings.resume is not None else None
-    if path is not None:
-        checkpoint = load_checkpoint(path, recipe=run)
-        optimizer.load_checkpoint(checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
-        source = f"the checkpoint {path.name}"
-    if optimizer.tracker.global_epoch > optimizer.local_epoch and not stop.asked and optimizer.load_state_from_peers():
-        source = "the state of another peer"
-    return source
+    return answers
 
 
 def _check(run: RunConfig, settings: PeerSettings, events: EventLog, console: Console) -> None:

@@ -29,7 +29,7 @@ from training.simulate.clock import Clock
 from training.simulate.population import Person
 
 PATIENCE_WINDOWS = 4
-"""A group that is smaller than expected waits so many windows (training/swarm/averaging.py, `PATIENCE_WINDOWS`)."""
+"""A group that is smaller than expected waits so many windows (training/swarm/matchmaking.py, `PATIENCE_WINDOWS`)."""
 EARLY_STEPS = 1.5
 """A peer looks for a group so many of its steps before the end, if these are longer than a window
 (training/swarm/optimizer.py, `_maybe_schedule_gradient_averaging`)."""

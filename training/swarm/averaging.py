@@ -1,55 +1,52 @@
-"""Averaging with the group in view: who sent, how much of the average is one's own, how many bytes it took.
+"""Averagers that report each round, and whose groups agree on what counts.
 
-hivemind reports a round as done with a group of n also when nobody else's tensors arrived: parts that fail are
-replaced by one's own with a warning in the log. These averagers count, and return the count with the round.
+hivemind changes a peer's tensors while the others' parts arrive. If a peer of the group dies then, the others are left
+with averages that differ, and with no gradients to average again. Here tensors change when the group has agreed that
+the all-reduce counts, or that it is repeated without those who are gone; see `agreement`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import math
 import multiprocessing
 import queue
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hivemind.averaging import DecentralizedAverager
-from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.key_manager import GroupKeyManager
-from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.averaging.partition import DEFAULT_PART_SIZE_BYTES
 from hivemind.compression import (
     CompressionBase,
-    CompressionInfo,
     Float16Compression,
     NoCompression,
     RoleAdaptiveCompression,
-    deserialize_torch_tensor,
 )
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils.asyncio import as_aiter, azip
 from hivemind.utils.timed_storage import get_dht_time
 
+from training.swarm.agreement import Agreement, Decision
+from training.swarm.allreduce import ReportingRunner, RoundReport
 from training.swarm.codecs import exchange_codec
-
-_LOOK_SECONDS = 0.1
-"""Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
+from training.swarm.matchmaking import PatientMatchmaking
 
 WEIGHT_OF_A_NEWCOMER = 1e-6
 """Weight of parameters that are behind the others', where theirs is 1; not 0, for all of a group may be newcomers."""
 
-PATIENCE_WINDOWS = 4
-"""Windows of matchmaking for which a group waits for peers that are known to train."""
+REPETITIONS = 2
+"""An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
+
+_AGREEMENTS_KEPT = 8
+"""Peers that end late may still ask what was decided on the last few all-reduces."""
 
 
 def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
@@ -73,25 +70,6 @@ def part_bytes(parameters: int) -> int:
     return min(max(parameters // 32, 1 << 14), DEFAULT_PART_SIZE_BYTES)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundReport:
-    """What one averaging round did, as seen by one peer."""
-
-    group_size: int
-    """Peers in the group, those without weight included."""
-    senders: int
-    """Peers whose tensors entered the average with weight, this one included; 1 is no average at all."""
-    own_share: float | None
-    """Share of this peer's own tensors in its result: its weight over all weights, 1 where a part did not come back.
-    None if this peer reduces nothing and so does not see the others' weights."""
-    torn: bool
-    """Whether a peer was lost on the way: parts are the average of fewer peers, or this peer's own."""
-    bytes_sent: int
-    bytes_received: int
-    seconds: float
-    """From the group's forming to the last part."""
-
-
 class AveragedGroup(dict):
     """What an averager returns, peer id -> what that peer gave to gather, with the round's report."""
 
@@ -102,99 +80,23 @@ class AveragedGroup(dict):
     def __reduce__(self) -> tuple:
         return AveragedGroup, (dict(self), self.report)
 
+    @classmethod
+    def of_those_left(cls, gathered: dict, report: RoundReport) -> AveragedGroup:
+        """Without the peers that were lost."""
+        return cls({peer: told for peer, told in gathered.items() if str(peer) not in report.lost}, report)
 
-class ReportingRunner(AllReduceRunner):
-    """An all-reduce that counts bytes and notes the others' weights as they arrive.
 
-    Args:
-        round_own_parts: Reduce this peer's own parts as the others would have received them. Peers whose tensors are
-            equal then keep them; else the reducer's exact and the others' rounded tensors have a mean that is none's.
-        kwargs: See hivemind.
+class _Control(StepControl):
+    """A step that can be cancelled at any time.
+
+    hivemind tells the averager's process first and marks the step then: a process that looks in between finds nothing
+    to do, and goes on to average.
     """
 
-    def __init__(self, *, round_own_parts: bool = False, **kwargs):
-        super().__init__(**kwargs)
-        self._round_own_parts = round_own_parts
-        self._began = time.monotonic()
-        self._bytes_sent = self._bytes_received = 0
-        self._weights: dict[PeerID, float] = {}
-
-    def report(self) -> RoundReport:
-        """What has happened so far."""
-        weights = {peer: weight for peer, weight in self._weights.items() if peer not in self.banned_senders}
-        weights[self.peer_id] = self.weight
-        container = self.tensor_part_container
-        failed = container.failed_size / max(container.total_size, 1)
-        if self.tensor_part_reducer.num_parts == 0:  # it reduces nothing, so nobody has sent it any weight
-            senders, own_share = len(self.sender_peer_ids), 1.0 if failed == 1 else None
-        else:
-            senders, total = sum(weight > 0 for weight in weights.values()), math.fsum(weights.values())
-            own_share = failed + (1 - failed) * (self.weight / total if total > 0 else 1.0)
-        return RoundReport(
-            group_size=self.group_size,
-            senders=senders if failed < 1 else 1,
-            own_share=own_share,
-            torn=failed > 0 or bool(self.banned_senders),
-            bytes_sent=self._bytes_sent,
-            bytes_received=self._bytes_received,
-            seconds=time.monotonic() - self._began,
-        )
-
-    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
-        if not (self._round_own_parts and peer_id == self.peer_id):
-            try:
-                await super()._communicate_with_peer(peer_id)
-            except Exception:
-                if peer_id in self.sender_peer_ids and peer_id not in self.active_senders:
-                    await self._ban_sender(peer_id)  # it is gone before it began to send: nobody waits for it
-                raise
-            return
-        container, loop = self.tensor_part_container, asyncio.get_running_loop()
-        own, sender = self.ordered_peer_ids.index(peer_id), self.sender_peer_ids.index(peer_id)
-        for index, (part, info) in enumerate(tuple(container._input_parts_by_peer[own])):
-            rounded = await loop.run_in_executor(None, _rounded, container.compression, part, info)
-            averaged = await self.tensor_part_reducer.accumulate_part(sender, index, rounded, weight=self.weight)
-            container.register_processed_part(own, index, averaged - rounded)
-
-    def _get_peer_stub(self, peer: PeerID) -> _CountingStub:
-        return _CountingStub(super()._get_peer_stub(peer), self)
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super().rpc_aggregate_part(self._incoming(stream, context.remote_id), context):
-            self._bytes_sent += len(message.tensor_part.buffer)
-            yield message
-
-    async def _incoming(self, stream: AsyncIterator, sender: PeerID | None = None) -> AsyncIterator:
-        async for message in stream:
-            self._bytes_received += len(message.tensor_part.buffer)
-            if sender is not None:
-                self._weights[sender] = message.weight
-            yield message
-
-    async def _outgoing(self, stream: AsyncIterator) -> AsyncIterator:
-        async for message in stream:
-            self._bytes_sent += len(message.tensor_part.buffer)
-            yield message
-
-
-def _rounded(codec: CompressionBase, part: torch.Tensor, info: CompressionInfo) -> torch.Tensor:
-    return deserialize_torch_tensor(codec.compress(part.detach(), info, allow_inplace=False))
-
-
-class _CountingStub:
-    """A groupmate's reducer, with the bytes to and from it counted."""
-
-    def __init__(self, stub: object, runner: ReportingRunner):
-        self._stub, self._runner = stub, runner
-
-    async def rpc_aggregate_part(self, parts: AsyncIterator) -> AsyncIterator:
-        return self._runner._incoming(await self._stub.rpc_aggregate_part(self._runner._outgoing(parts)))
-
-
-class _TornRound(Exception):
-    """An average failed when some tensors had been changed already; averaging these again would not be an average."""
+    def cancel(self) -> bool:
+        """See hivemind."""
+        super(StepControl, self).cancel()
+        return super().cancel()
 
 
 class ReportingAverager(DecentralizedAverager):
@@ -212,6 +114,9 @@ class ReportingAverager(DecentralizedAverager):
         self.reports: queue.SimpleQueue[RoundReport] = queue.SimpleQueue()
         self._expected_group_size = multiprocessing.Value(ctypes.c_int, 0)
         self._last_report: RoundReport | None = None
+        self._agreements: dict[bytes, Agreement] = {}
+        self._steps = 0
+        self._closing: set[asyncio.Task] = set()
         kwargs.setdefault("part_size_bytes", part_bytes(sum(tensor.numel() for tensor in averaged_tensors)))
         super().__init__(averaged_tensors, *args, **kwargs)
 
@@ -228,6 +133,7 @@ class ReportingAverager(DecentralizedAverager):
         """See hivemind; besides, each round that has ended well puts its report into `reports`."""
         outcome = super().step(*args, **kwargs)
         if isinstance(outcome, StepControl):
+            outcome.__class__ = _Control  # hivemind makes it
             self._weigh(outcome)
             outcome.add_done_callback(self._keep_report)
         elif isinstance(outcome, AveragedGroup):
@@ -248,47 +154,164 @@ class ReportingAverager(DecentralizedAverager):
                 self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
             )
         self._matchmaking.expect(self._expected_group_size.value)
-        with suppress(InvalidStateError):  # the trainer gave this round up while it ended
-            await super()._step(step=step, future_for_init=future_for_init)
+        self._steps += 1
+        try:
+            with suppress(InvalidStateError):  # the trainer gave this round up while it ended
+                await super()._step(step=step, future_for_init=future_for_init)
+        finally:
+            self._steps -= 1
+            if not self._steps:  # a group that was found as the step was cancelled gets an answer, not silence
+                self._pending_groups_registered.set()
 
     async def _aggregate_with_group(self, group_info: GroupInfo, *args, **kwargs) -> AveragedGroup:
         gathered = await super()._aggregate_with_group(group_info, *args, **kwargs)
-        return AveragedGroup(gathered, self._last_report)
+        return AveragedGroup.of_those_left(gathered, self._last_report)
 
     async def _run_allreduce_inplace_(
-        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs
+        self,
+        tensors: Sequence[torch.Tensor],
+        group_info: GroupInfo,
+        group_id: bytes | None = None,
+        *,
+        peer_fractions: Sequence[float],
+        **kwargs,
     ) -> None:
-        """As in hivemind, with a runner that reports."""
-        group_id = group_info.group_id if group_id is None else group_id
+        """As in hivemind, but tensors change when the group has agreed on the result; takes 4 bytes a value until then.
+
+        A peer whose whole group is gone keeps its tensors.
+        """
+        began, sent, received = time.monotonic(), 0, 0
+        first_id = group_info.group_id if group_id is None else group_id
+        group = _Group(group_id=first_id, peers=tuple(group_info.peer_ids), fractions=tuple(peer_fractions))
+        for repeated in range(REPETITIONS + 1):
+            try:
+                attempt = await self._all_reduce(tensors, group, **kwargs)
+            finally:
+                self._pending_groups_registered.set()
+                if group.group_id != first_id:
+                    self._running_groups.pop(group.group_id, None)
+            sent, received = sent + attempt.report.bytes_sent, received + attempt.report.bytes_received
+            rest = group.of(attempt.decision)
+            if attempt.decision.counts or len(rest.peers) < 2 or not any(rest.fractions):
+                break
+            if self.peer_id not in rest.peers or repeated == REPETITIONS:
+                break
+            group = rest
+        lost = tuple(str(peer) for peer in group_info.peer_ids if peer not in group.peers)
+        report = replace(attempt.report, group_size=group_info.group_size, repeated=repeated, lost=lost)
+        if attempt.decision.members == (self.peer_id,):
+            report = replace(report, senders=1, own_share=1.0, weight=attempt.weight, torn=True)
+        elif attempt.fault is not None:
+            raise attempt.fault  # nothing has changed: hivemind looks for another group with the same tensors
+        else:
+            for tensor, update in zip(tensors, attempt.updates, strict=False):  # an auxiliary peer has no updates
+                tensor.add_(update, alpha=self._averaging_alpha)
+            self.last_updated = get_dht_time()
+            self._state_updated.set()
+        self._last_report = replace(report, bytes_sent=sent, bytes_received=received, seconds=time.monotonic() - began)
+
+    async def _all_reduce(self, tensors: Sequence[torch.Tensor], group: _Group, **kwargs) -> _Attempt:
+        """One all-reduce of a group, and what the group thinks of it. Changes no tensors."""
         runner = ReportingRunner(
             p2p=self._p2p,
             servicer_type=type(self),
             prefix=self.prefix,
             tensors=tensors,
-            group_id=group_id,
-            ordered_peer_ids=group_info.peer_ids,
+            group_id=group.group_id,
+            ordered_peer_ids=group.peers,
+            peer_fractions=group.fractions,
             round_own_parts=self.round_own_parts,
             **kwargs,
         )
-        self._running_groups[group_id].set_result(runner)
-        if runner.modes[group_info.peer_ids.index(self.peer_id)] == AveragingMode.AUX:
-            async for _ in runner:
-                raise ValueError("aux peers should not receive averaged tensors")
-        else:
-            changed = 0
-            try:
-                async for tensor, update in azip(as_aiter(*tensors), runner):
-                    tensor.add_(update, alpha=self._averaging_alpha)
-                    changed += 1
-                    self.last_updated = get_dht_time()
-                    self._state_updated.set()
-            except Exception as error:  # hivemind would look for another group with these tensors
-                if changed:
-                    raise _TornRound(
-                        f"the average failed after {changed} of {len(tensors)} tensors: {error}"
-                    ) from error
-                raise
-        self._last_report = runner.report()
+        agreement = self._agreements[group.group_id] = Agreement(
+            own=self.peer_id,
+            group_id=group.group_id,
+            peers=group.peers,
+            referees=[peer for peer, fraction in zip(group.peers, group.fractions, strict=True) if fraction > 0],
+            ask=self._ask,
+        )
+        while len(self._agreements) > _AGREEMENTS_KEPT:
+            del self._agreements[next(iter(self._agreements))]
+        self._running_groups.setdefault(group.group_id, asyncio.Future()).set_result(runner)
+        self._pending_groups_registered.set()
+        updates, fault, arriving = [], None, aiter(runner)
+        try:
+            while len(updates) < len(tensors):
+                updates.append(await anext(arriving))
+        except StopAsyncIteration:
+            pass  # an auxiliary peer gets none
+        except Exception as error:
+            fault = error
+        self._closing.add(closing := asyncio.create_task(_exhaust(arriving)))  # a slow groupmate may hold it up
+        closing.add_done_callback(self._closing.discard)
+        report = runner.report()
+        self._pending_groups_registered.clear()  # parts of a repetition may come before this peer knows of it
+        decision = await agreement.reach(runner.verdict(fault))
+        return _Attempt(
+            report=replace(report, **runner.traffic),
+            decision=decision,
+            updates=tuple(updates),
+            fault=fault,
+            weight=runner.weight,
+        )
+
+    async def _ask(self, referee: PeerID, verdict: averaging_pb2.MessageFromLeader) -> averaging_pb2.MessageFromLeader:
+        return await type(self).get_stub(self._p2p, referee, namespace=self.prefix).rpc_agree(verdict)
+
+    async def rpc_agree(
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader:
+        """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
+        if request.group_id not in self._agreements:
+            await self._pending_groups_registered.wait()
+            if (begun := self._running_groups.get(request.group_id)) is not None:
+                await asyncio.shield(begun)
+        agreement = self._agreements.get(request.group_id)
+        if agreement is None:
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_ID)
+        return await agreement.hear(context.remote_id, request)
+
+
+async def _exhaust(arriving: AsyncIterator) -> None:
+    async for _ in arriving:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    """Who takes part in an all-reduce."""
+
+    group_id: bytes
+    peers: tuple[PeerID, ...]
+    fractions: tuple[float, ...]
+    """Share of the values that each peer averages; 0 in client mode."""
+
+    def of(self, decision: Decision) -> _Group:
+        """Those who repeat it."""
+        left = [
+            (peer, fraction)
+            for peer, fraction in zip(self.peers, self.fractions, strict=True)
+            if peer in decision.members
+        ]
+        return _Group(
+            group_id=decision.group_id,
+            peers=tuple(peer for peer, _ in left),
+            fractions=tuple(fraction for _, fraction in left),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Attempt:
+    """What came of an all-reduce."""
+
+    report: RoundReport
+    decision: Decision
+    updates: tuple[torch.Tensor, ...]
+    """For each tensor, the way to the average."""
+    fault: Exception | None
+    """What has ended it early."""
+    weight: float
+    """This peer's own."""
 
 
 class SwarmGradientAverager(GradientAverager, ReportingAverager):
@@ -300,12 +323,28 @@ class SwarmGradientAverager(GradientAverager, ReportingAverager):
     """Told to the peers of the next group."""
     wants_weights = False
     """Told to them as well: whether this peer's parameters are not those of the others yet."""
+    not_finite = False
+    """Whether this peer's own gradients were left out of the last average, because they are not finite."""
 
     def accumulate_grads_(self, batch_size: int) -> None:
         """See hivemind, whose mean is too small or too large where micro-batches differ in size: it divides by their
         number, having weighted each by its size over the first one's."""
         super().accumulate_grads_(batch_size)
         self.local_times_accumulated = self.local_samples_accumulated / self._anchor_batch_size
+
+    def load_accumulators_into_averager_(self) -> None:
+        """See hivemind."""
+        super().load_accumulators_into_averager_()
+        self._leave_out_what_is_not_finite()
+
+    def _leave_out_what_is_not_finite(self) -> None:
+        """Gradients with a number that is not finite become zeros without weight: the peer takes the others' mean."""
+        with torch.no_grad(), self.get_tensors() as tensors:
+            self.not_finite = not all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+            if self.not_finite:
+                self.local_samples_accumulated = 0
+                for tensor in tensors:
+                    tensor.zero_()
 
     def schedule_step(self, scheduled_time: float | None = None, **kwargs) -> StepControl:
         """See hivemind."""
@@ -340,52 +379,3 @@ class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
             metadata, tensors, infos = super().get_current_state()
             with self.lock_averaged_tensors:
                 return metadata, [tensor.clone() for tensor in tensors], infos
-
-
-class PatientMatchmaking(Matchmaking):
-    """Matchmaking that knows how many peers to expect.
-
-    hivemind's groups always wait for the end of a window, and start then with whoever has come: a peer that computes
-    for longer than the window is left out. Here a group starts as soon as all expected peers have come, and a smaller
-    one only after some windows. The number is a hint: too low a one splits a group for a round, too high a one, as
-    after a peer's death, costs `PATIENCE_WINDOWS` windows.
-    """
-
-    def __init__(self, *args, min_group_size: int, target_group_size: int | None, **kwargs):
-        self._least, self._most = min_group_size, target_group_size
-        self._expected, self._patient_until = 0, -math.inf
-        super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
-        manager = self.group_key_manager
-        self.group_key_manager = _PatientKeyManager(
-            manager.dht, manager.prefix, manager.group_bits, manager.target_group_size
-        )
-
-    def expect(self, peers: int) -> None:
-        """A search for a group of so many peers begins; 0: nobody knows."""
-        self._expected = min(peers, self._most or peers)
-        self._patient_until = time.monotonic() + PATIENCE_WINDOWS * self.min_matchmaking_time
-
-    @property
-    def target_group_size(self) -> int | None:
-        """A group of this size starts at once."""
-        return self._expected if self._expected >= self._least else self._most
-
-    @target_group_size.setter
-    def target_group_size(self, value: int | None) -> None:
-        self._most = value
-
-    @property
-    def min_group_size(self) -> int:
-        """A group of this size starts at the end of a window."""
-        return max(self._expected, self._least) if time.monotonic() < self._patient_until else self._least
-
-    @min_group_size.setter
-    def min_group_size(self, value: int) -> None:
-        self._least = value
-
-
-class _PatientKeyManager(GroupKeyManager):
-    async def get_averagers(self, group_key: str, only_active: bool) -> list:
-        averagers = await super().get_averagers(group_key, only_active)
-        await asyncio.sleep(_LOOK_SECONDS)
-        return averagers

@@ -71,6 +71,7 @@ class DistanceAverager(SwarmGradientAverager):
         with self.get_tensors() as distances:
             for distance, common, own in zip(distances, self.common_weights, self.parameters, strict=True):
                 distance.copy_(common).sub_(own.to(distance.device))
+        self._leave_out_what_is_not_finite()
 
 
 class LocalUpdateOptimizer(SwarmOptimizer):

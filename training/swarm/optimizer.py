@@ -12,8 +12,9 @@ import math
 import queue
 import time
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import hivemind
@@ -22,6 +23,7 @@ from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.dht import DHT
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, ProgressTracker
 from hivemind.optim.state_averager import load_optimizer_state
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -30,13 +32,8 @@ from training.config import RunConfig
 from training.errors import TrainingError
 from training.optim.lamb import build_optimizer, load_optimizer_tensors, parameter_groups
 from training.optim.schedule import learning_rate_factor
-from training.swarm.averaging import (
-    AveragedGroup,
-    RoundReport,
-    SwarmStateAverager,
-    standings,
-    state_codec,
-)
+from training.swarm.allreduce import RoundReport
+from training.swarm.averaging import AveragedGroup, SwarmStateAverager, standings, state_codec
 from training.swarm.codecs import exchange_codec
 from training.swarm.download import download_state
 from training.swarm.identity import Identity
@@ -74,6 +71,8 @@ class EpochReport:
     """Peers whose gradients entered the update with weight; 0 if this peer made no update."""
     own_share: float | None
     """Share of this peer's own gradient in its update; 1 means that nothing was averaged."""
+    update_samples: float | None
+    """Samples of all peers in this peer's update; None if it averages no part itself, and so does not see them."""
     others: int
     """Other peers that were known to train."""
     waiting_seconds: float
@@ -85,6 +84,8 @@ class EpochReport:
     bytes_received: int
     fault: str | None
     """Why the gradients were not averaged, or not all of them; None if they were or nobody else was there."""
+    note: str | None = None
+    """What else was out of the ordinary: who was lost, or left out."""
 
     @property
     def alone(self) -> bool:
@@ -109,6 +110,7 @@ class _Ending:
     report: RoundReport | None = None
     fault: str | None = None
     left_behind: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 class _LeftBehind(Exception):
@@ -126,7 +128,12 @@ class LivelyTracker(ProgressTracker):
     def __init__(self, *, lively_seconds: float, **kwargs):
         self.lively_seconds, self.lively_peers = lively_seconds, 0
         self._others_seen = -math.inf
+        self._given_up: dict[bytes, float] = {}
         super().__init__(**kwargs)
+
+    def give_up(self, peers: Iterable[str]) -> None:
+        """These were lost in an average: they are not waited for unless they report again."""
+        self._given_up |= dict.fromkeys((PeerID.from_base58(peer).to_bytes() for peer in peers), get_dht_time())
 
     def _parse_swarm_progress_data(self, metadata: dict | None) -> GlobalTrainingProgress:
         now, own = get_dht_time(), self.dht.peer_id.to_bytes()
@@ -137,7 +144,11 @@ class LivelyTracker(ProgressTracker):
         progress = super()._parse_swarm_progress_data(metadata)
         if not (others or said_goodbye) and now - self._others_seen < self.lively_seconds:
             return replace(self.global_progress, next_fetch_time=progress.next_fetch_time)
-        self.lively_peers = sum(record["time"] >= now - self.lively_seconds for record in records)
+        self.lively_peers = sum(
+            record["time"] >= now - self.lively_seconds
+            and record["time"] > self._given_up.get(record["peer_id"], -math.inf)
+            for record in records
+        )
         if not others:
             return progress
         self._others_seen = now
@@ -194,6 +205,13 @@ class SwarmOptimizer(hivemind.Optimizer):
         """Shapes of the parameters in the order in which they travel."""
         return [parameter.shape for group in self.opt.param_groups for parameter in group["params"]]
 
+    def declare_bandwidth(self, mbits: float | None) -> None:
+        """Tells groupmates what this peer's link carries, both ways, in Mbit/s: slow ones average smaller parts.
+
+        Who does not know (None) counts as the mean of those who do; hivemind, averaging/load_balancing.py.
+        """
+        self.grad_averager.bandwidth = self.state_averager.bandwidth = mbits
+
     def take_epoch_reports(self) -> list[EpochReport]:
         """Reports of the epochs that have ended since the last call."""
         return _drain(self._reports)
@@ -216,6 +234,9 @@ class SwarmOptimizer(hivemind.Optimizer):
         if scheduled is not None and (scheduled.triggered or scheduled.done()):
             self.scheduled_grads = None  # hivemind would not average at all, where it finds the last epoch's group
         began = super()._begin_averaging_gradients(grad_scaler)
+        if began and self.grad_averager.not_finite:
+            self._ending.samples = 0
+            self._ending.notes.append("this peer's own gradients were not finite and were left out")
         if began and self.delay_grad_averaging:
             self._endings[self.scheduled_grads] = self._ending
         return began
@@ -235,12 +256,14 @@ class SwarmOptimizer(hivemind.Optimizer):
                 group_size=report.group_size if report else 1,
                 senders=report.senders if report else 1 - ending.left_behind,
                 own_share=report.own_share if report else 1.0,
+                update_samples=report.weight if report else (None if ending.left_behind else ending.samples),
                 others=ending.others,
                 waiting_seconds=max(time.monotonic() - ending.began - averaging, 0.0),
                 averaging_seconds=averaging,
                 bytes_sent=sum(r.bytes_sent for r in (report, *background) if r),
                 bytes_received=sum(r.bytes_received for r in (report, *background) if r),
                 fault=ending.fault if ending.others else None,
+                note="; ".join(ending.notes) or None,
             )
         )
 
@@ -303,6 +326,13 @@ class SwarmOptimizer(hivemind.Optimizer):
                 ending.fault = "no other peer's gradients arrived"
             elif group.report.torn:
                 ending.fault = "a peer was lost in the middle of the average"
+            elif group.report.repeated:
+                left = f"{group.report.senders} of {group.report.group_size}"
+                ending.notes.append(f"a peer was lost in the middle of the average, so {left} have averaged again")
+            if group.report.refused:
+                refused = ", ".join(group.report.refused)
+                ending.notes.append(f"what {refused} sent was not finite and was left out")
+            self.tracker.give_up(group.report.lost)
             if group.report.torn:  # the others' update is not the same
                 self._want_weights(True)
             told = standings(group)

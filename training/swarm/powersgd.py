@@ -24,7 +24,8 @@ from hivemind.compression.base import TensorRole
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.utils.asyncio import enter_asynchronously
 
-from training.swarm.averaging import AveragedGroup, RoundReport, SwarmGradientAverager
+from training.swarm.allreduce import RoundReport
+from training.swarm.averaging import AveragedGroup, SwarmGradientAverager
 
 _LEAST_SAVING = 0.8
 """A matrix is averaged as it is unless the thin ones have a fifth of its values: they travel in 32 bit, it in 8."""
@@ -72,7 +73,7 @@ class SwarmPowerSGDAverager(PowerSGDGradientAverager, SwarmGradientAverager):
                     for kept, gradient in zip(self._ms, large, strict=True):
                         kept.sub_(gradient)
             raise
-        return AveragedGroup(gathered, _both(*self._phases))
+        return AveragedGroup.of_those_left(gathered, _both(*self._phases))
 
     async def _run_allreduce_inplace_(
         self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs
@@ -105,7 +106,12 @@ def _both(first: RoundReport, second: RoundReport) -> RoundReport:
         group_size=second.group_size,
         senders=min(first.senders, second.senders),
         own_share=max(shares, default=None),
+        weight=second.weight,
         torn=first.torn or second.torn,
+        repeated=first.repeated + second.repeated,
+        lost=tuple(dict.fromkeys(first.lost + second.lost)),
+        refused=tuple(dict.fromkeys(first.refused + second.refused)),
+        reduced_share=second.reduced_share,
         bytes_sent=first.bytes_sent + second.bytes_sent,
         bytes_received=first.bytes_received + second.bytes_received,
         seconds=first.seconds + second.seconds,

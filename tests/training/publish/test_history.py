@@ -145,6 +145,23 @@ def test_unrenewed_record_means_gone_though_it_still_lies_there(history):
     assert history.leaderboard()[0]["samples_per_second"] is None
 
 
+def test_a_monitor_that_comes_back_does_not_claim_to_have_listened(tmp_path):
+    """Alan left while it was off; Ada is heard again before her silence means anything."""
+    clock = Clock()
+    first = open_history(tmp_path, clock)
+    begin(first)
+    first.close()
+    clock.now += 500
+    second = open_history(tmp_path, clock)
+    second.observe([])
+    assert [event["kind"] for event in second.events()] == ["joined", "joined"]
+    clock.now += 31
+    second.observe([Report(epoch=1, samples=30, time=531)])
+    assert [event["text"] for event in second.events()][2:] == ["left while nobody watched"]
+    assert second.events()[-1]["name"] == "alan"
+    second.close()
+
+
 def test_renewed_record_means_present_even_without_progress(history):
     for step in range(10):
         history._clock.now += 20

@@ -18,6 +18,9 @@ from training.data.tokenizer import Tokenizer
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.publish.checkpoints import save_checkpoint
+from training.swarm.dht import start_dht
+from training.swarm.identity import Identity
+from training.swarm.metrics import MetricsBoard, PeerRecord
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900)]
 
@@ -218,8 +221,8 @@ def test_initial_peers_that_do_not_answer_are_one_sentence(run, address, code, w
     started = time.monotonic()
     assert run.join("lost", address=address).wait(240) == code
     assert time.monotonic() - started < 240
-    lines = [line for line in run.log("lost").splitlines() if line]
-    assert len(lines) == 1 and words in lines[0]
+    began, *lines = [line for line in run.log("lost").splitlines() if line]
+    assert began.startswith("Joining demo") and len(lines) == 1 and words in lines[0]
 
 
 def test_volunteers_resume_join_die_and_leave(run):
@@ -271,3 +274,35 @@ def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):
     again = ("bootstrap", "--recipe", str(run.recipe), "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}")
     run.start("third", *again, "--state-dir", str(tmp_path))
     assert run.event("third", "ready")["addresses"][0] == address
+
+
+def test_who_comes_when_the_run_is_done_is_told_so(run, tmp_path):
+    """Ada's last word is still there: all epochs of the schedule are done."""
+    config, ada = parse_recipe(run.recipe.read_text()), Identity(tmp_path)
+    last_word = PeerRecord(
+        name="ada",
+        peer_id=str(ada.peer_id),
+        status="leaving",
+        epoch=config.schedule.total_epochs,
+        loss=1.0,
+        samples=1000,
+        samples_per_second=1.0,
+        seconds=1000.0,
+        group_size=2,
+        averaged_epochs=400,
+        alone_epochs=0,
+        micro_batch_size=4,
+        bytes_sent=1,
+        bytes_received=1,
+        version="test",
+        time=time.time(),
+    )
+    dht = start_dht(config, ada, initial_peers=[run.address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    try:
+        board = MetricsBoard(dht=dht, run_id=config.run_id, expiration_seconds=120)
+        assert board.post(last_word, ada).result(timeout=20)
+        assert run.join("late").wait(240) == 0, run.log("late")
+    finally:
+        dht.shutdown()
+    assert "has reached its end: all of its 400 epochs are done" in run.log("late")
+    assert run.events("late", "epoch") == [] and run.events("late", "joined") == []

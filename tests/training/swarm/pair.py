@@ -1,6 +1,6 @@
-"""One of two peers that meet and average; `test_averaging.py` starts it as a process and reads what it has written.
+"""One of two or three peers that meet and average; `test_averaging.py` starts it as a process and reads what it wrote.
 
-Usage: python pair.py FOLDER first|second|victim MODE
+Usage: python pair.py FOLDER first|second|third MODE...
 """
 
 import json
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from training.config import load_recipe
@@ -17,7 +18,12 @@ from training.processes import prepare_environment, run_role
 ROOT = Path(__file__).parents[3]
 SIZES = {"eight_bit": (256, 256), "sixteen_bit": (100,), "scalar": ()}
 SAMPLES = {"first": 8, "second": 24}
-PATIENCE_SECONDS = {"death": 30.0}
+ALL_THREE = (*SAMPLES, "third")
+THIRD_SAMPLES = 32
+MBIT_PER_SECOND = {"first": 100.0, "second": 100.0, "third": 10.0}
+"""What the link of each carries, as peers of the mode "not finite" declare it."""
+DEATHS = ("death before a part", "death after a part")
+PATIENCE_SECONDS = dict.fromkeys(DEATHS, 30.0)
 """For the next part of a tensor, by mode."""
 SETTINGS = {
     "heavy tails": {"gradient_codec": "blockwise8"},
@@ -30,12 +36,18 @@ SETTINGS = {
 
 
 def meet(folder, mode, names=tuple(SAMPLES)):
-    """Runs the peers, both unless named; (tensors, facts) of each."""
+    """Runs the peers, both unless named; (tensors, facts) of each that has lived."""
+    (met,) = meet_often(folder, [mode], names).values()
+    return list(met.values())
+
+
+def meet_often(folder, modes, names=tuple(SAMPLES)):
+    """The same for several rounds of the same peers, one after the other; by mode and name."""
     from torch import load
 
     peers = [
         subprocess.Popen(
-            [sys.executable, __file__, str(folder), name, mode],
+            [sys.executable, __file__, str(folder), name, *modes],
             cwd=ROOT,
             env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
             stdout=subprocess.PIPE,
@@ -50,30 +62,29 @@ def meet(folder, mode, names=tuple(SAMPLES)):
         for peer in peers:
             peer.kill()
     assert not any(peer.returncode for peer in peers if peer.returncode != -signal.SIGKILL), "\n".join(outputs)
-    return [
-        (load(folder / f"{name}.pt", weights_only=True), json.loads((folder / f"{name}.json").read_text()))
-        for name in names
-        if name in SAMPLES
-    ]
+    return {
+        mode: {
+            name: (load(path, weights_only=True), json.loads(path.with_suffix(".json").read_text()))
+            for name in names
+            if (path := folder / f"{name}-{number}.pt").is_file()
+        }
+        for number, mode in enumerate(modes)
+    }
 
 
 def relative_error(tensor, expected):
     return float((tensor - expected).norm() / expected.norm())
 
 
-def main(folder: Path, name: str, mode: str, stop) -> None:
+def main(folder: Path, name: str, modes: list[str], stop) -> None:
     import torch
 
     from training.swarm.dht import full_addresses, start_dht
     from training.swarm.identity import Identity
 
     torch.set_num_threads(1)
-    if name == "victim":
-        die_in_the_average()
     run = load_recipe("demo")
     identity = Identity(folder / name)
-    if mode == "broken codec":
-        break_codec()
     if name == "first":
         dht = start_dht(run, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
         (folder / "address.new").write_text(full_addresses(dht)[0])
@@ -85,11 +96,17 @@ def main(folder: Path, name: str, mode: str, stop) -> None:
         dht = start_dht(run, identity, initial_peers=[address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     work = {"train": train, "late": come_late, "equal weights": average_parameters, "overtaken": go_on_alone}
     work["diloco"] = train_locally
-    swarm = run.swarm.model_copy(update=SETTINGS.get(mode, {"gradient_codec": "uniform8"}))
-    run = run.model_copy(update={"swarm": swarm})
-    tensors, facts = work.get(mode.removesuffix(" delayed"), average_gradients)(torch, run, dht, identity, name, stop)
-    torch.save(tensors, folder / f"{name}.pt")
-    (folder / f"{name}.json").write_text(json.dumps(facts))
+    for number, mode in enumerate(modes):
+        if mode == "broken codec":
+            break_codec()
+        if name == "third" and mode in DEATHS:
+            die_in_the_average(after_a_part=mode == "death after a part")
+        swarm = run.swarm.model_copy(update=SETTINGS.get(mode, {"gradient_codec": "uniform8"}))
+        do = work.get(mode.removesuffix(" delayed"), partial(average_gradients, mode))
+        tensors, facts = do(torch, run.model_copy(update={"swarm": swarm}), dht, identity, name, stop)
+        (folder / f"{name}-{number}.json").write_text(json.dumps(facts))
+        torch.save(tensors, folder / f"{name}-{number}.pt")
+    (folder / f"{name}.json").touch()
     other = "second" if name == "first" else "first"
     while not (folder / f"{other}.json").is_file() and not stop.wait(0.1):  # the other may still need this one's node
         pass
@@ -105,16 +122,28 @@ def break_codec() -> None:
     Quantization.extract = extract
 
 
-def die_in_the_average() -> None:
-    """This peer's processes end with its first one, when it has found its group and others wait for its parts."""
-    from training.swarm.averaging import ReportingRunner
+def die_in_the_average(*, after_a_part: bool) -> None:
+    """This peer's processes end with its first one: as it is to send its parts, or when it has averaged one of all."""
+    from training.swarm.allreduce import ReportingRunner
 
-    first_process = os.getpid()
+    first_process, aggregate = os.getpid(), ReportingRunner.rpc_aggregate_part
+
+    def end():
+        for process in (first_process, os.getpid()):
+            os.kill(process, signal.SIGKILL)
 
     async def die(self, peer_id):
-        os.kill(first_process, signal.SIGKILL)
+        end()
 
-    ReportingRunner._communicate_with_peer = die
+    async def answer_and_die(self, stream, context):
+        async for message in aggregate(self, stream, context):
+            yield message
+            end()
+
+    if after_a_part:
+        ReportingRunner.rpc_aggregate_part = answer_and_die
+    else:
+        ReportingRunner._communicate_with_peer = die
 
 
 def model_of(torch, seed):
@@ -129,6 +158,23 @@ def gradients_of(torch, model, name):
     """This peer's own gradients, in the order of the parameters."""
     generator = torch.Generator().manual_seed(7 if name == "first" else 8)
     return [torch.randn(p.shape, generator=generator) + (1 if name == "first" else -2) for p in model.parameters()]
+
+
+def faulty_gradients_of(torch, model, name):
+    """The same; the second peer's scalar is not finite, and so is one of the third's many numbers."""
+    gradients = gradients_of(torch, model, name)
+    if name == "second":
+        gradients[2].fill_(torch.inf)
+    if name == "third":
+        gradients[0][3, 5] = torch.nan
+    return gradients
+
+
+def trust_own_gradients() -> None:
+    """What a peer with another program may do: it sends whatever it has."""
+    from training.swarm.averaging import SwarmGradientAverager
+
+    SwarmGradientAverager._leave_out_what_is_not_finite = lambda self: None
 
 
 def heavy_gradients_of(torch, model, name):
@@ -148,36 +194,41 @@ def thin_gradients_of(torch, model, name):
     ]
 
 
-def average_gradients(torch, run, dht, identity, name, stop):
+def average_gradients(mode, torch, run, dht, identity, name, stop):
     """One round of the gradients' averager alone: 8 samples here, 24 there."""
     from training.swarm.codecs import exchange_codec
     from training.swarm.powersgd import gradient_averager
 
+    if name == "third":
+        trust_own_gradients()
     model = model_of(torch, seed=0)
     averager = gradient_averager(run.swarm.powersgd_rank)(
         list(model.parameters()),
         dht=dht,
-        prefix="pair",
+        prefix=mode,
         start=True,
         min_matchmaking_time=5.0,
         request_timeout=2.0,
-        next_chunk_timeout=PATIENCE_SECONDS.get(sys.argv[3], 5.0),
+        next_chunk_timeout=PATIENCE_SECONDS.get(mode, 5.0),
         allreduce_timeout=60.0,
         compression=exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec),
+        **({"part_size_bytes": 4096} if mode in DEATHS else {}),  # so that each peer has several to average
+        bandwidth=MBIT_PER_SECOND[name] if mode == "not finite" else None,
     )
     stop.listen()
-    averager.expected_group_size = 3 if sys.argv[3] == "death" else 2
-    make = {"heavy tails": heavy_gradients_of, "powersgd": thin_gradients_of}.get(sys.argv[3], gradients_of)
+    averager.expected_group_size = 3 if mode in (*DEATHS, "not finite") else 2
+    made = {"heavy tails": heavy_gradients_of, "powersgd": thin_gradients_of, "not finite": faulty_gradients_of}
+    make = made.get(mode, gradients_of)
     for parameter, gradient in zip(model.parameters(), make(torch, model, name), strict=True):
         parameter.grad.copy_(gradient)
-    for _ in range(SAMPLES.get(name, 32) // 8):
+    for _ in range(SAMPLES.get(name, THIRD_SAMPLES) // 8):
         averager.accumulate_grads_(batch_size=8)
     group = averager.step(timeout=40)
     with averager.get_tensors() as tensors:
         result = [tensor.clone() for tensor in tensors]
     report = group.report
     facts = {key: getattr(report, key) for key in report.__slots__}
-    return result, facts
+    return result, {**facts, "peer_id": str(identity.peer_id)}
 
 
 def average_parameters(torch, run, dht, identity, name, stop):
@@ -317,4 +368,4 @@ def go_on_alone(torch, run, dht, identity, name, stop):
 
 if __name__ == "__main__":
     prepare_environment()
-    run_role(lambda stop: main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], stop))
+    run_role(lambda stop: main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:], stop))

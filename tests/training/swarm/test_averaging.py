@@ -7,13 +7,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from hivemind.averaging.load_balancing import load_balance_peers
 
 from training.errors import TrainingError
+from training.swarm.averaging import part_bytes
 from training.swarm.codecs import exchange_codec
 from training.swarm.selftest import check_exchange
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pair
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory):
+    """What two peers have after rounds of several kinds, one after the other."""
+    modes = ["gradients", "heavy tails", "powersgd", "equal weights", "broken codec"]
+    met = pair.meet_often(tmp_path_factory.mktemp("pair"), modes)
+    return {mode: list(peers.values()) for mode, peers in met.items()}
+
+
+@pytest.fixture(scope="module")
+def rounds_of_three(tmp_path_factory):
+    """The same of three, the third of which is a rogue first and dies then."""
+    return pair.meet_often(tmp_path_factory.mktemp("three"), ["not finite", "death after a part"], pair.ALL_THREE)
 
 
 def own_gradients(make=pair.gradients_of):
@@ -22,8 +38,8 @@ def own_gradients(make=pair.gradients_of):
 
 
 @pytest.mark.swarm
-def test_both_peers_get_the_mean_weighted_by_samples(tmp_path):
-    (first, first_facts), (second, second_facts) = pair.meet(tmp_path, "gradients")
+def test_both_peers_get_the_mean_weighted_by_samples(rounds):
+    (first, first_facts), (second, second_facts) = rounds["gradients"]
     for kind, ours, theirs, a, b in zip(pair.SIZES, *own_gradients(), first, second, strict=True):
         mean = (8 * ours + 24 * theirs) / 32
         tolerance = 0.02 if kind == "eight_bit" else 2e-3
@@ -38,9 +54,9 @@ def test_both_peers_get_the_mean_weighted_by_samples(tmp_path):
 
 
 @pytest.mark.swarm
-def test_gradients_with_heavy_tails_are_averaged_block_wise(tmp_path):
+def test_gradients_with_heavy_tails_are_averaged_block_wise(rounds):
     """hivemind's uniform codec is off by a third and more here."""
-    (first, first_facts), (second, second_facts) = pair.meet(tmp_path, "heavy tails")
+    (first, first_facts), (second, second_facts) = rounds["heavy tails"]
     for kind, ours, theirs, a, b in zip(
         pair.SIZES, *own_gradients(pair.heavy_gradients_of), first, second, strict=True
     ):
@@ -54,9 +70,9 @@ def test_gradients_with_heavy_tails_are_averaged_block_wise(tmp_path):
 
 
 @pytest.mark.swarm
-def test_powersgd_averages_matrices_of_low_rank_exactly_in_few_bytes(tmp_path):
+def test_powersgd_averages_matrices_of_low_rank_exactly_in_few_bytes(rounds):
     """Two peers' matrices of rank 2 make a mean of rank 4, which is what the thin matrices hold."""
-    (first, first_facts), (second, second_facts) = pair.meet(tmp_path, "powersgd")
+    (first, first_facts), (second, second_facts) = rounds["powersgd"]
     for kind, ours, theirs, a, b in zip(pair.SIZES, *own_gradients(pair.thin_gradients_of), first, second, strict=True):
         mean = (8 * ours + 24 * theirs) / 32
         tolerance = 1e-4 if kind == "eight_bit" else 2e-3
@@ -70,19 +86,48 @@ def test_powersgd_averages_matrices_of_low_rank_exactly_in_few_bytes(tmp_path):
 
 
 @pytest.mark.swarm
-def test_peers_do_not_wait_for_one_that_dies_in_mid_average(tmp_path):
-    """It has sent nothing yet; hivemind waits for that as long as for the next part, here 30 seconds."""
-    survivors = pair.meet(tmp_path, "death", names=(*pair.SAMPLES, "victim"))
-    for _, facts in survivors:
-        assert facts["group_size"] == 3 and facts["senders"] == 2
-        assert facts["torn"] and facts["seconds"] < 15
-    assert not (tmp_path / "victim.json").exists()
+@pytest.mark.parametrize("mode", pair.DEATHS)
+def test_the_survivors_of_a_death_in_mid_average_average_again(mode, rounds_of_three, tmp_path):
+    """hivemind waits for a dead peer as long as for the next part, here 30 s, and leaves each with another mean."""
+    met = rounds_of_three.get(mode) or pair.meet_often(tmp_path, [mode], pair.ALL_THREE)[mode]
+    assert list(met) == list(pair.SAMPLES)
+    for (tensors, facts), samples in zip(met.values(), pair.SAMPLES.values(), strict=True):
+        assert facts["group_size"] == 3 and facts["senders"] == 2 and facts["repeated"] == 1
+        assert not facts["torn"] and facts["seconds"] < 15 and len(facts["lost"]) == 1
+        assert facts["weight"] == 32 and facts["own_share"] == pytest.approx(samples / 32)
+        for kind, ours, theirs, got in zip(pair.SIZES, *own_gradients(), tensors, strict=True):
+            mean = (8 * ours + 24 * theirs) / 32  # nothing of the survivors is lost, and nothing of the dead is in it
+            assert pair.relative_error(got, mean) < (0.02 if kind == "eight_bit" else 2e-3), kind
 
 
 @pytest.mark.swarm
-def test_a_codec_that_cannot_read_what_it_wrote_is_not_taken_for_averaging(tmp_path):
+def test_what_is_not_finite_is_left_out_and_slow_links_average_less(rounds_of_three):
+    """The second peer leaves its own gradients out; of the third's the reducers refuse the part with a bad number."""
+    peers = rounds_of_three["not finite"]
+    facts = {name: told for name, (_, told) in peers.items()}
+    model = pair.model_of(torch, seed=0)
+    ours, theirs = (pair.faulty_gradients_of(torch, model, name) for name in ("first", "third"))
+    part = part_bytes(sum(gradient.numel() for gradient in ours))  # that many values, in 8 bit
+    for tensors, _ in (peers["first"], peers["second"]):
+        for kind, a, b, got in zip(pair.SIZES, ours, theirs, tensors, strict=True):
+            mean = (8 * a + 32 * b) / 40
+            if kind == "eight_bit":
+                mean.view(-1)[:part] = a.view(-1)[:part]
+            assert pair.relative_error(got, mean) < (0.02 if kind == "eight_bit" else 2e-3), kind
+    assert {sender for told in facts.values() for sender in told["refused"]} == {facts["third"]["peer_id"]}
+    assert all(told["repeated"] == 0 and not told["torn"] for told in facts.values())
+    assert facts["second"]["own_share"] == 0 and facts["first"]["own_share"] > 0
+
+    fractions = load_balance_peers(10**6, [pair.MBIT_PER_SECOND[name] for name in peers])
+    assert fractions[2] == 0  # the slow link has enough to do with what its peer sends and gets
+    assert facts["third"]["reduced_share"] == 0 and facts["first"]["reduced_share"] > 0
+    assert sum(told["reduced_share"] for told in facts.values()) == pytest.approx(1)
+
+
+@pytest.mark.swarm
+def test_a_codec_that_cannot_read_what_it_wrote_is_not_taken_for_averaging(rounds):
     """hivemind reports a group of two here, as with numpy 2.4; the report says that nothing was averaged."""
-    (first, first_facts), (_, second_facts) = pair.meet(tmp_path, "broken codec")
+    (first, first_facts), (_, second_facts) = rounds["broken codec"]
     eight_bit = own_gradients()[0][0]
     assert pair.relative_error(first[0], (8 * eight_bit + 24 * own_gradients()[1][0]) / 32) > 0.1
     assert first_facts["group_size"] == 2
@@ -90,9 +135,9 @@ def test_a_codec_that_cannot_read_what_it_wrote_is_not_taken_for_averaging(tmp_p
 
 
 @pytest.mark.swarm
-def test_peers_with_equal_weights_keep_them_in_8_bit(tmp_path):
+def test_peers_with_equal_weights_keep_them_in_8_bit(rounds):
     """hivemind's reducer averages its own exact weights with the others' rounded ones, and leaves them 1.4 % apart."""
-    for tensors, facts in pair.meet(tmp_path, "equal weights"):
+    for tensors, facts in rounds["equal weights"]:
         assert facts["senders"] == 2 and facts["bytes_sent"] > 0
         for tensor, weights in zip(tensors, pair.model_of(torch, seed=0).parameters(), strict=True):
             assert pair.relative_error(tensor, weights) < 1e-6

@@ -2,6 +2,7 @@
 
 import pytest
 from hivemind import DHT
+from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from training.swarm.optimizer import LivelyTracker
@@ -66,3 +67,13 @@ def test_a_peer_whose_others_have_left_is_alone_at_once(tracker, node):
 def test_records_of_the_dead_count_but_are_not_waited_for(tracker, node):
     progress = see(tracker, record(node.peer_id.to_bytes()), record(b"other", age=2 * LIVELY_SECONDS))
     assert progress.num_peers == 2 and tracker.lively_peers == 1
+
+
+@pytest.mark.swarm
+def test_a_peer_that_was_lost_in_an_average_is_not_waited_for_until_it_reports_again(tracker, node):
+    own = record(node.peer_id.to_bytes())
+    see(tracker, own, record(b"other", age=0.5))
+    tracker.give_up([str(PeerID(b"other"))])
+    assert see(tracker, own, record(b"other", age=0.5)).num_peers == 2 and tracker.lively_peers == 1
+    see(tracker, own, record(b"other", age=-0.1))
+    assert tracker.lively_peers == 2

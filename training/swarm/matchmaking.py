@@ -1,0 +1,65 @@
+"""Groups that wait for the peers that are expected, and start at once when these are there."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+from hivemind.averaging.key_manager import GroupKeyManager
+from hivemind.averaging.matchmaking import Matchmaking
+
+PATIENCE_WINDOWS = 4
+"""Windows of matchmaking for which a group waits for peers that are known to train."""
+
+_LOOK_SECONDS = 0.1
+"""Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
+
+
+class PatientMatchmaking(Matchmaking):
+    """Matchmaking that knows how many peers to expect.
+
+    hivemind's groups always wait for the end of a window, and start then with whoever has come: a peer that computes
+    for longer than the window is left out. Here a group starts as soon as all expected peers have come, and a smaller
+    one only after some windows. The number is a hint: too low a one splits a group for a round, too high a one, as
+    after a peer's death, costs `PATIENCE_WINDOWS` windows.
+    """
+
+    def __init__(self, *args, min_group_size: int, target_group_size: int | None, **kwargs):
+        self._least, self._most = min_group_size, target_group_size
+        self._expected, self._patient_until = 0, -math.inf
+        super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
+        manager = self.group_key_manager
+        self.group_key_manager = _PatientKeyManager(
+            manager.dht, manager.prefix, manager.group_bits, manager.target_group_size
+        )
+
+    def expect(self, peers: int) -> None:
+        """A search for a group of so many peers begins; 0: nobody knows."""
+        self._expected = min(peers, self._most or peers)
+        self._patient_until = time.monotonic() + PATIENCE_WINDOWS * self.min_matchmaking_time
+
+    @property
+    def target_group_size(self) -> int | None:
+        """A group of this size starts at once."""
+        return self._expected if self._expected >= self._least else self._most
+
+    @target_group_size.setter
+    def target_group_size(self, value: int | None) -> None:
+        self._most = value
+
+    @property
+    def min_group_size(self) -> int:
+        """A group of this size starts at the end of a window."""
+        return max(self._expected, self._least) if time.monotonic() < self._patient_until else self._least
+
+    @min_group_size.setter
+    def min_group_size(self, value: int) -> None:
+        self._least = value
+
+
+class _PatientKeyManager(GroupKeyManager):
+    async def get_averagers(self, group_key: str, only_active: bool) -> list:
+        averagers = await super().get_averagers(group_key, only_active)
+        await asyncio.sleep(_LOOK_SECONDS)
+        return averagers
