@@ -45,8 +45,15 @@ def test_a_ticket_ends_with_the_minute_that_it_names():
     assert failed_check(request, peer=PEER, now=float(TICKET_SECONDS), seen=()) == 1
 
 
+@pytest.fixture(scope="module")
+def keys():
+    """RSA keys of five people, which take a second to find."""
+    crypto = pytest.importorskip("hivemind.utils.crypto")
+    return [crypto.RSAPrivateKey() for _ in range(5)]
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_hivemind_refuses_the_same_requests(name, monkeypatch):
+def test_hivemind_refuses_the_same_requests(name, keys, monkeypatch):
     """A request of hivemind's averager, signed with RSA keys; the same thing is wrong with it as in the figure."""
     auth = pytest.importorskip("hivemind.utils.auth")
     from hivemind.proto.auth_pb2 import AccessToken
@@ -56,7 +63,7 @@ def test_hivemind_refuses_the_same_requests(name, monkeypatch):
     began = auth.get_dht_time()
     clock = [began]
     monkeypatch.setattr(auth, "get_dht_time", lambda: clock[0])
-    authority, volunteer, peer, other, attacker = (RSAPrivateKey() for _ in range(5))
+    authority, volunteer, peer, other, attacker = keys
 
     def ticket(key: RSAPrivateKey, signer: RSAPrivateKey) -> AccessToken:
         expires = datetime.fromtimestamp(began + TICKET_SECONDS, UTC).isoformat()
