@@ -6,6 +6,7 @@ import html
 import json
 
 from builder.records import RESULTS, record, recorded
+from builder.tables import table
 
 LATER = RESULTS.parent / "later_steps.json"
 """Steps that were drawn after the last rule was changed (tests/calculator/test_reference_steps.py)."""
@@ -26,17 +27,11 @@ def accuracy_table() -> str:
         if len(row["this calculator"]) < len(row[result["peer_name"]]):
             row["this calculator"].append(_percent(result["ours"]))
     names = ("this calculator", *dict.fromkeys(name for row in errors.values() for name in list(row)[1:]))
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in ("Error, %", *names))
-    lines = [
-        f'<tr><th scope="row">{html.escape(figure)}</th>'
-        + "".join(f"<td>{' / '.join(row[name]) if name in row else '–'}</td>" for name in names)
-        + "</tr>"
+    rows = [
+        (html.escape(figure), *(" / ".join(row[name]) if name in row else "–" for name in names))
         for figure, row in errors.items()
     ]
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Errors of memory calculators">'
-        f'<table class="numbers errors"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-    )
+    return table("Errors of memory calculators", ("Error, %", *names), rows, kind="numbers errors")
 
 
 def worst_cases() -> str:

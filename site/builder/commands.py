@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
-from builder.tables import stacked
+from builder.tables import code, stacked
 from calculator.__main__ import flags_parser
 from training.cli import build_app
 
@@ -45,7 +45,7 @@ def _section(name: str, command: Any) -> str:
     words += [f"{max(one.opts, key=len)} {_value(one)}" for one in parameters if one not in arguments and one.required]
     usage = " ".join([*words, "[FLAGS]"])
     return (
-        f"## {name} {{ #{name} }}\n\n<p>{_code(command.help or '')}</p>\n\n"
+        f"## {name} {{ #{name} }}\n\n<p>{code(command.help or '')}</p>\n\n"
         f'<div class="highlight"><pre><code>{html.escape(usage)}</code></pre></div>\n\n'
         + _table(name, [_typer_row(parameter) for parameter in parameters])
     )
@@ -105,12 +105,7 @@ def _argparse_row(action: argparse.Action) -> tuple[str, str, str]:
 
 def _table(name: str, rows: Iterable[tuple[str, str, str]]) -> str:
     lines = [
-        (f"<code>{html.escape(flag)}</code>", _code(help_text), html.escape(default))
+        (f"<code>{html.escape(flag)}</code>", code(help_text), html.escape(default))
         for flag, help_text, default in rows
     ]
     return stacked(f"Flags of {name}", ("Flag", "What it does", "Default"), lines)
-
-
-def _code(text: str) -> str:
-    pieces = html.escape(" ".join(text.split())).split("`")
-    return "".join(f"<code>{piece}</code>" if place % 2 else piece for place, piece in enumerate(pieces))

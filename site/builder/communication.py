@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from builder.recorded import thousands
+from builder.tables import table
 from calculator import Setup, estimate
 from calculator.figures.all_reduce import sent_share
 from calculator.figures.thousandfold import gradient_bytes
@@ -25,18 +26,15 @@ def communication_table() -> str:
         ("Layers share weights, 32 bit", shared, gradient_bytes("dalle-2021", shared=True, bits=32)),
         ("Layers share weights, 8 bit", shared, gradient_bytes("dalle-2021", shared=True, bits=8)),
     ]
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("Gradients", "Values", "Sent by each", *dict(LINKS)))
     lines = []
     for what, values, size in rows:
         sent = round(size * sent_share(PEERS))
         cells = [f"{thousands(round(values / 1e6))}\u00a0M", show_bytes(sent)]
         cells += [_seconds(8 * sent / bits_per_second) for _, bits_per_second in LINKS]
-        lines.append(f'<tr><th scope="row">{what}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="What one epoch costs"><table class="numbers">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>\n\n"
-        f"{PEERS} volunteers, one exchange in a ring; the links' rates are used in full and nothing else travels."
-    )
+        lines.append((what, *cells))
+    shown = table("What one epoch costs", ("Gradients", "Values", "Sent by each", *dict(LINKS)), lines)
+    said = f"{PEERS} volunteers, one exchange in a ring; the links' rates are used in full and nothing else travels."
+    return f"{shown}\n\n{said}"
 
 
 def stored_parameters(name: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from builder.tables import stacked
+from builder.tables import code, stacked
 from training import errors
 from training.cli import COMMANDS
 
@@ -75,13 +75,13 @@ CURES = {
     "has no pictures to show": "Give the folder that `generate` has written.",
     "is no picture that can be read": "Give a PNG or JPEG.",
     "that names pictures": "Give the folder that `generate` has written, or pictures.",
+    "cannot be estimated": "Nothing: the run can be joined all the same; only the plan is not known.",
     "this recipe's": "Use the recipe that the weights were trained with.",
     "differs from the layers that share": "Use the recipe that the weights were trained with.",
     "Gumbel VQ-GAN": "Give the weights of taming-transformers' vqgan_gumbel_f8.",
     "The VQ-GAN's weight ": "Give the weights that the recipe's `[codec]` means.",
     "The saved optimizer has": "Use the recipe that the weights were trained with.",
     "cannot be exported": "Give a folder that you may write to.",
-    "has no place in the model": "Use the recipe that the weights were trained with.",
     "is this the right recipe": "Use the recipe that the weights were trained with.",
     "The recipe's codec": "Use the codec's weights that the recipe means, or correct the recipe's `[codec]`.",
     "of the VQ-GAN are missing": "Fetch the VQ-GAN's weights again, in the layout of taming-transformers.",
@@ -102,14 +102,12 @@ CURES = {
     "is no tokenizer.json": "Give a tokenizer.json, or leave it out and one is trained.",
     "is no valid TOML": "Correct the place that the message names.",
     "does not describe a run": "Correct the fields that the message names; the recipe page lists what each may be.",
-    "cannot be estimated": "Nothing: the run can be joined all the same; only the plan is not known.",
-    "has room for": "Prepare the shards with the recipe's `text_vocab_size`, or raise it in the recipe.",
     "There is no command": "Type one of the commands that the message lists.",
     "samples, only": "Give shards with that part; `prepare` makes all.",
     "holds other weights": "Prepare the shards again.",
     "cannot be read": "Check that the file is there, whole, and readable for you.",
 }
-"""The same for messages with these words, which do not say it themselves."""
+"""The same for messages with these words, which do not say it themselves; the first that a message has counts."""
 
 
 PARTS = {
@@ -213,7 +211,7 @@ def _tabled(name: str, found: Iterable[Failure]) -> str:
         (_message(failure), str(failure.exit_code), _code(failure.cure))
         for failure in sorted(found, key=lambda failure: (failure.module, failure.line))
     ]
-    return stacked(name, ("Message", "Exit code", "What to do"), rows, kind="failures")
+    return stacked(name, ("Message", "Exit code", "What to do"), rows, kind="numbers failures")
 
 
 def failure_count(command: str | None = None) -> int:
@@ -339,6 +337,4 @@ def _flags_whole(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    pieces = html.escape(" ".join(text.split())).split("`")
-    words = "".join(f"<code>{piece}</code>" if place % 2 else piece for place, piece in enumerate(pieces))
-    return re.sub("‹(.*?)›", r"<var>\1</var>", _flags_whole(words))
+    return re.sub("‹(.*?)›", r"<var>\1</var>", _flags_whole(code(text)))

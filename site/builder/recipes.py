@@ -8,6 +8,7 @@ from html import escape
 from pydantic import BaseModel
 
 from builder.recorded import thousands
+from builder.tables import code, stacked
 from training.config import RunConfig, load_recipe
 
 SHOWN = ("dalle-2021", "demo")
@@ -33,26 +34,16 @@ def recipe_tables() -> str:
     runs = [load_recipe(name) for name in SHOWN]
     parts = []
     for section, title in TITLES.items():
-        lines = "".join(_line(field, meaning, values) for field, meaning, values in _rows(section, runs))
-        heads = "".join(f'<th scope="col">{name}</th>' for name in SHOWN)
-        parts.append(
-            f'<h2 id="{section}">{title} <code>[{section}]</code></h2>\n'
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}, table"><table class="recipe stacked">'
-            f'<thead><tr><th scope="col">Field</th>{heads}</tr></thead>'
-            f"<tbody>{lines}</tbody></table></div>\n"
-        )
+        shown = stacked(f"{title}, table", ("Field", *SHOWN), _rows(section, runs), kind="recipe")
+        parts.append(f'<h2 id="{section}">{title} <code>[{section}]</code></h2>\n{shown}\n')
     return "\n".join(parts)
 
 
-def _rows(section: str, runs: list[RunConfig]) -> Iterator[tuple[str, str, list[object]]]:
+def _rows(section: str, runs: list[RunConfig]) -> Iterator[tuple[str, ...]]:
     sections: list[BaseModel] = [getattr(run, section) for run in runs]
     for name, field in type(sections[0]).model_fields.items():
-        yield name, field.description or "", [getattr(part, name) for part in sections]
-
-
-def _line(field: str, meaning: str, values: list[object]) -> str:
-    cells = "".join(f'<td data-label="{name}">{_shown(value)}</td>' for name, value in zip(SHOWN, values, strict=True))
-    return f'<tr><th scope="row"><code>{field}</code><span>{_code(meaning)}</span></th>{cells}</tr>'
+        meaning = f"<code>{name}</code><span>{code(field.description or '')}</span>"
+        yield meaning, *(_shown(getattr(part, name)) for part in sections)
 
 
 def _shown(value: object) -> str:
@@ -69,9 +60,3 @@ def _shown(value: object) -> str:
             return "<br>".join(escape(str(one)) for one in value) or "none"
         case _:
             return escape(str(value))
-
-
-def _code(text: str) -> str:
-    """`name` as code."""
-    pieces = escape(" ".join(text.split())).split("`")
-    return "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))

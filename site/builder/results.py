@@ -10,6 +10,7 @@ from pathlib import Path
 
 from builder.recorded import is_recorded, load_recorded, thousands
 from builder.records import RESULTS
+from builder.tables import table
 from training.config import load_recipe
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -28,20 +29,15 @@ def gallery() -> str:
     if recorded is None:
         return "No finished run is recorded on this site."
     snapshots = recorded["pictures"][::-1]
-    head = "".join(f'<th scope="col">epoch {snapshot["epoch"]}</th>' for snapshot in snapshots)
     lines = []
     for prompt in recorded["run"]["prompts"]:
         cells = []
         for snapshot in snapshots:
             drawn = [picture for picture in snapshot["pictures"] if picture["prompt"] == prompt]
             cells.append("".join(_picture(picture, snapshot["epoch"]) for picture in drawn))
-        cells = "".join(f"<td>{cell}</td>" for cell in cells)
-        lines.append(f'<tr><th scope="row">{html.escape(prompt)}</th>{cells}</tr>')
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Pictures per prompt and epoch">'
-        f'<table class="gallery"><thead><tr><th scope="col">Prompt</th>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+        lines.append((html.escape(prompt), *cells))
+    columns = ("Prompt", *(f"epoch {snapshot['epoch']}" for snapshot in snapshots))
+    return table("Pictures per prompt and epoch", columns, lines, kind="gallery")
 
 
 def gallery_caption() -> str:
@@ -66,16 +62,8 @@ def quality_table() -> str:
     rows = re.findall(r"^\| (that|never|with)([^|]*)\| ([^|]*)\| ([^|]*)\|$", README.read_text(encoding="utf-8"), re.M)
     if len(rows) != 3:
         raise ValueError("README.md has no table of three kinds of captions; the results page shows it.")
-    lines = "".join(
-        f'<tr><th scope="row">{html.escape(first + rest.rstrip())}</th>'
-        f"<td>{right.strip()}</td><td>{chance.strip()}</td></tr>"
-        for first, rest, right, chance in rows
-    )
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("Captions", "Shape and colour right", "By chance"))
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Quality of the demo\'s model">'
-        f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
-    )
+    lines = [(html.escape(first + rest.rstrip()), right.strip(), chance.strip()) for first, rest, right, chance in rows]
+    return table("Quality of the demo's model", ("Captions", "Shape and colour right", "By chance"), lines)
 
 
 def codec_loss() -> str:

@@ -6,6 +6,7 @@ from html import escape
 
 from builder.recorded import thousands
 from builder.records import record
+from builder.tables import table
 from calculator.swarm import MESSAGE_BYTES, PROGRESS_RECORD_BYTES
 
 STACKS = {
@@ -46,7 +47,7 @@ def simulation_cases() -> str:
         for row in record("simulation")["cases"]
     ]
     head = ("Swarm", "Measured, s an epoch", "Simulated", "Error")
-    return _table("Measured and simulated swarms", head, lines)
+    return table("Measured and simulated swarms", head, lines)
 
 
 def simulation_sweep() -> str:
@@ -56,8 +57,8 @@ def simulation_sweep() -> str:
     lines = []
     for setting, words in SHOWN.items():
         mine = {row["volunteers"]: row for row in rows if row["setting"] == setting}
-        lines.append((words, *(_reached(mine[size]) for size in sizes)))
-    return _table("The sweep", ("Volunteers", *map(thousands, sizes)), lines)
+        lines.append((escape(words), *(_reached(mine[size]) for size in sizes)))
+    return table("The sweep", ("Volunteers", *map(thousands, sizes)), lines)
 
 
 def _reached(row: dict) -> str:
@@ -65,15 +66,3 @@ def _reached(row: dict) -> str:
         return "stands still"
     share = row["samples_per_second"] / row["ideal_samples_per_second"]
     return f"{100 * share:.0f}\u00a0%"
-
-
-def _table(name: str, head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-        for first, *cells in lines
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table class="numbers">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
-    )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builder.records import RESULTS, record
+from builder.tables import table
 from calculator import Setup, estimate
 from calculator.devices import DEVICES
 from calculator.fit import verdict
@@ -95,15 +96,10 @@ def memory_table() -> str:
         setup = replace(USUAL, **changes)
         gpu = estimate(setup).gpu
         numbers = (gpu.optimizer_state, gpu.gradients, gpu.activations + gpu.temporary)
-        cells = f"<td>{show_bytes(gpu.total)}</td><td>{html.escape(_smallest(setup).removeprefix('GeForce '))}</td>"
-        cells += "".join(f"<td>{show_bytes(number)}</td>" for number in numbers)
-        rows.append(f'<tr><th scope="row">{html.escape(title)}</th>{cells}</tr>')
+        smallest = html.escape(_smallest(setup).removeprefix("GeForce "))
+        rows.append((html.escape(title), show_bytes(gpu.total), smallest, *map(show_bytes, numbers)))
     names = ("in all", "the smallest GPU it fits", "Adam's state", "gradients", "the rest")
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("trained with", *names))
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Memory of each technique">'
-        f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+    return table("Memory of each technique", ("trained with", *names), rows)
 
 
 def measured() -> str:

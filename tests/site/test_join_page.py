@@ -130,6 +130,12 @@ def test_no_message_is_missing(open_page):
     assert len(cures) == len(shown) and all(len(cure) > 10 for cure in cures)
 
 
+def test_every_cure_is_some_messages():
+    """None stands behind another one that its messages have as well."""
+    for words, cure in failures.CURES.items():
+        assert any(words in one.text and one.cure == cure for one in failures.failures()), words
+
+
 def test_messages_of_join_are_those_that_it_can_reach(open_page):
     page = open_page("join/", scripts=False)
     shown = set(page.locator("table.failures tbody th").all_text_contents())
