@@ -84,7 +84,8 @@ def site(session: nox.Session) -> None:
 def training(session: nox.Session) -> None:
     """Run a part of a collaboration: `nox -s training -- join --recipe URL --initial-peers ADDRESS`."""
     _install(session, "training")
-    session.run("python", "-m", "training", *session.posargs)
+    # After Ctrl-C a part takes leave for up to five seconds; a second signal, which nox soon sends, cuts that short.
+    session.run("python", "-m", "training", *session.posargs, interrupt_timeout=10)
 
 
 @nox.session
