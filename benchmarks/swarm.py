@@ -43,8 +43,8 @@ NEWCOMER_PATIENCE_SECONDS = 150
 """A newcomer that has not contributed by then counts as infinitely late."""
 EVEN_SHARE_TOLERANCE = 0.2
 """Peers of one speed contribute about the same; a torn average leaves a peer with more of its own."""
-INTO_THE_AVERAGE_SECONDS = 0.8
-"""From an epoch's end to the death that is tried; an average takes two or three seconds."""
+INTO_THE_AVERAGE_BYTES = 5_000_000
+"""What a peer has sent of an average when it dies; it would send 20 to 30 million."""
 STACKS = {
     "2021": "hivemind with the settings of 2021",
     "ours": "ours, gradients awaited",
@@ -250,6 +250,7 @@ class Peer:
         epoch_seconds: float = SECONDS_AN_EPOCH,
     ):
         namespace, address = host
+        self.namespace = namespace
         given = json.dumps([stack, peers, address, initial_peers, str(folder / namespace), late, speed, epoch_seconds])
         self.log = folder / f"{namespace}.log"
         self._errors = self.log.with_suffix(".err").open("w")
@@ -257,6 +258,11 @@ class Peer:
         command = ["ip", "netns", "exec", namespace, sys.executable, __file__, "--peer", given]
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, stdout=self._output, stderr=self._errors, start_new_session=True)
+
+    def sent_bytes(self) -> int:
+        """By the peer's namespace so far, as the bridge has received it."""
+        bridge, number = self.namespace.rsplit("n", 1)
+        return int(Path(f"/sys/class/net/{bridge}v{number}/statistics/rx_bytes").read_text(encoding="ascii"))
 
     def said(self, event: str) -> list[dict]:
         """The lines of one kind."""
@@ -289,7 +295,9 @@ def after_a_death(running: list[Peer]) -> dict:
     *others, victim = running
     last = others[0].said("epoch")[-1]["epoch"]
     others[0].await_said("epoch", 60, lambda said: said[-1]["epoch"] > last)
-    time.sleep(INTO_THE_AVERAGE_SECONDS)
+    sent_before, patience = victim.sent_bytes(), time.monotonic() + 60
+    while victim.sent_bytes() < sent_before + INTO_THE_AVERAGE_BYTES and time.monotonic() < patience:
+        time.sleep(0.01)
     killed = time.monotonic()
     os.killpg(victim.process.pid, signal.SIGKILL)
 
