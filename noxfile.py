@@ -37,9 +37,6 @@ NOT_OURS = (
     # hivemind's local updates; ours are another class, see tests/training/swarm/test_local_updates.py
     "test_optimizer.py::test_optimizer[True-False-False-False-False]",
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
-    # A step that is cancelled counts as started (hivemind/averaging/control.py, `triggered`); who finds its group
-    # before it ends waits for it, without the limit that a run sets.
-    "test_averaging.py::test_averaging_cancel[2]",
 )
 """Of hivemind's tests, those that are left out."""
 ALONE = "tests/calculator"
