@@ -23,8 +23,9 @@ from training.model.layout import Layout
 from training.optim.lamb import build_optimizer
 from training.simulate import swarm as simulated
 from training.simulate.forecast import collaboration_of
-from training.swarm.averaging import PATIENCE_WINDOWS, part_bytes
+from training.swarm.averaging import part_bytes
 from training.swarm.codecs import BLOCK_SIZE, exchange_codec
+from training.swarm.matchmaking import PATIENCE_WINDOWS
 
 
 @pytest.mark.parametrize(
