@@ -230,7 +230,8 @@ def summarize(
     entries = []
     print(f"{title}: attention by {ours[0]['kernels']}")
     for metric, unit, values in rows:
-        mine, others = ([value for run in runs for value in values(run)] for runs in (ours, theirs))
+        beside_it = [] if low and unit == "1" else theirs  # in bf16 it is another rate
+        mine, others = ([value for run in runs for value in values(run)] for runs in (ours, beside_it))
         beside = {"peer": statistics.median(others), "peer_name": PEER} if others else {}
         if unit == "bytes":
             beside["estimated"] = ours[0]["estimated_bytes"]
