@@ -110,44 +110,16 @@ def test_every_command_runs_dry(addresses, tmp_path):
         commands.append([*words, "--shards", str(shards[recipe]), "--dry-run"])
     assert len(commands) >= 6
     with ThreadPoolExecutor(2) as pool:
-        ended = [*pool.map(run_trainer, (commands[::2], commands[1::2]), (tmp_path / "even", tmp_path / "odd"))]
-    assert [len(some) for some in ended] == [len(commands[::2]), len(commands[1::2])]
-    for number, line in enumerate(shown):
-        code, printed = ended[number % 2][number // 2]
-        assert code == 0 and "All is well" in printed, f"{line}\n{printed}"
+        ended = list(pool.map(run_trainer, commands))
+    for line, one in zip(shown, ended, strict=True):
+        assert one.returncode == 0 and "All is well" in one.stdout, f"{line}\n{one.stdout}{one.stderr}"
 
 
-RUNNER = """
-import json, os, sys
-from training.processes import prepare_environment
-prepare_environment()
-import training.choices, training.roles.peer
-from training.cli import main
-for number, arguments in enumerate(json.loads(sys.argv[1])):
-    child = os.fork()
-    if child == 0:
-        for stream in (1, 2):
-            os.dup2(os.open(f"{sys.argv[2]}-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-        sys.argv = ["training", *arguments]
-        try:
-            main()
-        except SystemExit as end:
-            os._exit(end.code or 0)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""Runs commands one after the other, each in a process of its own; what all of them import is imported once."""
-
-
-def run_trainer(commands: list[list[str]], printed: Path) -> list[tuple[int, str]]:
-    """Exit code and output of commands of the trainer, each run to its end."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER, json.dumps(commands), str(printed)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [(int(code), Path(f"{printed}-{number}").read_text()) for number, code in enumerate(done.stdout.split())]
+def run_trainer(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command of the trainer, to its end."""
+    program = [sys.executable, "-m", "training", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
 
 
 def test_the_micro_batch_is_the_plans():
