@@ -10,6 +10,7 @@ from hivemind.proto import averaging_pb2
 from training.swarm import agreement
 from training.swarm.agreement import Agreement, Decision, Verdict
 from training.swarm.allreduce import FiniteReducer
+from training.swarm.coroutine import wait_for_result
 
 PEERS = tuple(PeerID(bytes([number]) * 32) for number in range(4))
 WHOLE, TORN = Verdict(whole=True), Verdict(whole=False)
@@ -44,7 +45,7 @@ def decide(verdicts, *, dead=(), referees=PEERS, delays=None):
 
         return dict(zip(verdicts, await asyncio.gather(*map(reach, verdicts)), strict=True))
 
-    return asyncio.run(group())
+    return wait_for_result(group())
 
 
 def test_a_round_that_was_whole_for_all_counts_for_all():
@@ -90,7 +91,7 @@ def test_strangers_have_no_say_and_cannot_be_named():
         part = Agreement(own=PEERS[0], group_id=b"first", peers=PEERS, referees=PEERS, ask=None)
         return await part.hear(stranger, TORN.message(b"first"))
 
-    assert asyncio.run(ask_a_stranger_in()).code == averaging_pb2.PROTOCOL_VIOLATION
+    assert wait_for_result(ask_a_stranger_in()).code == averaging_pb2.PROTOCOL_VIOLATION
     for members in ((stranger, PEERS[0]), (PEERS[1], PEERS[0]), ()):
         with pytest.raises(ValueError, match="the referee"):
             Decision.read(Decision(group_id=b"second", members=members).message(), PEERS)
@@ -112,7 +113,7 @@ def reduce_part(*parts, weights):
         answers = await asyncio.gather(*(send(reducer, number) for number in range(len(parts))))
         return answers, dict(reducer.refused), reducer.spoiled
 
-    return asyncio.run(all_send())
+    return wait_for_result(all_send())
 
 
 def test_a_part_that_is_not_finite_is_left_out_and_its_sender_gets_the_mean():
