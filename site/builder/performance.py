@@ -24,6 +24,9 @@ CHIEF = {
     "simulation": "worst error of a case",
     "swarm": "throughput over ideal",
     "swarm_awaited": "throughput over ideal",
+    "swarm_local": "computing share",
+    "swarm_minute": "computing share",
+    "swarm_speeds": "share of samples",
 }
 """Words of the figure that stands for a record in the summary; of the others it is the first."""
 
