@@ -24,6 +24,7 @@ CHIEF = {
     "simulation": "worst error of a case",
     "swarm": "throughput over ideal",
     "swarm_awaited": "throughput over ideal",
+    "swarm_death": "death",
     "swarm_local": "computing share",
     "swarm_minute": "computing share",
     "swarm_speeds": "share of samples",
