@@ -171,7 +171,6 @@ def test_the_smallest_gpu_of_the_table_is_the_smallest():
     assert not verdict(tutorial.USUAL, DEVICES["t4"]).fits and verdict(setup, DEVICES["t4"]).fits
 
 
-@pytest.mark.skipif(not (tutorial.RESULTS / "tutorial.json").is_file(), reason="nothing was recorded yet")
 def test_what_was_measured_at_full_size_is_what_is_predicted():
     facts = tutorial.record("tutorial")
     assert tutorial.predicted_of(facts) == pytest.approx(facts["results"][0]["peer"], rel=TOLERANCE)
