@@ -51,7 +51,7 @@ def run(
     from training.generate.evaluate import QUALITIES, captions_of, choose_captions, evaluate_pictures
     from training.generate.pictures import (
         choose_sampling,
-        draw_prompts,
+        drawer,
         load_codec_and_tokenizer,
         read_prompts,
         save_pictures,
@@ -68,21 +68,8 @@ def run(
     known = captions_of(shards_of(loaded, shards, captions)) if captions in SPLITS else None
     prompts = choose_captions(known or read_prompts(Path(captions)), count=count, seed=seed)
     with show_progress() as show:
-
-        def draw(texts, first_seed):
-            before, all_tokens = (
-                n * loaded.config.model.image_seq_len for n in (first_seed - seed, count * candidates)
-            )
-            return draw_prompts(
-                loaded.model,
-                codec,
-                tokenizer,
-                texts,
-                sampling=sampling,
-                seed=first_seed,
-                progress=lambda done, _: show(f"Drawing with epoch {loaded.epoch}", before + done, all_tokens),
-            )
-
+        total = count * candidates
+        draw = drawer(loaded, codec, tokenizer, sampling=sampling, seed=seed, total=total, show=show)
         if candidates == 1:
             pictures = draw(prompts, seed)
         else:

@@ -57,7 +57,7 @@ def run(
     from training.generate.gallery import write_gallery
     from training.generate.pictures import (
         choose_sampling,
-        draw_prompts,
+        drawer,
         load_codec_and_tokenizer,
         read_prompts,
         save_pictures,
@@ -79,34 +79,13 @@ def run(
     )
     notes, facts = None, None
     with show_progress() as show:
-
-        def draw(texts, first_seed, done=0, total=None):
-            tokens = loaded.config.model.image_seq_len
-            return draw_prompts(
-                loaded.model,
-                codec,
-                tokenizer,
-                texts,
-                sampling=sampling,
-                seed=first_seed,
-                progress=lambda drawn, part: show(
-                    f"Drawing with epoch {loaded.epoch}", done * tokens + drawn, (total or len(texts)) * tokens
-                ),
-            )
-
+        total = len(wanted) * (count if candidates is None else candidates)
+        draw = drawer(loaded, codec, tokenizer, sampling=sampling, seed=seed, total=total, show=show)
         if candidates is None:
             pictures = draw([prompt for prompt in wanted for _ in range(count)], seed)
         else:
             ranker = clip_of_run(loaded, clip, codec=codec, shards=shards, progress=show)
-            total = candidates * len(wanted)
-            ranked = draw_best(
-                lambda texts, first_seed: draw(texts, first_seed, first_seed - seed, total),
-                ranker,
-                wanted,
-                candidates=candidates,
-                keep=keep,
-                seed=seed,
-            )
+            ranked = draw_best(draw, ranker, wanted, candidates=candidates, keep=keep, seed=seed)
             pictures = [picture for one in ranked for picture in one.pictures]
             notes = [{"score": score} for one in ranked for score in one.kept_scores]
             scores = [{"prompt": one.prompt, "scores": one.scores} for one in ranked]

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,6 +130,44 @@ def draw_prompts(
         for prompt, one, drawn, shown in zip(batch, seeds, codes.cpu().numpy(), pixels, strict=True):
             pictures.append(Picture(prompt=prompt, seed=one, codes=drawn.astype(np.uint16), pixels=shown))
     return pictures
+
+
+def drawer(
+    loaded: Checkpoint,
+    codec: ImageCodec,
+    tokenizer: Tokenizer,
+    *,
+    sampling: Sampling,
+    seed: int,
+    total: int,
+    show: Callable[[str, int, int], None],
+) -> Callable[[Sequence[str], int], list[Picture]]:
+    """What draws prompts with a checkpoint, from a first seed on, and shows how far it is.
+
+    Args:
+        loaded: The checkpoint.
+        codec: The codec of its recipe.
+        tokenizer: The tokenizer of its shards.
+        sampling: How codes are drawn.
+        seed: Of the first picture of all.
+        total: Pictures of all calls together.
+        show: Takes what is done, the tokens drawn and their total.
+    """
+    tokens = loaded.config.model.image_seq_len
+
+    def draw(prompts: Sequence[str], first_seed: int) -> list[Picture]:
+        before = (first_seed - seed) * tokens
+        return draw_prompts(
+            loaded.model,
+            codec,
+            tokenizer,
+            prompts,
+            sampling=sampling,
+            seed=first_seed,
+            progress=lambda drawn, _: show(f"Drawing with epoch {loaded.epoch}", before + drawn, total * tokens),
+        )
+
+    return draw
 
 
 def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) -> tuple[ImageCodec, Tokenizer]:
