@@ -75,7 +75,11 @@ class FiniteReducer(TensorPartReducer):
             self.refused[sender_index] += 1
             tensor_part.detach().zero_()
             weight = 0.0
-        average = await super().accumulate_part(sender_index, part_index, tensor_part, weight=weight)
+        # A connection that breaks cancels its handler, and with it what the handler awaits: that is the mean of this
+        # part, for which the other senders wait as well.
+        average = await asyncio.shield(
+            asyncio.ensure_future(super().accumulate_part(sender_index, part_index, tensor_part, weight=weight))
+        )
         return tensor_part if part_index in self._empty else average
 
     def check_current_part_finished(self) -> None:

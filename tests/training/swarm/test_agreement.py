@@ -136,3 +136,16 @@ def test_where_nobody_has_any_weight_all_keep_their_own():
 def test_numbers_that_add_up_to_none_spoil_no_tensor():
     answers, _, spoiled = reduce_part([3e38, 2.0], [3e38, 9.0], weights=[1.0, 1.0])
     assert answers == [[0.0, 0.0], [0.0, 0.0]] and spoiled
+
+
+def test_a_sender_that_dies_while_its_part_is_averaged_takes_no_other_down():
+    async def one_dies():
+        reducer = FiniteReducer((torch.Size([1]),) * 2, 3)
+        first = [asyncio.ensure_future(reducer.accumulate_part(n, 0, torch.tensor([float(n)]))) for n in (1, 2)]
+        await asyncio.sleep(0.01)
+        first[1].cancel()  # as hivemind does with the handler of a connection that breaks
+        reducer.on_sender_failed(2)
+        means = [await reducer.accumulate_part(0, 0, torch.tensor([0.0])), await first[0]]
+        return *means, *await asyncio.gather(*(reducer.accumulate_part(n, 1, torch.tensor([float(n)])) for n in (0, 1)))
+
+    assert [mean.item() for mean in wait_for_result(one_dies())] == [1.0, 1.0, 0.5, 0.5]
