@@ -45,6 +45,8 @@ EVEN_SHARE_TOLERANCE = 0.2
 """Peers of one speed contribute about the same; a torn average leaves a peer with more of its own."""
 INTO_THE_AVERAGE_BYTES = 5_000_000
 """What a peer has sent of an average when it dies; it would send 20 to 30 million."""
+NEWCOMERS_STEPS = ("imported", "ready", "built", "began", "contributed")
+"""Program loaded; in the swarm; optimizer made; state taken; first samples computed."""
 STACKS = {
     "2021": "hivemind with the settings of 2021",
     "ours": "ours, gradients awaited",
@@ -77,6 +79,7 @@ def _run(stack: str, peers: float, epoch_seconds: float):
             averaging_timeout_seconds=90.0,
             next_chunk_timeout_seconds=10.0,
             average_state_every=25,
+            newcomer_bits=8,
             delay_gradient_averaging=stack == "ours, delayed",
             mode="diloco" if stack == "ours, local" else "synchronous",
         )
@@ -142,17 +145,19 @@ def peer(
     from training.swarm.identity import Identity
     from training.swarm.optimizer import build_swarm_optimizer
 
+    say(event="imported", time=time.monotonic())
     torch.set_num_threads(1)
     torch.manual_seed(int(address.rsplit(".", 1)[1]))
     run, identity = _run(stack, peers, epoch_seconds), Identity(Path(folder))
     where = dict(initial_peers=initial_peers, host_maddrs=[f"/ip4/{address}/tcp/0"])
     dht = hivemind.DHT(start=True, **where) if stack == "2021" else start_dht(run, identity, **where)
-    say(event="ready", addresses=[str(a) for a in dht.get_visible_maddrs()])
+    say(event="ready", time=time.monotonic(), addresses=[str(a) for a in dht.get_visible_maddrs()])
     model = _model()
     if stack == "2021":
         optimizer = _optimizer_2021(model, run, dht, peers)
     else:
         optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=MICRO_BATCH)
+    say(event="built", time=time.monotonic())
     stop.listen()
     while late and not optimizer.local_epoch:
         optimizer.load_state_from_peers()
@@ -360,6 +365,11 @@ def swarm(
                 while not (said := late.said("contributed")) and time.monotonic() < deadline:
                     time.sleep(0.5)
                 facts["newcomer_seconds"] = said[0]["time"] - late.started if said else math.inf
+                facts["newcomer_steps"] = {
+                    event: fact[0]["time"] - late.started
+                    for event in NEWCOMERS_STEPS
+                    if (fact := late.said(event))
+                }
             if death and stack != "2021":
                 facts |= after_a_death(running[:peers])
             return facts
@@ -451,6 +461,9 @@ def main(arguments: list[str] | None = None) -> None:
                 f"{facts['computing_share']:>11.3f}{facts['sent_over_least']:>8.2f}{alone:>8}{late:>10}",
                 flush=True,
             )
+            if facts.get("newcomer_steps"):
+                steps = ", ".join(f"{event} {seconds:.1f} s" for event, seconds in facts["newcomer_steps"].items())
+                print(f"    the newcomer after its start: {steps}", flush=True)
             if facts["samples_over_speed"]:
                 shares = ", ".join(f"{share:.2f}" for share in facts["samples_over_speed"])
                 print(f"    each peer's share of the samples over its share of the speed: {shares}", flush=True)
