@@ -366,9 +366,7 @@ def swarm(
                     time.sleep(0.5)
                 facts["newcomer_seconds"] = said[0]["time"] - late.started if said else math.inf
                 facts["newcomer_steps"] = {
-                    event: fact[0]["time"] - late.started
-                    for event in NEWCOMERS_STEPS
-                    if (fact := late.said(event))
+                    event: fact[0]["time"] - late.started for event in NEWCOMERS_STEPS if (fact := late.said(event))
                 }
             if death and stack != "2021":
                 facts |= after_a_death(running[:peers])
