@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from conftest import ROOT
 from training.config import load_recipe
+from training.generate.judge import judge
 
 pytestmark = pytest.mark.browser
 
@@ -40,3 +43,13 @@ def test_quality_is_the_readmes_and_the_papers_prompts_stand_without_pictures(op
     text = page.get_by_role("main").inner_text()
     assert all(prompt in text for prompt in load_recipe("dalle-2021").monitor.prompts)
     assert "no pictures of our own" in text
+
+
+def test_recorded_verdicts_are_those_of_the_judge():
+    document = json.loads((ROOT / "site" / "live" / "pictures.json").read_text())
+    for snapshot in document["snapshots"]:
+        for picture in snapshot["pictures"]:
+            with Image.open(ROOT / "site" / picture["file"].lstrip("/")) as drawn:
+                verdict = judge(np.asarray(drawn.convert("RGB")), picture["prompt"])
+            recorded = (picture["shape"], picture["colour"])
+            assert recorded == (verdict.shape, verdict.colour), (snapshot["epoch"], picture["prompt"])

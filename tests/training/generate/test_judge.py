@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter
 
 from training.data.captions import COLOURS, SHAPES, Scene, caption_of, draw_scene, parse_caption
 from training.data.draw import draw_picture
@@ -106,6 +106,28 @@ def test_one_of_two_things_missing_or_swapped_is_no_match():
     caption = "a red circle above a blue square"
     for other in ("a red circle", "a blue square", "a blue circle above a red square", "two red circles"):
         assert not judge(np.asarray(draw_picture(parse_caption(other), random.Random(2))), caption).matched
+
+
+@pytest.mark.parametrize(
+    "shape, draw",
+    [
+        ("square", lambda pen: (pen.ellipse((160, 160, 352, 352), 0), pen.rectangle((160, 256, 352, 352), 0))),
+        ("square", lambda pen: (pen.ellipse((160, 160, 352, 280), 0), pen.rectangle((160, 220, 352, 352), 0))),
+        ("square", lambda pen: pen.polygon([(160, 160), (290, 160), (352, 220), (352, 352), (160, 352)], 0)),
+        ("square", lambda pen: pen.polygon([(160, 220), (256, 150), (352, 220), (352, 352), (160, 352)], 0)),
+        ("circle", lambda pen: (pen.ellipse((150, 150, 360, 360), 0), pen.ellipse((300, 270, 400, 380), 255))),
+        ("triangle", lambda pen: pen.polygon([(205, 150), (307, 150), (370, 350), (142, 350)], 0)),
+    ],
+    ids=["arch", "flat arch", "corner cut off", "house", "bitten", "no tip"],
+)
+def test_a_thing_that_strays_from_the_outline_has_not_the_shape(shape, draw):
+    """Each shares seven tenths and more with the shape that it is not."""
+    mask = Image.new("L", (512, 512), 255)
+    draw(ImageDraw.Draw(mask))
+    covered = 1 - np.asarray(mask.reduce(8), dtype=float)[..., None] / 255
+    picture = np.round(255 + covered * (np.array(COLOURS["blue"]) - 255)).astype(np.uint8)
+    verdict = judge(picture, f"a blue {shape}")
+    assert verdict.colour and not verdict.shape
 
 
 def test_a_second_thing_of_another_kind_is_no_match():
