@@ -31,6 +31,12 @@ HOST_MEMORY = (4, 8, 16, 32, 64)
 HOST_SHARE = 0.5
 """Of the host's memory that is planned with; the rest is for the system and the volunteer's own work."""
 
+MORE = (
+    "Python and PyTorch come on top. Where much is free, activations are kept instead of computed again, up to nine "
+    "tenths of a GPU's free memory or half of the computer's; --checkpointing forbids that."
+)
+"""What is true of every machine."""
+
 KEPT_ACTIVATIONS = 160 << 20
 """Reversible layers may keep activations of this size (training.model.transformer, ACTIVATION_BUDGET_BYTES, which the
 tests compare); the calculator leaves them out, so they are always added here."""
@@ -183,7 +189,8 @@ def page_data() -> dict:
         "command": shown,
         "uses": default["uses"],
         "recipes": choices["recipes"],
-        "rows": [_row(name, machine) for name in RECIPES for machine in machines()],
+        "rows": [row for name in RECIPES for row in _rows(name)],
+        "more": MORE,
     }
 
 
@@ -228,16 +235,14 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
     exchange = collaboration_of(run, ()).exchange()
     sent = 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
     if machine.kind == "nvidia":
-        memory = f"{show_bytes(need)} of the GPU in 16 bit, of which {show_bytes(usable)} can be used, and on the host "
-        memory += f"{show_bytes(host)} for averaged copies and the optimizer"
+        memory = f"{show_bytes(need)} of the GPU in 16 bit, and {show_bytes(host)} of the computer's for averaged copies "
+        memory += f"and the optimizer. Of this GPU's memory {show_bytes(usable)} can be used"
     else:
         memory = f"{show_bytes(need)} in float32 (less in bfloat16), averaged copies and optimizer included"
     return {
         "samples": samples,
         "uses": {
-            "memory": f"{memory}; Python and PyTorch come on top. Where more is free it keeps activations instead of "
-            f"computing them again, up to {'nine tenths' if machine.kind == 'nvidia' else 'half'} of what is "
-            "free; --checkpointing forbids that.",
+            "memory": f"{memory}. {MORE}",
             "network": f"at most {show_bytes(sent)} sent and as much received for each epoch of "
             f"{thousands(run.swarm.target_batch_size)} samples of all volunteers, and the samples that you stream.",
             "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages; of the data "
@@ -246,10 +251,24 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
     }
 
 
-def _row(recipe: str, machine: Machine) -> dict:
-    chosen = join_choices()["recipes"][recipe]["machines"][machine.key]
-    shown = command(recipe, chosen["samples"], link="router", kind=machine.kind) if chosen["samples"] else ""
-    return {"recipe": recipe, "machine": machine.title, **chosen, "command": shown}
+def _rows(recipe: str) -> list[dict]:
+    """A line for each command, or refusal, with all machines to which it applies."""
+    lines: dict[tuple[str, str], list[Machine]] = {}
+    for machine in machines():
+        chosen = join_choices()["recipes"][recipe]["machines"][machine.key]
+        shown = command(recipe, chosen["samples"], link="router", kind=machine.kind) if chosen["samples"] else ""
+        words = chosen["uses"]["memory"].split(". ")[0] if shown else chosen["refusal"]
+        lines.setdefault((shown, words), []).append(machine)
+    return [
+        {"recipe": recipe, "machine": _title(alike), "command": shown, "words": words}
+        for (shown, words), alike in lines.items()
+    ]
+
+
+def _title(alike: list[Machine]) -> str:
+    """Machines of one kind, the smallest first, in a few words."""
+    first, last = alike[0], alike[-1]
+    return first.title if first is last else first.title.replace(" GB", f" to {last.memory} GB", 1)
 
 
 def _text(source: str) -> dict:

@@ -15,6 +15,15 @@ ELSEWHERE = {
 }
 """Records with a page of their own: what stands here instead of the table."""
 
+ASKED = {
+    "swarm_awaited": "Swarms whose peers await their gradients.",
+    "swarm_death": "A peer is killed in the middle of an average: how long until the next whole update (`--death`).",
+    "swarm_local": "One exchange of local updates after ten minutes of computing.",
+    "swarm_minute": "Epochs of a minute (`--epoch-seconds 60`): the share of the time that peers compute.",
+    "swarm_speeds": "Peers of speeds 1, 2 and 4: each is to give its share of the samples.",
+}
+"""Further records of one program: what was asked of it."""
+
 SHORT = 4
 """Lines of a table that need no fold."""
 
@@ -68,12 +77,12 @@ def programs() -> dict[str, str]:
 
 def _section(name: str) -> str:
     facts = record(name)
-    told = programs().get(facts["name"], "")
+    told = ASKED.get(name) or programs().get(facts["name"], "")
     machine = facts["machine"]
     where = [f"{machine['cores']} cores", f"{show_bytes(machine['memory_bytes'])} of memory"]
     where += [f"GPU: {machine['gpu']}" if machine.get("gpu") else "no GPU", f"load {machine['load']} at the end"]
     versions = ", ".join(f"{what} {version}" for what, version in facts["versions"].items())
-    about = f"{told[0].upper()}{told[1:]}.\n" if told else ""
+    about = f"{told[0].upper()}{told[1:].rstrip('.')}.\n" if told else ""
     head = f"## {_title(name)} {{ #{_anchor(name)} }}\n\n{about}\n"
     head += f"`benchmarks/{facts['name']}.py`, {facts['date']}: {', '.join(where)}; {versions}.\n\n"
     return head + ELSEWHERE.get(name, _folded(name, facts["results"]))
