@@ -18,7 +18,7 @@ ELSEWHERE = {
 ASKED = {
     "swarm_awaited": "Swarms whose peers await their gradients.",
     "swarm_death": "A peer is killed in the middle of an average: how long until the next whole update (`--death`).",
-    "swarm_local": "One exchange of local updates after ten minutes of computing.",
+    "swarm_local": "One exchange of local updates after twenty minutes of computing.",
     "swarm_minute": "Epochs of a minute (`--epoch-seconds 60`): the share of the time that peers compute.",
     "swarm_speeds": "Peers of speeds 1, 2 and 4: each is to give its share of the samples.",
 }
