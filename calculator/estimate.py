@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from calculator.architectures import Architecture
 from calculator.autograd import allocated_bytes
@@ -76,8 +77,7 @@ class Peak:
     """One sentence: when it is, and the largest parts."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepInstant:
+class StepInstant(NamedTuple):
     """The highest instant of one stretch of the step. The parts, as in `GpuMemory`, add up to `bytes`."""
 
     phase: str
@@ -136,7 +136,7 @@ class Estimate:
             result[name] = {**_plain(part), "total": part.total}
         for name in ("peak", "transfer"):
             result[name] = _plain(result[name])
-        result["timeline"] = [_plain(instant) for instant in self.timeline]
+        result["timeline"] = [instant._asdict() for instant in self.timeline]
         result["notes"] = list(self.notes)
         return result
 
@@ -295,21 +295,13 @@ def _step_instant(instant: Instant, weights: int, state: int, inputs: int, accum
         inputs: Token ids and labels.
         accumulated: Gradients of earlier micro-batches, which the instant's own are added to.
     """
-    levels = instant.levels
+    phase, place, levels = instant
     kept = levels.activations + levels.weight_copies
     gradients = accumulated or levels.gradients
     live = levels.live + accumulated
-    return StepInstant(
-        phase=instant.phase,
-        place=instant.place,
-        instant=levels.instant,
-        bytes=weights + state + inputs + live,
-        weights=weights,
-        gradients=gradients,
-        optimizer_state=state,
-        activations=inputs + kept,
-        temporary=live - kept - gradients,
-    )
+    total = weights + state + inputs + live
+    temporary = live - kept - gradients
+    return StepInstant(phase, place, levels.instant, total, weights, gradients, state, inputs + kept, temporary)
 
 
 def _host(setup: Setup, fixed: _Fixed, optimizer: Optimizer) -> HostMemory:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from calculator.autograd import Stretch, Tape
 from calculator.sizes import Formulas
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """Bytes at one instant, without what is always there (weights, optimizer state, inputs)."""
+class Levels(NamedTuple):
+    """Bytes at one instant, without what is always there (weights, optimizer state, inputs).
+
+    A tuple: hundreds are made for one estimate, and a frozen dataclass takes three times as long to make.
+    """
 
     live: int = 0
     """All of it."""
@@ -29,13 +31,15 @@ class Levels:
     """What was being computed."""
 
     def __add__(self, other: Levels) -> Levels:
+        live, activations, weight_copies, gradients, cached, instant = self
+        more_live, more_activations, more_copies, more_gradients, more_cached, later = other
         return Levels(
-            self.live + other.live,
-            self.activations + other.activations,
-            self.weight_copies + other.weight_copies,
-            self.gradients + other.gradients,
-            self.cached + other.cached,
-            other.instant or self.instant,
+            live + more_live,
+            activations + more_activations,
+            weight_copies + more_copies,
+            gradients + more_gradients,
+            cached + more_cached,
+            later or instant,
         )
 
     def __sub__(self, other: Levels) -> Levels:
@@ -49,8 +53,7 @@ class Levels:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One stretch of the step, such as the forward of a block: its change and its peak, relative to its start."""
 
     phase: str
@@ -92,19 +95,33 @@ class Recording:
 
     def _segment(self, stretch: Stretch, live: list[int], counters: list, signed: Callable[[int], int]) -> Segment:
         start, end = stretch.start, stretch.end
-        highest = max(live[start.live : end.live + 1])
-        at = live.index(highest, start.live)
-        name = self._names[at - 1] if at > start.live else start.name
-        changes, peaks = [], []
-        bounds = ((start.held, end.held), (start.weight_copies, end.weight_copies), (start.gradients, end.gradients))
-        for (places, levels), (first, last) in zip(counters, bounds, strict=True):
-            there = bisect_right(places, at - 1, first, last) if at > start.live else first
-            changes.append(levels[last] - levels[first])
-            peaks.append(levels[there] - levels[first])
+        begin, ends = start.live, end.live
+        highest = max(live[begin : ends + 1])
+        at = live.index(highest, begin)
+        (held_at, held), (copies_at, copies), (gradients_at, gradients) = counters
+        held_first, copies_first, gradients_first = start.held, start.weight_copies, start.gradients
+        held_last, copies_last, gradients_last = end.held, end.weight_copies, end.gradients
+        held_then, copies_then, gradients_then, name = held_first, copies_first, gradients_first, start.name
+        if at > begin:
+            name, before = self._names[at - 1], at - 1
+            held_then = bisect_right(held_at, before, held_first, held_last)
+            copies_then = bisect_right(copies_at, before, copies_first, copies_last)
+            gradients_then = bisect_right(gradients_at, before, gradients_first, gradients_last)
         cached = sum(map(signed, end.cached)) - sum(map(signed, start.cached))
-        return Segment(
-            stretch.phase,
-            stretch.key,
-            Levels(live[end.live] - live[start.live], *changes, cached),
-            Levels(highest - live[start.live], *peaks, 0, name),
+        held_level, copies_level, gradients_level = held[held_first], copies[copies_first], gradients[gradients_first]
+        change = Levels(
+            live[ends] - live[begin],
+            held[held_last] - held_level,
+            copies[copies_last] - copies_level,
+            gradients[gradients_last] - gradients_level,
+            cached,
         )
+        peak = Levels(
+            highest - live[begin],
+            held[held_then] - held_level,
+            copies[copies_then] - copies_level,
+            gradients[gradients_then] - gradients_level,
+            0,
+            name,
+        )
+        return Segment(stretch.phase, stretch.key, change, peak)

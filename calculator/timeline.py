@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 from calculator.architectures import Architecture, ParameterGroup
 from calculator.autograd import Parameter
@@ -45,8 +46,7 @@ class Options:
     """Whether layers that cost the same are played once; otherwise every layer is played."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
+class Instant(NamedTuple):
     """The highest instant of one stretch of the step."""
 
     phase: str
@@ -375,17 +375,19 @@ def _expanded(course: dict, plans: dict[str, Plan], *, reverse: bool) -> Iterato
 
 def _repeat(instants: list[Instant], segment: Segment, key: object, level: Levels, first: int, last: int) -> Levels:
     """Adds a segment for each layer; its highest instant is in the first or the last of them."""
-    change, times = segment.change, abs(last - first)
+    phase, _, change, peak = segment
     before_last = level
-    if times:
+    if first != last:
+        times = abs(last - first)
+        live, activations, weight_copies, gradients, cached, _ = level
         before_last = Levels(
-            level.live + change.live * times,
-            level.activations + change.activations * times,
-            level.weight_copies + change.weight_copies * times,
-            level.gradients + change.gradients * times,
-            level.cached + change.cached * times,
+            live + change.live * times,
+            activations + change.activations * times,
+            weight_copies + change.weight_copies * times,
+            gradients + change.gradients * times,
+            cached + change.cached * times,
         )
     index, base = (last, before_last) if change.live > 0 else (first, level)
     place = f"{key[0].removesuffix('s')} {index + 1}" if isinstance(key, tuple) else PLACES[key]
-    instants.append(Instant(segment.phase, place, base + segment.peak))
+    instants.append(Instant(phase, place, base + peak))
     return before_last + change
