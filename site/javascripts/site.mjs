@@ -37,10 +37,19 @@ document$.subscribe(async () => {
   }
 });
 
-// The theme's switch says nothing when it is used; charts need to know.
+// The reader's colours are set before anything is painted (overrides/partials/javascripts/palette.html); charts need to
+// know when they change, and the browser's own bars, which take them when the page stands.
 new MutationObserver(() => document.dispatchEvent(new CustomEvent("palette"))).observe(document.body, {
   attributeFilter: ["data-md-color-scheme"],
 });
+const bars = document.createElement("meta");
+bars.name = "theme-color";
+function colourBars() {
+  bars.content = getComputedStyle(document.body).getPropertyValue("--paper");
+  if (!bars.isConnected) document.head.append(bars);
+}
+document.addEventListener("palette", colourBars);
+requestAnimationFrame(() => setTimeout(colourBars));
 
 // After the first visit the site is there without a network as well; the visit itself comes first. Where browsers
 // forbid that, nothing is lost.

@@ -205,7 +205,7 @@ def test_charts_follow_the_palette(open_page, live):
     expect(page.locator("[data-slot=loss-chart][data-drawn]")).to_be_visible()
     ink = "document.querySelector('[data-slot=loss-chart]').layout.font.color"
     light = page.evaluate(ink)
-    page.locator("label[title='Switch to dark colours']").click()
+    page.get_by_role("button", name="Switch to dark colours").click()
     page.wait_for_function(f"{ink} !== '{light}'")
 
 

@@ -114,3 +114,41 @@ def test_pages_print_without_what_only_a_screen_can_use(open_page):
     expect(page.locator(".chooser")).to_be_hidden()
     expect(page.locator(".md-header")).to_be_hidden()
     expect(page.locator("[data-slot=command]")).to_be_visible()
+
+
+def test_readers_have_their_colours_from_the_start(open_page):
+    """Those of the system while they have chosen none, and before the theme's script has run."""
+    page = open_page("join/", dark=True)
+    body = page.locator("body")
+    expect(body).to_have_attribute("data-md-color-scheme", "slate")
+    page.emulate_media(color_scheme="light")
+    expect(body).to_have_attribute("data-md-color-scheme", "default")
+    switch = page.get_by_role("button", name="Switch to dark colours")
+    switch.focus()
+    page.keyboard.press("Enter")
+    expect(body).to_have_attribute("data-md-color-scheme", "slate")
+    expect(page.get_by_role("button", name="Switch to light colours")).to_be_focused()
+    paper = body.evaluate("body => getComputedStyle(body).getPropertyValue('--paper')")
+    expect(page.locator("meta[name=theme-color]")).to_have_attribute("content", paper)
+    page.route("**/*.*js", lambda route: route.abort())
+    page.expected_complaint = "net::ERR_FAILED"
+    page.reload()
+    expect(body).to_have_attribute("data-md-color-scheme", "slate")
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+
+
+def test_the_index_is_worked_in_when_something_is_searched(open_page, server):
+    page = open_page("join/")
+    page.wait_for_load_state("networkidle")
+    begun = [path for path in server.requests if path.startswith("/assets/javascripts/workers/")]
+    assert begun == []
+    page.keyboard.press("s")
+    page.keyboard.type("reversible")
+    results = page.locator(".md-search-result__item")
+    expect(results.first).to_contain_text("eversible")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("bandwidth")
+    expect(results.first).to_contain_text("andwidth")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("xyzzy")
+    expect(page.locator(".md-search-result__meta")).to_have_text("No matching documents")

@@ -33,9 +33,9 @@ export function makeForm(form, models) {
   }
 
   /** What differs from the page's first setup, as a query. */
-  function query() {
+  function query(values = read()) {
     const differing = new URLSearchParams();
-    for (const [name, value] of Object.entries(read())) if (value !== defaults[name]) differing.set(name, value);
+    for (const [name, value] of Object.entries(values)) if (value !== defaults[name]) differing.set(name, value);
     return differing;
   }
 
@@ -105,8 +105,8 @@ export function makeForm(form, models) {
   }
 
   /** Shows what applies to the model; what cannot be combined is blocked, and its note says why. */
-  function showFitting() {
-    const { own, impossible, needless } = fitting(read());
+  function showFitting(values = read()) {
+    const { own, impossible, needless } = fitting(values);
     const elements = form.elements;
     for (const [key, text] of Object.entries(own.placeholders)) if (elements[key].placeholder !== text) elements[key].placeholder = text;
     for (const [key, reason] of Object.entries(impossible)) {

@@ -36,8 +36,8 @@ export function start(root) {
     plotly: root.dataset.plotly,
   });
 
-  function address() {
-    const query = form.query();
+  function address(values) {
+    const query = form.query(values);
     for (const pin of pins.get()) query.append("pin", pin);
     const url = new URL(location.href);
     url.search = query.toString();
@@ -69,15 +69,15 @@ export function start(root) {
     pins.set(given.getAll("pin"));
   }
 
-  async function compute(control = null) {
+  async function compute(control = null, values = form.read()) {
     awake = true;
-    form.showFitting();
+    form.showFitting(values);
     const mine = ++asked;
     const late = setTimeout(() => {
       root.dataset.state = "computing";
       slot("message").textContent = startedBy() ? "" : STARTING;
     }, SAID_AFTER_MS);
-    const request = form.request();
+    const request = form.request(values);
     let answer;
     try {
       answer = await ask(request);
@@ -93,12 +93,12 @@ export function start(root) {
       slot("message").textContent = form.inLabels(answer.error).slice(0, MOST_SAID);
       return undefined;
     }
-    form.usePasted(answer.own);
-    // What a pasted model is shows which fields apply to it.
-    if (JSON.stringify(form.request()) !== JSON.stringify(request)) return compute(control);
+    if (values.config) {
+      form.usePasted(answer.own);
+      // What a pasted model is shows which fields apply to it.
+      if (JSON.stringify(form.request(values)) !== JSON.stringify(request)) return compute(control, values);
+    }
     show(answer);
-    tellJoin();
-    keepForOffline(runtime, [root.dataset.plotly]);
     root.dataset.state = "shown";
     slot("spoken").textContent = answer.spoken;
     slot("message").replaceChildren("Computed in your browser. ", slot("spoken"));
@@ -110,6 +110,10 @@ export function start(root) {
   function afterwards(mine, request, control) {
     pauses.forEach(clearTimeout);
     pauses = [
+      setTimeout(() => {
+        tellJoin();
+        keepForOffline(runtime, [root.dataset.plotly]);
+      }),
       setTimeout(() => answerAhead(form.neighbours(control)), AHEAD_AFTER_MS),
       setTimeout(async () => {
         const advice = await askPython(runtime, "advise", request).catch((error) => ({ error: error.message }));
@@ -123,10 +127,11 @@ export function start(root) {
     const text = control?.dataset.kind === "number" || control?.name === "model";
     const how = text && typing === control ? "replace" : "push";
     typing = text ? control : null;
-    const url = address();
+    const values = form.read();
+    const url = address(values);
     // The browser takes its time to note the step: an answer that comes soon is shown first.
     const soon = new Promise((resolve) => setTimeout(resolve, NOTED_WITHIN_MS));
-    const told = Promise.race([compute(control), soon]);
+    const told = Promise.race([compute(control, values), soon]);
     noted = noted.then(() => told).then(() => new Promise((resolve) => setTimeout(resolve))).then(() => remember(how, url));
   }
 
