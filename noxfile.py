@@ -87,24 +87,26 @@ def training(session: nox.Session) -> None:
 
 @nox.session
 def hivemind(session: nox.Session) -> None:
-    """Run hivemind's own tests against this project's subclasses: `nox -s hivemind -- hivemind-1.1.12.tar.gz`."""
-    given = Path(session.posargs[0]) if session.posargs else None
-    if given is None or not given.is_file():
-        session.error("Name hivemind's source distribution, from https://pypi.org/project/hivemind/#files.")
+    """Run hivemind's own tests against this project's subclasses; `-- -k auth` runs a part of them.
+
+    They come from hivemind's source distribution, which pip fetches unless one is named: `-- hivemind-1.1.12.tar.gz`.
+    """
     _install(session, "site", "training", "tests")
     session.install("--no-deps", HIVEMINDS_RUNNER)
     folder = Path(session.create_tmp(), "hivemind")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    with tarfile.open(given) as archive:
+    named = [Path(argument) for argument in session.posargs if argument.endswith(".tar.gz")]
+    options = [argument for argument in session.posargs if not argument.endswith(".tar.gz")]
+    with tarfile.open(named[0] if named else _hiveminds_sources(session, folder)) as archive:
         for name in HIVEMINDS_TESTS:
             member = next(file for file in archive if file.name.endswith(f"/tests/test_{name}.py"))
             (folder / f"test_{name}.py").write_bytes(archive.extractfile(member).read())
     root = Path(__file__).parent
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\nmarkers =\n    forked: ran in a child process\n")
     paths = os.pathsep.join(map(str, [root, root / "tests" / "hivemind_suite"]))
-    skipped = [f"--deselect={test}" for test in NOT_OURS]
-    options = ["-p", "substitution", "-p", "no:cacheprovider", "-W", "ignore", *skipped]
+    options += ["-p", "substitution", "-p", "no:cacheprovider", "-W", "ignore"]
+    options += [f"--deselect={test}" for test in NOT_OURS]
     with session.chdir(folder):
         session.run("python", "-m", "pytest", "--timeout=240", *options, env={"PYTHONPATH": paths})
 
@@ -134,6 +136,21 @@ def constraints(session: nox.Session) -> None:
 
 def _requirements(*extras: str) -> list[str]:
     return sorted({requirement for extra in extras for requirement in PROJECT["optional-dependencies"][extra]})
+
+
+def _hiveminds_sources(session: nox.Session, folder: Path) -> Path:
+    """hivemind's source distribution, of the version that is pinned.
+
+    pip looks into what it downloads with hivemind's setup.py, which needs setuptools' former pkg_resources.
+    """
+    pins = Path("constraints", "tests.txt").read_text().splitlines()
+    old_setuptools = folder / "build.txt"
+    old_setuptools.write_text("setuptools<81\n")
+    environment = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(old_setuptools.resolve()))
+    pinned = next(pin for pin in pins if pin.startswith("hivemind=="))
+    download = ["download", "--no-deps", "--no-binary", "hivemind", "--dest", str(folder), pinned]
+    session.run("python", "-m", "pip", *download, env=environment)
+    return next(folder.glob("hivemind-*.tar.gz"))
 
 
 @contextlib.contextmanager
