@@ -24,7 +24,8 @@ CODEBOOK_BYTES = 8 + 256 * 4
 compression/quantization.py)."""
 SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 1 << 14, 1 << 19
 PARTS_OF_A_VECTOR = 32
-"""An average travels in parts of V / 32 values' bytes, within these bounds (training/swarm/averaging.py)."""
+"""An average of V values travels in parts of V / 32 bytes, within these bounds; the upper one is hivemind's default
+(1.1.12, averaging/partition.py)."""
 WIRE_BYTES_PER_BYTE = 1514 / 1448
 """Ethernet frame over what it carries: 14 bytes of Ethernet, 20 of IPv4, 32 of TCP with time stamps (RFC 894, 791,
 7323) around 1448."""
@@ -41,7 +42,11 @@ def part_values(values: int, codec: str) -> int:
 
 
 def part_bytes(values: int) -> int:
-    """Longest part of a vector, as it travels (training/swarm/averaging.py, `part_bytes`)."""
+    """Bytes of one part of an average of so many values: small enough that a small model's go to all of a group.
+
+    >>> part_bytes(1_300_000), part_bytes(125_000_000)
+    (40625, 524288)
+    """
     return min(max(values // PARTS_OF_A_VECTOR, SMALLEST_PART_BYTES), LARGEST_PART_BYTES)
 
 

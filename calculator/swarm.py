@@ -57,7 +57,7 @@ MESSAGE_BYTES = 4 * 2**20
 PROGRESS_COPIES = 8
 """A look at the progress is answered by each of 5 replicas and by some caches (benchmarks/progress_record.py)."""
 SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
-"""Between two looks at the progress (training/swarm/optimizer.py, tracker_opts)."""
+"""Between two looks at the progress (training/swarm/build.py, tracker_opts)."""
 ADVISED_WINDOWS = 5
 """An epoch should last so many times the matchmaking (training.config.SwarmConfig)."""
 DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / 4096)

@@ -9,7 +9,7 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calculator.exchange import vector_bytes
+from calculator.exchange import part_bytes, vector_bytes
 from calculator.page.words import show_bytes
 from training.choices import Choice
 from training.config import RunConfig
@@ -17,7 +17,6 @@ from training.errors import BadInput
 from training.machine import usable_cores
 from training.optim.kernels import kernels
 from training.processes import FILE_LIMIT
-from training.swarm.averaging import part_bytes
 from training.swarm.matchmaking import PATIENCE_WINDOWS
 
 BASE_FILES = 256

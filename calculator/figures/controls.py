@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from calculator.page.words import show_count
+
 LONGEST_QUOTE = 40
 """Characters of a refused text that a sentence repeats."""
 MOST_NAMED = 8
@@ -78,7 +80,7 @@ class Stops:
 
     def shown(self, value: float) -> str:
         """As readers see it."""
-        return f"{spaced(value)} {self.unit}".strip()
+        return f"{show_count(value)} {self.unit}".strip()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,12 +130,6 @@ def read_values(controls: tuple[Control, ...], texts: Mapping[str, object]) -> t
         values[control.name], sentence = control.read(str(texts[control.name]))
         sentences += [sentence] if sentence else []
     return values, sentences
-
-
-def spaced(value: float) -> str:
-    """With narrow spaces between thousands: 16384 as 16 384."""
-    text = f"{value:,.0f}" if value == int(value) else f"{value:,g}"
-    return text.replace(",", "\u202f")
 
 
 def _number(text: str) -> float | None:

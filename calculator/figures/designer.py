@@ -19,11 +19,11 @@ from calculator.designer import (
 )
 from calculator.devices import DEVICES
 from calculator.errors import BadSetup
-from calculator.figures.controls import Choice, Range, Stops, Values, spaced
+from calculator.figures.controls import Choice, Range, Stops, Values
 from calculator.figures.drawing import Canvas, wrapped
 from calculator.figures.figure import Drawn, Figure, File, Source
 from calculator.flops import UTILISATION
-from calculator.page.words import show_bytes
+from calculator.page.words import show_bytes, show_count
 from calculator.parameters import count_parameters
 
 COUNTS = (0, 1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 3000, 5000, 10_000)
@@ -105,7 +105,7 @@ def _caption(wish: Wish, made: Design) -> str:
         first = next(limit for limit in limits if limit.stops)
         return f"Not feasible. {first.sentence}"
     pace = f"{_number(reached.samples_per_second)} samples a second"
-    took = f"{spaced(wish.samples)} samples take {_days(made.days)} at {pace}"
+    took = f"{show_count(wish.samples)} samples take {_days(made.days)} at {pace}"
     lost = f"{100 * reached.shares.communication:.0f} % of the time is lost to communication"
     verdict = "Feasible" if made.days <= wish.days else f"Not feasible in {_days(wish.days)}"
     said = f"{verdict}: {took}; {lost}. The recipe: {_settings(made)}."
@@ -126,7 +126,7 @@ def _no_larger(wish: Wish, made: Design) -> str:
         return ""
     if batch == BATCHES[-1]:
         return " Larger ones than this are not known to learn as much from a sample."
-    left = "even fewer" if made.epochs < LEAST_UPDATES else f"fewer than {spaced(LEAST_UPDATES)}"
+    left = "even fewer" if made.epochs < LEAST_UPDATES else f"fewer than {show_count(LEAST_UPDATES)}"
     return (
         f" It would leave {left} updates, so it was not chosen: train on more samples, or with fewer volunteers; or "
         "set it under “By numbers”."
@@ -136,7 +136,7 @@ def _no_larger(wish: Wish, made: Design) -> str:
 def _settings(made: Design) -> str:
     """Batch and compression in words."""
     chosen = made.collaboration
-    batch = spaced(chosen.target_batch_size)
+    batch = show_count(chosen.target_batch_size)
     if chosen.local_updates:
         return f"each trains by itself, and all exchange how far they came after {batch} samples together, in 8 bit"
     way = "while the next update computes" if chosen.delay_gradient_averaging else "before the next update"
@@ -184,10 +184,10 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
         (f"Days of one {first} alone", "it does not fit" if alone is None else _short(alone)),
         ("Lost to communication", f"{100 * reached.shares.communication:.1f} %"),
         *[(CAUSES[cause], f"{100 * share:.1f} %") for cause, share in asdict(reached.shares).items()],
-        ("Different parameters", spaced(exchange.parameters)),
-        ("Samples of an update", spaced(chosen.target_batch_size)),
+        ("Different parameters", show_count(exchange.parameters)),
+        ("Samples of an update", show_count(chosen.target_batch_size)),
         ("Why so many", made.why_batch),
-        ("Updates", spaced(made.epochs)),
+        ("Updates", show_count(made.epochs)),
         ("Compression", f"gradients {chosen.gradient_codec}, parameters {chosen.state_bits} bit"),
         ("Gradients", way),
         ("An update takes", f"{_number(reached.epoch_seconds)} s, an average {_number(reached.all_reduce_seconds)} s"),
@@ -203,20 +203,20 @@ def _days(days: float) -> str:
 
 
 def _short(days: float) -> str:
-    return spaced(round(days)) if days >= 10 else f"{days:.1f}".removesuffix(".0") if days >= 0.1 else "under 0.1"
+    return show_count(round(days)) if days >= 10 else f"{days:.1f}".removesuffix(".0") if days >= 0.1 else "under 0.1"
 
 
 def _number(value: float) -> str:
     """Three digits, without exponents."""
     if value >= 100:
-        return spaced(round(value))
+        return show_count(round(value))
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _model_words(name: str) -> str:
     """With the number of different parameters; layers share them."""
     count = count_parameters(from_config({"model_type": "text-to-image", **model_config(name)}))
-    return f"{MODEL_WORDS[name]}, {spaced(round(count / 1e6) or 1)} M parameters"
+    return f"{MODEL_WORDS[name]}, {show_count(round(count / 1e6) or 1)} M parameters"
 
 
 def _kind_controls(kind: str, words: str, count: int, gpu: str) -> tuple:
@@ -243,7 +243,7 @@ FIGURE = Figure(
         *_kind_controls("second", "Others", 10, "rtx-3090"),
         Choice(
             name="batch", label="Samples of an update", default=AS_SUITS, folded=True,
-            options=((AS_SUITS, "as suits the run"), *[(str(batch), spaced(batch)) for batch in BATCHES]),
+            options=((AS_SUITS, "as suits the run"), *[(str(batch), show_count(batch)) for batch in BATCHES]),
         ),
         Range(
             name="utilisation", label="Share of a GPU's peak that training reaches", low=5, high=60,

@@ -9,10 +9,11 @@ from functools import lru_cache
 from operator import sub
 from random import Random
 
-from calculator.figures.controls import Choice, Stops, Values, spaced
+from calculator.figures.controls import Choice, Stops, Values
 from calculator.figures.drawing import Canvas, Scale
 from calculator.figures.eight_bit import Stored, stored
 from calculator.figures.figure import Drawn, Figure, Handle, Source
+from calculator.page.words import show_count
 
 LENGTH = 1024
 """Values of the tensor."""
@@ -164,7 +165,7 @@ def _dots(shape: str, outliers: int, across: Scale, up: Scale) -> tuple[tuple[fl
 
 def _caption(values: Values, blocks: Way, whole: Way, even: Way) -> str:
     count, size = int(values["outliers"]), float(values["size"])
-    who = f"One outlier of {spaced(size)} times" if count == 1 else f"{count} outliers of {spaced(size)} times"
+    who = f"One outlier of {show_count(size)} times" if count == 1 else f"{count} outliers of {show_count(size)} times"
     spoiled = sum(scale >= size for scale in blocks.scales)
     return (
         f"{who} the usual magnitude: in blocks of {values['block']:g}, ordinary values lose {_percent(blocks.error)} "

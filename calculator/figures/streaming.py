@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from calculator.architectures import PRESETS
-from calculator.figures.controls import Choice, Stops, Values, spaced
+from calculator.figures.controls import Choice, Stops, Values
 from calculator.figures.drawing import Canvas, Scale
 from calculator.figures.figure import Drawn, Figure, Source
-from calculator.page.words import show_bytes
+from calculator.page.words import show_bytes, show_count
 
 PAIRS = 100_000_000
 """Of the 2021 run (paper, section 3.2)."""
@@ -121,7 +121,7 @@ def _caption(values: Values, ways: list[Way]) -> str:
 def _duration(seconds: float) -> str:
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
-            return f"{spaced(round(seconds / length))} {unit}"
+            return f"{show_count(round(seconds / length))} {unit}"
     return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
 
 

@@ -8,10 +8,10 @@ from functools import lru_cache
 from calculator.architectures import PRESETS
 from calculator.exchange import COMPRESSION_THRESHOLD, vector_bytes
 from calculator.figures.all_reduce import sent_share
-from calculator.figures.controls import Choice, Stops, Values, spaced
+from calculator.figures.controls import Choice, Stops, Values
 from calculator.figures.drawing import Canvas, Scale
 from calculator.figures.figure import Drawn, Figure, Source
-from calculator.page.words import show_bytes
+from calculator.page.words import show_bytes, show_count
 from calculator.parameters import count_parameters, count_small_parameters
 
 CLUSTER_MEGABITS = 10_000
@@ -129,7 +129,7 @@ def _caption(values: Values, steps: list[Step], first: float, last: float) -> st
     sent, seconds = show_bytes(round(size * sent_share(peers))), exchange_seconds(size, peers, megabits)
     product = _factor(steps[0].waiting_seconds / steps[3].waiting_seconds)
     return (
-        f"A link of {spaced(megabits)} Mbit/s is {gap}: with an exchange after each sample, {peers} peers would "
+        f"A link of {show_count(megabits)} Mbit/s is {gap}: with an exchange after each sample, {peers} peers would "
         f"compute {_percent(first)} of the time. Batch, sharing and {values['bits']} bit divide the waiting by "
         f"{product}. {_overlap(values, steps)} So they compute {_percent(last)} of the time. One epoch takes "
         f"{_seconds(batch / peers / speed)} of computing and {_seconds(seconds)} of exchange; each "
@@ -155,11 +155,11 @@ def _seconds(seconds: float) -> str:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{spaced(round(seconds / 86_400))} days"
+    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{show_count(round(seconds / 86_400))} days"
 
 
 def _factor(factor: float) -> str:
-    return spaced(round(factor)) if factor >= 99.5 else f"{factor:.3g}"
+    return show_count(round(factor)) if factor >= 99.5 else f"{factor:.3g}"
 
 
 def _percent(share: float) -> str:

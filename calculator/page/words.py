@@ -24,9 +24,10 @@ def show_bytes(count: int) -> str:
     return f"{count} B"
 
 
-def show_count(count: int) -> str:
-    """774030080 as 774 030 080, with spaces that do not break."""
-    return f"{count:,}".replace(",", "\u202f")
+def show_count(count: float) -> str:
+    """774030080 as 774 030 080, with narrow spaces that do not break."""
+    text = f"{count:,.0f}" if count == int(count) else f"{count:,g}"
+    return text.replace(",", "\u202f")
 
 
 def show_share(part: int, whole: int) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from builder.recorded import thousands
 from builder.tables import table
 from calculator import Setup, estimate
 from calculator.figures.all_reduce import sent_share
 from calculator.figures.thousandfold import gradient_bytes
-from calculator.page.words import show_bytes
+from calculator.page.words import show_bytes, show_count
 from training.config import load_recipe
 
 PEERS = 16
@@ -29,7 +28,7 @@ def communication_table() -> str:
     lines = []
     for what, values, size in rows:
         sent = round(size * sent_share(PEERS))
-        cells = [f"{thousands(round(values / 1e6))}\u00a0M", show_bytes(sent)]
+        cells = [f"{show_count(round(values / 1e6))}\u00a0M", show_bytes(sent)]
         cells += [_seconds(8 * sent / bits_per_second) for _, bits_per_second in LINKS]
         lines.append((what, *cells))
     shown = table("What one epoch costs", ("Gradients", "Values", "Sent by each", *dict(LINKS)), lines)

@@ -10,11 +10,10 @@ import json
 from dataclasses import dataclass, replace
 from functools import cache
 
-from builder.recorded import thousands
 from calculator import estimate
 from calculator.devices import DEVICES, Device
 from calculator.fit import ADVISED_SHARE, largest_micro_batch, need_bytes
-from calculator.page.words import show_bytes
+from calculator.page.words import show_bytes, show_count
 from training.config import RunConfig, load_recipe
 from training.plan import MOST_SAMPLES, setup_of
 from training.simulate.forecast import collaboration_of
@@ -244,7 +243,7 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
         "uses": {
             "memory": f"{memory}. {MORE}",
             "network": f"at most {show_bytes(sent)} sent and as much received for each epoch of "
-            f"{thousands(run.swarm.target_batch_size)} samples of all volunteers, and the samples that you stream.",
+            f"{show_count(run.swarm.target_batch_size)} samples of all volunteers, and the samples that you stream.",
             "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages; of the data "
             "only what was fetched last is kept.",
         },

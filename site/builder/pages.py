@@ -31,6 +31,7 @@ from builder import (
     tutorial,
 )
 from builder.assets import asset_files, load_assets
+from calculator.page.words import show_count
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -103,7 +104,7 @@ def repository() -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    environment.filters["thousands"] = recorded.thousands
+    environment.filters["thousands"] = show_count
     environment.globals.update(
         recipe=recipes.recipe,
         glossary=glossary.glossary,

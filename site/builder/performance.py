@@ -5,10 +5,9 @@ from __future__ import annotations
 import html
 import re
 
-from builder.recorded import thousands
 from builder.records import RESULTS, record
 from builder.tables import stacked
-from calculator.page.words import show_bytes
+from calculator.page.words import show_bytes, show_count
 
 ELSEWHERE = {
     "memory_accuracy": "The errors by figure and the worst cases are on [a page of their own](../accuracy.md)."
@@ -121,5 +120,5 @@ def _value(value: float, unit: str) -> str:
     """With its unit: bytes as MiB and so on, other numbers with three digits that count."""
     if unit == "bytes" and value >= 1024:
         return show_bytes(round(value))
-    number = thousands(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
+    number = show_count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
     return f"{number} {html.escape(unit)}" if unit not in ("", "1") else number

@@ -7,8 +7,8 @@ from html import escape
 
 from pydantic import BaseModel
 
-from builder.recorded import thousands
 from builder.tables import code, stacked
+from calculator.page.words import show_count
 from training.config import RunConfig, load_recipe
 
 SHOWN = ("dalle-2021", "demo")
@@ -53,7 +53,7 @@ def _shown(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case int():
-            return thousands(value)
+            return show_count(value)
         case float():
             return f"{value:g}"
         case tuple():

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from builder.plots import loss_svg, spark_svg
+from calculator.page.words import show_count
 
 EMPTY = {"live/run.json": "{}\n"}
 """What stands in for a recording."""
@@ -53,23 +54,23 @@ def load_recorded(docs: Path) -> dict | None:
         "spark_svg": spark_svg(points, peers) if len(points) > 1 else "",
         "loss_summary": f"Loss: {first_loss:.3g} at epoch {first_epoch}, {last_loss:.3g} at epoch {last_epoch}.",
         "tiles": {
-            "epoch": f"{thousands(state['epoch'])} of {thousands(run['total_epochs'])}",
+            "epoch": f"{show_count(state['epoch'])} of {show_count(run['total_epochs'])}",
             "loss": f"{last_loss:.3g}",
-            "active": thousands(state["active_peers"]),
+            "active": show_count(state["active_peers"]),
             "speed": "–",
-            "samples": thousands(state["total_samples"]),
-            "parameters": thousands(run["parameters"]) if run.get("parameters") else "–",
+            "samples": show_count(state["total_samples"]),
+            "parameters": show_count(run["parameters"]) if run.get("parameters") else "–",
         },
         "glance": {
             "loss": f"{last_loss:.3g}",
-            "active": thousands(len(volunteers)),
-            "samples": thousands(state["total_samples"]),
+            "active": show_count(len(volunteers)),
+            "samples": show_count(state["total_samples"]),
         },
         "pictures": _shown_snapshots(documents["pictures"]),
         "board": [
             {
                 "name": one["name"],
-                "samples": thousands(one["samples"]),
+                "samples": show_count(one["samples"]),
                 "share": "–" if one["share"] is None else f"{100 * one['share']:.0f} %",
                 "time": _duration(one["seconds"]),
             }
@@ -105,11 +106,6 @@ def _shown_snapshots(document: dict) -> list[dict]:
         }
         for place in sorted(places, reverse=True)
     ]
-
-
-def thousands(count: int) -> str:
-    """31250 as 31 250, with narrow spaces that do not break."""
-    return f"{count:,}".replace(",", "\u202f")
 
 
 def _duration(seconds: float) -> str:

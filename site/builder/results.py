@@ -8,9 +8,10 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from builder.recorded import is_recorded, load_recorded, thousands
+from builder.recorded import is_recorded, load_recorded
 from builder.records import RESULTS
 from builder.tables import table
+from calculator.page.words import show_count
 from training.config import load_recipe
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -89,14 +90,14 @@ def model_card() -> str:
         "Draws": f"pictures of {run.codec.image_size} × {run.codec.image_size} pixels",
         "Trained on": "pictures of coloured shapes with captions of a fixed grammar, drawn by <code>draw</code>; no "
         "photographs, nobody's data",
-        "Trained with": f"{run.optimizer.name}, {thousands(run.swarm.target_batch_size)} samples an epoch, peak "
+        "Trained with": f"{run.optimizer.name}, {show_count(run.swarm.target_batch_size)} samples an epoch, peak "
         f"learning rate {run.schedule.peak_learning_rate:g}",
     }
     recorded = load_recorded(DOCS)
     if recorded:
         ended = datetime.fromtimestamp(recorded["state"]["last_epoch_at"], UTC)
         facts |= {
-            "Weights": f"{thousands(recorded['run']['parameters'])} different ones",
+            "Weights": f"{show_count(recorded['run']['parameters'])} different ones",
             "Trained by": f"{len(recorded['board'])} volunteers, {recorded['tiles']['samples']} samples, "
             f"{recorded['tiles']['epoch']} epochs, ended on {ended.day} {ended:%B %Y}",
         }

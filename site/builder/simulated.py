@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from builder.recorded import thousands
 from builder.records import record
 from builder.tables import table
+from calculator.page.words import show_count
 from calculator.swarm import MESSAGE_BYTES, PROGRESS_RECORD_BYTES
 
 STACKS = {
@@ -32,7 +32,7 @@ def simulation_error() -> str:
 
 def most_peers() -> str:
     """Whose progress fits one answer of the DHT."""
-    return thousands(MESSAGE_BYTES // PROGRESS_RECORD_BYTES)
+    return show_count(MESSAGE_BYTES // PROGRESS_RECORD_BYTES)
 
 
 def simulation_cases() -> str:
@@ -58,7 +58,7 @@ def simulation_sweep() -> str:
     for setting, words in SHOWN.items():
         mine = {row["volunteers"]: row for row in rows if row["setting"] == setting}
         lines.append((escape(words), *(_reached(mine[size]) for size in sizes)))
-    return table("The sweep", ("Volunteers", *map(thousands, sizes)), lines)
+    return table("The sweep", ("Volunteers", *map(show_count, sizes)), lines)
 
 
 def _reached(row: dict) -> str:

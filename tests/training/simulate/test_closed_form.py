@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hivemind.averaging.load_balancing import load_balance_peers
-from hivemind.averaging.partition import TensorPartContainer
+from hivemind.averaging.partition import DEFAULT_PART_SIZE_BYTES, TensorPartContainer
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
@@ -23,7 +23,6 @@ from training.model.layout import Layout
 from training.optim.lamb import build_optimizer
 from training.simulate import swarm as simulated
 from training.simulate.forecast import collaboration_of
-from training.swarm.averaging import part_bytes
 from training.swarm.codecs import BLOCK_SIZE, exchange_codec
 from training.swarm.matchmaking import PATIENCE_WINDOWS
 
@@ -52,7 +51,7 @@ def test_bytes_are_those_that_travel(codec):
     sizes = [(1000, 1000), (700, 1000), (300,)]
     tensors, total = [torch.randn(size) for size in sizes], 1_700_300
     container = TensorPartContainer(
-        tensors, (1.0,), compression=exchange_codec(65_536, codec), part_size_bytes=part_bytes(total)
+        tensors, (1.0,), compression=exchange_codec(65_536, codec), part_size_bytes=exchange.part_bytes(total)
     )
     parts = [container.compression.compress(part, info) for part, info in container._input_parts_by_peer[0]]
     sent = sum(len(part.buffer) for part in parts)
@@ -61,8 +60,7 @@ def test_bytes_are_those_that_travel(codec):
 
 def test_what_the_calculator_cannot_import_is_as_the_trainer_has_it():
     assert exchange.BLOCK_SIZE == BLOCK_SIZE and PATIENCE_WINDOWS == simulated.PATIENCE_WINDOWS
-    for values in (1, 10**5, 1_300_000, 10**7, 10**9):
-        assert exchange.part_bytes(values) == part_bytes(values)
+    assert exchange.LARGEST_PART_BYTES == DEFAULT_PART_SIZE_BYTES
 
 
 def test_the_recipe_says_which_tensors_are_large():
