@@ -61,9 +61,9 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
     import torch
 
     from training.model.transformer import build_model
+    from training.swarm.build import build_swarm_optimizer
     from training.swarm.dht import full_addresses, start_dht
     from training.swarm.identity import Identity
-    from training.swarm.optimizer import build_swarm_optimizer
 
     torch.set_num_threads(1)
     run, identity, address = recipe(codec), Identity(folder / name), folder / "address"

@@ -141,9 +141,9 @@ def peer(
     import hivemind
     import torch
 
+    from training.swarm.build import build_swarm_optimizer
     from training.swarm.dht import start_dht
     from training.swarm.identity import Identity
-    from training.swarm.optimizer import build_swarm_optimizer
 
     say(event="imported", time=time.monotonic())
     torch.set_num_threads(1)

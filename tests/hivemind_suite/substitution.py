@@ -20,8 +20,9 @@ import hivemind.optim.state_averager
 from training.config import load_recipe
 from training.swarm.allreduce import ReportingRunner
 from training.swarm.averaging import ReportingAverager, SwarmGradientAverager, SwarmStateAverager
-from training.swarm.optimizer import LivelyTracker, SwarmOptimizer
+from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.powersgd import SwarmPowerSGDAverager
+from training.swarm.tracker import LivelyTracker
 
 
 class Tracker(LivelyTracker):

@@ -23,9 +23,9 @@ SPARE_BYTES = 60 << 20
 
 def main(folder: Path, stop) -> None:
     from training.swarm.averaging import SwarmGradientAverager
+    from training.swarm.build import build_swarm_optimizer
     from training.swarm.dht import start_dht
     from training.swarm.identity import Identity
-    from training.swarm.optimizer import build_swarm_optimizer
 
     torch.set_num_threads(1)
     run = load_recipe("demo")

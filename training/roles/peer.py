@@ -40,11 +40,13 @@ from training.startup import (
     link_warning,
     settings_in_use,
 )
+from training.swarm.build import build_swarm_optimizer
 from training.swarm.codecs import exchange_codec
 from training.swarm.dht import RECIPE_SECONDS, check_recipe, connection_seconds, full_addresses, post_recipe, start_dht
+from training.swarm.epochs import EpochReport
 from training.swarm.identity import Identity
 from training.swarm.metrics import MetricsBoard, PeerRecord, read_records
-from training.swarm.optimizer import EpochReport, SwarmOptimizer, build_swarm_optimizer
+from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.selftest import check_exchange
 
 SERVE_SECONDS = 30.0

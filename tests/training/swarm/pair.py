@@ -261,7 +261,7 @@ def average_parameters(torch, run, dht, identity, name, stop):
 
 def come_late(torch, run, dht, identity, name, stop):
     """As `train`; the second comes when the first has done some epochs, and more go by while it downloads the state."""
-    from training.swarm import optimizer as module
+    from training.swarm import catching_up as module
 
     downloads = []
 
@@ -284,7 +284,7 @@ def come_late(torch, run, dht, identity, name, stop):
 
 def train(torch, run, dht, identity, name, stop, *, begin=lambda optimizer: None, state_every=1):
     """Trains with the run's optimizer, from other weights than the other peer, until three epochs were averaged."""
-    from training.swarm.optimizer import build_swarm_optimizer
+    from training.swarm.build import build_swarm_optimizer
 
     swarm = run.swarm.model_copy(update={"target_batch_size": 120, "average_state_every": state_every})
     run = run.model_copy(update={"swarm": swarm})
@@ -307,7 +307,7 @@ def train(torch, run, dht, identity, name, stop, *, begin=lambda optimizer: None
 
 def train_locally(torch, run, dht, identity, name, stop):
     """Three exchanges of the local-update mode: what was offered, and the common weights before and after."""
-    from training.swarm.optimizer import build_swarm_optimizer
+    from training.swarm.build import build_swarm_optimizer
 
     run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_epochs": 0})})
     model = model_of(torch, seed=0)
@@ -348,7 +348,7 @@ def train_locally(torch, run, dht, identity, name, stop):
 
 def go_on_alone(torch, run, dht, identity, name, stop):
     """Trains alone after it was found to be behind others, who are gone; the epochs that it does."""
-    from training.swarm.optimizer import build_swarm_optimizer
+    from training.swarm.build import build_swarm_optimizer
 
     run = run.model_copy(update={"swarm": run.swarm.model_copy(update={"target_batch_size": 40})})
     model = model_of(torch, seed=0)

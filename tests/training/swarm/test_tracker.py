@@ -5,7 +5,7 @@ from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
-from training.swarm.optimizer import LivelyTracker
+from training.swarm.tracker import LivelyTracker
 
 LIVELY_SECONDS = 5.0
 
