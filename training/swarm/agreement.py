@@ -3,17 +3,22 @@
 A peer that dies in the middle leaves results that differ: some parts are the average of all, some of the others, and
 those that it should have averaged are each peer's own. So nobody uses a result before the group has agreed on it. Each
 peer tells its verdict to the referee, which is the first of the group's order that answers. If all verdicts that
-arrive are good, the result counts. If one is not, those who have spoken repeat the all-reduce with the tensors that
-they still hold, and nothing of theirs is lost.
+arrive are good, the result counts. If one is bad, all end their part at once, and those who have spoken repeat the
+all-reduce with the tensors that they still hold: nothing of theirs is lost.
 
-It is not a consensus that survives everything: if the referee dies between two of its answers, peers may go apart. They
-then say so (`RoundReport.torn`) and take common weights in the next round of parameters.
+Nobody is taken for dead because a stream of his broke: the referee calls those who are silent, and waits for those
+whom it reaches. A peer that stands in for a dead referee asks them as well whether they know of a decision.
+
+It is not a consensus that survives everything: where a network splits, or the referee dies with the only peer that it
+has told, peers may go apart. They then say so (`RoundReport.torn`) and take common weights in the next round of
+parameters.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hivemind.dht import DHTID
@@ -22,12 +27,17 @@ from hivemind.proto import averaging_pb2
 
 Message = averaging_pb2.MessageFromLeader
 Ask = Callable[[PeerID, Message], Awaitable[Message]]
-"""Sends a verdict to a referee; its answer."""
+"""Sends a verdict to a peer; its answer."""
 
+GOOD_SECONDS = 1.0
+"""From the first verdict on, the referee waits so long for the others while all are good: who has the whole average
+knows that everybody's tensors have arrived, so nothing but a late peer's own result can still fail."""
 VERDICT_SECONDS = 3.0
-"""From the first verdict on, the referee waits so long for those that it still may get."""
-ANSWER_SECONDS = 2 * VERDICT_SECONDS
-"""A referee that has not answered by then is passed over."""
+"""From the first bad verdict on, it waits so long for those who may live."""
+HOLD_SECONDS = 1.0
+"""A referee answers within this time, if only that it has not decided yet."""
+SILENCE_SECONDS = 4.0
+"""A referee that is silent for so long is passed over; one that answers without a decision after twice this time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,19 +46,19 @@ class Verdict:
 
     whole: bool
     """Whether all parts came back as the average of all that were sent."""
-    lost: frozenset[PeerID] = frozenset()
-    """Groupmates that fell silent; the referee does not wait for their verdicts."""
+    faulty: frozenset[PeerID] = frozenset()
+    """Groupmates whose averages were not finite; who is so to most of the others has no part in the repetition."""
 
     def message(self, group_id: bytes) -> Message:
         """As it travels."""
         code = averaging_pb2.ACCEPTED if self.whole else averaging_pb2.CANCELLED
-        return Message(code=code, group_id=group_id, ordered_peer_ids=[peer.to_bytes() for peer in self.lost])
+        return Message(code=code, group_id=group_id, ordered_peer_ids=[peer.to_bytes() for peer in self.faulty])
 
     @classmethod
     def read(cls, message: Message) -> Verdict:
         """From a message; what is no praise is taken for blame."""
-        lost = frozenset(PeerID(peer) for peer in message.ordered_peer_ids)
-        return cls(whole=message.code == averaging_pb2.ACCEPTED, lost=lost)
+        faulty = frozenset(PeerID(peer) for peer in message.ordered_peer_ids)
+        return cls(whole=message.code == averaging_pb2.ACCEPTED, faulty=faulty)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +69,8 @@ class Decision:
     """Of the repetition; empty if the result counts."""
     members: tuple[PeerID, ...] = ()
     """Who repeats it, in the group's order."""
+    solitary: bool = False
+    """Whether the peer decided for itself, for it found nobody to ask."""
 
     @property
     def counts(self) -> bool:
@@ -66,7 +78,9 @@ class Decision:
         return not self.group_id
 
     def message(self) -> Message:
-        """As it travels."""
+        """As it travels; what a peer has decided for itself is nobody else's concern."""
+        if self.solitary:
+            return Message(code=averaging_pb2.BAD_GROUP_ID)
         return Message(
             code=averaging_pb2.ACCEPTED if self.counts else averaging_pb2.BEGIN_ALLREDUCE,
             group_id=self.group_id,
@@ -98,12 +112,25 @@ class Agreement:
         group_id: Of the all-reduce.
         peers: The group, in the order that all its peers know.
         referees: Those of them that accept connections, in the same order.
-        ask: Sends a verdict to a referee.
+        ask: Sends a verdict to one of these.
+        on_bad_verdict: Called when this peer hears that the all-reduce has failed for a groupmate.
     """
 
-    def __init__(self, *, own: PeerID, group_id: bytes, peers: Sequence[PeerID], referees: Sequence[PeerID], ask: Ask):
+    def __init__(
+        self,
+        *,
+        own: PeerID,
+        group_id: bytes,
+        peers: Sequence[PeerID],
+        referees: Sequence[PeerID],
+        ask: Ask,
+        on_bad_verdict: Callable[[], None] = lambda: None,
+    ):
         self.own, self.group_id, self.peers, self.referees = own, group_id, tuple(peers), tuple(referees)
-        self._ask, self._verdicts = ask, {}
+        self._ask, self._on_bad_verdict = ask, on_bad_verdict
+        self._verdicts: dict[PeerID, Verdict] = {}
+        self._gone: set[PeerID] = set()
+        self._bad = False
         self._news, self._decision = asyncio.Event(), asyncio.get_running_loop().create_future()
         self._judging: asyncio.Task | None = None
 
@@ -119,56 +146,100 @@ class Agreement:
             if referee == self.own:
                 self._judge_from_now_on()
                 break
-            if referee in verdict.lost:
-                continue
-            try:
-                answer = await asyncio.wait_for(self._ask(referee, verdict.message(self.group_id)), ANSWER_SECONDS)
-                self._decide(Decision.read(answer, self.peers))
-            except Exception:  # it is gone, has another program, or talks nonsense: the next one is asked
-                continue
+            with suppress(Exception):  # it is gone, has another program, or talks nonsense: the next one is asked
+                self._decide(await self._decision_of(referee, verdict))
         else:
-            alone = Decision(group_id=DHTID.generate().to_bytes(), members=(self.own,))
-            self._decide(Decision() if verdict.whole else alone)
+            again = {} if verdict.whole else {"group_id": DHTID.generate().to_bytes(), "members": (self.own,)}
+            self._decide(Decision(solitary=True, **again))
         return await asyncio.shield(self._decision)
 
     async def hear(self, peer: PeerID, message: Message) -> Message:
-        """A groupmate tells its verdict and takes this peer for the referee; the answer."""
+        """A groupmate takes this peer for the referee, or is the referee and calls; the answer.
+
+        That is the decision if there is one within `HOLD_SECONDS`, else NOT_DECLARED.
+        """
         if peer not in self.peers or peer == self.own:
             return Message(code=averaging_pb2.PROTOCOL_VIOLATION)
-        self._hear(peer, Verdict.read(message))
+        self._hear(peer, Verdict.read(message), counts=not self._is_before_this_one(peer))
         if self.own == self.referees[0]:  # another one asks those before it first, and may have to wait for that
             self._judge_from_now_on()
-        decision = await asyncio.wait_for(asyncio.shield(self._decision), ANSWER_SECONDS)
+        try:
+            decision = await asyncio.wait_for(asyncio.shield(self._decision), HOLD_SECONDS)
+        except TimeoutError:
+            return Message(code=averaging_pb2.NOT_DECLARED)
         return decision.message()
 
-    def _hear(self, peer: PeerID, verdict: Verdict) -> None:
-        self._verdicts[peer] = verdict
+    def _is_before_this_one(self, peer: PeerID) -> bool:
+        """Whether `peer` never asks this one, as it is the referee before this one is: then it has called."""
+        order = self.referees
+        return peer in order and (self.own not in order or order.index(peer) < order.index(self.own))
+
+    def _hear(self, peer: PeerID, verdict: Verdict, counts: bool = True) -> None:
+        if counts:
+            self._verdicts[peer] = verdict
+        if not verdict.whole and not self._bad:
+            self._bad = True
+            self._on_bad_verdict()
         self._news.set()
 
     def _decide(self, decision: Decision) -> None:
         if not self._decision.done():
             self._decision.set_result(decision)
 
+    async def _decision_of(self, referee: PeerID, verdict: Verdict) -> Decision:
+        """What a referee has decided; asks again while it answers that it has not."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 2 * SILENCE_SECONDS
+        while True:
+            answer = await asyncio.wait_for(self._ask(referee, verdict.message(self.group_id)), SILENCE_SECONDS)
+            if answer.code != averaging_pb2.NOT_DECLARED or loop.time() >= until:
+                return Decision.read(answer, self.peers)
+
+    # -- the referee's part --------------------------------------------------------------------------------------------
+
     def _judge_from_now_on(self) -> None:
         if self._judging is None:
             self._judging = asyncio.create_task(self._judge())
 
     async def _judge(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + VERDICT_SECONDS
-        while self._awaited() and loop.time() < deadline:
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), deadline - loop.time())
-            except TimeoutError:
-                break
-        if all(verdict.whole for verdict in self._verdicts.values()):
+        await self._listen(GOOD_SECONDS, enough=lambda: self._bad)
+        if self._bad or self.own != self.referees[0]:
+            calls = [asyncio.create_task(self._call(peer)) for peer in self.referees if peer in self._awaited()]
+            await self._listen(VERDICT_SECONDS, enough=self._decision.done)
+            for call in calls:
+                call.cancel()
+        if not self._bad:
             self._decide(Decision())
-        else:
-            members = tuple(peer for peer in self.peers if peer in self._verdicts)
-            self._decide(Decision(group_id=DHTID.generate().to_bytes(), members=members))
+            return
+        members = tuple(peer for peer in self.peers if peer in self._verdicts and not self._is_blamed(peer))
+        self._decide(Decision(group_id=DHTID.generate().to_bytes(), members=members or (self.own,)))
+
+    async def _listen(self, seconds: float, *, enough: Callable[[], bool]) -> None:
+        """Waits until all have spoken who are not gone, or something else is enough, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._awaited() and not enough():
+                    self._news.clear()
+                    await self._news.wait()
+
+    async def _call(self, peer: PeerID) -> None:
+        """Tells a silent peer how things stand; learns whether it is gone, or knows of a decision."""
+        if peer == self.own:
+            return
+        verdict = Verdict(whole=not self._bad)
+        try:
+            answer = await self._ask(peer, verdict.message(self.group_id))
+            if answer.code != averaging_pb2.NOT_DECLARED:
+                self._decide(Decision.read(answer, self.peers))
+        except Exception:  # whatever it is, this peer will not repeat anything with the others
+            self._gone.add(peer)
+        self._news.set()
 
     def _awaited(self) -> set[PeerID]:
         """Peers whose verdict may still come."""
-        lost = frozenset().union(*(verdict.lost for verdict in self._verdicts.values()))
-        return set(self.peers) - self._verdicts.keys() - lost
+        return set(self.peers) - self._verdicts.keys() - self._gone
+
+    def _is_blamed(self, peer: PeerID) -> bool:
+        """Whether most of the others that have spoken got nonsense from it; one alone may be at fault itself."""
+        others = [verdict for judge, verdict in self._verdicts.items() if judge != peer]
+        return sum(peer in verdict.faulty for verdict in others) * 2 > len(others)

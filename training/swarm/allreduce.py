@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,24 +99,25 @@ class ReportingRunner(AllReduceRunner):
     Args:
         round_own_parts: Reduce this peer's own parts as the others would have received them. Peers whose tensors are
             equal then keep them; else the reducer's exact and the others' rounded tensors have a mean that is none's.
+        on_fault: Called when the average can be whole no more.
         kwargs: See hivemind.
     """
 
     reducer = FiniteReducer
     """What forms the mean of a part, as hivemind's `TensorPartReducer` does."""
 
-    def __init__(self, *, round_own_parts: bool = False, **kwargs):
+    def __init__(self, *, round_own_parts: bool = False, on_fault: Callable[[], None] = lambda: None, **kwargs):
         super().__init__(**kwargs)
         self.tensor_part_reducer.finished.set()  # hivemind's own, which would complain that it was not used
         shapes = tuple(part.shape for part in self.parts_for_local_averaging)
         self.tensor_part_reducer = self.reducer(shapes, len(self.sender_peer_ids))
         self._take_part = self.tensor_part_container.register_processed_part
         self.tensor_part_container.register_processed_part = self._take_finite_part
-        self._round_own_parts = round_own_parts
+        self._round_own_parts, self._on_fault = round_own_parts, on_fault
         self._began = time.monotonic()
         self._bytes_sent = self._bytes_received = 0
         self._weights: dict[PeerID, float] = {}
-        self._lost_reducers: set[PeerID] = set()
+        self._faulty: set[PeerID] = set()
 
     def report(self) -> RoundReport:
         """What has happened so far."""
@@ -146,9 +147,8 @@ class ReportingRunner(AllReduceRunner):
         )
 
     def verdict(self, fault: Exception | None) -> Verdict:
-        """Whether all has gone well so far, and who was lost; `fault` is what has ended it early."""
-        lost = frozenset(self.banned_senders | self._lost_reducers)
-        return Verdict(whole=fault is None and not self.report().torn, lost=lost)
+        """Whether all has gone well so far, and who sent nonsense; `fault` is what has ended it early."""
+        return Verdict(whole=fault is None and not self.report().torn, faulty=frozenset(self._faulty))
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -160,7 +160,7 @@ class ReportingRunner(AllReduceRunner):
             try:
                 await super()._communicate_with_peer(peer_id)
             except Exception:
-                self._lost_reducers.add(peer_id)
+                self._on_fault()
                 if peer_id in self.sender_peer_ids and peer_id not in self.active_senders:
                     await self._ban_sender(peer_id)  # it is gone before it began to send: nobody waits for it
                 raise
@@ -175,13 +175,16 @@ class ReportingRunner(AllReduceRunner):
     async def _ban_sender(self, peer_id: PeerID) -> None:
         """See hivemind, which waits for the first part of a banned sender all the same."""
         await super()._ban_sender(peer_id)
+        self._on_fault()
         if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
             self.all_senders_started.set()
 
     def _take_finite_part(self, peer_index: int, part_index: int, part: torch.Tensor) -> None:
         """Takes a reducer's answer, unless it would spoil this peer's tensors."""
-        if self.ordered_peer_ids[peer_index] != self.peer_id and not bool(torch.isfinite(part).all()):
-            raise AllreduceException(f"{self.ordered_peer_ids[peer_index]} has sent numbers that are not finite")
+        peer = self.ordered_peer_ids[peer_index]
+        if peer != self.peer_id and not bool(torch.isfinite(part).all()):
+            self._faulty.add(peer)
+            raise AllreduceException(f"{peer} has sent numbers that are not finite")
         self._take_part(peer_index, part_index, part)
 
     def _get_peer_stub(self, peer: PeerID) -> _CountingStub:

@@ -12,16 +12,16 @@ import ctypes
 import multiprocessing
 import queue
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.partition import DEFAULT_PART_SIZE_BYTES
 from hivemind.compression import (
     CompressionBase,
     Float16Compression,
@@ -34,6 +34,7 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.timed_storage import get_dht_time
 
+from calculator.exchange import part_bytes
 from training.swarm.agreement import Agreement, Decision
 from training.swarm.allreduce import ReportingRunner, RoundReport
 from training.swarm.codecs import exchange_codec
@@ -59,15 +60,6 @@ def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
     untouched = NoCompression()
     weights = exchange_codec(threshold, "blockwise8") if bits == 8 else Float16Compression()
     return RoleAdaptiveCompression(default=untouched, parameter=weights, optimizer=untouched, gradient=untouched)
-
-
-def part_bytes(parameters: int) -> int:
-    """Bytes of one part of an all-reduce: small enough that a small model's parts go to all peers of a group.
-
-    >>> part_bytes(1_300_000), part_bytes(125_000_000)
-    (40625, 524288)
-    """
-    return min(max(parameters // 32, 1 << 14), DEFAULT_PART_SIZE_BYTES)
 
 
 class AveragedGroup(dict):
@@ -178,7 +170,7 @@ class ReportingAverager(DecentralizedAverager):
     ) -> None:
         """As in hivemind, but tensors change when the group has agreed on the result; takes 4 bytes a value until then.
 
-        A peer whose whole group is gone keeps its tensors.
+        A peer keeps its tensors if all of its group are gone, or if each repetition has failed as well.
         """
         began, sent, received = time.monotonic(), 0, 0
         first_id = group_info.group_id if group_id is None else group_id
@@ -197,10 +189,16 @@ class ReportingAverager(DecentralizedAverager):
             if self.peer_id not in rest.peers or repeated == REPETITIONS:
                 break
             group = rest
-        lost = tuple(str(peer) for peer in group_info.peer_ids if peer not in group.peers)
-        report = replace(attempt.report, group_size=group_info.group_size, repeated=repeated, lost=lost)
-        if attempt.decision.members == (self.peer_id,):
-            report = replace(report, senders=1, own_share=1.0, weight=attempt.weight, torn=True)
+        report = replace(
+            attempt.report,
+            group_size=group_info.group_size,
+            repeated=repeated,
+            lost=tuple(str(peer) for peer in group_info.peer_ids if peer not in group.peers),
+            torn=attempt.report.torn or attempt.decision.solitary or not attempt.decision.counts,
+        )
+        gave_up = attempt.fault is not None and repeated == REPETITIONS and self.peer_id in attempt.decision.members
+        if gave_up or attempt.decision.members == (self.peer_id,):
+            report = replace(report, senders=1, own_share=1.0, weight=attempt.weight)
         elif attempt.fault is not None:
             raise attempt.fault  # nothing has changed: hivemind looks for another group with the same tensors
         else:
@@ -211,7 +209,11 @@ class ReportingAverager(DecentralizedAverager):
         self._last_report = replace(report, bytes_sent=sent, bytes_received=received, seconds=time.monotonic() - began)
 
     async def _all_reduce(self, tensors: Sequence[torch.Tensor], group: _Group, **kwargs) -> _Attempt:
-        """One all-reduce of a group, and what the group thinks of it. Changes no tensors."""
+        """One all-reduce of a group, and what the group thinks of it. Changes no tensors.
+
+        It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then.
+        """
+        over = asyncio.Event()
         runner = ReportingRunner(
             p2p=self._p2p,
             servicer_type=type(self),
@@ -221,6 +223,7 @@ class ReportingAverager(DecentralizedAverager):
             ordered_peer_ids=group.peers,
             peer_fractions=group.fractions,
             round_own_parts=self.round_own_parts,
+            on_fault=over.set,
             **kwargs,
         )
         agreement = self._agreements[group.group_id] = Agreement(
@@ -229,21 +232,24 @@ class ReportingAverager(DecentralizedAverager):
             peers=group.peers,
             referees=[peer for peer, fraction in zip(group.peers, group.fractions, strict=True) if fraction > 0],
             ask=self._ask,
+            on_bad_verdict=over.set,
         )
         while len(self._agreements) > _AGREEMENTS_KEPT:
             del self._agreements[next(iter(self._agreements))]
         self._running_groups.setdefault(group.group_id, asyncio.Future()).set_result(runner)
         self._pending_groups_registered.set()
-        updates, fault, arriving = [], None, aiter(runner)
+        updates: list[torch.Tensor] = []
+        collecting = asyncio.create_task(_collect(runner, updates, len(tensors), over))
+        self._closing.add(collecting)  # when all is here, a slow groupmate may still want something
+        collecting.add_done_callback(self._closing.discard)
         try:
-            while len(updates) < len(tensors):
-                updates.append(await anext(arriving))
-        except StopAsyncIteration:
-            pass  # an auxiliary peer gets none
-        except Exception as error:
-            fault = error
-        self._closing.add(closing := asyncio.create_task(_exhaust(arriving)))  # a slow groupmate may hold it up
-        closing.add_done_callback(self._closing.discard)
+            await over.wait()
+        finally:
+            fault = collecting.result() if collecting.done() else AllreduceException("a peer was lost")
+            if len(updates) == len(tensors):
+                fault = None
+            if fault is not None:
+                runner.finalize(cancel=True)  # so that those end as well who wait for parts of this peer
         report = runner.report()
         self._pending_groups_registered.clear()  # parts of a repetition may come before this peer knows of it
         decision = await agreement.reach(runner.verdict(fault))
@@ -272,9 +278,20 @@ class ReportingAverager(DecentralizedAverager):
         return await agreement.hear(context.remote_id, request)
 
 
-async def _exhaust(arriving: AsyncIterator) -> None:
-    async for _ in arriving:
-        pass
+async def _collect(
+    runner: ReportingRunner, updates: list[torch.Tensor], count: int, over: asyncio.Event
+) -> Exception | None:
+    """Takes an all-reduce's results and sees it to its end, which an auxiliary peer awaits without any; its fault."""
+    try:
+        async for update in runner:
+            updates.append(update)
+            if len(updates) == count:
+                over.set()
+    except Exception as error:
+        return error
+    finally:
+        over.set()
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 Usage: python pair.py FOLDER first|second|third MODE...
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -23,7 +24,8 @@ THIRD_SAMPLES = 32
 MBIT_PER_SECOND = {"first": 100.0, "second": 100.0, "third": 10.0}
 """What the link of each carries, as peers of the mode "not finite" declare it."""
 DEATHS = ("death before a part", "death after a part")
-PATIENCE_SECONDS = dict.fromkeys(DEATHS, 30.0)
+BREAK = "a stream breaks"
+PATIENCE_SECONDS = dict.fromkeys((*DEATHS, BREAK), 30.0)
 """For the next part of a tensor, by mode."""
 SETTINGS = {
     "heavy tails": {"gradient_codec": "blockwise8"},
@@ -101,6 +103,8 @@ def main(folder: Path, name: str, modes: list[str], stop) -> None:
             break_codec()
         if name == "third" and mode in DEATHS:
             die_in_the_average(after_a_part=mode == "death after a part")
+        if name == "third" and mode == BREAK:
+            break_off_once()
         swarm = run.swarm.model_copy(update=SETTINGS.get(mode, {"gradient_codec": "uniform8"}))
         do = work.get(mode.removesuffix(" delayed"), partial(average_gradients, mode))
         tensors, facts = do(torch, run.model_copy(update={"swarm": swarm}), dht, identity, name, stop)
@@ -144,6 +148,24 @@ def die_in_the_average(*, after_a_part: bool) -> None:
         ReportingRunner.rpc_aggregate_part = answer_and_die
     else:
         ReportingRunner._communicate_with_peer = die
+
+
+def break_off_once() -> None:
+    """In its first all-reduce this peer fails one of the others and has no word for the next; then all is well."""
+    from training.swarm.allreduce import ReportingRunner
+
+    aggregate, broken = ReportingRunner.rpc_aggregate_part, []
+
+    async def break_off(self, stream, context):
+        if self._prefix == BREAK and len(broken) < 2:
+            broken.append(context.remote_id)
+            if len(broken) == 1:
+                raise RuntimeError("the stream breaks")
+            await asyncio.sleep(PATIENCE_SECONDS[BREAK])
+        async for message in aggregate(self, stream, context):
+            yield message
+
+    ReportingRunner.rpc_aggregate_part = break_off
 
 
 def model_of(torch, seed):
@@ -199,7 +221,7 @@ def average_gradients(mode, torch, run, dht, identity, name, stop):
     from training.swarm.codecs import exchange_codec
     from training.swarm.powersgd import gradient_averager
 
-    if name == "third":
+    if name == "third" and mode == "not finite":
         trust_own_gradients()
     model = model_of(torch, seed=0)
     averager = gradient_averager(run.swarm.powersgd_rank)(
@@ -212,11 +234,11 @@ def average_gradients(mode, torch, run, dht, identity, name, stop):
         next_chunk_timeout=PATIENCE_SECONDS.get(mode, 5.0),
         allreduce_timeout=60.0,
         compression=exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec),
-        **({"part_size_bytes": 4096} if mode in DEATHS else {}),  # so that each peer has several to average
+        **({"part_size_bytes": 4096} if mode in PATIENCE_SECONDS else {}),  # so that each peer has several to average
         bandwidth=MBIT_PER_SECOND[name] if mode == "not finite" else None,
     )
     stop.listen()
-    averager.expected_group_size = 3 if mode in (*DEATHS, "not finite") else 2
+    averager.expected_group_size = 3 if mode in (*PATIENCE_SECONDS, "not finite") else 2
     made = {"heavy tails": heavy_gradients_of, "powersgd": thin_gradients_of, "not finite": faulty_gradients_of}
     make = made.get(mode, gradients_of)
     for parameter, gradient in zip(model.parameters(), make(torch, model, name), strict=True):

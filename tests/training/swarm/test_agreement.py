@@ -1,6 +1,7 @@
 """A group agrees on its all-reduce: several peers' parts in one process, joined by calls instead of a network."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,42 +11,74 @@ from hivemind.proto import averaging_pb2
 from training.swarm import agreement
 from training.swarm.agreement import Agreement, Decision, Verdict
 from training.swarm.allreduce import FiniteReducer
+from training.swarm.averaging import ReportingAverager
 from training.swarm.coroutine import wait_for_result
 
 PEERS = tuple(PeerID(bytes([number]) * 32) for number in range(4))
 WHOLE, TORN = Verdict(whole=True), Verdict(whole=False)
+NEVER = 60.0
+"""So long is longer than any wait here: an all-reduce that would take so long ends when the group gives it up."""
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(agreement, "VERDICT_SECONDS", 0.2)
-    monkeypatch.setattr(agreement, "ANSWER_SECONDS", 0.4)
+    for name, seconds in {"GOOD": 0.1, "VERDICT": 0.4, "HOLD": 0.1, "SILENCE": 0.5}.items():
+        monkeypatch.setattr(agreement, f"{name}_SECONDS", seconds)
 
 
-def decide(verdicts, *, dead=(), referees=PEERS, delays=None):
-    """What each peer with a verdict takes for decided; the dead answer nobody."""
+def decide(verdicts, *, peers=PEERS, dead=(), silent=(), referees=None, delays=None, unlinked=lambda a, b: False):
+    """What each peer with a verdict takes for decided, in the end.
+
+    Args:
+        verdicts: Of each peer that lives, how its all-reduce has ended, if it did by itself.
+        peers: The group.
+        dead: Peers that refuse connections.
+        silent: Peers that never answer.
+        referees: Those that accept connections; all if left out.
+        delays: Seconds until a peer's all-reduce ends, unless it hears before that the others have given it up.
+        unlinked: Whether the second of two peers cannot be reached from the first.
+    """
 
     async def group():
-        there = {}
+        there, told = {}, {peer: asyncio.Event() for peer in peers}
 
         def ask_from(own):
-            async def ask(referee, message):
-                if referee in dead:
-                    raise ConnectionError("it is dead")
-                return await there[referee].hear(own, message)
+            async def ask(other, message):
+                if other in dead or unlinked(own, other):
+                    raise ConnectionError("it cannot be reached")
+                if other in silent:
+                    await asyncio.sleep(NEVER)
+                return await there[other].hear(own, message)
 
             return ask
 
-        for peer in PEERS:
-            there[peer] = Agreement(own=peer, group_id=b"first", peers=PEERS, referees=referees, ask=ask_from(peer))
+        for peer in peers:
+            there[peer] = Agreement(
+                own=peer,
+                group_id=b"first",
+                peers=peers,
+                referees=peers if referees is None else referees,
+                ask=ask_from(peer),
+                on_bad_verdict=told[peer].set,
+            )
 
         async def reach(peer):
-            await asyncio.sleep((delays or {}).get(peer, 0.0))
-            return await there[peer].reach(verdicts[peer])
+            try:
+                await asyncio.wait_for(told[peer].wait(), (delays or {}).get(peer, 0.0))
+            except TimeoutError:
+                return await there[peer].reach(verdicts[peer])
+            return await there[peer].reach(TORN)
 
         return dict(zip(verdicts, await asyncio.gather(*map(reach, verdicts)), strict=True))
 
     return wait_for_result(group())
+
+
+def repeating(decisions):
+    """The members of the one group in which all these peers repeat their all-reduce."""
+    assert len({decision.group_id for decision in decisions.values()}) == 1
+    (members,) = {decision.members for decision in decisions.values()}
+    return members
 
 
 def test_a_round_that_was_whole_for_all_counts_for_all():
@@ -53,35 +86,103 @@ def test_a_round_that_was_whole_for_all_counts_for_all():
 
 
 @pytest.mark.parametrize("victim", PEERS)
-def test_the_survivors_repeat_a_torn_round_in_one_group(victim):
-    """Also if only one of them has noticed, and if the dead peer was to be the referee."""
+def test_the_survivors_repeat_a_torn_round_in_one_group(victim, monkeypatch):
+    """At once, also if only one of them has noticed, and if the dead peer was to be the referee."""
+    monkeypatch.setattr(agreement, "VERDICT_SECONDS", NEVER)  # nobody waits for him who cannot be reached
     survivors = tuple(peer for peer in PEERS if peer != victim)
     for noticed in survivors:
-        verdicts = dict.fromkeys(survivors, WHOLE)
-        verdicts[noticed] = Verdict(whole=False, lost=frozenset({victim}))
-        decisions = decide(verdicts, dead={victim})
-        assert len({decision.group_id for decision in decisions.values()}) == 1
-        assert {decision.members for decision in decisions.values()} == {survivors}
+        verdicts = {**dict.fromkeys(survivors, WHOLE), noticed: TORN}
+        assert repeating(decide(verdicts, dead={victim})) == survivors
 
 
-def test_a_peer_that_is_silent_is_waited_for_only_so_long_and_then_told_what_was_decided():
-    late = PEERS[3]
-    decisions = decide(dict.fromkeys(PEERS, WHOLE), delays={late: 0.5})
+@pytest.mark.parametrize("noticed", PEERS)
+def test_who_would_wait_on_in_a_torn_round_is_told_and_repeats_it_with_the_others(noticed):
+    """Nobody is dead: a stream has broken for one, and the others would wait for as long as an all-reduce may take."""
+    delays = {peer: NEVER for peer in PEERS if peer != noticed}
+    verdicts = {**dict.fromkeys(PEERS, WHOLE), noticed: TORN}
+    assert repeating(decide(verdicts, delays=delays)) == PEERS
+
+
+def test_many_peers_with_a_dead_and_a_slow_one_agree_on_one_group():
+    peers = tuple(PeerID(bytes([number]) * 32) for number in range(16))
+    verdicts = {**dict.fromkeys(peers[1:], WHOLE), peers[9]: TORN}
+    assert repeating(decide(verdicts, peers=peers, dead=peers[:1], delays={peers[5]: NEVER})) == peers[1:]
+
+
+def test_a_peer_that_is_only_late_is_waited_for_only_so_long_and_told_then_what_was_decided():
+    decisions = decide(dict.fromkeys(PEERS, WHOLE), delays={PEERS[3]: 0.3})
+    assert all(decision.counts and not decision.solitary for decision in decisions.values())
+    decisions = decide({**dict.fromkeys(PEERS, WHOLE), PEERS[3]: TORN}, delays={PEERS[3]: 0.3})
     assert all(decision.counts for decision in decisions.values())
-    decisions = decide({**dict.fromkeys(PEERS, WHOLE), PEERS[1]: TORN}, delays={late: 0.5})
-    assert {decision.members for decision in decisions.values()} == {PEERS[:3]}
+
+
+def test_a_late_peer_in_client_mode_cannot_be_told_and_is_left_out_of_the_repetition():
+    verdicts = {**dict.fromkeys(PEERS, WHOLE), PEERS[1]: TORN}
+    decisions = decide(verdicts, referees=PEERS[:3], delays={PEERS[3]: 0.7})
+    assert repeating(decisions) == PEERS[:3]
 
 
 def test_peers_in_client_mode_find_another_referee():
     verdicts = dict.fromkeys((PEERS[1], PEERS[2], PEERS[3]), TORN)
-    decisions = decide(verdicts, dead={PEERS[0]}, referees=(PEERS[0], PEERS[2]))
-    assert {decision.members for decision in decisions.values()} == {PEERS[1:]}
+    assert repeating(decide(verdicts, dead={PEERS[0]}, referees=(PEERS[0], PEERS[2]))) == PEERS[1:]
 
 
-def test_a_peer_whose_referees_are_all_gone_decides_for_itself():
-    alone = {PEERS[1]: TORN}
-    assert decide(alone, dead={PEERS[0]}, referees=PEERS[:1])[PEERS[1]].members == (PEERS[1],)
-    assert decide({PEERS[1]: WHOLE}, dead={PEERS[0]}, referees=PEERS[:1])[PEERS[1]].counts
+def test_a_referee_without_a_word_is_passed_over():
+    verdicts = dict.fromkeys(PEERS[1:], TORN)
+    assert repeating(decide(verdicts, silent={PEERS[0]})) == PEERS[1:]
+
+
+def test_each_half_of_a_network_that_splits_repeats_by_itself():
+    def unlinked(a, b):
+        return (a in PEERS[:2]) != (b in PEERS[:2])
+
+    decisions = decide(dict.fromkeys(PEERS, TORN), unlinked=unlinked)
+    for half in (PEERS[:2], PEERS[2:]):
+        assert repeating({peer: decisions[peer] for peer in half}) == half
+
+
+@pytest.mark.parametrize("verdict", [WHOLE, TORN])
+def test_a_substitute_asks_the_others_what_a_referee_has_decided_that_is_dead_now(verdict):
+    """The referee was told of a loss, answered the last peer, and died; the others know nothing of that."""
+    first, second, third, last = PEERS
+    decided = Decision(group_id=b"second", members=PEERS)
+
+    async def group():
+        there = {}
+
+        def ask_from(own):
+            async def ask(other, message):
+                if other == first:
+                    if own == last:
+                        return decided.message()
+                    raise ConnectionError("it is dead")
+                return await there[other].hear(own, message)
+
+            return ask
+
+        for peer in PEERS[1:]:
+            there[peer] = Agreement(own=peer, group_id=b"first", peers=PEERS, referees=PEERS, ask=ask_from(peer))
+        verdicts = {second: verdict, third: verdict, last: WHOLE}
+        return await asyncio.gather(*(there[peer].reach(verdicts[peer]) for peer in verdicts))
+
+    assert set(wait_for_result(group())) == {decided}
+
+
+def test_a_peer_whose_referees_are_all_gone_decides_for_itself_and_says_so():
+    (torn,) = decide({PEERS[1]: TORN}, dead={PEERS[0]}, referees=PEERS[:1]).values()
+    assert torn.members == (PEERS[1],) and torn.solitary
+    (whole,) = decide({PEERS[1]: WHOLE}, dead={PEERS[0]}, referees=PEERS[:1]).values()
+    assert whole.counts and whole.solitary
+    for decision in (torn, whole):
+        with pytest.raises(ValueError, match="BAD_GROUP_ID"):
+            Decision.read(decision.message(), PEERS)  # it binds nobody else
+
+
+def test_who_sends_nonsense_to_most_of_the_others_has_no_part_in_the_repetition():
+    bad, blames = PEERS[2], Verdict(whole=False, faulty=frozenset({PEERS[2]}))
+    assert repeating(decide({**dict.fromkeys(PEERS, blames), bad: WHOLE})) == tuple(p for p in PEERS if p != bad)
+    verdicts = {**dict.fromkeys(PEERS, WHOLE), bad: Verdict(whole=False, faulty=frozenset(PEERS) - {bad})}
+    assert repeating(decide(verdicts)) == PEERS  # one alone may have bad memory itself
 
 
 def test_strangers_have_no_say_and_cannot_be_named():
@@ -95,6 +196,35 @@ def test_strangers_have_no_say_and_cannot_be_named():
     for members in ((stranger, PEERS[0]), (PEERS[1], PEERS[0]), ()):
         with pytest.raises(ValueError, match="the referee"):
             Decision.read(Decision(group_id=b"second", members=members).message(), PEERS)
+
+
+def test_a_verdict_on_an_all_reduce_that_has_not_begun_here_waits_for_it():
+    """As for parts, hivemind's averager registers what it will take part in; here stands what of it is used."""
+
+    async def tell_early():
+        averager = SimpleNamespace(
+            _agreements={}, _running_groups={b"first": asyncio.Future()}, _pending_groups_registered=asyncio.Event()
+        )
+        context = SimpleNamespace(remote_id=PEERS[1])
+        telling = [
+            asyncio.create_task(ReportingAverager.rpc_agree(averager, TORN.message(group_id), context))
+            for group_id in (b"first", b"another")
+        ]
+        await asyncio.sleep(0.01)
+        averager._pending_groups_registered.set()
+        await asyncio.sleep(0.01)
+        assert not telling[0].done() and telling[1].result().code == averaging_pb2.BAD_GROUP_ID
+        told = asyncio.Event()
+        averager._agreements[b"first"] = Agreement(
+            own=PEERS[0], group_id=b"first", peers=PEERS[:2], referees=PEERS, ask=None, on_bad_verdict=told.set
+        )
+        averager._running_groups[b"first"].set_result(None)
+        await asyncio.wait_for(told.wait(), 5)
+        decision = await averager._agreements[b"first"].reach(WHOLE)
+        return decision, Decision.read(await telling[0], PEERS)
+
+    own, answer = wait_for_result(tell_early())
+    assert own == answer and own.members == PEERS[:2]
 
 
 # -- what a reducer takes ----------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hivemind.averaging.load_balancing import load_balance_peers
 
+from calculator.exchange import part_bytes
 from training.errors import TrainingError
-from training.swarm.averaging import part_bytes
 from training.swarm.codecs import exchange_codec
 from training.swarm.selftest import check_exchange
 
@@ -28,8 +28,9 @@ def rounds(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rounds_of_three(tmp_path_factory):
-    """The same of three, the third of which is a rogue first and dies then."""
-    return pair.meet_often(tmp_path_factory.mktemp("three"), ["not finite", "death after a part"], pair.ALL_THREE)
+    """The same of three, the third of which is a rogue first, loses a connection next, and dies then."""
+    modes = ["not finite", pair.BREAK, "death after a part"]
+    return pair.meet_often(tmp_path_factory.mktemp("three"), modes, pair.ALL_THREE)
 
 
 def own_gradients(make=pair.gradients_of):
@@ -97,6 +98,18 @@ def test_the_survivors_of_a_death_in_mid_average_average_again(mode, rounds_of_t
         assert facts["weight"] == 32 and facts["own_share"] == pytest.approx(samples / 32)
         for kind, ours, theirs, got in zip(pair.SIZES, *own_gradients(), tensors, strict=True):
             mean = (8 * ours + 24 * theirs) / 32  # nothing of the survivors is lost, and nothing of the dead is in it
+            assert pair.relative_error(got, mean) < (0.02 if kind == "eight_bit" else 2e-3), kind
+
+
+@pytest.mark.swarm
+def test_nobody_is_taken_for_dead_or_waits_on_because_a_stream_broke(rounds_of_three):
+    """One peer sees that the average has failed; the others, who would wait 30 s for parts, hear it and repeat it."""
+    gradients = [pair.gradients_of(torch, pair.model_of(torch, seed=0), name) for name in pair.ALL_THREE]
+    for tensors, facts in rounds_of_three[pair.BREAK].values():
+        assert facts["senders"] == 3 and facts["repeated"] == 1 and not facts["lost"] and not facts["torn"]
+        assert facts["weight"] == 64 and facts["seconds"] < 15
+        for kind, a, b, c, got in zip(pair.SIZES, *gradients, tensors, strict=True):
+            mean = (8 * a + 24 * b + 32 * c) / 64
             assert pair.relative_error(got, mean) < (0.02 if kind == "eight_bit" else 2e-3), kind
 
 
