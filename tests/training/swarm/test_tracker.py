@@ -1,11 +1,13 @@
 """Who trains, by the records that a peer finds; a real node, and records as hivemind's peers store them."""
 
+import time
+
 import pytest
 from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
-from training.swarm.tracker import LivelyTracker
+from training.swarm.tracker import LivelyTracker, _PacedEvent
 
 LIVELY_SECONDS = 5.0
 
@@ -77,3 +79,50 @@ def test_a_peer_that_was_lost_in_an_average_is_not_waited_for_until_it_reports_a
     assert see(tracker, own, record(b"other", age=0.5)).num_peers == 2 and tracker.lively_peers == 1
     see(tracker, own, record(b"other", age=-0.1))
     assert tracker.lively_peers == 2
+
+
+# -- how often a peer tells its samples --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def telling(node):
+    tracker = LivelyTracker(lively_seconds=300.0, dht=node, prefix="telling", target_batch_size=10**6, start=True)
+    yield tracker
+    tracker.shutdown()
+
+
+def told(tracker, node, wanted, patience=10.0):
+    """The samples that this peer has told, as soon as they are as wanted."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        found = node.get(tracker.training_progress_key, latest=True)
+        last = [entry.value for entry in (found.value if found else {}).values() if entry.value is not None]
+        if [(one["epoch"], one["samples_accumulated"]) for one in last] == [wanted]:
+            return wanted
+        time.sleep(0.05)
+    return last
+
+
+@pytest.mark.swarm
+def test_an_epochs_beginning_is_told_at_once_and_each_micro_batch_is_not(telling, node):
+    telling.report_local_progress(0, 4)
+    assert told(telling, node, (0, 4)) == (0, 4)
+    for samples in (8, 12, 16):
+        time.sleep(0.05)
+        telling.report_local_progress(0, samples)
+    assert told(telling, node, (0, 16), patience=1.0) != (0, 16)  # hours are left of this epoch
+    with telling.pause_updates():
+        telling.update_epoch(1)
+    assert told(telling, node, (1, 0)) == (1, 0)
+
+
+def test_reports_come_after_a_pause_but_for_a_hurry():
+    event, waits = _PacedEvent(lambda: 0.2), []
+    for hurried in (False, False, True):
+        event.hurry() if hurried else event.set()
+        began = time.monotonic()
+        assert event.wait(5.0)
+        waits.append(time.monotonic() - began >= 0.1)
+        event.clear()
+    assert waits == [False, True, False]
+    assert not event.wait(0.01)
