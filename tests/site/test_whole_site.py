@@ -152,3 +152,20 @@ def test_the_index_is_worked_in_when_something_is_searched(open_page, server):
     page.keyboard.press("Control+A")
     page.keyboard.type("xyzzy")
     expect(page.locator(".md-search-result__meta")).to_have_text("No matching documents")
+
+
+def test_the_tabs_are_there_again_at_the_top(open_page):
+    """The theme hides them as they are scrolled away; nothing jumps, and what unfolds below leaves them free."""
+    page = open_page("calculator/")
+    tabs, title = page.locator(".md-tabs"), page.locator("main h1")
+    expect(tabs).to_be_visible()
+    place = "title => title.getBoundingClientRect().top + scrollY"
+    before = title.evaluate(place)
+    page.evaluate("scrollTo({ top: 600, behavior: 'instant' })")
+    expect(tabs).to_have_attribute("hidden", "")
+    assert title.evaluate(place) == before
+    page.locator("main details").evaluate_all("all => all.forEach((one) => (one.open = true))")
+    page.wait_for_timeout(200)
+    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    expect(tabs).not_to_have_attribute("hidden", "")
+    expect(tabs).to_be_visible()
