@@ -42,6 +42,8 @@ def arrive(
     told = False
     while not stop.asked:
         standing = _standing_of_others(optimizer, run)
+        if standing is None:
+            continue
         if max(standing.epoch, optimizer.tracker.global_epoch) <= optimizer.local_epoch:
             return source
         if optimizer.load_state_from_peers():
@@ -69,7 +71,8 @@ class _OthersStanding:
     """Whether one has not left."""
 
 
-def _standing_of_others(optimizer: SwarmOptimizer, run: RunConfig) -> _OthersStanding:
+def _standing_of_others(optimizer: SwarmOptimizer, run: RunConfig) -> _OthersStanding | None:
+    """None if the network has not answered in some seconds, which says nothing of who is there."""
     own = str(optimizer.dht.peer_id)
     with suppress(TimeoutError):
         others = [record for record in read_records(optimizer.dht, run.run_id) if record.peer_id != own]
@@ -77,7 +80,7 @@ def _standing_of_others(optimizer: SwarmOptimizer, run: RunConfig) -> _OthersSta
             epoch=max((record.epoch for record in others if record.samples), default=0),
             there=any(record.status != "leaving" for record in others),
         )
-    return _OthersStanding()
+    return None
 
 
 def _end_of_run(run: RunConfig, epoch: int) -> str:

@@ -60,4 +60,6 @@ class Ending:
     report: RoundReport | None = None
     fault: str | None = None
     left_behind: bool = False
+    in_background: bool = False
+    """Whether its average runs while the next epoch computes."""
     notes: list[str] = field(default_factory=list)

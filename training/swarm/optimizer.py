@@ -95,7 +95,8 @@ class SwarmOptimizer(CatchingUpOptimizer):
         self._expect_peers()
         with suppress(_LeftBehind):
             super()._update_global_epoch(grad_scaler)
-        if ending not in self._endings.values():
+        if not ending.in_background:  # else it is reported when its average ends, which may have been before this
+            self._note_what_was_left_out(ending)
             self._report(ending)
 
     def _begin_averaging_gradients(self, grad_scaler: object) -> bool:
@@ -103,12 +104,16 @@ class SwarmOptimizer(CatchingUpOptimizer):
         if scheduled is not None and (scheduled.triggered or scheduled.done()):
             self.scheduled_grads = None  # hivemind would not average at all, where it finds the last epoch's group
         began = super()._begin_averaging_gradients(grad_scaler)
-        if began and self.grad_averager.not_finite:
-            self._ending.samples = 0
-            self._ending.notes.append("this peer's own gradients were not finite and were left out")
         if began and self.delay_grad_averaging:
+            self._note_what_was_left_out(self._ending)
+            self._ending.in_background = True
             self._endings[self.scheduled_grads] = self._ending
         return began
+
+    def _note_what_was_left_out(self, ending: Ending) -> None:
+        if self.grad_averager.not_finite:
+            ending.samples = 0
+            ending.notes.append("this peer's own gradients were not finite and were left out")
 
     def _report(self, ending: Ending) -> None:
         """Tells how the end of an epoch went."""
