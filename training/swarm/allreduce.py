@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
@@ -118,6 +119,8 @@ class ReportingRunner(AllReduceRunner):
         self._bytes_sent = self._bytes_received = 0
         self._weights: dict[PeerID, float] = {}
         self._faulty: set[PeerID] = set()
+        self._talks: dict[PeerID, asyncio.Future] = {}
+        self._ended: set[PeerID] = set()
 
     def report(self) -> RoundReport:
         """What has happened so far."""
@@ -158,7 +161,7 @@ class ReportingRunner(AllReduceRunner):
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         if not (self._round_own_parts and peer_id == self.peer_id):
             try:
-                await super()._communicate_with_peer(peer_id)
+                await self._talk_to(peer_id)
             except Exception:
                 self._on_fault()
                 if peer_id in self.sender_peer_ids and peer_id not in self.active_senders:
@@ -171,6 +174,24 @@ class ReportingRunner(AllReduceRunner):
             rounded = await loop.run_in_executor(None, _rounded, container.compression, part, info)
             averaged = await self.tensor_part_reducer.accumulate_part(sender, index, rounded, weight=self.weight)
             container.register_processed_part(own, index, averaged - rounded)
+
+    async def _talk_to(self, peer_id: PeerID) -> None:
+        """hivemind's exchange with a reducer; a peer in client mode, too, hears at once that it ends.
+
+        hivemind has such a peer read nothing until it has sent everything, which it never has if the reducer is gone.
+        """
+        talking = self._talks[peer_id] = asyncio.ensure_future(super()._communicate_with_peer(peer_id))
+        try:
+            await talking
+        except asyncio.CancelledError:
+            if peer_id in self._ended:
+                raise AllreduceException(f"{peer_id} has ended the exchange") from None
+            raise
+
+    def _note_end(self, peer_id: PeerID) -> None:
+        """A reducer will not answer this peer, which is still sending."""
+        self._ended.add(peer_id)
+        self._talks[peer_id].cancel()
 
     async def _ban_sender(self, peer_id: PeerID) -> None:
         """See hivemind, which waits for the first part of a banned sender all the same."""
@@ -188,12 +209,27 @@ class ReportingRunner(AllReduceRunner):
         self._take_part(peer_index, part_index, part)
 
     def _get_peer_stub(self, peer: PeerID) -> _CountingStub:
-        return _CountingStub(super()._get_peer_stub(peer), self)
+        on_end = partial(self._note_end, peer) if self.should_delay_results(self.peer_id) else None
+        return _CountingStub(super()._get_peer_stub(peer), self, on_end)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in super().rpc_aggregate_part(self._incoming(stream, context.remote_id), context):
+        """See hivemind. Who sends to a peer that has given up is told so at once, whatever it waits for."""
+        answers = super().rpc_aggregate_part(self._incoming(stream, context.remote_id), context)
+        while True:
+            coming = asyncio.ensure_future(anext(answers, None))
+            try:
+                if not self._future.done():
+                    await asyncio.wait({coming, self._future}, return_when=asyncio.FIRST_COMPLETED)
+                if self._future.cancelled() and not coming.done():
+                    yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED)
+                    return
+                message = await coming
+            finally:
+                coming.cancel()
+            if message is None:
+                return
             self._bytes_sent += len(message.tensor_part.buffer)
             yield message
 
@@ -215,10 +251,37 @@ def _rounded(codec: CompressionBase, part: torch.Tensor, info: CompressionInfo) 
 
 
 class _CountingStub:
-    """A groupmate's reducer, with the bytes to and from it counted."""
+    """A groupmate's reducer, with the bytes to and from it counted.
 
-    def __init__(self, stub: object, runner: ReportingRunner):
-        self._stub, self._runner = stub, runner
+    Args:
+        stub: hivemind's.
+        runner: Counts.
+        on_end: Called if the first answer, awaited from the start, is none or a refusal; None: nobody needs to know.
+    """
+
+    def __init__(self, stub: object, runner: ReportingRunner, on_end: Callable[[], None] | None = None):
+        self._stub, self._runner, self._on_end = stub, runner, on_end
 
     async def rpc_aggregate_part(self, parts: AsyncIterator) -> AsyncIterator:
-        return self._runner._incoming(await self._stub.rpc_aggregate_part(self._runner._outgoing(parts)))
+        answers = self._runner._incoming(await self._stub.rpc_aggregate_part(self._runner._outgoing(parts)))
+        return answers if self._on_end is None else self._listening(answers)
+
+    def _listening(self, answers: AsyncIterator) -> AsyncIterator:
+        first = asyncio.ensure_future(anext(answers, None))
+
+        def look(first: asyncio.Future) -> None:
+            if not first.cancelled() and (first.exception() is not None or not _is_answer(first.result())):
+                self._on_end()
+
+        async def all_answers() -> AsyncIterator:
+            if (message := await first) is not None:
+                yield message
+                async for message in answers:
+                    yield message
+
+        first.add_done_callback(look)
+        return all_answers()
+
+
+def _is_answer(message: averaging_pb2.AveragingData | None) -> bool:
+    return message is not None and message.code == averaging_pb2.AVERAGED_PART

@@ -24,6 +24,8 @@ THIRD_SAMPLES = 32
 MBIT_PER_SECOND = {"first": 100.0, "second": 100.0, "third": 10.0}
 """What the link of each carries, as peers of the mode "not finite" declare it."""
 DEATHS = ("death before a part", "death after a part")
+IN_CLIENT_MODE = ("second", "death before a part")
+"""One of the survivors accepts no connections there."""
 BREAK = "a stream breaks"
 PATIENCE_SECONDS = dict.fromkeys((*DEATHS, BREAK), 30.0)
 """For the next part of a tensor, by mode."""
@@ -236,6 +238,7 @@ def average_gradients(mode, torch, run, dht, identity, name, stop):
         compression=exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec),
         **({"part_size_bytes": 4096} if mode in PATIENCE_SECONDS else {}),  # so that each peer has several to average
         bandwidth=MBIT_PER_SECOND[name] if mode == "not finite" else None,
+        client_mode=(name, mode) == IN_CLIENT_MODE,
     )
     stop.listen()
     averager.expected_group_size = 3 if mode in (*PATIENCE_SECONDS, "not finite") else 2

@@ -92,10 +92,11 @@ def test_the_survivors_of_a_death_in_mid_average_average_again(mode, rounds_of_t
     """hivemind waits for a dead peer as long as for the next part, here 30 s, and leaves each with another mean."""
     met = rounds_of_three.get(mode) or pair.meet_often(tmp_path, [mode], pair.ALL_THREE)[mode]
     assert list(met) == list(pair.SAMPLES)
-    for (tensors, facts), samples in zip(met.values(), pair.SAMPLES.values(), strict=True):
+    for (name, (tensors, facts)), samples in zip(met.items(), pair.SAMPLES.values(), strict=True):
         assert facts["group_size"] == 3 and facts["senders"] == 2 and facts["repeated"] == 1
         assert not facts["torn"] and facts["seconds"] < 15 and len(facts["lost"]) == 1
-        assert facts["weight"] == 32 and facts["own_share"] == pytest.approx(samples / 32)
+        if (name, mode) != pair.IN_CLIENT_MODE:  # who averages nothing does not see the weights
+            assert facts["weight"] == 32 and facts["own_share"] == pytest.approx(samples / 32)
         for kind, ours, theirs, got in zip(pair.SIZES, *own_gradients(), tensors, strict=True):
             mean = (8 * ours + 24 * theirs) / 32  # nothing of the survivors is lost, and nothing of the dead is in it
             assert pair.relative_error(got, mean) < (0.02 if kind == "eight_bit" else 2e-3), kind
