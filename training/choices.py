@@ -76,22 +76,30 @@ class Choices:
     """In the order in which they were made."""
 
 
-def choose(run: RunConfig, wishes: Wishes, *, build: Callable[[], TextToImageTransformer] | None = None) -> Choices:
-    """Settings for this machine, by the calculator and by what is measured now.
+def choose(
+    run: RunConfig,
+    wishes: Wishes,
+    *,
+    machine: Device | None = None,
+    build: Callable[[], TextToImageTransformer] | None = None,
+) -> Choices:
+    """Settings for this machine, by the calculator and by what is measured now; for another one, by the calculator.
 
     Args:
         run: The recipe.
         wishes: What the volunteer has said.
+        machine: Another machine than this one, a GPU; nothing is measured then.
         build: Gives the model on its device, for steps to be timed on it; without it, memory alone decides the
             micro-batch.
 
     Raises:
         BadInput: If there is no such device, or the calculator does not know such a model.
     """
-    machine = this_machine(wishes.device)
+    here = torch_device(wishes.device) if machine is None else None
+    machine = machine or this_machine(wishes.device)
     memory = _Memory(run, machine, wishes)
-    timer = _Timer(run, torch_device(wishes.device), memory, build)
-    free = f"it has {show_bytes(machine.usable_bytes)} free"
+    timer = _Timer(run, here, memory, build)
+    free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'that can be used'}"
     precision, why_precision = _precision(machine, wishes, timer)
     samples, why_samples = _micro_batch(run, wishes, precision, memory, timer)
     budget, kept = memory.most_generous(samples, precision)
@@ -157,7 +165,7 @@ class _Timer:
     def __init__(
         self,
         run: RunConfig,
-        device: torch.device,
+        device: torch.device | None,
         memory: _Memory,
         build: Callable[[], TextToImageTransformer] | None,
     ):
@@ -165,6 +173,8 @@ class _Timer:
         self._flops_per_sample = 6 * _computing_parameters(run) * run.model.seq_len
         self._deadline: float | None = None
         self._rates: dict[Precision, float] = {}
+        self.is_here = device is not None
+        """Whether there is a machine to measure."""
 
     def rate(self, precision: Precision) -> float:
         """Of products of matrices, FLOP/s."""
@@ -173,7 +183,9 @@ class _Timer:
         return self._rates[precision]
 
     def expected_seconds(self, precision: Precision) -> float:
-        """Of one sample, forward twice and backward, at the rate of large matrices."""
+        """Of one sample, forward twice and backward, at the rate of large matrices; 0 where none was measured."""
+        if not self.is_here:
+            return 0.0
         return self._flops_per_sample * 4 / 3 / self.rate(precision)
 
     def step(self, samples: int, precision: Precision) -> float | None:
@@ -192,6 +204,8 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
     if wishes.precision is not None:
         return wishes.precision, "nothing else was tried"
     lower: Precision = "bfloat16" if machine.bfloat16 else "float16"
+    if not timer.is_here:
+        return lower, "GPUs are faster in 16 bit; nothing was measured"
     faster = timer.rate(lower) / timer.rate("float32")
     rates = f"matrices multiply at {_tera(timer.rate(lower))} in {lower}, {_tera(timer.rate('float32'))} in float32"
     if faster < WORTH_LOWER:
@@ -222,7 +236,8 @@ def _micro_batch(
     if wishes.micro_batch_size is not None:
         fits = memory.fits(wishes.micro_batch_size, precision)
         return wishes.micro_batch_size, "it fits" if fits else "by the calculator it does not fit"
-    in_time = int(run.swarm.matchmaking_seconds / timer.expected_seconds(precision))
+    a_sample = timer.expected_seconds(precision)
+    in_time = int(run.swarm.matchmaking_seconds / a_sample) if a_sample else MOST_SAMPLES
     most = max(min(MOST_SAMPLES, run.swarm.target_batch_size // LEAST_STEPS, in_time), 1)
     sizes = [1 << power for power in range(most.bit_length())]
     fitting = [size for size in sizes if memory.fits(size, precision)]
@@ -240,14 +255,14 @@ def _micro_batch(
         chosen = min(size for size, speed in speeds.items() if speed >= AS_GOOD * max(speeds.values()))
         timed = ", ".join(f"{size}: {speed:.3g}" for size, speed in speeds.items())
         return chosen, f"the smallest that is nearly the fastest of those timed, in samples a second ({timed})"
-    seconds = timer.expected_seconds(precision)
     if fitting[-1] < sizes[-1]:
         bound = f"it fits, {2 * fitting[-1]} would not"
-    elif 2 * sizes[-1] > in_time:
+    elif 2 * sizes[-1] > in_time and a_sample:
         bound = f"more would take longer than the {run.swarm.matchmaking_seconds:g} s in which peers find each other"
     else:
         bound = "it fits"
-    return fitting[-1], f"{bound}; no step was timed, a sample should take about {seconds:.2g} s"
+    time_of_it = f", a sample should take about {a_sample:.2g} s" if a_sample else ""
+    return fitting[-1], f"{bound}; no step was timed{time_of_it}"
 
 
 def _computing_parameters(run: RunConfig) -> int:

@@ -62,7 +62,7 @@ def make_plan(
     *,
     micro_batch_size: int | None = None,
     precision: Precision | None = None,
-    checkpointing: bool | None = None,
+    activation_budget_bytes: int | Literal["as built"] | None = "as built",
 ) -> Plan:
     """A plan for one machine.
 
@@ -71,13 +71,15 @@ def make_plan(
         device: Where it is trained; see `training.machine`.
         micro_batch_size: Samples computed at once; None: as many as are advised.
         precision: See `setup_of`.
-        checkpointing: True: all activations are computed again; False: all are kept; None: as the model has it, whose
-            reversible layers keep some.
+        activation_budget_bytes: What the model may keep of its activations, see
+            `training.model.transformer.TextToImageTransformer`; `training.choices` chooses it.
 
     Raises:
         BadInput: If the calculator does not know such a model.
     """
-    model = built_on_paper(run.model, checkpointing=checkpointing)
+    model = built_on_paper(run.model)
+    if activation_budget_bytes != "as built":
+        model.activation_budget_bytes = activation_budget_bytes
 
     def need(samples: int) -> int:
         return needed_bytes(run, device, model, samples, precision=precision)
@@ -87,6 +89,7 @@ def make_plan(
     advised = max(fitting, default=0)
     samples = micro_batch_size or advised or 1
     needed = need(samples)
+    checkpointing = model.activation_budget_bytes == 0
     setup = setup_of(run, device, samples, precision=precision, checkpointing=checkpointing)
     dtype = dtype_of(setup)
     return Plan(
@@ -118,7 +121,8 @@ def setup_of(
         device: Where it is trained.
         micro_batch_size: Samples computed at once.
         precision: None: 16-bit autocast on a GPU, in bfloat16 where it has that; float32 on a processor.
-        checkpointing: See `make_plan`; of reversible layers, which compute again anyway, it says nothing here.
+        checkpointing: Whether activations are computed again; of reversible layers, which do so anyway, it says
+            nothing here.
     """
     if precision is None:
         precision = "float32" if device.name == "cpu" else "bfloat16" if device.bfloat16 else "float16"
@@ -181,7 +185,8 @@ def built_on_paper(config: ModelConfig, *, checkpointing: bool | None = None):
 
     Args:
         config: The recipe's.
-        checkpointing: See `make_plan`.
+        checkpointing: True: all activations are computed again; False: all are kept; None: as the model has it, whose
+            reversible layers keep some.
     """
     import torch
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from calculator.devices import device_named
 from training import choices as module
 from training.choices import Wishes, choose
+from training.cli import build_app
 from training.config import load_recipe
 from training.errors import BadInput
 from training.machine import group_bytes, this_machine
-from training.model.transformer import build_model
+from training.model.transformer import ACTIVATION_BUDGET_BYTES, build_model
 from training.plan import built_on_paper, needed_bytes
 from training.speed import matmul_flops_per_second
 
@@ -131,6 +134,29 @@ def test_as_many_layers_keep_their_activations_as_there_is_room_for(machine_with
         assert f"kept of {layers} layers" in reasons_of(chosen)["activations"].value
         kept.append(layers)
     assert 0 < kept[0] < kept[1] < run.model.num_layers
+
+
+def test_the_plan_is_what_join_chooses(machine_with, rates):
+    """Both by `choose`; the memory is too little for all activations and more than a model keeps as it is built."""
+    machine = machine_with(14 * GIB)
+    rates(float32=1e12, bfloat16=1.1e12)
+    run = load_recipe("dalle-2021")
+    chosen = choose(run, Wishes(), build=lambda: built_on_paper(run.model))
+    facts = json.loads(CliRunner().invoke(build_app(), ["plan", "--recipe", "dalle-2021", "--json"]).output)
+    assert facts["choices"] == [asdict(choice) for choice in chosen.reasons]
+    for name in ("micro_batch_size", "precision", "activation_budget_bytes", "need_bytes"):
+        assert facts[name] == getattr(chosen, name)
+    assert facts["device"]["usable_bytes"] == machine.usable_bytes
+    assert facts["stored_bytes"] > ACTIVATION_BUDGET_BYTES, "more than as it is built"
+
+
+def test_the_plan_says_what_the_volunteer_says(machine_with, rates):
+    machine_with(14 * GIB)
+    rates(float32=1e5, bfloat16=1e5)  # too slow for a step to be timed
+    chosen = choose(load_recipe("demo"), Wishes(micro_batch_size=2, checkpointing=True))
+    shown = CliRunner().invoke(build_app(), ["plan", "--micro-batch-size", "2", "--checkpointing"]).output
+    for choice in chosen.reasons:
+        assert f"{choice.name:<12} {choice.value}: {choice.reason}." in shown
 
 
 @pytest.mark.parametrize(

@@ -10,51 +10,70 @@ import typer
 def run(
     recipe: Annotated[str, typer.Option(help="Recipe of the run: a name, a TOML file or a URL.")] = "demo",
     micro_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples computed at once. Without it: as many as are advised.")
+        int | None, typer.Option(min=1, help="Samples computed at once. Without it: as `join` would choose.")
     ] = None,
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="In which layers compute. Without it: bfloat16 on a GPU, float32 on a processor."),
+        typer.Option(help="In which layers compute. Without it: as `join` would choose."),
     ] = None,
     checkpointing: Annotated[
         bool | None,
         typer.Option(
             "--checkpointing/--no-checkpointing",
-            help="Compute activations again, or keep them all. Without it: the model's own way.",
+            help="Compute activations again, or keep them all. Without it: as `join` would choose.",
         ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:1 and so on. Without it: the first GPU, if there is one.")
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(help="Plan for this GPU, such as t4 or rtx-3090, instead of this machine.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")] = False,
 ) -> None:
-    """Say how much memory training the recipe's model takes, whether this machine has it, and how to start."""
+    """Say how `join` would train here, how much memory that takes, and whether this machine has it."""
     import json
+    from dataclasses import asdict
+    from functools import cache
 
     from calculator import BadSetup
     from calculator.devices import device_named
     from calculator.page.words import show_bytes
+    from training.choices import Wishes, choose
     from training.config import load_recipe
     from training.errors import BadInput
-    from training.machine import this_machine
+    from training.machine import torch_device
+    from training.model.transformer import build_model
     from training.plan import make_plan
 
     config = load_recipe(recipe)
+    if gpu is not None and device is not None:
+        raise BadInput("--gpu plans for another machine and --device for this one; give one of them.")
     try:
-        device = this_machine() if gpu is None else device_named(gpu)
+        other = device_named(gpu) if gpu is not None else None
     except BadSetup as error:
         raise BadInput(str(error)) from None
+    wishes = Wishes(device=device, micro_batch_size=micro_batch_size, precision=precision, checkpointing=checkpointing)
+    build = None if other else cache(lambda: build_model(config.model, config.seed).to(torch_device(device)))
+    choices = choose(config, wishes, machine=other, build=build)
+    machine = choices.machine
     plan = make_plan(
-        config, device, micro_batch_size=micro_batch_size, precision=precision, checkpointing=checkpointing
+        config,
+        machine,
+        micro_batch_size=choices.micro_batch_size,
+        precision=choices.precision,
+        activation_budget_bytes=choices.activation_budget_bytes,
     )
     if as_json:
         facts = {
             "run_id": config.run_id,
             "parameters": plan.parameters,
             "computing_parameters": plan.computing_parameters,
-            "device": {"name": device.name, "title": device.title, "usable_bytes": device.usable_bytes},
+            "device": {"name": machine.name, "title": machine.title, "usable_bytes": machine.usable_bytes},
             "micro_batch_size": plan.setup.micro_batch_size,
-            "advised_micro_batch": plan.advised_micro_batch,
+            "precision": choices.precision,
+            "activation_budget_bytes": choices.activation_budget_bytes,
+            "choices": [asdict(choice) for choice in choices.reasons],
             "need_bytes": plan.need_bytes,
             "fits": plan.fits,
             "stored_layers": plan.stored_layers,
@@ -69,6 +88,9 @@ def run(
     shared = plan.computing_parameters != plan.parameters
     like = f" and computes like one of {plan.computing_parameters:,}, since its layers share them" if shared else ""
     print(f"The model has {plan.parameters:,} different weights{like}.")
+    print(f"\nOn {'such a GPU' if other else 'this machine'} `join` would choose now:")
+    for choice in choices.reasons:
+        print(f"  {choice.name:<12} {choice.value}: {choice.reason}.")
     print(f"\nMemory for {samples} sample{'s' * (samples > 1)} at once, {plan.setup.precision}:")
     rows = {
         "weights": gpu_memory.weights,
@@ -84,12 +106,10 @@ def run(
     print(f"  Peak: {plan.estimate.peak.instant}")
     verdict = "fits" if plan.fits else "does not fit"
     print(
-        f"\nIt {verdict}: {show_bytes(plan.need_bytes)} of {show_bytes(device.usable_bytes)} "
-        f"that can be used ({device.title})."
+        f"\nIt {verdict}: {show_bytes(plan.need_bytes)} of {show_bytes(machine.usable_bytes)} "
+        f"that can be used ({machine.title})."
     )
     for suggestion in plan.suggestions:
         print(f"  {suggestion.sentence}")
-    if plan.advised_micro_batch:
-        print(f"Advised: python -m training join ... --micro-batch-size {plan.advised_micro_batch}")
-    else:
-        print("Not even one sample at once fits; take a machine with more memory, or a smaller model.")
+    if plan.advised_micro_batch == 0:
+        print("Not even one sample at once fits so; take a machine with more memory, or a smaller model.")

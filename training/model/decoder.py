@@ -1,8 +1,10 @@
 """One token at a time through the model, with caches for every mask and for the token shift.
 
 Per layer the cache holds the keys and values that a later token may still see: all of the text, and of the image the
-current row (row layers), all rows of each column (column layers), or everything (convolution-like and full layers).
-For the token shift it holds the norm's output one grid row back.
+current row (row layers) or everything. For the token shift it holds the norm's output one grid row back.
+
+A token reads every weight for little arithmetic (see `training.model.product`), and runs some two hundred small
+operations between: views and buffers are laid out before the first one.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import gelu
 
-from training.model.attention import allowed_pairs
 from training.model.pointwise import NORM_EPS, turned
+from training.model.product import Product, product_with
 from training.model.transformer import Branch, SharedAttention, SharedFeedForward, TextToImageTransformer
 
 
@@ -23,11 +25,10 @@ class _Weights(NamedTuple):
 
     norm: Tensor
     norm_bias: Tensor
-    inputs: Tensor
-    """The first matrix transposed, (D, rows): a single row of the batch is then read three times as fast on a CPU."""
-    inputs_bias: Tensor | None
-    out: Tensor
-    out_bias: Tensor
+    inputs: Product
+    """By the first matrix."""
+    out: Product
+    """By the second."""
     scale: Tensor
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class _Weights(NamedTuple):
 
     def add(self, stream: Tensor, inputs: Tensor) -> Tensor:
         """The stream (B, D) with the block's output added."""
-        return torch.addcmul(stream, functional.linear(inputs, self.out, self.out_bias), self.scale)
+        return torch.addcmul(stream, self.out(inputs), self.scale)
 
 
 class _Layer(NamedTuple):
@@ -59,19 +60,13 @@ class Decoder:
         layers, tensors = model.layers(text, reference.dtype)
         self._token = _Token(batch, config.num_heads, config.head_dim, reference)
         self._turns = model.rotation()[:, None, model.layout.text_len :, None]
-        first_matrices = {shared: shared.qkv.weight.t().contiguous() for shared in model.attention}
-        first_matrices |= {shared: shared.inner.weight.t().contiguous() for shared in model.feed_forward}
+        products = {
+            shared: tuple(product_with(one.weight, one.bias, batch) for one in shared.children())
+            for shared in (*model.attention, *model.feed_forward)
+        }
 
         def weights_of(branch: Branch, shared: SharedAttention | SharedFeedForward) -> _Weights:
-            return _Weights(
-                norm=branch.norm.weight,
-                norm_bias=branch.norm.bias,
-                inputs=first_matrices[shared],
-                inputs_bias=shared.inner.bias if isinstance(shared, SharedFeedForward) else None,
-                out=shared.out.weight,
-                out_bias=shared.out.bias,
-                scale=branch.scale,
-            )
+            return _Weights(branch.norm.weight, branch.norm.bias, *products[shared], branch.scale)
 
         def new_shift() -> _ShiftCache:
             return _ShiftCache(batch, config.image_grid, config.hidden_size, reference)
@@ -98,29 +93,29 @@ class Decoder:
                     new_shift(),
                 )
             )
-        self._image_rows = model.output.weight[model.text_rows :].t().contiguous()
-        self._image_bias = model.output.bias[model.text_rows :]
+        self._image_logits = product_with(
+            model.output.weight[model.text_rows :], model.output.bias[model.text_rows :], batch
+        )
         end = (first + second) / 2 if self._reversible else first
         self.first_logits: Tensor = self._logits(end[:, -1])
         """Logits (B, image_vocab_size) of the first code."""
 
     def step(self, codes: Tensor) -> Tensor:
         """Takes the next code of each image, (B,), and returns the logits (B, image_vocab_size) of the one after it."""
-        token, position = self._token, self._position
-        first = second = self._model.embed_codes(codes[:, None], position)[:, 0]
-        turn = self._turns[:, :, position]
+        token, (row, column) = self._token, divmod(self._position, self._model.layout.grid)
+        first = second = self._model.embed_codes(codes[:, None], self._position)[:, 0]
+        turn = self._turns[:, :, self._position]
         for attention, seen, attention_shift, feed_forward, feed_forward_shift in self._layers:
             normed = attention.normed(second if self._reversible else first)
             if self._shift:
-                normed = attention_shift.shift(normed, position)
-            token.project(normed, attention.inputs, turn)
-            first = attention.add(first, seen.attend(token, position))
+                normed = attention_shift.shift(normed, column)
+            token.turn(attention.inputs(normed), turn)
+            first = attention.add(first, seen.attend(token, row, column))
             normed = feed_forward.normed(first)
             if self._shift:
-                normed = feed_forward_shift.shift(normed, position)
-            inner = torch.addmm(feed_forward.inputs_bias, normed, feed_forward.inputs)
-            values, gates = inner.chunk(2, dim=-1)
-            product = functional.gelu(gates).mul_(values)
+                normed = feed_forward_shift.shift(normed, column)
+            values, gates = feed_forward.inputs(normed).chunk(2, dim=-1)
+            product = gelu(gates).mul_(values)
             if self._reversible:
                 second = feed_forward.add(second, product)
             else:
@@ -130,7 +125,7 @@ class Decoder:
 
     def _logits(self, end: Tensor) -> Tensor:
         """Of the next code, behind the last layer (B, D)."""
-        return torch.addmm(self._image_bias, self._model.final_norm(end), self._image_rows)
+        return self._image_logits(self._model.final_norm(end))
 
 
 class _Token:
@@ -138,8 +133,7 @@ class _Token:
 
     def __init__(self, batch: int, heads: int, width: int, reference: Tensor):
         self.batch = batch
-        self._qkv = reference.new_empty(batch, 3 * heads * width)
-        self._split = self._qkv.view(batch, 3, heads, width).transpose(0, 1)
+        self._shape = (batch, 3, heads, width)
         self._turned = reference.new_empty(3, batch, heads, width)
         folded = self._turned.view(3, batch * heads, width)
         self.query = folded[0][:, None]
@@ -147,33 +141,35 @@ class _Token:
         self.key_and_value = folded[1:]
         """(2, B * N, H)."""
 
-    def project(self, normed: Tensor, matrix: Tensor, turn: Tensor) -> None:
-        """From the norm's output (B, D), the matrix (D, 3NH) and the turn of the token's place."""
-        torch.mm(normed, matrix, out=self._qkv)
-        turned(self._split, turn, out=self._turned)
+    def turn(self, qkv: Tensor, turn: Tensor) -> None:
+        """From all three as they are projected, (B, 3NH), and the turn of the token's place."""
+        turned(qkv.view(self._shape).transpose(0, 1), turn, out=self._turned)
 
 
 class _ShiftCache:
     """The shifted half of the norm's output, one grid row back: as far as the token shift reaches."""
 
     def __init__(self, batch: int, grid: int, width: int, reference: Tensor):
-        quarter, self._half = width // 4, width // 2
-        row = reference.new_zeros(grid + 1, batch, self._half)  # the last entry stays zero: left of the first column
-        self._slots = row[:-1].unbind(0)
-        self._above = row[:-1, :, :quarter].unbind(0)
-        self._left = row[:, :, quarter:].unbind(0)
-        self._grid = grid
+        quarter = width // 4
+        self._widths = (quarter, quarter, width - 2 * quarter)
+        nothing = reference.new_zeros(batch, quarter)
+        self._above, self._left = [nothing] * grid, [nothing] * (grid + 1)
+        """By column, what the token below, or to the right, takes. The last of `_left` stays: left of the image."""
 
-    def shift(self, normed: Tensor, position: int) -> Tensor:
+    def shift(self, normed: Tensor, column: int) -> Tensor:
         """The norm's output (B, D) of one image token, with its neighbours' channels; remembers its own."""
-        column = position % self._grid
-        shifted = torch.cat([self._above[column], self._left[column - 1], normed[:, self._half :]], dim=-1)
-        self._slots[column].copy_(normed[:, : self._half])
+        above, left, rest = normed.split_with_sizes(self._widths, dim=1)
+        shifted = torch.cat((self._above[column], self._left[column - 1], rest), dim=1)
+        self._above[column], self._left[column] = above, left
         return shifted
 
 
 class _AttentionCache:
     """Keys and values that image tokens of one layer attend to.
+
+    One line of memory holds what the token in the making sees: the text, then the image tokens that its mask allows.
+    Row and full layers write it token by token. In the others the whole image is kept beside it, of which the token's
+    neighbourhood is copied into the line.
 
     Args:
         kind: Of the layer's mask.
@@ -184,48 +180,31 @@ class _AttentionCache:
     """
 
     def __init__(self, kind: str, model: TextToImageTransformer, keys: Tensor, values: Tensor, key_bias: Tensor | None):
-        self._kind, self._key_bias = kind, key_bias
-        self._grid, self._text_len = model.layout.grid, model.layout.text_len
-        folded, text, width = keys.shape
-        if kind == "row":
-            line = keys.new_empty(2, folded, text + self._grid, width)
-            line[0, :, :text], line[1, :, :text] = keys, values
-            self._columns = [
-                (line[:, :, at], line[0, :, : at + 1].transpose(1, 2), line[1, :, : at + 1])
-                for at in range(text, text + self._grid)
-            ]
-            """For each column the place for key and value, and the keys (transposed) and values seen from there."""
-            return
-        self._text_keys, self._text_values = keys.transpose(1, 2).contiguous(), values
-        lines = self._grid if kind == "column" else 1
-        self._lines = keys.new_empty(lines, 2, folded, self._grid**2 // lines, width).unbind(0)
-        self._seen: list[Tensor] = []
-        if kind == "conv":
-            allowed = allowed_pairs("conv", model.layout, model.config.conv_kernel_size)
-            image = allowed[text:, text:].to(keys.device)
-            self._seen = [row.nonzero().squeeze(-1) for row in image]
+        self._key_bias, self._grid = key_bias, model.layout.grid
+        self._is_row = kind == "row"
+        reach, (folded, text, width) = min(model.config.conv_kernel_size, self._grid), keys.shape
+        self._up, self._left = {"column": (self._grid, 1), "conv": (reach, reach)}.get(kind, (0, 0))
+        self._image = keys.new_empty(2, folded, self._grid, self._grid, width) if self._up else None
+        most = self._up * self._left or (self._grid if self._is_row else self._grid**2)
+        line = keys.new_empty(2, folded, text + most, width)
+        line[0, :, :text], line[1, :, :text] = keys, values
+        self._line = line[:, :, text:]
+        self._seen = [(line[0, :, :end].transpose(1, 2), line[1, :, :end]) for end in range(text + 1, text + most + 1)]
+        """For each number of image tokens from 1, the keys (transposed) and values of the text and so many."""
 
-    def attend(self, token: _Token, position: int) -> Tensor:
+    def attend(self, token: _Token, row: int, column: int) -> Tensor:
         """Attention of one image token, (B, NH); remembers its key and value."""
-        if self._kind == "row":
-            place, keys, values = self._columns[position % self._grid]
-            place.copy_(token.key_and_value)
-            out = torch.bmm(self._weights(torch.bmm(token.query, keys)), values)
+        if self._image is None:
+            count = 1 + (column if self._is_row else row * self._grid + column)
+            self._line[:, :, count - 1] = token.key_and_value
         else:
-            keys, values = self._remember(token.key_and_value, position)
-            scores = [torch.bmm(token.query, self._text_keys), torch.bmm(token.query, keys.transpose(1, 2))]
-            text_weights, weights = self._weights(torch.cat(scores, dim=-1)).split([self._text_len, keys.shape[1]], -1)
-            out = torch.bmm(text_weights, self._text_values).baddbmm_(weights, values)
-        return out.view(token.batch, -1)
-
-    def _remember(self, key_and_value: Tensor, position: int) -> Tensor:
-        """Adds the token's key and value and returns those of all image tokens that it sees, itself included."""
-        row, column = divmod(position, self._grid)
-        line, at = (self._lines[column], row) if self._kind == "column" else (self._lines[0], position)
-        line[:, :, at] = key_and_value
-        return line[:, :, self._seen[position]] if self._kind == "conv" else line[:, :, : at + 1]
-
-    def _weights(self, scores: Tensor) -> Tensor:
+            self._image[:, :, row, column] = token.key_and_value
+            top, left = max(0, row + 1 - self._up), max(0, column + 1 - self._left)
+            near = self._image[:, :, top : row + 1, left : column + 1]
+            count = near.shape[2] * near.shape[3]
+            self._line[:, :, :count].view(near.shape).copy_(near)
+        keys, values = self._seen[count - 1]
+        scores = torch.bmm(token.query, keys)
         if self._key_bias is not None:
-            scores[:, :, : self._text_len] += self._key_bias
-        return torch.softmax(scores, dim=-1)
+            scores[:, :, : self._key_bias.shape[-1]] += self._key_bias
+        return torch.bmm(torch.softmax(scores, dim=-1), values).view(token.batch, -1)

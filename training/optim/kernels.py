@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from training.native import NotNative, cache_folder, compiled
 from training.optim.codebook import DECADES, codebook, values_in
-from training.optim.native import NotNative, compiled
 
 logger = logging.getLogger(__name__)
 
@@ -112,18 +111,13 @@ class Kernels:
 def kernels() -> Kernels | None:
     """The compiled loops, or None where they cannot be made or do not do what blockwise.py does. Says which, once."""
     try:
-        made = Kernels(compiled(SOURCE, _cache()))
+        made = Kernels(compiled(SOURCE, cache_folder()))
         _check(made)
     except NotNative as reason:
         logger.warning("8-bit LAMB runs in PyTorch alone, which takes about three times as long: %s.", reason)
         return None
     logger.info("8-bit LAMB runs in loops compiled for this processor.")
     return made
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "training-together" / "kernels"
 
 
 def _map(signed: bool) -> _Map:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.optim import blockwise, kernels, lamb, native
+from training import native
+from training.optim import blockwise, kernels, lamb
 from training.optim.lamb import Lamb8bit
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

@@ -27,6 +27,12 @@ COMPILE_SECONDS, PROBE_SECONDS = 60, 20
 _PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).probe())"
 
 
+def cache_folder() -> Path:
+    """Where this user's libraries are kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "training-together" / "kernels"
+
+
 class NotNative(Exception):
     """Why there is no compiled library; part of a sentence."""
 
