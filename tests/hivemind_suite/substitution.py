@@ -19,9 +19,10 @@ import hivemind.optim.state_averager
 
 from training.config import load_recipe
 from training.swarm.allreduce import ReportingRunner
-from training.swarm.averaging import ReportingAverager, SwarmGradientAverager, SwarmStateAverager
+from training.swarm.averaging import SwarmGradientAverager, SwarmStateAverager
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.powersgd import SwarmPowerSGDAverager
+from training.swarm.rounds import ReportingAverager
 from training.swarm.tracker import LivelyTracker
 
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from training.config import RunConfig
 from training.errors import TrainingError
-from training.swarm.averaging import AveragedGroup, SwarmStateAverager, standings
+from training.swarm.averaging import SwarmStateAverager, standings
 from training.swarm.catching_up import CatchingUpOptimizer
 from training.swarm.epochs import Ending, EpochReport
+from training.swarm.rounds import AveragedGroup
 from training.swarm.tracker import LivelyTracker
 
 LOOK_SECONDS = 0.5

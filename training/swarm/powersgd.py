@@ -25,7 +25,8 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.utils.asyncio import enter_asynchronously
 
 from training.swarm.allreduce import RoundReport
-from training.swarm.averaging import AveragedGroup, SwarmGradientAverager
+from training.swarm.averaging import SwarmGradientAverager
+from training.swarm.rounds import AveragedGroup
 
 _LEAST_SAVING = 0.8
 """A matrix is averaged as it is unless the thin ones have a fifth of its values: they travel in 32 bit, it in 8."""

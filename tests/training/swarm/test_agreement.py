@@ -11,8 +11,8 @@ from hivemind.proto import averaging_pb2
 from training.swarm import agreement
 from training.swarm.agreement import Agreement, Decision, Verdict
 from training.swarm.allreduce import FiniteReducer
-from training.swarm.averaging import ReportingAverager
 from training.swarm.coroutine import wait_for_result
+from training.swarm.rounds import ReportingAverager
 
 PEERS = tuple(PeerID(bytes([number]) * 32) for number in range(4))
 WHOLE, TORN = Verdict(whole=True), Verdict(whole=False)

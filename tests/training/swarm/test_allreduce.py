@@ -10,8 +10,8 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm.allreduce import ReportingRunner
-from training.swarm.averaging import ReportingAverager
 from training.swarm.coroutine import wait_for_result
+from training.swarm.rounds import ReportingAverager
 
 OWN, OTHER = PeerID(b"1" * 32), PeerID(b"2" * 32)
 Data = averaging_pb2.AveragingData
