@@ -10,6 +10,7 @@ import { makeShow } from "./show.mjs";
 import { makeSweep } from "./sweep.mjs";
 
 const STARTING = "Starting Python in your browser …";
+const COMPUTED = "Computed in your browser. ";
 const SAID_AFTER_MS = 150;
 const AHEAD_AFTER_MS = 30;
 const ADVISED_AFTER_MS = 300;
@@ -101,7 +102,7 @@ export function start(root) {
     show(answer);
     root.dataset.state = "shown";
     slot("spoken").textContent = answer.spoken;
-    slot("message").replaceChildren("Computed in your browser. ", slot("spoken"));
+    if (slot("message").firstChild?.data !== COMPUTED) slot("message").replaceChildren(COMPUTED, slot("spoken"));
     sweep.update();
     afterwards(mine, request, control);
   }

@@ -8,10 +8,14 @@ export function makeShow(root) {
   const bars = [...root.querySelectorAll("[data-bar]")].map((bar) => [...bar.querySelectorAll("span")]);
   const slot = (name) => places.get(name);
   const table = slot("timeline").closest("details");
+  const written = new Map();
   let drawn = [];
   let listed = null;
 
+  /** Only what is new is looked up in the document: most of an answer is as it was. */
   function write(name, text) {
+    if (written.get(name) === text) return;
+    written.set(name, text);
     const place = slot(name);
     if (place.textContent !== text) place.textContent = text;
   }
