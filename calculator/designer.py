@@ -37,8 +37,10 @@ MICRO_BATCHES = (8, 4, 2, 1)
 INNER_BATCH, INNER_UPDATES = 32, (100, 500)
 """Of local updates: samples of one, and how many a volunteer does between two exchanges (Douillard et al. 2023,
 arXiv:2311.08105, which does 500)."""
-PEAK_LEARNING_RATE, ITS_BATCH = 2.5e-3, 16_384
-"""The 2021 run's; for another batch the rate follows its root (You et al. 2020, arXiv:1904.00962, section 4.3)."""
+PEAK_LEARNING_RATES = {"demo": (3e-2, 256)}
+PEAK_LEARNING_RATE = (2.5e-3, 16_384)
+"""Rate and batch of the demo's recipe, for its model, and of the 2021 run's (paper, section 3.3), for all others; with
+another batch the rate follows its root (You et al. 2020, arXiv:1904.00962, section 4.3)."""
 WHY_DELAYED = (
     "The largest batch that this kind of run is known to learn with, or that leaves a thousand updates; gradients are "
     "averaged while the next update computes, and are one update old."
@@ -142,6 +144,7 @@ def design(wish: Wish) -> Design:
     rate = sum(kind.count * kind.present * kind.samples_per_second for kind in people)
     chosen, made, why = _choose(people, exchange, rate, wish)
     learned = INNER_BATCH if chosen.local_updates else chosen.target_batch_size
+    known_rate, its_batch = PEAK_LEARNING_RATES.get(wish.model, PEAK_LEARNING_RATE)
     return Design(
         collaboration=replace(
             collaboration,
@@ -154,7 +157,7 @@ def design(wish: Wish) -> Design:
         ),
         forecast=made,
         micro_batches=sizes,
-        learning_rate=PEAK_LEARNING_RATE * math.sqrt(learned / ITS_BATCH),
+        learning_rate=known_rate * math.sqrt(learned / its_batch),
         epochs=max(2, math.ceil(wish.samples / chosen.target_batch_size)),
         why_batch=why,
     )

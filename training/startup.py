@@ -212,14 +212,14 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[C
 def link_in_use(link: Link) -> Choice:
     """What is known of the network and what is not, and what others are told of it."""
     answers = f"{1000 * min(link.answer_seconds):.3g} ms" if link.answer_seconds else "not known"
-    parts = "as to the others" if link.mbits is None else f"for {link.mbits:.3g} Mbit/s"
+    parts = "as large a part as the others" if link.mbits is None else f"a part that suits {link.mbits:.3g} Mbit/s"
     if link.download_seconds:
         rate = 8 * link.download_bytes / link.download_seconds / 1e6
         size = show_bytes(link.download_bytes)
         reason = f"the state's {size} came at {rate:.3g} Mbit/s; what you can send is not measured"
     else:
         reason = "no state was downloaded, so what you can send and receive a second is not measured"
-    reason += f"; others send you parts to average {parts}" + (", as you said" if link.told_mbits else "")
+    reason += f"; of each average you compute {parts}" + (", as you said" if link.told_mbits else "")
     return Choice(name="link", value=f"an initial peer answers in {answers}", reason=reason)
 
 

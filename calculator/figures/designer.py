@@ -157,8 +157,8 @@ def _bars(canvas: Canvas, wish: Wish, made: Design) -> float:
 
     works = made.forecast.works
     longest = max(made.days, wish.days) if works else wish.days
-    bar(0, "Days that there are", wish.days / longest, f"{wish.days:g}", "fill-3")
-    bar(1, "Days needed", made.days / longest if works else 1, _short(made.days) if works else "never", "fill-1")
+    bar(0, "Time that there is", wish.days / longest, _days(wish.days), "fill-3")
+    bar(1, "Time needed", made.days / longest if works else 1, _days(made.days) if works else "never", "fill-1")
     for number, (cause, share) in enumerate(asdict(made.forecast.shares).items()):
         bar(2.6 + number, CAUSES[cause], min(share, 1), f"{100 * share:.0f} %", "fill-1" if not number else "fill-2")
     return 16 + row * (2.6 + len(CAUSES)) + 6
@@ -180,8 +180,8 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
         ("Feasible", "yes" if feasible else "no"),
         ("Volunteers at a time", _number(reached.peers)),
         ("Samples a second", f"{_number(reached.samples_per_second)} of {_number(reached.ideal_samples_per_second)}"),
-        ("Days", _short(made.days) if reached.works else "never"),
-        (f"Days of one {first} alone", "it does not fit" if alone is None else _short(alone)),
+        ("Time needed", _days(made.days) if reached.works else "never"),
+        (f"Time of one {first} alone", "it does not fit" if alone is None else _days(alone)),
         ("Lost to communication", f"{100 * reached.shares.communication:.1f} %"),
         *[(CAUSES[cause], f"{100 * share:.1f} %") for cause, share in asdict(reached.shares).items()],
         ("Different parameters", show_count(exchange.parameters)),
@@ -199,11 +199,13 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
 
 
 def _days(days: float) -> str:
-    return f"{_short(days)} {'day' if _short(days) == '1' else 'days'}"
-
-
-def _short(days: float) -> str:
-    return show_count(round(days)) if days >= 10 else f"{days:.1f}".removesuffix(".0") if days >= 0.1 else "under 0.1"
+    """Days; where it is less than two, hours or minutes."""
+    for size, word in ((1, "day"), (24, "hour"), (24 * 60, "minute")):
+        if days * size >= 2 or word == "minute":
+            break
+    number = days * size
+    short = show_count(round(number)) if number >= 10 else f"{max(number, 1):.1f}".removesuffix(".0")
+    return f"{short} {word}{'' if short == '1' else 's'}"
 
 
 def _number(value: float) -> str:

@@ -170,7 +170,7 @@ def _caption(values: Values, blocks: Way, whole: Way, even: Way) -> str:
     return (
         f"{who} the usual magnitude: in blocks of {values['block']:g}, ordinary values lose {_percent(blocks.error)} "
         f"of their size; with one scale for all {_percent(whole.error)}, and in even steps {_percent(even.error)}, "
-        f"since they get {even.codes} of 255 codes. {spoiled} of {len(blocks.scales)} blocks have the outliers' scale. "
+        f"since they get {even.codes} of 255 codes. Blocks with their scale: {spoiled} of {len(blocks.scales)}. "
         f"A value takes {blocks.size_bytes / LENGTH:.3f} bytes in place of 4."
     )
 

@@ -28,10 +28,10 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     centre_x, centre_y = (170, 165) if canvas.narrow else (200, 175)
     radius = 118 if canvas.narrow else 128
     places = [_on_circle(peer, peers, centre_x, centre_y, radius) for peer in range(peers)]
-    for message in steps[done - 1] if done else ():
-        _arrow(canvas, message, places)
     for peer, (x, y) in enumerate(places):
         _vector(canvas, held[peer], x, y, peers, name=f"Peer {peer + 1}")
+    for message in steps[done - 1] if done else ():
+        _arrow(canvas, message, places)
     height = _totals(canvas, sent, peers)
     return Drawn(
         caption=_caption(way, peers, done, len(steps), sent, whole),
@@ -66,10 +66,12 @@ def _on_circle(peer: int, peers: int, x: float, y: float, radius: float) -> tupl
 
 
 def _arrow(canvas: Canvas, message: Message, places: list[tuple[float, float]]) -> None:
-    """From one peer's vector to another's, in the part's colour; ends stay clear of the vectors."""
+    """From one peer's vector to another's, in the part's colour; ends stay clear of the vectors, as far as they can."""
     (x, y), (to_x, to_y) = places[message.sender], places[message.receiver]
     length = math.hypot(to_x - x, to_y - y)
-    clear = min(30 / length, 0.32)
+    cell, tall = _sizes(canvas, len(places))
+    across, up = abs(to_x - x) or 1e-9, abs(to_y - y) or 1e-9
+    clear = min((cell * len(places) / 2 + 6) / across, (tall / 2 + 14) / up, 0.36)
     along_x, along_y = (to_x - x) * clear, (to_y - y) * clear
     # Beside the straight line, so that messages both ways do not cover each other.
     aside_x, aside_y = -5 * (to_y - y) / length, 5 * (to_x - x) / length
@@ -82,9 +84,14 @@ def _arrow(canvas: Canvas, message: Message, places: list[tuple[float, float]]) 
     )
 
 
+def _sizes(canvas: Canvas, peers: int) -> tuple[float, float]:
+    """Width of a part's column, and its height when it is full."""
+    return (min(13, 64 / peers), 26) if canvas.narrow else (min(17, 84 / peers), 36)
+
+
 def _vector(canvas: Canvas, parts: tuple[frozenset[int], ...], x: float, y: float, peers: int, *, name: str) -> None:
     """One column a part; it fills up with the peers whose values are in it."""
-    cell, tall = (min(13, 64 / peers), 26) if canvas.narrow else (min(17, 84 / peers), 36)
+    cell, tall = _sizes(canvas, peers)
     left, top = x - cell * peers / 2, y - tall / 2 + 6
     canvas.rect(left - 2, top - 17, cell * peers + 4, tall + 19, "paper")
     canvas.text(x, top - 5, name, "soft", anchor="middle")

@@ -234,8 +234,10 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
     exchange = collaboration_of(run, ()).exchange()
     sent = 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
     if machine.kind == "nvidia":
-        memory = f"{show_bytes(need)} of the GPU in 16 bit, and {show_bytes(host)} of the computer's for averaged copies "
-        memory += f"and the optimizer. Of this GPU's memory {show_bytes(usable)} can be used"
+        memory = (
+            f"{show_bytes(need)} of the GPU in 16 bit, and {show_bytes(host)} of the computer's for averaged copies "
+            f"and the optimizer. Of this GPU's memory {show_bytes(usable)} can be used"
+        )
     else:
         memory = f"{show_bytes(need)} in float32 (less in bfloat16), averaged copies and optimizer included"
     return {

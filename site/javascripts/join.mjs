@@ -108,6 +108,7 @@ export function start(root) {
     const own = chosen("recipe") === "live";
     slot("gaps").classList.toggle("hidden", own);
     slot("filled").classList.toggle("hidden", !own);
+    slot("set-up").classList.toggle("hidden", own);
     slot("program").textContent = own ? live.join_command.split(" join ")[0] : "";
     slot("local").classList.toggle("hidden", !isLocal());
     slot("link").hidden = slot("by-notebook").hidden = isLocal();
@@ -144,6 +145,10 @@ export function start(root) {
     const asked = new URLSearchParams(location.search).get("recipe");
     if (live && !before && (!asked || asked === "live")) set("recipe", "live");
     if (!live && chosen("recipe") === "live") set("recipe", choices.default.recipe);
+    for (const [name, known] of Object.entries(choices.recipes)) {
+      const again = live?.recipe_digest === known.digest && chosen("recipe") !== name; // the same run, without its address
+      form.querySelector(`[data-recipe="${name}"]`).classList.toggle("hidden", again);
+    }
     show(false);
   });
 }

@@ -132,12 +132,12 @@ def test_the_link_says_what_was_measured_and_what_was_not():
     assert "not known" in unknown.value and "not measured" in unknown.reason
     known = Link(answer_seconds=(0.2, 0.012), download_bytes=1_000_000, download_seconds=0.8)
     assert "12 ms" in link_in_use(known).value and "10 Mbit/s" in link_in_use(known).reason
-    assert unknown.reason.endswith("others send you parts to average as to the others")
+    assert unknown.reason.endswith("of each average you compute as large a part as the others")
     slow = Link(download_bytes=10_000_000, download_seconds=8.0)
     assert (Link().mbits, known.mbits, slow.mbits) == (None, None, 10.0)  # a megabyte does not tell what a link carries
-    assert link_in_use(slow).reason.endswith("others send you parts to average for 10 Mbit/s")
+    assert link_in_use(slow).reason.endswith("of each average you compute a part that suits 10 Mbit/s")
     told = Link(download_bytes=10_000_000, download_seconds=8.0, told_mbits=50.0)
-    assert link_in_use(told).reason.endswith("for 50 Mbit/s, as you said")
+    assert link_in_use(told).reason.endswith("suits 50 Mbit/s, as you said")
     run = with_swarm(allreduce_timeout_seconds=60.0)
     assert link_warning(run, Link(), 10**9) is None
     assert link_warning(run, known, 37_000_000) is None

@@ -8,8 +8,17 @@ import pytest
 
 from calculator import BadSetup
 from calculator.browser import figure
-from calculator.designer import MODELS, People, Wish, design, micro_batch, recipe
-from training.config import parse_recipe
+from calculator.designer import (
+    MODELS,
+    PEAK_LEARNING_RATE,
+    PEAK_LEARNING_RATES,
+    People,
+    Wish,
+    design,
+    micro_batch,
+    recipe,
+)
+from training.config import load_recipe, parse_recipe
 from training.simulate.forecast import collaboration_of, simulate
 from training.simulate.population import Spread
 from training.simulate.swarm import Rules
@@ -27,6 +36,12 @@ MIXES = {
 
 def wish(model: str, people: tuple[People, ...], **others) -> Wish:
     return Wish(model=model, people=people, **{"hours_a_day": 12, "samples": 1e8, "days": 60} | others)
+
+
+def test_learning_rates_are_those_of_the_recipes_that_were_run():
+    for known, name in ((PEAK_LEARNING_RATES["demo"], "demo"), (PEAK_LEARNING_RATE, "dalle-2021")):
+        run = load_recipe(name)
+        assert known == (run.schedule.peak_learning_rate, run.swarm.target_batch_size)
 
 
 @pytest.mark.parametrize("model, mix", itertools.product(MODELS, MIXES))
