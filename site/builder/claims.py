@@ -44,6 +44,7 @@ CLAIMS = (
             "training/roles/test_peer.py",
             "training/swarm/test_download.py",
             "training/swarm/test_agreement.py",
+            "training/swarm/test_allreduce.py",
             "training/swarm/test_averaging.py::test_the_survivors_of_a_death_in_mid_average_average_again",
         ),
         records=("swarm",),
