@@ -15,8 +15,8 @@ def keep_freed_memory() -> bool:
 
     A training step frees and takes the same large buffers again and again. Each time the system hands one out afresh it
     clears it page by page, which costs a step of the demo a sixth of its time. The process stays as large as its
-    peak, and larger than what it ever used at once: blocks of other sizes do not fill those that are free. On three
-    layers of the full model that is half as much again (benchmarks/README.md).
+    peak, and larger than what it ever used at once: blocks of other sizes do not fill those that are free. The full
+    model's step grows it by twice what it holds (benchmarks/README.md).
 
     Returns:
         Whether it was set.
