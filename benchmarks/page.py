@@ -17,10 +17,10 @@ A recomputation is timed in four ways, by changes of the page's own controls:
 - the same in a rush: changes follow each other at once, so that the page draws the last answer meanwhile.
 The other page's is the call of `runPython` alone, hot, which shows nothing.
 
-The longest freeze is the longest task of the page's main thread from the navigation until the computed answer and some
-seconds more, by the trace that Chromium writes of itself: no debugger watches, whose hooks would count as well. First
-Chromium shows an empty page and comes to rest, as a reader's browser is when a link is followed; its own start takes
-both cores of a small machine, and would count for the page.
+The longest freeze is the longest task of the page's main thread, with what its promises start, from the navigation
+until the computed answer and some seconds more, by the trace that Chromium writes of itself: no debugger watches, whose
+hooks would count as well. First Chromium shows an empty page and comes to rest, as a reader's browser is when a link is
+followed; its own start takes both cores of a small machine, and would count for the page.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ READERS_PAUSE_MS = 1000
 """Between two changes. The page uses the time to work out what may be asked next."""
 REST_S = 6
 """From the start of a browser until it is sent to the page whose tasks are watched."""
+OPENING_US = 500_000
+"""Before the page is named in a task; what the empty page did was seconds ago."""
 TRACED_S = REST_S + 12
 """From the start of a browser: so long its tasks are watched."""
 
@@ -349,8 +351,30 @@ def longest_task(server: SiteServer, address: str, script: str) -> tuple[float, 
     }
     spans = [event for event in events if event.get("ph") == "X" and (event["pid"], event["tid"]) in mains]
     shown = {span["pid"] for span in spans if script in json.dumps(span.get("args", {}))}
-    tasks = [span for span in spans if span["pid"] in shown and span["name"].endswith("RunTask")]
-    return max(task["dur"] for task in tasks) / 1000, max(task.get("tdur", 0) for task in tasks) / 1000
+    opened = min(span["ts"] for span in spans if address in json.dumps(span.get("args", {}))) - OPENING_US
+    freezes = [_freezes([span for span in spans if span["pid"] == pid and span["ts"] > opened]) for pid in shown]
+    walls, cpus = zip(*(freeze for of_process in freezes for freeze in of_process), strict=True)
+    return max(walls) / 1000, max(cpus) / 1000
+
+
+def _freezes(spans: list[dict]) -> list[tuple[int, int]]:
+    """Microseconds, by the clock and in CPU time, of each task of a thread together with what its promises start.
+
+    Chromium traces the latter beside the task, right after it; in the page that runs Python on its main thread, that is
+    where Python starts.
+    """
+    freezes: list[tuple[int, int]] = []
+    ended = 0
+    for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
+        if span["ts"] < ended:
+            continue  # within the one before
+        wall, cpu = span["dur"], span.get("tdur", 0)
+        if span["name"].endswith("PerformMicrotaskCheckpoint") and freezes:
+            freezes[-1] = (freezes[-1][0] + wall, freezes[-1][1] + cpu)
+        else:
+            freezes.append((wall, cpu))
+        ended = span["ts"] + span["dur"]
+    return freezes
 
 
 def _written(trace: Path) -> list[dict]:
