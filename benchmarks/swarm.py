@@ -466,12 +466,11 @@ def main(arguments: list[str] | None = None) -> None:
                 shares = ", ".join(f"{share:.2f}" for share in facts["samples_over_speed"])
                 print(f"    each peer's share of the samples over its share of the speed: {shares}", flush=True)
             if "torn_updates" in facts:
-                print(
-                    f"    after a death in mid-average: a whole update in "
-                    f"{facts['seconds_to_a_whole_update_after_a_death']:.1f} s; {facts['torn_updates']} torn before, "
-                    f"own share up to {facts['own_share_in_torn_updates']}",
-                    flush=True,
-                )
+                torn = f"; {facts['torn_updates']} torn before"
+                if facts["torn_updates"]:
+                    torn += f", own share up to {facts['own_share_in_torn_updates']:.2f}"
+                seconds = facts["seconds_to_a_whole_update_after_a_death"]
+                print(f"    after a death in mid-average: a whole update in {seconds:.1f} s{torn}", flush=True)
         results += _entries(found, _swarm_name(speeds))
     if flags.json:
         from importlib.metadata import version

@@ -9,7 +9,7 @@ from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from training.swarm.allreduce import ReportingRunner
+from training.swarm.allreduce import FiniteReducer, ReportingRunner
 from training.swarm.coroutine import wait_for_result
 from training.swarm.rounds import ReportingAverager
 
@@ -81,3 +81,57 @@ def test_a_reducer_that_gives_up_tells_those_who_still_send():
         return codes + [message.code async for message in answers]
 
     assert wait_for_result(send_and_wait()) == [averaging_pb2.CANCELLED]
+
+
+# -- what a reducer takes ----------------------------------------------------------------------------------------------
+
+
+def reduce_part(*parts, weights):
+    """What comes back to each sender of one part: the way from what it sent to the mean, as the runner has it."""
+
+    async def send(reducer, number):
+        tensor = torch.tensor(parts[number])
+        average = await reducer.accumulate_part(number, 0, tensor, weight=weights[number])
+        return (average - tensor).tolist()
+
+    async def all_send():
+        reducer = FiniteReducer((torch.Size([2]),), len(parts))
+        answers = await asyncio.gather(*(send(reducer, number) for number in range(len(parts))))
+        return answers, dict(reducer.refused), reducer.spoiled
+
+    return wait_for_result(all_send())
+
+
+def test_a_part_that_is_not_finite_is_left_out_and_its_sender_gets_the_mean():
+    answers, refused, spoiled = reduce_part([1.0, 2.0], [torch.nan, 0.0], [3.0, 6.0], weights=[1, 5, 3])
+    assert answers == [[1.5, 3.0], [2.5, 5.0], [-0.5, -1.0]]
+    assert refused == {1: 1} and not spoiled
+
+
+@pytest.mark.parametrize("weight", [torch.nan, torch.inf, -1.0])
+def test_a_weight_that_is_none_is_refused_with_its_part(weight):
+    answers, refused, _ = reduce_part([1.0, 2.0], [9.0, 9.0], weights=[1, weight])
+    assert answers == [[0.0, 0.0], [1.0, 2.0]] and refused == {1: 1}
+
+
+def test_where_nobody_has_any_weight_all_keep_their_own():
+    answers, refused, spoiled = reduce_part([1.0, 2.0], [9.0, 9.0], weights=[0.0, 0.0])
+    assert answers == [[0.0, 0.0], [0.0, 0.0]] and not refused and not spoiled
+
+
+def test_numbers_that_add_up_to_none_spoil_no_tensor():
+    answers, _, spoiled = reduce_part([3e38, 2.0], [3e38, 9.0], weights=[1.0, 1.0])
+    assert answers == [[0.0, 0.0], [0.0, 0.0]] and spoiled
+
+
+def test_a_sender_that_dies_while_its_part_is_averaged_takes_no_other_down():
+    async def one_dies():
+        reducer = FiniteReducer((torch.Size([1]),) * 2, 3)
+        first = [asyncio.ensure_future(reducer.accumulate_part(n, 0, torch.tensor([float(n)]))) for n in (1, 2)]
+        await asyncio.sleep(0.01)
+        first[1].cancel()  # as hivemind does with the handler of a connection that breaks
+        reducer.on_sender_failed(2)
+        means = [await reducer.accumulate_part(0, 0, torch.tensor([0.0])), await first[0]]
+        return *means, *await asyncio.gather(*(reducer.accumulate_part(n, 1, torch.tensor([float(n)])) for n in (0, 1)))
+
+    assert [mean.item() for mean in wait_for_result(one_dies())] == [1.0, 1.0, 0.5, 0.5]
