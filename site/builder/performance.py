@@ -51,7 +51,8 @@ def performance_summary() -> str:
     for path in sorted(RESULTS.glob("*.json")):
         result = chief(path.stem)
         link = f'<a href="#{_anchor(path.stem)}">{_title(path.stem)}</a>'
-        rows.append((link, html.escape(result["metric"]), *_figures(result), record(path.stem)["date"]))
+        date = f"<time>{record(path.stem)['date']}</time>"
+        rows.append((link, html.escape(result["metric"]), *_figures(result), date))
     return stacked("One figure a program", ("Program", "Figure", "Ours", "Beside", "Ratio", "Date"), rows)
 
 
