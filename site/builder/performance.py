@@ -19,6 +19,7 @@ ASKED = {
     "swarm_death": "A peer is killed in the middle of an average: how long until the next whole update (`--death`).",
     "swarm_local": "One exchange of local updates after twenty minutes of computing.",
     "swarm_minute": "Epochs of a minute (`--epoch-seconds 60`): the share of the time that peers compute.",
+    "swarm_newcomer": "A third peer comes later: from the start of its program to its first samples.",
     "swarm_speeds": "Peers of speeds 1, 2 and 4: each is to give its share of the samples.",
 }
 """Further records of one program: what was asked of it."""
@@ -35,6 +36,7 @@ CHIEF = {
     "swarm_death": "death",
     "swarm_local": "computing share",
     "swarm_minute": "computing share",
+    "swarm_newcomer": "newcomer seconds",
     "swarm_speeds": "share of samples",
 }
 """Words of the figure that stands for a record in the summary; of the others it is the first."""
