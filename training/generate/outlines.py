@@ -25,11 +25,8 @@ MOVES: tuple[Box, ...] = (
 
 def best_shape(coverage: np.ndarray) -> tuple[str, float]:
     """The shape that covers the box's contents best, and by how much (intersection over union, 0 to 1)."""
-    overlaps = {}
-    for shape in SHAPES:
-        outline, unsqueezed = _outline(shape, *coverage.shape)
-        union = np.maximum(outline, coverage).sum()
-        overlaps[shape] = float(np.minimum(outline, coverage).sum() / union) * unsqueezed
+    height, width = coverage.shape
+    overlaps = {shape: _overlap(shape, coverage, (0, height, 0, width)) for shape in SHAPES}
     best = max(overlaps, key=overlaps.__getitem__)
     return best, overlaps[best]
 

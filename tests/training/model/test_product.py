@@ -1,6 +1,5 @@
 """The products of sampling are the matrix' own, by the compiled loop and without it."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,7 @@ import torch
 from training.model import product
 from training.model.product import MOST_ROWS, product_with
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-WAYS = [pytest.param(True, marks=needs_compiler, id="compiled"), pytest.param(False, id="PyTorch")]
+WAYS = [pytest.param(True, marks=pytest.mark.compiler, id="compiled"), pytest.param(False, id="PyTorch")]
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def test_it_is_the_product(way, batch, rows, columns, biased):
     assert float((out - exact).norm()) <= 1e-6 * float(exact.norm())
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_what_the_loop_reads_lives_as_long_as_the_product():
     made = product_with(torch.ones(200, 300), torch.ones(200), 1)
     others = [torch.zeros(200, 300) for _ in range(20)]

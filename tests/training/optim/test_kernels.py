@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import torch
 from training import native
 from training.optim import blockwise, kernels, lamb
 from training.optim.lamb import Lamb8bit
-
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
 def random_values(size, seed=0):
@@ -50,7 +47,7 @@ def stored(values, block_size, signed, *, native):
     return codes, scales, restored
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("block_size", [1, 7, 256, 65_536])
 @pytest.mark.parametrize("kind", NASTY)
@@ -77,7 +74,7 @@ def updated(native, weights, gradients, threads=1, **settings):
     return weights, [optimizer.state[weight] for weight in weights]
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("overwrite_gradients", [True, False])
 @pytest.mark.parametrize(
     "settings",
@@ -102,7 +99,7 @@ def test_an_update_is_pytorchs_but_for_ties(settings, overwrite_gradients):
                 assert torch.allclose(state[f"{moment}_scales"], expected_state[f"{moment}_scales"], rtol=1e-6, atol=0)
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("overwrite_gradients", [True, False])
 def test_the_number_of_threads_changes_nothing(overwrite_gradients):
     weights = [0.02 * random_values(900_001)]
@@ -112,7 +109,7 @@ def test_the_number_of_threads_changes_nothing(overwrite_gradients):
     assert torch.equal(one, three) and torch.equal(state["moment1"], other["moment1"])
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_gradients_that_are_not_finite_change_nothing_in_compiled_loops_either():
     weight = random_values(1000)
     before = weight.clone()
@@ -145,7 +142,7 @@ def libraries(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_the_library_is_made_once_and_found_again(monkeypatch, caplog, tmp_path):
     chosen, said = fresh_choice(monkeypatch, caplog, tmp_path)
     assert chosen is not None and len(said) == 1 and "compiled" in said[0]
@@ -173,7 +170,7 @@ def test_no_compiler_on_the_path_is_told_with_what_installs_one(monkeypatch, cap
     assert chosen is None and "apt install gcc" in said[0]
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "fault, told",
     [
@@ -192,7 +189,7 @@ def test_a_bad_compiler_is_survived(monkeypatch, caplog, tmp_path, fault, told):
     assert chosen is None and len(said) == 1 and told in said[0]
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("bytes_left", [0, 20, 1000, 10_000])
 def test_a_torn_library_is_not_loaded_but_made_anew(bytes_left, monkeypatch, caplog, tmp_path):
     fresh_choice(monkeypatch, caplog, tmp_path / "first")
@@ -205,7 +202,7 @@ def test_a_torn_library_is_not_loaded_but_made_anew(bytes_left, monkeypatch, cap
     assert libraries(other) == [torn] and torn.stat().st_size > 10_000
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_a_folder_that_others_can_write_to_is_not_trusted(monkeypatch, caplog, tmp_path):
     shared = tmp_path / "training-together" / "kernels"
     shared.mkdir(parents=True)
@@ -214,7 +211,7 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(monkeypatch, caplog, t
     assert libraries(tmp_path) == []
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_a_cache_that_cannot_be_made_is_done_without(monkeypatch, caplog, tmp_path):
     (tmp_path / "training-together").write_text("a file where the folder should be")
     assert fresh_choice(monkeypatch, caplog, tmp_path)[0] is not None
