@@ -7,7 +7,9 @@
 export function makeForm(form, models) {
   const controls = [...form.querySelectorAll("[data-kind]")];
   const defaults = read();
+  const configUsed = form.querySelector('[data-slot="config-used"]');
   let pasted = null;
+  let shown = { own: { placeholders: {} }, impossible: {}, needless: {} };
 
   /** Every control's value as text; an empty text asks for the model's own. */
   function read() {
@@ -104,20 +106,25 @@ export function makeForm(form, models) {
     };
   }
 
-  /** Shows what applies to the model; what cannot be combined is blocked, and its note says why. */
+  /**
+   * Shows what applies to the model; what cannot be combined is blocked, and its note says why. Only what differs from
+   * what is shown is looked up.
+   */
   function showFitting(values = read()) {
-    const { own, impossible, needless } = fitting(values);
-    const elements = form.elements;
-    for (const [key, text] of Object.entries(own.placeholders)) if (elements[key].placeholder !== text) elements[key].placeholder = text;
-    for (const [key, reason] of Object.entries(impossible)) {
+    const { elements } = form;
+    const next = fitting(values);
+    for (const [key, text] of differing(next.own.placeholders, shown.own.placeholders)) elements[key].placeholder = text;
+    for (const [key, reason] of differing(next.impossible, shown.impossible)) {
       elements[key].disabled = Boolean(reason);
       const note = form.querySelector(`#note-${key}`);
       note.dataset.usual ??= note.textContent;
-      const said = reason || note.dataset.usual;
-      if (note.textContent !== said) note.textContent = said;
+      note.textContent = reason || note.dataset.usual;
     }
-    for (const [key, hidden] of Object.entries(needless)) form.querySelector(`[data-field="${key}"]`).hidden = hidden;
-    form.querySelector('[data-slot="config-used"]').hidden = !elements.config.value;
+    for (const [key, hidden] of differing(next.needless, shown.needless)) {
+      form.querySelector(`[data-field="${key}"]`).hidden = hidden;
+    }
+    configUsed.hidden = !values.config;
+    shown = next;
   }
 
   /** A refusal as a reader knows its names: a control's label stands for the key, which the command line and files have. */
@@ -150,6 +157,10 @@ function alternatives(control) {
   const size = Number(control.value || control.placeholder);
   if (kind !== "number" || !Number.isInteger(size)) return [];
   return [size + 1, size - 1, 2 * size, Math.floor(size / 2)].filter((near) => near > 0).map(String);
+}
+
+function differing(now, before) {
+  return Object.entries(now).filter(([key, value]) => value !== before[key]);
 }
 
 function parsed(text) {

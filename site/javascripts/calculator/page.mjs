@@ -37,9 +37,9 @@ export function start(root) {
     plotly: root.dataset.plotly,
   });
 
-  function address(values) {
+  function address(values = form.read(), pinned = pins.get()) {
     const query = form.query(values);
-    for (const pin of pins.get()) query.append("pin", pin);
+    for (const pin of pinned) query.append("pin", pin);
     const url = new URL(location.href);
     url.search = query.toString();
     url.hash = "";
@@ -129,11 +129,12 @@ export function start(root) {
     const how = text && typing === control ? "replace" : "push";
     typing = text ? control : null;
     const values = form.read();
-    const url = address(values);
+    const pinned = pins.get();
     // The browser takes its time to note the step: an answer that comes soon is shown first.
     const soon = new Promise((resolve) => setTimeout(resolve, NOTED_WITHIN_MS));
     const told = Promise.race([compute(control, values), soon]);
-    noted = noted.then(() => told).then(() => new Promise((resolve) => setTimeout(resolve))).then(() => remember(how, url));
+    const rest = () => new Promise((resolve) => setTimeout(resolve));
+    noted = noted.then(() => told).then(rest).then(() => remember(how, address(values, pinned)));
   }
 
   function open(query) {

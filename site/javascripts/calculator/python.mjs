@@ -7,7 +7,7 @@ let lastId = 0;
 let way = "";
 const waiting = new Map();
 
-/** Answers by question, the newest last: what was asked before, or may be asked next, is there at once. */
+/** Parsed answers by question, the newest last: what was asked before, or may be asked next, is there at once. */
 const known = new Map();
 const MOST_KNOWN = 1000;
 
@@ -23,7 +23,7 @@ const MOST_KNOWN = 1000;
 export function askPython(runtime, ask, request) {
   const input = JSON.stringify(request);
   const question = `${ask} ${input}`;
-  if (known.has(question)) return Promise.resolve(JSON.parse(known.get(question)));
+  if (known.has(question)) return Promise.resolve(known.get(question));
   if (!worker) begin(runtime);
   const id = ++lastId;
   return new Promise((resolve, reject) => {
@@ -62,7 +62,7 @@ function begin(runtime) {
       return;
     }
     if (data.ahead) {
-      for (const [input, answer] of data.ahead) learn(`answer ${input}`, answer);
+      for (const [input, answer] of data.ahead) learn(`answer ${input}`, JSON.parse(answer));
       return;
     }
     const asked = waiting.get(data.id);
@@ -72,8 +72,9 @@ function begin(runtime) {
       asked?.reject(new Error(data.failed));
       if (!way) end("Python did not start");
     } else {
-      if (asked?.ask === "answer") learn(asked.question, data.answer);
-      asked?.resolve(JSON.parse(data.answer));
+      const answer = JSON.parse(data.answer);
+      if (asked?.ask === "answer") learn(asked.question, answer);
+      asked?.resolve(answer);
     }
   };
   worker.onerror = () => end("Python did not start");

@@ -9,6 +9,7 @@ export function makeShow(root) {
   const slot = (name) => places.get(name);
   const table = slot("timeline").closest("details");
   const written = new Map();
+  const long = bars.map(() => []);
   let drawn = [];
   let listed = null;
 
@@ -17,7 +18,9 @@ export function makeShow(root) {
     if (written.get(name) === text) return;
     written.set(name, text);
     const place = slot(name);
-    if (place.textContent !== text) place.textContent = text;
+    const only = place.childNodes.length === 1 && place.firstChild;
+    if (only?.nodeType === Node.TEXT_NODE) only.data = text;
+    else place.textContent = text;
   }
 
   function show(answer) {
@@ -26,9 +29,7 @@ export function makeShow(root) {
     setCommand(slot("command"), command);
     for (const [name, text] of Object.entries(answer.why)) write(`why-${name}`, text);
     write("gpu-total", answer.texts.total);
-    bars.forEach((pieces, bar) => pieces.forEach((piece, part) => (piece.style.flexBasis = `${answer.bars[bar][part]}%`)));
-    slot("limit").hidden = answer.limit === null;
-    slot("limit").style.left = `${answer.limit ?? 0}%`;
+    drawBars(answer);
     slot("verdict").dataset.standing = answer.standing;
     slot("bars").ariaLabel = answer.bars_label;
     slot("on-host").hidden = !answer.on_host;
@@ -36,6 +37,19 @@ export function makeShow(root) {
     drawStep(answer.timeline);
     if (table.open) listStep(answer.timeline);
     slot("step").ariaLabel = stepLabel(answer);
+  }
+
+  function drawBars({ bars: lengths, limit }) {
+    bars.forEach((pieces, bar) =>
+      pieces.forEach((piece, part) => {
+        const length = lengths[bar][part];
+        if (long[bar][part] === length) return;
+        long[bar][part] = length;
+        piece.style.flexBasis = `${length}%`;
+      }),
+    );
+    slot("limit").hidden = limit === null;
+    slot("limit").style.left = `${limit ?? 0}%`;
   }
 
   function drawStep(timeline) {
