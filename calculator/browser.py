@@ -8,8 +8,8 @@ others), its `gpu` is a name of `devices()`, or empty. What is refused gives `{"
     `own`, what the model brings along.
 `advise({"setup", "gpu"})`
     {`sentence`, `choices`}: what would make it fit and the most that fits, each as {`text`, `changes`}.
-`sweep({"setup", "along"})`
-    {`title`, `points`}: the memory over a range of one of the setup's numbers.
+`sweep({"setup", "gpu", "along"})`
+    {`title`, `points`, `gpu`}: the memory over a range of one of the setup's numbers, and the room on the GPU.
 `export({"setup", "gpu"})`
     {`json`, `csv`}: the whole estimate as the texts of two files; the first is the command line's.
 `forecast(collaboration)`
@@ -104,7 +104,7 @@ def advise(request: dict) -> dict:
 def sweep(request: dict) -> dict:
     """The memory over a range of one number."""
     setup, _ = _estimated(request)
-    return swept(setup, request.get("along"))
+    return swept(setup, request.get("along"), _device(request))
 
 
 @_answering

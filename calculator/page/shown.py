@@ -28,7 +28,7 @@ HOST_PARTS = {
 
 
 def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdict | None) -> dict:
-    """`texts` by place, `bars` and `limit` (the GPU) in percent of the longest, `timeline` by row.
+    """`texts` by place, `bars` and `limit` (what the GPU leaves for them) in percent of the longest, `timeline` by row.
 
     `on_host` tells whether the host holds anything, `standing` how the setup stands to the GPU.
     """
@@ -39,6 +39,7 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdic
         percent = round(100 * abs(plain_total - total) / plain_total)
         saving = f", {percent} % {'less' if total < plain_total else 'more'} than plain"
     unified = verdict is not None and DEVICES[verdict.gpu].unified
+    stands, figures = judgement(verdict, result) if verdict else ("", "")
     texts = {
         "total": show_bytes(total),
         "saving": saving,
@@ -50,7 +51,8 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdic
         "usable": show_bytes(verdict.usable_bytes) if verdict else "–",
         "facts": _facts(result),
         "command": command(setup, verdict and verdict.gpu),
-        "verdict": judgement(verdict, result) if verdict else "",
+        "verdict": stands,
+        "verdict-figures": figures,
         "verdict-notes": " ".join(verdict.notes) if verdict else "",
     }
     for part in PARTS:
@@ -61,16 +63,16 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdic
     for part in HOST_PARTS:
         texts[f"host-{part}"] = show_bytes(getattr(host, part))
     longest = max(total, plain_total)
-    usable = verdict.usable_bytes if verdict else 0
+    room = verdict.usable_bytes - (verdict.need_bytes - total) if verdict else 0
     # A GPU that is much larger than both bars would make them unreadable: then its mark is left out.
-    whole = max(longest, usable) if usable < 3 * longest else longest
+    whole = max(longest, room) if room < 3 * longest else longest
     return {
         "texts": texts,
-        "spoken": f"{show_bytes(total)} of GPU memory{saving}.",
+        "spoken": f"{show_bytes(total)} of GPU memory{saving}.{f' {stands}.' if stands else ''}",
         "standing": verdict.standing if verdict else "",
         "on_host": host.total > 0,
         "bars": [_pieces(gpu, whole), _pieces(plain.gpu, whole)],
-        "limit": round(100 * usable / whole, 2) if 0 < usable <= whole else None,
+        "limit": round(100 * room / whole, 2) if 0 < room <= whole else None,
         "bars_label": f"This setup: {show_bytes(total)}; plain: {show_bytes(plain_total)}",
         "timeline": timeline_rows(result.timeline, total),
         "pin": {"total": total, "gpu": {part: getattr(gpu, part) for part in PARTS}, "host": host.total},

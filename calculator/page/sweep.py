@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from calculator.devices import Device
 from calculator.errors import BadSetup
 from calculator.estimate import estimate
+from calculator.fit import verdict
 from calculator.page.words import show_bytes
 from calculator.setups import Setup, plain, resolve
 
@@ -15,8 +17,10 @@ POINTS = 16
 TITLES = {"micro_batch_size": "Micro-batch", "sequence_length": "Sequence length", "shared_groups": "Layer groups"}
 
 
-def swept(setup: Setup, along: object) -> dict:
+def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
     """Totals, parts and the plain baseline at each value that the calculator takes.
+
+    With a device also its title as `gpu` and, at each value, the `room` that it leaves for the total.
 
     Raises:
         BadSetup: If nothing can be swept so.
@@ -30,18 +34,21 @@ def swept(setup: Setup, along: object) -> dict:
             result, usual = estimate(changed), estimate(plain(changed))
         except BadSetup:
             continue
-        points.append(
-            {
-                "value": value,
-                "parts": asdict(result.gpu),
-                "total": result.gpu.total,
-                "plain": usual.gpu.total,
-                "row": [str(value), show_bytes(result.gpu.total), show_bytes(usual.gpu.total)],
-            }
-        )
+        point = {
+            "value": value,
+            "parts": asdict(result.gpu),
+            "total": result.gpu.total,
+            "plain": usual.gpu.total,
+            "row": [str(value), show_bytes(result.gpu.total), show_bytes(usual.gpu.total)],
+        }
+        if device:
+            judged = verdict(changed, device, result)
+            point["room"] = judged.usable_bytes - (judged.need_bytes - result.gpu.total)
+            point["row"].append(judged.standing)
+        points.append(point)
     if len(points) < 2:
         raise BadSetup(f"{TITLES[along]} is fixed for this model: there is nothing to sweep.")
-    return {"title": TITLES[along], "points": points}
+    return {"title": TITLES[along], "points": points, "gpu": device.title if device else ""}
 
 
 def _values(setup: Setup, along: str) -> list[int]:

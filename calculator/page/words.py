@@ -36,8 +36,11 @@ def show_share(part: int, whole: int) -> str:
     return "under 1 %" if part and not percent else f"{percent} %"
 
 
-def judgement(verdict: Verdict, result: Estimate) -> str:
-    """The verdict in one sentence: what PyTorch holds, what comes on top, what there is, and the margin."""
+def judgement(verdict: Verdict, result: Estimate) -> tuple[str, str]:
+    """The verdict with its margin, and what it rests on: what PyTorch holds, what comes on top, what there is.
+
+    Together they are one sentence; the first half says enough where there is no room for both.
+    """
     device = DEVICES[verdict.gpu]
     on_top = verdict.need_bytes - result.gpu.total
     need = show_bytes(result.gpu.total)
@@ -45,11 +48,11 @@ def judgement(verdict: Verdict, result: Estimate) -> str:
         need += f" + {show_bytes(on_top)} for {'the host' if device.unified else 'CUDA itself'}"
     margin, share = abs(verdict.margin_bytes), 100 * abs(verdict.margin_bytes) / verdict.usable_bytes
     stands = {
-        "fits": f"Fits the {device.title}, {show_bytes(margin)} ({share:.0f} %) left",
-        "tight": f"Tight on the {device.title}, {show_bytes(margin)} ({share:.1f} %) left for fragmentation",
+        "fits": f"Fits the {device.title}, {show_bytes(margin)} ({share:.0f}\u00a0%) left",
+        "tight": f"Tight on the {device.title}, {show_bytes(margin)} ({share:.1f}\u00a0%) left for fragmentation",
         "does not fit": f"Does not fit the {device.title}, {show_bytes(margin)} missing",
     }[verdict.standing]
-    return f"{stands}: {need}, of {show_bytes(verdict.usable_bytes)}."
+    return stands, f": {need}, of {show_bytes(verdict.usable_bytes)}."
 
 
 def command(setup: Setup, gpu: str | None = None) -> str:

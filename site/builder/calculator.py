@@ -22,7 +22,13 @@ CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", 
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 
 
-PIN_ROWS = {"total": "Total", **{f"gpu-{part}": label for part, label in PARTS.items()}, "host-total": "On the host"}
+PIN_ROWS = {
+    "total": "Total",
+    "verdict": "Verdict",
+    **{f"gpu-{part}": label for part, label in PARTS.items()},
+    "host-total": "On the host",
+    "transfer": "Over the bus, an update",
+}
 """Rows of the comparison: the place of a text in an answer, and its label."""
 
 

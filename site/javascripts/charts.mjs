@@ -16,6 +16,11 @@ function loadPlotly(address) {
   return plotly;
 }
 
+/** What stands on the page is painted: the library takes a quarter of a second of the page's own time. */
+function painted() {
+  return plotly ?? new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+}
+
 export function colour(name) {
   return getComputedStyle(document.body).getPropertyValue(`--${name}`).trim();
 }
@@ -36,6 +41,7 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
   let visible = false;
   let drawn = false;
   let waiting = Promise.resolve();
+  if (!element.hasChildNodes()) element.append(waitNote());
 
   function layout(lines) {
     const axis = { tickangle: 0, gridcolor: colour("line"), linecolor: colour("line-strong"), zeroline: false, automargin: true };
@@ -59,6 +65,7 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
     if (!visible) return;
     waiting = waiting.then(async () => {
       try {
+        await painted();
         const library = await loadPlotly(address);
         if (!element.isConnected) return;
         const shown = traces();
@@ -91,6 +98,14 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
       if (drawn) window.Plotly.purge(element);
     },
   };
+}
+
+/** What stands in a chart's place until it is drawn. */
+function waitNote() {
+  const note = document.createElement("p");
+  note.className = "chart__wait";
+  note.textContent = "The chart is on its way …";
+  return note;
 }
 
 /** Puts Plotly's texts where they stand once more, above the layers that it has for the pointer. */

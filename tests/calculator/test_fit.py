@@ -147,11 +147,26 @@ def test_the_pages_verdict_names_what_cuda_takes_for_itself():
             browser.answer(json.dumps({"setup": {"model": setup.model, "micro_batch_size": 8}, "gpu": name}))
         )
         judged, result = verdict(setup, device_named(name)), estimate(setup)
-        sentence = shown["texts"]["verdict"]
+        sentence = shown["texts"]["verdict"] + shown["texts"]["verdict-figures"]
         assert sentence.startswith(f"{judged.standing.capitalize()} ")
         for size in (result.gpu.total, abs(judged.margin_bytes), judged.usable_bytes):
             assert show_bytes(size) in sentence
         assert (f"+ {show_bytes(result.overhead['total'])} for CUDA itself" in sentence) == (name != "apple-16gb")
+
+
+def test_the_pages_bar_ends_before_the_gpus_line_where_the_setup_fits_and_the_chart_says_the_same():
+    standings = set()
+    for name in ("t4", "apple-16gb"):
+        asked = {"setup": {"model": "gpt2"}, "gpu": name, "along": "micro_batch_size"}
+        for point in json.loads(browser.sweep(json.dumps(asked)))["points"]:
+            setup = {"model": "gpt2", "micro_batch_size": point["value"]}
+            shown = json.loads(browser.answer(json.dumps({"setup": setup, "gpu": name})))
+            fits = shown["standing"] != "does not fit"
+            within = sum(shown["bars"][0]) <= (shown["limit"] or 100) + 0.02
+            assert within == fits == (point["total"] <= point["room"])
+            assert point["row"][-1] == shown["standing"] == shown["texts"]["verdict"][: len(shown["standing"])].lower()
+            standings.add(shown["standing"])
+    assert standings == {"fits", "tight", "does not fit"}
 
 
 def test_estimate_has_a_timeline_to_draw_and_a_baseline():

@@ -1,5 +1,9 @@
 // The form: controls as texts, texts as the address's query, and the setup that they describe.
 
+/** A setup's name begins with these. */
+const IN_NAME = ["model", "config", "micro_batch_size"];
+const LONGEST_WORD = 40;
+
 /**
  * @param {HTMLFormElement} form
  * @param {Record<string, object>} models each model's own values, as calculator/page/models.py gives them
@@ -74,6 +78,20 @@ export function makeForm(form, models) {
     return request({ ...defaults, ...fromQuery(given) });
   }
 
+  /** Short names of queries, {model, others}: model and batch, then where one is not as the first setup or as another. */
+  function names(queries) {
+    const all = queries.map((given) => ({ ...defaults, ...fromQuery(new URLSearchParams(given)) }));
+    return all.map((values) => {
+      const { impossible, needless } = fitting(values);
+      const differs = ({ name }) => all.some((other) => other[name] !== values[name]) || values[name] !== defaults[name];
+      const told = controls.filter((control) => !IN_NAME.includes(control.name) && differs(control));
+      const others = told.filter(({ name }) => !impossible[name] && !needless[name]).map((control) => inWords(control, values[control.name]));
+      const model = values.config ? nameOfConfig(values.config) : values.model.slice(0, LONGEST_WORD);
+      const batch = (values.micro_batch_size || "1").slice(0, LONGEST_WORD);
+      return { model: `${model}, batch ${batch}`, others: others.filter(Boolean) };
+    });
+  }
+
   /** Tells what a pasted model brings along. */
   function usePasted(values) {
     if (!form.elements.config.value) return;
@@ -145,7 +163,27 @@ export function makeForm(form, models) {
     }
   }
 
-  return { defaults, read, write, query, fromQuery, request, neighbours, requestOf, showFitting, usePasted, mark, inLabels };
+  return { defaults, read, write, query, fromQuery, request, neighbours, requestOf, names, showFitting, usePasted, mark, inLabels };
+}
+
+/** A control's value as a part of a name; a switch that is off and a number that is the model's own are not told. */
+function inWords({ dataset, labels, options }, value) {
+  const label = labels[0].textContent;
+  if (dataset.kind === "switch") return value === "true" ? label : "";
+  if (dataset.kind === "number") return value && `${label}: ${value.slice(0, LONGEST_WORD)}`;
+  const chosen = [...options].find((option) => option.value === value);
+  const text = chosen ? chosen.text.split(": ")[0] : value.slice(0, LONGEST_WORD);
+  // "AdamW, 8-bit" says what it is, "off" does not.
+  return /^[A-Z]/.test(text) ? text : `${label}: ${text}`;
+}
+
+/** A pasted model by its family and size. */
+function nameOfConfig(text) {
+  const config = parsedConfig(text);
+  const width = config?.n_embd ?? config?.d_model ?? config?.hidden_size;
+  const layers = config?.n_layer ?? config?.num_layers ?? config?.num_hidden_layers;
+  const known = [config?.model_type ?? "config.json", width && `${width} wide`, layers && `${layers} layers`];
+  return `pasted ${known.filter(Boolean).map((word) => String(word).slice(0, LONGEST_WORD)).join(", ")}`;
 }
 
 /** What a reader may set a control to next. */

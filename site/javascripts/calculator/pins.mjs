@@ -5,7 +5,8 @@ const PARTS = ["weights", "gradients", "optimizer_state", "activations", "tempor
 
 /**
  * @param {HTMLElement} box the section: button, table
- * @param {object} page ask(request) -> answer, request of a query, the present query, open(query), changed()
+ * @param {object} page ask(request) -> answer, request of a query, names of queries, the present query, open(query),
+ *   changed()
  */
 export function makePins(box, page) {
   const table = box.querySelector("table");
@@ -43,9 +44,10 @@ export function makePins(box, page) {
     say.textContent = button.disabled ? "Four are pinned: that is all that fits." : usual;
     table.closest(".scroll").hidden = pins.length === 0;
     const [head] = table.tHead.rows;
-    head.replaceChildren(head.cells[0], ...pins.map((query, index) => heading(query, answers[index])));
+    const names = page.names(pins);
+    head.replaceChildren(head.cells[0], ...pins.map((query, index) => heading(query, answers[index], names[index])));
     for (const row of table.tBodies[0].rows) {
-      const cells = answers.map((answer) => cell(answer.error ? "–" : answer.texts[row.dataset.text] ?? ""));
+      const cells = answers.map((answer) => text("td", answer.error ? "–" : answer.texts[row.dataset.text] ?? ""));
       row.replaceChildren(row.cells[0], ...cells);
     }
     const most = Math.max(1, ...answers.map((answer) => answer.pin?.total ?? 0));
@@ -53,38 +55,49 @@ export function makePins(box, page) {
     answers.forEach((answer, index) => answer.pin && bars.cells[index + 1].prepend(bar(answer.pin, most)));
   }
 
-  function heading(query, answer) {
+  /** A short name; the command is one step away. */
+  function heading(query, answer, { model, others }) {
     const head = document.createElement("th");
     head.scope = "col";
-    const name = document.createElement("span");
-    name.textContent = answer.error ?? answer.texts.command.replace(/^.*python -m calculator (--config \/dev\/stdin)?/, answer.texts.command.startsWith("echo") ? "config.json " : "");
-    const open = act("Open", `Open ${name.textContent}`, () => page.open(query));
-    const remove = act("Remove", `Remove ${name.textContent}`, () => {
+    const whole = [model, ...others].join(", ");
+    head.append(text("strong", model), text("small", others.join(" · ")));
+    if (answer.error) head.append(text("small", answer.error));
+    const open = act("Open", `Open ${whole}`, () => page.open(query));
+    const remove = act("Remove", `Remove ${whole}`, () => {
       set(pins.filter((other) => other !== query));
       page.changed();
       button.focus();
     });
-    head.append(name, open, remove);
+    head.append(open, remove);
+    if (!answer.error) head.append(command(answer.texts.command, whole));
     return head;
   }
 
   return { set, get: () => pins };
 }
 
-function act(text, label, onClick) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "small";
-  button.textContent = text;
-  button.ariaLabel = label;
-  button.addEventListener("click", onClick);
-  return button;
+function text(tag, content) {
+  const made = document.createElement(tag);
+  made.textContent = content;
+  return made;
 }
 
-function cell(text) {
-  const made = document.createElement("td");
-  made.textContent = text;
-  return made;
+function command(line, name) {
+  const folded = document.createElement("details");
+  folded.className = "why";
+  const summary = text("summary", "Command");
+  summary.ariaLabel = `Command of ${name}`;
+  folded.append(summary, text("code", line));
+  return folded;
+}
+
+function act(label, name, onClick) {
+  const button = text("button", label);
+  button.type = "button";
+  button.className = "small";
+  button.ariaLabel = name;
+  button.addEventListener("click", onClick);
+  return button;
 }
 
 function bar(pin, most) {

@@ -8,6 +8,7 @@ export function makeShow(root) {
   const bars = [...root.querySelectorAll("[data-bar]")].map((bar) => [...bar.querySelectorAll("span")]);
   const slot = (name) => places.get(name);
   const table = slot("timeline").closest("details");
+  const advised = slot("choices").closest(".advice");
   const written = new Map();
   const long = bars.map(() => []);
   let drawn = [];
@@ -30,12 +31,13 @@ export function makeShow(root) {
     for (const [name, text] of Object.entries(answer.why)) write(`why-${name}`, text);
     write("gpu-total", answer.texts.total);
     drawBars(answer);
-    slot("verdict").dataset.standing = answer.standing;
+    slot("standing").dataset.standing = answer.standing;
     slot("bars").ariaLabel = answer.bars_label;
     slot("on-host").hidden = !answer.on_host;
     slot("not-on-host").hidden = answer.on_host;
     drawStep(answer.timeline);
     if (table.open) listStep(answer.timeline);
+    advised.inert = true;
     slot("step").ariaLabel = stepLabel(answer);
   }
 
@@ -81,8 +83,9 @@ export function makeShow(root) {
 
   table.addEventListener("toggle", () => table.open && drawn.length && listStep(drawn));
 
-  /** One button for each thing that the reader could do. */
+  /** One button for each thing that the reader could do. Those for the setup before have no effect until then. */
   function advise(advice) {
+    advised.inert = false;
     write("advice", advice.error ?? advice.sentence);
     const lines = (advice.choices ?? []).map(({ text, changes }) => {
       const line = document.createElement("li");

@@ -12,17 +12,19 @@ const GIB = 2 ** 30;
 export function makeSweep(details, page) {
   const along = details.querySelector("select");
   const note = details.querySelector("[data-slot=sweep-note]");
+  const drawing = details.querySelector(".chart");
+  const numbers = details.querySelector(".scroll");
   const axes = { x: "", y: "GiB of GPU memory" };
   let answer = null;
   let chart = null;
   let asking = 0;
   const fillTable = makeTable(details, () => ({
-    head: [answer?.title ?? "", "This setup", "Plain"],
+    head: [answer?.title ?? "", "This setup", "Plain", answer?.gpu].filter((title) => title !== undefined && title !== ""),
     body: (answer?.points ?? []).map((point) => point.row),
   }));
 
   function traces() {
-    if (!answer) return [];
+    if (!answer) return null;
     const x = answer.points.map((point) => point.value);
     const parts = PARTS.map((part, index) => ({
       name: details.dataset[`name${index + 1}`],
@@ -41,19 +43,29 @@ export function makeSweep(details, page) {
       line: { width: 2, dash: "dot", color: colour("ink") },
       hovertemplate: "%{y:.2f} GiB",
     };
-    return [...parts, plain];
+    return [...parts, plain, ...room(x)];
+  }
+
+  /** What the GPU leaves for the setup; one that is much larger would press all else to the ground. */
+  function room(x) {
+    const highest = Math.max(...answer.points.map((point) => Math.max(point.plain, point.total)));
+    if (!answer.gpu || answer.points[0].room > 3 * highest) return [];
+    const line = { width: 2, dash: "dash", color: colour("accent") };
+    const y = answer.points.map((point) => point.room / GIB);
+    return [{ name: answer.gpu, x, y, mode: "lines", line, hovertemplate: "room for %{y:.2f} GiB" }];
   }
 
   async function update() {
     if (!details.open) return;
+    chart ??= makeChart(drawing, { plotly: page.plotly, axes, traces, from: 0 });
     const mine = ++asking;
     const given = await page.ask({ ...page.request(), along: along.value }).catch((error) => ({ error: error.message }));
     if (mine !== asking) return;
     note.textContent = given.error ?? "";
+    drawing.hidden = numbers.hidden = Boolean(given.error);
     if (given.error) return;
     answer = given;
     axes.x = given.title;
-    chart ??= makeChart(details.querySelector(".chart"), { plotly: page.plotly, axes, traces, from: 0 });
     chart.draw();
     fillTable();
   }
