@@ -51,16 +51,23 @@ PAGES = [
 ]
 
 
+TO_THE_TOP = """() => {
+    for (const scrolled of [window, ...document.querySelectorAll(".calculator__form")]) {
+        scrolled.scrollTo({ top: 0, behavior: "instant" });
+    }
+}"""
+
+
 def violations(page, *, rules: Sequence[str] = RULES, within: Sequence[str] = ()) -> list[str]:
     """Rules of axe-core that the page breaks, and those that axe-core could not decide, with the elements.
 
-    The page is scrolled to its top: there nothing lies under the bars that stay in sight. With `within`, only these
-    elements are looked at, as they stand: what opens over others hides them.
+    The page and the calculator's form are scrolled to their top: there nothing lies under the bars that stay in sight.
+    With `within`, only these elements are looked at, as they stand: what opens over others hides them.
     """
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.read_text())
     if not within:
-        page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+        page.evaluate(TO_THE_TOP)
     options = {"runOnly": list(rules), "resultTypes": ["violations", "incomplete"]}
     look = "([options, within]) => axe.run(within.length ? { include: within } : document, options)"
     found = page.evaluate(look, [options, list(within)])

@@ -30,7 +30,15 @@ export function start(root) {
   let pauses = [];
   let noted = Promise.resolve();
 
-  const pins = makePins(slot("pins"), { ask, query: form.query, requestOf: form.requestOf, names: form.names, open, changed: () => (noted = noted.then(() => remember("push"))) });
+  const pins = makePins(slot("pins"), {
+    ask,
+    query: form.query,
+    requestOf: form.requestOf,
+    names: form.names,
+    refusal: form.inLabels,
+    open,
+    changed: () => (noted = noted.then(() => remember("push"))),
+  });
   const sweep = makeSweep(slot("sweep"), {
     ask: (request) => askPython(runtime, "sweep", request),
     request: form.request,

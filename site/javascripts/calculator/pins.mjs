@@ -5,8 +5,8 @@ const PARTS = ["weights", "gradients", "optimizer_state", "activations", "tempor
 
 /**
  * @param {HTMLElement} box the section: button, table
- * @param {object} page ask(request) -> answer, request of a query, names of queries, the present query, open(query),
- *   changed()
+ * @param {object} page ask(request) -> answer, request of a query, names of queries, the present query, refusal(error)
+ *   in the page's words, open(query), changed()
  */
 export function makePins(box, page) {
   const table = box.querySelector("table");
@@ -61,7 +61,7 @@ export function makePins(box, page) {
     head.scope = "col";
     const whole = [model, ...others].join(", ");
     head.append(text("strong", model), text("small", others.join(" · ")));
-    if (answer.error) head.append(text("small", answer.error));
+    if (answer.error) head.append(text("small", page.refusal(answer.error)));
     const open = act("Open", `Open ${whole}`, () => page.open(query));
     const remove = act("Remove", `Remove ${whole}`, () => {
       set(pins.filter((other) => other !== query));

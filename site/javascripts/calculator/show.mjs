@@ -29,7 +29,8 @@ export function makeShow(root) {
     for (const [name, text] of Object.entries(texts)) write(name, text);
     setCommand(slot("command"), command);
     for (const [name, text] of Object.entries(answer.why)) write(`why-${name}`, text);
-    write("gpu-total", answer.texts.total);
+    for (const place of ["gpu-total", "bar-total"]) write(place, answer.texts.total);
+    write("bar-plain", answer.texts["plain-total"]);
     drawBars(answer);
     slot("standing").dataset.standing = answer.standing;
     slot("bars").ariaLabel = answer.bars_label;
