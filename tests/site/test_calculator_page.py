@@ -332,7 +332,7 @@ def test_models_take_only_what_applies_to_them(open_page):
     "query, said",
     [
         ("micro_batch_size=1e999&sequence_length=-5", "“Micro-batch” is"),
-        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "“Model” is one of"),
+        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "“Model” is one of those in its list, not"),
         ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999999%7D", "layers"),
         ("micro_batch_size=999999999999999999999999", "“Micro-batch” is a whole number"),
         ("micro_batch_size=-7&precision=javascript:alert(1)", "“Precision” is one of"),
@@ -475,7 +475,7 @@ def test_the_sweep_is_fetched_when_it_is_opened_and_follows_the_palette(open_pag
     assert violations(page) == []
 
 
-def test_files_say_what_the_command_line_says(open_page, tmp_path):
+def test_files_and_paper_say_what_the_command_line_says(open_page, tmp_path):
     page = open_page("calculator/?micro_batch_size=3&gpu=")
     shows(page, {**DEFAULT, "micro_batch_size": 3}, "")
     with page.expect_download() as saved:
@@ -493,6 +493,9 @@ def test_files_say_what_the_command_line_says(open_page, tmp_path):
         rows = {(row["where"], row["part"]): int(row["bytes"]) for row in csv.DictReader(file)}
     for part, size in whole["estimate"]["gpu"].items():
         assert rows["gpu", part] == size
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    held = [row["bytes"] for row in on_cpython({**DEFAULT, "micro_batch_size": 3})["timeline"]]
+    expect(page.locator("[data-slot=timeline] td:nth-child(3)")).to_have_text(held)
 
 
 def test_the_worker_outlives_the_page(open_page, server):

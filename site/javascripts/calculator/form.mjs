@@ -152,7 +152,8 @@ export function makeForm(form, models) {
       const key = new RegExp(name.includes("_") ? `\\b${name}\\b` : `^${name}(?= is )`, "g");
       return words.replace(key, `“${labels[0].textContent}”`);
     }, sentence);
-    return said.replace(/\bis null\b/, "is empty");
+    // What a list offers stands in the list.
+    return said.replace(/\bis null\b/, "is empty").replace(/ is one of .*, not /, " is one of those in its list, not ");
   }
 
   /** Marks the controls that a refusal names. */

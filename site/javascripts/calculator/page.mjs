@@ -19,10 +19,10 @@ const NOTED_WITHIN_MS = 100;
 
 export function start(root) {
   const runtime = JSON.parse(root.dataset.runtime);
-  const { slot, show, advise } = makeShow(root);
+  const ended = new AbortController();
+  const { slot, show, advise } = makeShow(root, ended.signal);
   const element = slot("form");
   const form = makeForm(element, JSON.parse(root.dataset.models));
-  const ended = new AbortController();
   const ask = (request) => askPython(runtime, "answer", request);
   let asked = 0;
   let awake = false;

@@ -3,7 +3,11 @@
 
 import { setCommand } from "../listing.mjs";
 
-export function makeShow(root) {
+/**
+ * @param {HTMLElement} root the calculator
+ * @param {AbortSignal} ended when its page goes
+ */
+export function makeShow(root, ended) {
   const places = new Map([...root.querySelectorAll("[data-slot]")].map((place) => [place.dataset.slot, place]));
   const bars = [...root.querySelectorAll("[data-bar]")].map((bar) => [...bar.querySelectorAll("span")]);
   const slot = (name) => places.get(name);
@@ -83,6 +87,8 @@ export function makeShow(root) {
   }
 
   table.addEventListener("toggle", () => table.open && drawn.length && listStep(drawn));
+  // Paper has it unfolded.
+  addEventListener("beforeprint", () => drawn.length && listStep(drawn), { signal: ended });
 
   /** One button for each thing that the reader could do. Those for the setup before have no effect until then. */
   function advise(advice) {
