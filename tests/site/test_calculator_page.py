@@ -332,13 +332,13 @@ def test_models_take_only_what_applies_to_them(open_page):
     "query, said",
     [
         ("micro_batch_size=1e999&sequence_length=-5", "“Micro-batch” is"),
-        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "“Model” is one of those in its list, not"),
+        ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "“Model” is one of"),
         ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999999%7D", "layers"),
         ("micro_batch_size=999999999999999999999999", "“Micro-batch” is a whole number"),
         ("micro_batch_size=-7&precision=javascript:alert(1)", "“Precision” is one of"),
         ("dropout=many&gpu=voodoo2", "“Dropout” is empty or a number"),
         ("delta_rule=true&offload_optimizer=true&pcie_generation=9", "“Bus to the host” is one of"),
-        ("gpu=%3Cscript%3Ealert(1)%3C/script%3E", "“GPU to fit” is one of"),
+        ("gpu=%3Cscript%3Ealert(1)%3C/script%3E", "“GPU to fit” is one of those in its list, not"),
     ],
 )
 def test_hostile_addresses_get_a_sentence(open_page, query, said):
