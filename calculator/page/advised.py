@@ -11,7 +11,7 @@ from calculator.setups import Setup, resolve
 
 
 def choices(setup: Setup, device: Device, suggestions: list[dict]) -> Iterator[dict]:
-    """{"text", "changes"}: the suggestions of `fit.advice`, then the most that fits as it is."""
+    """{"text", "changes"}: the suggestions of `fit.advice`, the most that fits as it is, what suits the GPU better."""
     for suggestion in suggestions:
         yield {"text": suggestion["sentence"], "changes": _as_texts(suggestion["changes"])}
     largest = fit.largest_micro_batch(setup, device)
@@ -25,6 +25,11 @@ def choices(setup: Setup, device: Device, suggestions: list[dict]) -> Iterator[d
         yield {
             "text": f"The longest sequence that fits, all else as it is: {show_count(longest)} tokens.",
             "changes": {"sequence_length": str(longest)},
+        }
+    if setup.precision.endswith("bf16") and not device.bfloat16:
+        yield {
+            "text": f"float16 instead of bfloat16, which the {device.title} has no units for.",
+            "changes": {"precision": setup.precision.replace("bf16", "fp16")},
         }
 
 

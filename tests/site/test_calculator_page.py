@@ -356,6 +356,7 @@ def test_a_pasted_config_is_a_model_like_any_other(open_page):
     text.fill('{"model_type": "gpt2",')
     page.get_by_role("button", name="Use it").click()
     expect(page.locator("[data-slot=config-note]")).to_contain_text("not JSON")
+    expect(text).to_be_focused()
     before = total(page).inner_text()
     for refused, said in (
         ({"model_type": "llama", "hidden_size": 4096}, "is not supported"),
@@ -402,6 +403,7 @@ def test_what_would_make_it_fit_is_one_click(open_page):
     first = advice["choices"][0]
     expect(page.locator("[data-slot=choices] li").first).to_contain_text(first["text"])
     page.locator("[data-slot=choices]").get_by_role("button").first.click()
+    expect(page.locator(".total")).to_be_focused()
     expect(page.locator(".verdict-line")).to_have_attribute("data-standing", re.compile("^(fits|tight)$"))
     asked = {"micro_batch_size": "4", "optimizer": "adamw", "checkpointing": "false"} | first["changes"]
     usual = {"micro_batch_size": "1", "optimizer": "adamw8bit", "checkpointing": "true"}

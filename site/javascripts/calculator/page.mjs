@@ -157,8 +157,9 @@ export function start(root) {
     if (!button) return;
     form.write({ ...form.read(), ...JSON.parse(button.dataset.changes) });
     changed(null);
+    // The button goes with its setup. A field in its place would bring a phone's keyboard up.
     slot("total").scrollIntoView({ block: "nearest" });
-    element.elements.micro_batch_size.focus({ preventScroll: true });
+    slot("total").parentElement.focus({ preventScroll: true });
   });
   element.addEventListener("submit", (event) => event.preventDefault());
   element.addEventListener("reset", (event) => {
@@ -188,7 +189,7 @@ export function start(root) {
       const answer = await askPython(runtime, "read_config", { text: value }).catch((error) => ({ error: error.message }));
       slot("config-note").textContent = answer.error ?? "It is in use.";
       text.setAttribute("aria-invalid", Boolean(answer.error));
-      if (answer.error) return;
+      if (answer.error) return text.focus(); // whose description it is
       element.elements.config.value = answer.config;
       form.usePasted(answer.own);
       changed(null);
