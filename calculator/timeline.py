@@ -9,6 +9,7 @@ worked out from it.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -216,26 +217,30 @@ def _plan(
     last_use = {group: index for index, group in enumerate(groups)}
     first_use = {group: index for index, group in reversed(list(enumerate(groups)))}
     every = checkpoint_every
+    period = math.lcm(every or 1, len(architecture.attention_cycle) or 1)
+    # which copies of shared weights are there depends on which of their layers before were checkpointed: all are played
+    whole = not folded or (every > 1 and len(last_use) < layers)
     keys = []
     for index, group in enumerate(groups):
         uses = (first_use[group] == index, last_use[group] == index)
         checkpointed = bool(every) and index % every == 0
         last = index == layers - 1
         place: object
-        if not folded:
+        if whole:
             place = index
         elif every > 1:
             # what a block leaves behind for a moment, the next one finds: neighbours are played as they stand
-            place = index if index < 2 * every or last else (2 * every, index % every)
+            place = index if index < 2 * period or last else (2 * period, index % period)
         elif architecture.num_decoder_layers:
             place = (min(index, 2 if every else 1), last)
         else:
             place = min(index, 1) if every or reversible else 0
         keys.append((stack, place, checkpointed, uses, architecture.attention_kind(index)))
-    if not folded or (every > 1 and len(last_use) < layers):
+    if whole:
         played = set(range(layers))
     elif every > 1:
-        played = {index for index in range(layers) if index < 2 * every or index >= layers - 2 * every - layers % every}
+        tail = layers - 2 * period - layers % period
+        played = {index for index in range(layers) if index < 2 * period or index >= tail}
     else:
         played = _representatives(keys, groups, first_use, last_use)
     runs = []

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from calculator import PRESETS, Architecture, BadSetup, Setup, estimate
@@ -258,7 +258,19 @@ def plays(draw):
     return architecture, options
 
 
+def _deep(name: str, layers: int, **changes) -> tuple[Architecture, Options]:
+    architecture = dataclasses.replace(PRESETS[name], num_layers=layers)
+    options = Options(
+        batch=1, length=architecture.sequence_length, target_length=0, autocast=True, itemsize=4, half="bf16",
+        fused_attention=True, dropout=0.1, attention_dropout=0.1, checkpoint_every=2, reversible=False,
+        accumulating=False, **changes,
+    )  # fmt: skip
+    return architecture, options
+
+
 @given(plays())
+@example(_deep("gpt2", 13, shared_groups=3))  # a shared weight is used with and without checkpointing
+@example(_deep("dalle-2021", 14, shared_groups=0))  # masks and checkpoints come round at different times
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_short_model_gives_what_every_layer_gives(case):
     architecture, options = case
