@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -84,7 +85,10 @@ def flags_parser() -> argparse.ArgumentParser:
 def _checkpointing(text: str) -> bool | int:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"true, false, or k for every k-th block, not {text!r}") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -97,9 +101,12 @@ def main(arguments: list[str] | None = None) -> int:
         flags = vars(flags_parser().parse_args(words))
         as_json, path, gpu = flags.pop("json"), flags.pop("config"), flags.pop("gpu")
         if flags["model"] == "batch":
+            if words not in (["batch"], ["batch", "--json"]):
+                raise BadSetup("batch takes no flags; each line of its input has a setup's own.")
             return _batch()
         if (flags["model"] is None) == (path is None):
-            raise BadSetup("Give a model or --config FILE; `python -m calculator --help` lists the models.")
+            either = "Give a model or --config FILE" + (", not both" if path else "")
+            raise BadSetup(f"{either}; `python -m calculator --help` lists the models.")
         setup = Setup(config=_read(path) if path else None, **flags)
         result = estimate(setup)
         fits = {}
@@ -200,4 +207,10 @@ def _row(name: str, size: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

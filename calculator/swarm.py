@@ -26,6 +26,8 @@ from calculator.exchange import (
 
 DAY_SECONDS = 86_400
 MOST_VOLUNTEERS = 1_000_000
+LEAST = 1e-6
+"""Smallest speed and presence that are forecast."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,18 +84,18 @@ class Volunteers:
     def __post_init__(self):
         checks = {
             "count": (1 <= self.count <= MOST_VOLUNTEERS, f"a whole number from 1 to {MOST_VOLUNTEERS:,}"),
-            "samples_per_second": (0 < self.samples_per_second < 1e6, "above 0 and below 1,000,000"),
+            "samples_per_second": (LEAST <= self.samples_per_second < 1e6, "from 0.000001 to below 1,000,000"),
             "micro_batch_size": (1 <= self.micro_batch_size <= 4096, "from 1 to 4096"),
-            "present": (0 < self.present <= 1, "above 0 and at most 1"),
+            "present": (LEAST <= self.present <= 1, "from 0.000001 to 1"),
             "session_seconds": (self.session_seconds >= 60, "at least 60"),
         }
         for name, (sound, accepted) in checks.items():
             if not sound:
                 raise BadSetup(f"{name} of volunteers is {accepted}; it is {getattr(self, name)!r:.60}.")
         link = self.link
-        if not 0 < link.slower_bytes_per_second < math.inf or not 0 <= link.latency_seconds <= 10:
+        if not 1 <= link.slower_bytes_per_second < math.inf or not 0 <= link.latency_seconds <= 10:
             raise BadSetup(
-                "A link of volunteers has more than 0 bytes a second each way, and a latency of at most 10 s; this has "
+                "A link of volunteers has 1 byte a second or more each way, and a latency of at most 10 s; this has "
                 f"{link.up_bytes_per_second:g} up, {link.down_bytes_per_second:g} down, and {link.latency_seconds:g} s."
             )
 

@@ -190,7 +190,8 @@ class _Timer:
 
     def step(self, samples: int, precision: Precision) -> float | None:
         """Seconds of a step with as many activations as fit kept; None if it is too long, or memory or time is out."""
-        if self._build is None or self.expected_seconds(precision) > LONGEST_STEP_SECONDS:
+        too_long = self.expected_seconds(precision) > LONGEST_STEP_SECONDS
+        if self._build is None or too_long or not self._memory.fits(samples, precision):
             return None
         model, (budget, _) = self._build(), self._memory.most_generous(samples, precision)
         self._deadline = self._deadline or time.monotonic() + MEASURING_SECONDS
@@ -210,7 +211,7 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
     rates = f"matrices multiply at {_tera(timer.rate(lower))} in {lower}, {_tera(timer.rate('float32'))} in float32"
     if faster < WORTH_LOWER:
         return "float32", rates
-    samples = wishes.micro_batch_size or 1
+    samples = min(wishes.micro_batch_size or 1, MOST_SAMPLES)
     plain, low = timer.step(samples, "float32"), timer.step(samples, lower)
     if plain and low:
         steps = f"a step of {samples} takes {low:.3f} s in {lower}, {plain:.3f} s in float32"

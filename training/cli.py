@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 
 import typer
 
-from training.errors import BadInput, TrainingError
+from training.errors import BadInput, TrainingError, reason_of
+
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""No space, no quota, read-only, broken: what writing fails with, and then names no file."""
 
 COMMANDS = {
     "draw": "training.commands.draw",
@@ -37,7 +41,7 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Runs the command line; a `TrainingError` becomes its message and its exit code."""
+    """Runs the command line; a `TrainingError`, or a file that fails, becomes its message and its exit code."""
     try:
         wanted = sys.argv[1] if len(sys.argv) > 1 else ""
         if wanted and not wanted.startswith("-") and wanted not in COMMANDS:
@@ -46,3 +50,9 @@ def main() -> None:
     except TrainingError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None and error.errno not in DISK_FAULTS:
+            raise
+        where = error.filename if error.filename is not None else "A file"
+        print(f"Error: {where} cannot be read or written: {reason_of(error)}.", file=sys.stderr)
+        sys.exit(TrainingError.exit_code)

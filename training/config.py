@@ -46,7 +46,7 @@ class ModelConfig(_Section):
     """N, attention heads."""
     head_dim: Positive
     """H, width of one head."""
-    attention_cycle: tuple[AttentionType, ...] = ("row", "column", "row", "row")
+    attention_cycle: Annotated[tuple[AttentionType, ...], Field(min_length=1)] = ("row", "column", "row", "row")
     """Attention masks, repeated over all layers but the last."""
     last_attention: AttentionType = "conv"
     """Attention mask of the last layer."""
@@ -222,7 +222,7 @@ class MonitorConfig(_Section):
     """Sampling keeps this many logits (paper, section 3.4)."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sampling keeps the likeliest ids up to this probability (paper: 0.75)."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=1e-6)] = 1.0
     """Logits are divided by this before sampling."""
 
 

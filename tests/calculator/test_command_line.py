@@ -81,7 +81,7 @@ def test_config_file(tmp_path, capsys):
     [
         [], ["gpt9"], ["gpt2", "--precision", "int4"], ["gpt2", "--micro-batch-size", "many"],
         ["gpt2", "--micro-batch-size", "-1"], ["--config", "missing.json"], ["gpt2", "--config", "missing.json"],
-        ["gpt2", "--checkpointing", "often"], ["gpt2", "--nonsense"],
+        ["gpt2", "--checkpointing", "often"], ["gpt2", "--nonsense"], ["batch", "--gpu", "t4"],
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, capsys):
@@ -109,6 +109,16 @@ def test_runs_as_a_program():
         [sys.executable, "-m", "calculator", "gpt2", "--json"], capture_output=True, text=True, timeout=60, check=True
     )
     assert json.loads(done.stdout)["parameters"] == 124_439_808
+
+
+def test_who_has_read_enough_may_go():
+    """As `head` does."""
+    command = [sys.executable, "-m", "calculator", "batch"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as running:
+        running.stdout.close()
+        running.stdin.write('{"model": "gpt2"}\n' * 3)
+        running.stdin.close()
+        assert running.stderr.read() == "" and running.wait(60) == 1
 
 
 def test_browser_catalogue_names_every_choice_that_is_accepted():

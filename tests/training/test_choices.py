@@ -102,6 +102,17 @@ def test_steps_of_the_real_model_are_timed():
     assert all(map(torch.equal, before, model.parameters())) and all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("asked, timed", [(1000, 32), (10**6, None)])
+def test_steps_that_would_take_long_or_all_memory_are_not_timed(machine_with, rates, monkeypatch, asked, timed):
+    sizes = []
+    monkeypatch.setattr(module, "step_seconds", lambda model, samples, precision: sizes.append(samples) or 1.0)
+    rates(float32=1e12, bfloat16=2e12)
+    machine_with(8 * GIB if timed else 2**24)
+    run = load_recipe("demo")
+    choose(run, Wishes(device="cpu", micro_batch_size=asked), build=lambda: build_model(run.model, seed=0))
+    assert set(sizes) == ({timed} if timed else set())
+
+
 def test_larger_products_are_not_taken_for_faster_ones():
     """The measured rate is one that this processor can have: between a slow one's and a large one's."""
     rate = matmul_flops_per_second(torch.device("cpu"), "float32")

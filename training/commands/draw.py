@@ -10,9 +10,7 @@ import typer
 
 
 def run(
-    out: Annotated[
-        Path, typer.Option(help="Folder for the pictures and captions.jsonl; an older set in it is replaced.")
-    ],
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and captions.jsonl; an older set is replaced.")],
     count: Annotated[int, typer.Option(min=1, help="Pictures.")] = 12_000,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
     size: Annotated[int, typer.Option(min=16, max=512, help="Side of a picture, pixels.")] = 64,

@@ -48,11 +48,12 @@ def run(
     from rich.table import Table
 
     from training.data.captions import SPLITS
-    from training.generate.evaluate import QUALITIES, captions_of, choose_captions, evaluate_pictures
+    from training.generate.evaluate import QUALITIES, captions_of, check_captions, choose_captions, evaluate_pictures
     from training.generate.pictures import (
         choose_sampling,
         drawer,
         load_codec_and_tokenizer,
+        make_folder,
         read_prompts,
         save_pictures,
         shards_of,
@@ -67,6 +68,9 @@ def run(
     sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
     known = captions_of(shards_of(loaded, shards, captions)) if captions in SPLITS else None
     prompts = choose_captions(known or read_prompts(Path(captions)), count=count, seed=seed)
+    check_captions(prompts)
+    if out is not None:
+        make_folder(out)
     with show_progress() as show:
         total = count * candidates
         draw = drawer(loaded, codec, tokenizer, sampling=sampling, seed=seed, total=total, show=show)

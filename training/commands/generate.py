@@ -56,9 +56,11 @@ def run(
     from training.errors import BadInput
     from training.generate.gallery import write_gallery
     from training.generate.pictures import (
+        check_prompts,
         choose_sampling,
         drawer,
         load_codec_and_tokenizer,
+        make_folder,
         read_prompts,
         save_pictures,
     )
@@ -70,6 +72,7 @@ def run(
     wanted = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file is not None else [])]
     if not wanted:
         raise BadInput('Nothing to draw: give a prompt, such as "a red circle", or a file with --prompts.')
+    check_prompts(wanted)
     if candidates is not None:
         check_ranking(candidates=candidates, keep=keep)
     loaded = load_checkpoint(find_checkpoint(checkpoint))
@@ -77,6 +80,7 @@ def run(
     sampling = choose_sampling(
         loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature, guidance=guidance
     )
+    make_folder(out)
     notes, facts = None, None
     with show_progress() as show:
         total = len(wanted) * (count if candidates is None else candidates)

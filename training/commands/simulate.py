@@ -54,6 +54,8 @@ def run(
     from training.simulate.swarm import Rules
 
     config = load_recipe(recipe)
+    if any(text.isdecimal() and not int(text) for text in volunteers or []):
+        raise BadInput("A run of no volunteers trains nothing; give --volunteers 1 or more.")
     shared = {"micro_batch_size": micro_batch_size, "present": present, "session_hours": session_hours}
     links = {"up_megabits": up, "down_megabits": down}
     try:

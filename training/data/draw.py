@@ -12,6 +12,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ from training.data.captions import BACKGROUNDS, COLOURS, PLACES, RELATIONS, SPLI
 from training.errors import BadInput
 
 Point = tuple[float, float]
+
+CAPTIONS_FILE = "captions.jsonl"
+_NAME = re.compile(r"\d{5,}\.png")
 
 SUPERSAMPLING = 8
 """Every pixel is the mean of so many squared."""
@@ -139,7 +143,7 @@ def draw_set(
     """Draws captioned pictures into a new folder: `00000.png`, ... and `captions.jsonl`, whole or not at all.
 
     Args:
-        folder: Made; an older set in it (one with a `captions.jsonl`) is replaced.
+        folder: Made; an older set in it (`captions.jsonl` and numbered pictures, nothing else) is replaced.
         count: Pictures; picture i depends on `seed` and i only.
         seed: Any integer.
         size: Side of a picture, pixels.
@@ -151,13 +155,17 @@ def draw_set(
     Raises:
         BadInput: If the folder holds something else.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / "captions.jsonl").exists():
-        raise BadInput(f"{folder} is not empty and holds no drawn pictures (no captions.jsonl). Give another --out.")
+    folder = folder.absolute()
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    others = sorted(name for name in there - {CAPTIONS_FILE} if not _NAME.fullmatch(name))
+    if there and (others or CAPTIONS_FILE not in there):
+        what = f"such as {others[0]}" if others else f"and no {CAPTIONS_FILE}"
+        raise BadInput(f"{folder} holds other files than a set of drawn pictures, {what}. Give another --out.")
     made = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     made.mkdir(parents=True)
     splits = dict.fromkeys(SPLITS, 0)
     try:
-        with (made / "captions.jsonl").open("w", encoding="utf-8") as captions:
+        with (made / CAPTIONS_FILE).open("w", encoding="utf-8") as captions:
             for index in range(count):
                 random_numbers = random.Random(f"{seed}/{index}")
                 scene = draw_scene(random_numbers)

@@ -180,6 +180,8 @@ def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
                     file, caption, split = row["file"], row["caption"], row.get("split", "train")
                     if not (isinstance(file, str) and isinstance(caption, str) and split in SPLITS):
                         raise ValueError("file and caption are text, split is " + " or ".join(SPLITS))
+                    if b"\0" in file.encode() + caption.encode():  # encode: half of a surrogate pair is no text
+                        raise ValueError("no file name has a null character, and no text needs one")
                 except (ValueError, KeyError, TypeError, AttributeError):
                     left_out["broken line"] += 1
                     continue
@@ -206,6 +208,10 @@ def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> n
             if opened.format == "JPEG":
                 opened.draft("RGB", (2 * image_size, 2 * image_size))
             picture = ImageOps.exif_transpose(opened)
+            if picture.mode.startswith("I;16"):  # Pillow's own conversion cuts all above 255
+                picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+            elif picture.mode in ("I", "F"):
+                return "unreadable file"  # what is white in it is not said
             if picture.has_transparency_data:
                 picture = picture.convert("RGBA")
                 picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)

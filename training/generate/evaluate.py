@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from training.data.captions import parse_caption
 from training.errors import BadInput
 from training.generate.judge import Verdict, judge
 from training.generate.pictures import Picture
@@ -81,6 +82,12 @@ def choose_captions(captions: Sequence[str], *, count: int, seed: int) -> list[s
     while len(chosen) < count:
         chosen += random_numbers.sample(different, min(len(different), count - len(chosen)))
     return chosen
+
+
+def check_captions(captions: Sequence[str]) -> None:
+    """Raises BadInput if one is none that the judge can read, before anything is drawn."""
+    for caption in captions:
+        parse_caption(caption)
 
 
 def captions_of(shards: Shards) -> list[str]:

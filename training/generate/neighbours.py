@@ -86,9 +86,9 @@ def read_queries(paths: Sequence[Path]) -> dict[str, np.ndarray]:
         if path.is_dir():
             try:
                 entries = json.loads((path / PICTURES_FILE).read_text(encoding="utf-8"))["pictures"]
-            except (OSError, ValueError, KeyError) as error:
+                files += [path / entry["file"] for entry in entries]
+            except (OSError, ValueError, LookupError, TypeError) as error:
                 raise BadInput(f"{path} has no {PICTURES_FILE} that names pictures: {reason_of(error)}.") from None
-            files += [path / entry["file"] for entry in entries]
         else:
             files.append(path)
     pictures = {}
@@ -96,9 +96,11 @@ def read_queries(paths: Sequence[Path]) -> dict[str, np.ndarray]:
         try:
             with Image.open(file) as opened:
                 pictures[str(file)] = np.asarray(opened.convert("RGB"))
-        except OSError as error:
-            raise BadInput(f"{file} is no picture that can be read: {reason_of(error)}.") from None
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's for broken and huge files
+            raise BadInput(f"{file} is no picture that can be read: {reason_of(error).rstrip('.')}.") from None
         height, width, _ = pictures[str(file)].shape
         if height != width:
             raise BadInput(f"{file} is {width} x {height} pixels; a run's pictures are square. Crop it first.")
+    if not pictures:
+        raise BadInput(f"There is no picture in {', '.join(map(str, paths))}; draw some with `generate`.")
     return pictures

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from training.config import MonitorConfig
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 from training.model.sampling import Progress, check_sampling, sample_codes
 from training.publish.checkpoints import Checkpoint
 
@@ -43,7 +43,7 @@ class Sampling:
     guidance: float = 1.0
 
     def __post_init__(self):
-        check_sampling(top_k=self.top_k, top_p=self.top_p, temperature=self.temperature)
+        check_sampling(top_k=self.top_k, top_p=self.top_p, temperature=self.temperature, guidance=self.guidance)
 
     @classmethod
     def of_recipe(cls, monitor: MonitorConfig) -> Sampling:
@@ -249,6 +249,29 @@ def save_pictures(
     return paths
 
 
+def make_folder(folder: Path) -> None:
+    """Makes the folder for pictures before they are drawn: a hundred candidates later would be late.
+
+    Raises:
+        BadInput: If it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / ".writable", b"")
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise BadInput(f"Pictures cannot be written to {folder}: {reason_of(error)}. Give another --out.") from None
+
+
+def check_prompts(prompts: Sequence[str]) -> None:
+    """Raises BadInput if a prompt is no text, as bytes on a command line may be that are no UTF-8."""
+    for prompt in prompts:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise BadInput(f"The prompt {prompt!r:.80} is no text; give it as UTF-8.") from None
+
+
 def safe_name(prompt: str) -> str:
     """A file name's part from any prompt: lower-case ASCII letters, digits and single dashes, never empty."""
     plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
@@ -264,7 +287,7 @@ def read_prompts(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"The prompts in {path} cannot be read: {error}.") from None
+        raise BadInput(f"The prompts in {path} cannot be read: {reason_of(error)}.") from None
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise BadInput(f"{path} has no prompts; give one a line.")

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from training.data.shards import read_shard
 from training.data.stream import Shards
+from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
 from training.generate.pictures import shards_of
 from training.model.codec import ImageCodec
@@ -47,6 +48,8 @@ def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, pro
         progress: Told how it goes.
     """
     target = folder / FOLDER
+    if target.exists() and not (target / FACTS_FILE).is_file():
+        raise BadInput(f"{target} holds no small CLIP of a run; move it, or name a CLIP model with --clip.")
     facts = {"shards": shards.manifest.input_digest, "steps": steps}
     if (target / FACTS_FILE).is_file() and json.loads((target / FACTS_FILE).read_text()) == facts:
         return load_clip(target)
@@ -82,8 +85,9 @@ def clip_of_run(
 
 
 def run_folder(checkpoint: Checkpoint) -> Path:
-    """The folder of the run whose checkpoints lie in `checkpoints/`."""
-    return checkpoint.path.parent.parent
+    """The folder of the run whose checkpoints lie in `checkpoints/`; else the one that the checkpoints lie in."""
+    holding = checkpoint.path.absolute().parent
+    return holding.parent if holding.name == "checkpoints" else holding
 
 
 def decoded_samples(

@@ -58,8 +58,8 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
         model: A model of the recipe; only its names and shapes are read, so it may be on the meta device.
 
     Raises:
-        BadInput: If a name is unknown or missing, a shape differs, or layers that share in the recipe do not share
-            in `state`.
+        BadInput: If a name is unknown or missing, a shape differs, values are no finite fractions, or layers that
+            share in the recipe do not share in `state`.
     """
     ours = model.state_dict()
     taken: dict[str, Tensor] = {}
@@ -69,9 +69,11 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
         target = _our_name(name, model)
         if target not in ours:
             raise BadInput(f"{name} has no place in the model of this recipe; use the recipe that it was trained with.")
-        shaped = tensor.reshape(ours[target].shape) if tensor.numel() == ours[target].numel() else tensor
-        if shaped.shape != ours[target].shape:
+        if tensor.squeeze().shape != ours[target].squeeze().shape:  # theirs have more axes of length 1
             raise BadInput(f"{name} is {tuple(tensor.shape)}; this recipe's {target} is {tuple(ours[target].shape)}.")
+        if not (tensor.is_floating_point() and tensor.isfinite().all()):
+            raise BadInput(f"{name} is no weight: it holds {_oddity(tensor)}.")
+        shaped = tensor.reshape(ours[target].shape)
         if target in taken and taken[target].data_ptr() != tensor.data_ptr() and not torch.equal(taken[target], shaped):
             raise BadInput(f"{name} differs from the layers that share {target} in this recipe (shared_groups).")
         taken.setdefault(target, shaped)
@@ -123,6 +125,10 @@ def to_dalle_pytorch(model: TextToImageTransformer) -> dict[str, Tensor]:
     state.update({theirs: ours[name] for theirs, name in _OUTPUT.items()})
     state.update({theirs: ours[name] for theirs, name in _embedding_names(config).items()})
     return state
+
+
+def _oddity(tensor: Tensor) -> str:
+    return "infinite numbers or none" if tensor.is_floating_point() else f"values of the type {tensor.dtype}"
 
 
 def is_dalle_pytorch(state: Mapping[str, Tensor]) -> bool:

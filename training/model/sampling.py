@@ -5,6 +5,7 @@ Each sample draws from its own seed, so that, but for rounding, it comes out the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +15,8 @@ from training.errors import BadInput
 from training.model.decoder import Decoder
 from training.model.transformer import TextToImageTransformer
 
+LEAST_TEMPERATURE = 1e-6
+"""So that logits over it are finite in 32 bit; long before, only the likeliest code is drawn."""
 Progress = Callable[[int, int], None]
 """Called with the tokens drawn so far and their total."""
 
@@ -48,11 +51,13 @@ def sample_codes(
     Raises:
         BadInput: If a setting is out of its range.
     """
-    check_sampling(top_k=top_k, top_p=top_p, temperature=temperature)
+    check_sampling(top_k=top_k, top_p=top_p, temperature=temperature, guidance=guidance)
     batch = text.shape[0]
     seeds = [seed + row for row in range(batch)] if isinstance(seed, int) else list(seed)
     if len(seeds) != batch:
         raise BadInput(f"{len(seeds)} seeds for {batch} rows of text; give one each, or a single one.")
+    if not all(-(2**63) <= one < 2**63 for one in seeds):
+        raise BadInput(f"A seed of {seeds[-1]} is too large; give a whole number from -2**63 to below 2**63.")
     total = model.config.image_seq_len
     uniform = torch.stack([torch.rand(total, generator=torch.Generator().manual_seed(one)) for one in seeds])
     uniform = uniform.to(text.device)
@@ -105,11 +110,16 @@ def draw_codes(
     return (drawn if codes is None else codes.gather(-1, drawn)).squeeze(-1)
 
 
-def check_sampling(*, top_k: int | None, top_p: float | None, temperature: float) -> None:
+def check_sampling(*, top_k: int | None, top_p: float | None, temperature: float, guidance: float = 1.0) -> None:
     """Raises BadInput if a setting is out of its range."""
     if top_k is not None and top_k < 1:
         raise BadInput(f"top-k is {top_k}; give at least 1, or leave it out for all codes.")
     if top_p is not None and not 0 < top_p <= 1:
         raise BadInput(f"top-p is {top_p}; give a probability above 0 and up to 1.")
-    if not temperature > 0:
-        raise BadInput(f"The temperature is {temperature}; give a number above 0 (top-k 1 takes the likeliest code).")
+    if not LEAST_TEMPERATURE <= temperature < math.inf:
+        raise BadInput(
+            f"The temperature is {temperature}; give a number from {LEAST_TEMPERATURE:g} up (top-k 1 takes the "
+            "likeliest code)."
+        )
+    if not 0 <= guidance < math.inf:
+        raise BadInput(f"The guidance is {guidance}; give a number from 0 up, 1 for none.")

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.config import RunConfig, parse_recipe
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 from training.model.transformer import TextToImageTransformer, build_model
 
 FORMAT = 1
@@ -195,7 +195,7 @@ def find_checkpoint(source: Path) -> Path:
         return source
     found = [path.parent for path in source.glob(f"**/epoch-*/{_FACTS}") if _NAME.fullmatch(path.parent.name)]
     if not found:
-        what = "has no checkpoint yet" if source.is_dir() else "does not exist"
+        what = "has no checkpoint yet" if source.is_dir() else "is no folder" if source.exists() else "does not exist"
         raise BadInput(
             f"{source} {what}. Train first (python -m training demo), or name a checkpoint folder with --checkpoint."
         )
@@ -206,9 +206,14 @@ def _read_facts(path: Path) -> dict:
     try:
         facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is no checkpoint: {error}.") from None
+        raise BadInput(f"{path} is no checkpoint: {reason_of(error)}.") from None
+    if not isinstance(facts, dict):
+        raise BadInput(f"{path} is no checkpoint: its {_FACTS} is no object.")
     if facts.get("format") != FORMAT:
         raise BadInput(f"{path} has form {facts.get('format')!r}; this version of the project reads {FORMAT}.")
+    missing = {"files", "epoch", "metrics", "shards"} - facts.keys()
+    if missing:
+        raise BadInput(f"{path} is no whole checkpoint: its {_FACTS} lacks {', '.join(sorted(missing))}.")
     return facts
 
 

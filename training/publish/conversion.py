@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.config import RunConfig, parse_recipe, read_recipe
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
 from training.model.transformer import TextToImageTransformer, build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
@@ -48,6 +48,8 @@ def import_weights(
     Raises:
         BadInput: If the file cannot be read or is not of this recipe.
     """
+    if not source.exists():
+        raise BadInput(f"{source} does not exist; give a file of weights, or a checkpoint folder.")
     if recipe is None:
         raise BadInput("Say with --recipe which recipe the weights were trained with, such as dalle-2021.")
     state = read_state(source)
@@ -79,7 +81,7 @@ def _read_moments(
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise BadInput(f"{file} cannot be read as an optimizer's state: {str(error).splitlines()[0]}.") from None
+        raise BadInput(f"{file} cannot be read as an optimizer's state: {_why(error)}.") from None
     if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
         raise BadInput(f"{file} holds no optimizer's state.")
     parameters = dict(model.named_parameters())
@@ -107,11 +109,14 @@ def export_checkpoint(source: Path, file: Path) -> None:
     state = to_dalle_pytorch(load_checkpoint(find_checkpoint(source)).model)
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
-    if file.suffix == ".pt":
-        torch.save(state, draft)
-    else:
-        save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
-    os.replace(draft, file)
+    try:
+        if file.suffix == ".pt":
+            torch.save(state, draft)
+        else:
+            save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
+        os.replace(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def read_state(source: Path) -> dict[str, Tensor]:
@@ -125,7 +130,7 @@ def read_state(source: Path) -> dict[str, Tensor]:
             return load_file(source)
         content = torch.load(source, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise BadInput(f"{source} cannot be read as weights: {str(error).splitlines()[0]}.") from None
+        raise BadInput(f"{source} cannot be read as weights: {_why(error)}.") from None
     for name in _INNER_NAMES:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
@@ -137,3 +142,10 @@ def read_state(source: Path) -> dict[str, Tensor]:
     if not state:
         raise BadInput(f"{source} holds no state dictionary.")
     return state
+
+
+def _why(error: Exception) -> str:
+    """The reason in few words; PyTorch's own advises to run the code in a file."""
+    if isinstance(error, UnpicklingError):
+        return "it is no file of tensors, or holds more than these, which is not loaded"
+    return (reason_of(error).splitlines() or ["it is empty"])[0].rstrip(".")

@@ -109,8 +109,12 @@ def test_an_interrupted_set_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_foreign_folder_is_not_overwritten(tmp_path):
-    (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(BadInput, match="not empty"):
+@pytest.mark.parametrize("captions", [False, True])
+def test_a_foreign_folder_is_not_overwritten(tmp_path, captions):
+    """Nor one's own pictures with captions, as `prepare` takes them."""
+    (tmp_path / "mine.png").write_text("keep me")
+    if captions:
+        (tmp_path / "captions.jsonl").write_text("{}")
+    with pytest.raises(BadInput, match=r"other files than a set of drawn pictures, such as mine\.png"):
         draw_set(tmp_path, count=1, seed=0)
-    assert (tmp_path / "mine.txt").read_text() == "keep me"
+    assert (tmp_path / "mine.png").read_text() == "keep me"

@@ -145,24 +145,32 @@ def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
     (folder / "torn.png").write_bytes((folder / "wide.png").read_bytes()[:200])
     (folder / "text.png").write_text("not a picture")
     picture.save(tmp_path / "outside.png")
+    Image.fromarray(np.full((80, 80), 0.5, np.float32)).save(folder / "float.tif")
+    assert (square_picture(folder / "deep.png", image_size=64, max_aspect_ratio=2) == 40_000 // 256).all()
     good = ["photo.jpg", "grey.png", "print.tif", "palette.gif", "deep.png", "wide.png"]
     rows = [{"file": name, "caption": "a caption"} for name in good]
-    rows += [{"file": name, "caption": "a caption"} for name in ("banner.png", "torn.png", "text.png", "gone.png")]
+    rows += [
+        {"file": name, "caption": "a caption"}
+        for name in ("banner.png", "float.tif", "torn.png", "text.png", "gone.png")
+    ]
     rows += [{"file": "../outside.png", "caption": "a caption"}, {"file": "photo.jpg", "caption": "x "}]
     rows += [{"file": "photo.jpg", "caption": "a caption", "nsfw": "NSFW"}, {"file": "photo.jpg"}, ["photo.jpg"]]
     write_rows(folder, rows)
     with (folder / "captions.jsonl").open("a") as file:
         file.write('{"file": "photo.jpg", "capt\n\n')
+        file.write(
+            '{"file": "photo.jpg", "caption": "half a \\ud800 pair"}\n{"file": "a\\u0000b", "caption": "null"}\n'
+        )
     manifest, _ = make(folder)
     assert manifest.left_out == {
-        "broken line": 3,
+        "broken line": 5,
         "extreme aspect ratio": 1,
         "marked unsafe": 1,
         "missing file": 2,
         "short caption": 1,
-        "unreadable file": 2,
+        "unreadable file": 3,
     }
-    assert manifest.splits["train"].samples == len(good) and manifest.pictures == len(rows) + 1
+    assert manifest.splits["train"].samples == len(good) and manifest.pictures == len(rows) + 3
     assert {sample.id for sample in read_shard(tmp_path / "shards" / "train-00000.parquet")} == set(good)
 
 

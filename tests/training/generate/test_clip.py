@@ -167,11 +167,22 @@ def test_neighbours_are_the_nearest_by_a_plain_search(small):
             assert one.similarity == pytest.approx(by_picture[one.caption], abs=1e-5)
 
 
-def test_queries_that_cannot_be_compared_are_refused(tmp_path):
+def test_queries_that_cannot_be_compared_are_refused(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"has no pictures\.json"):
         read_queries([tmp_path])
     with pytest.raises(BadInput, match="no picture that can be read"):
         read_queries([tmp_path / "none.png"])
+    for content in ("[1]", '{"pictures": [{"name": 1}]}'):
+        (tmp_path / "pictures.json").write_text(content)
+        with pytest.raises(BadInput, match=r"has no pictures\.json"):
+            read_queries([tmp_path])
+    (tmp_path / "pictures.json").write_text('{"pictures": []}')
+    with pytest.raises(BadInput, match="There is no picture"):
+        read_queries([tmp_path])
+    Image.new("1", (50, 50)).save(tmp_path / "huge.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(BadInput, match="no picture that can be read"):
+        read_queries([tmp_path / "huge.png"])
     Image.new("RGB", (3, 2)).save(tmp_path / "wide.png")
     with pytest.raises(BadInput, match="3 x 2 pixels"):
         read_queries([tmp_path / "wide.png"])

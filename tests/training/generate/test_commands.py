@@ -1,6 +1,7 @@
 """`generate` and `evaluate` from a shell's point of view, on shards and a checkpoint that are really there."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from training.cli import build_app
+from training.cli import build_app, main
 from training.config import RECIPES, parse_recipe
 from training.data.draw import draw_set
 from training.data.prepare import prepare
@@ -107,6 +108,39 @@ def test_candidates_are_ranked_by_the_runs_own_clip(run_dir, tmp_path, monkeypat
         command("generate", "a red ring", "--checkpoint", run_dir, "--candidates", 2)
     with pytest.raises(BadInput, match="No CLIP model"):
         command("generate", "a red ring", "--checkpoint", run_dir, "--candidates", 4, "--clip", tmp_path)
+
+
+def test_what_cannot_be_drawn_or_written_is_said_before_anything_is_drawn(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.generate.pictures.sample_codes", None)
+    (tmp_path / "file").touch()
+    (tmp_path / "captions.txt").write_text("a red circle\na lighthouse\n")
+    drawing = ("generate", "a red ring", "--checkpoint", run_dir, "--out")
+    with pytest.raises(BadInput, match=r"cannot be written to .*file: file exists"):
+        command(*drawing, tmp_path / "file")
+    with pytest.raises(BadInput, match="is no text"):
+        command(*drawing, tmp_path / "out", "a \udcff ring")
+    with pytest.raises(BadInput, match="'a lighthouse' cannot be drawn or judged"):
+        command("evaluate", "--checkpoint", run_dir, "--captions", tmp_path / "captions.txt", "--count", 2)
+
+
+def test_a_file_that_fails_is_said_in_a_sentence(run_dir, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("sys.argv", ["training", "convert", str(run_dir), str(tmp_path / "file" / "theirs.pt")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr().err
+    assert end.value.code == 1 and said.count("\n") == 1 and "file cannot be read or written: " in said
+
+
+def test_a_folder_that_is_no_clip_of_ours_stays(run_dir, tmp_path):
+    """Of a checkpoint that lies by itself, the small CLIP lies beside it; `clip` may be anybody's."""
+    checkpoint = tmp_path / "mine" / "epoch-000012"
+    shutil.copytree(run_dir / "checkpoints" / "epoch-000012", checkpoint)
+    (tmp_path / "mine" / "clip").mkdir()
+    (tmp_path / "mine" / "clip" / "film.mp4").write_text("keep me")
+    with pytest.raises(BadInput, match="mine/clip holds no small CLIP of a run"):
+        command("generate", "a red ring", "--checkpoint", checkpoint, "--candidates", 4, "--out", tmp_path / "out")
+    assert (tmp_path / "mine" / "clip" / "film.mp4").read_text() == "keep me"
 
 
 def test_evaluate_prints_shares_beside_chance(run_dir, tmp_path):
@@ -283,9 +317,25 @@ def test_convert_refuses_what_does_not_fit(run_dir, tmp_path):
     save_file(state, tmp_path / "less.safetensors")
     with pytest.raises(BadInput, match=r"1 weights are missing, the first is final_norm\.bias"):
         command("convert", tmp_path / "less.safetensors", tmp_path / "out", "--recipe", "demo")
+    state = load_file(tmp_path / "theirs.safetensors")
+    shared = next(name for name in state if name.endswith("to_qkv.weight"))
+    for change, words in (
+        (lambda weight: weight.t().contiguous(), "this recipe's attention"),  # as many values, in another order
+        (lambda weight: weight.long(), "values of the type torch.int64"),
+        (lambda weight: weight / 0, "infinite numbers"),
+    ):
+        save_file({**state, shared: change(state[shared])}, tmp_path / "odd.safetensors")
+        with pytest.raises(BadInput, match=words):
+            command("convert", tmp_path / "odd.safetensors", tmp_path / "out", "--recipe", "demo")
     (tmp_path / "no.pt").write_bytes(b"no weights")
-    with pytest.raises(BadInput, match="cannot be read"):
-        command("convert", tmp_path / "no.pt", tmp_path / "out", "--recipe", "demo")
+    (tmp_path / "empty.pt").touch()
+    for name, words in (
+        ("no.pt", "it is no file of tensors"),
+        ("empty.pt", "cannot be read"),
+        ("none.pt", "not exist"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            command("convert", tmp_path / name, tmp_path / "out", "--recipe", "demo")
     with pytest.raises(BadInput, match="--recipe"):
         command("convert", tmp_path / "theirs.safetensors", tmp_path / "out")
     assert not Path(tmp_path / "out").exists()

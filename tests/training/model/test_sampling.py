@@ -6,7 +6,7 @@ import torch
 
 from training.config import ModelConfig
 from training.errors import BadInput
-from training.model.sampling import draw_codes, sample_codes
+from training.model.sampling import LEAST_TEMPERATURE, draw_codes, sample_codes
 from training.model.transformer import build_model
 
 SIZES = dict(
@@ -143,11 +143,25 @@ def test_the_last_uniform_number_draws_an_allowed_code():
 
 @pytest.mark.parametrize(
     "setting, message",
-    [(dict(top_k=0), "top-k is 0"), (dict(top_p=0.0), "top-p is 0"), (dict(temperature=0.0), "temperature is 0")],
+    [
+        (dict(top_k=0), "top-k is 0"),
+        (dict(top_p=0.0), "top-p is 0"),
+        (dict(temperature=0.0), "temperature is 0"),
+        (dict(temperature=1e-300), "temperature is 1e-300"),
+        (dict(temperature=float("inf")), "temperature is inf"),
+        (dict(guidance=float("nan")), "guidance is nan"),
+        (dict(guidance=-1.0), "guidance is -1"),
+        (dict(seed=10**20), "seed of 100000000000000000000 is too large"),
+    ],
 )
 def test_settings_out_of_range_are_refused(setting, message):
     with pytest.raises(BadInput, match=message):
         sample_codes(make(), some_text(1), **setting)
+
+
+def test_the_least_temperature_still_draws():
+    settings = dict(top_k=None, top_p=None, temperature=LEAST_TEMPERATURE)
+    assert draw_codes(torch.tensor([[-90.0, 90.0]]), torch.tensor([0.999]), **settings).item() == 1
 
 
 def test_seeds_must_fit_the_rows():
