@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.config import RunConfig, parse_recipe
-from training.errors import BadInput, reason_of
+from training.errors import BadInput, TrainingError, reason_of
 from training.model.transformer import TextToImageTransformer, build_model
 
 FORMAT = 1
@@ -83,6 +83,7 @@ def save_checkpoint(
 
     Raises:
         BadInput: If the recipe is none or describes another model.
+        TrainingError: If the weights cannot be written, such as to a full disk.
     """
     config = parse_recipe(recipe_toml)
     if config.model != model.config:
@@ -93,10 +94,10 @@ def save_checkpoint(
     target = folder / f"epoch-{epoch:06d}"
     draft = folder / f"{_UNFINISHED}{target.name}-{os.getpid()}"
     draft.mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
+    write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
     if extra_tensors:
         extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
-        save_file(extra, draft / _EXTRA)
+        write_tensors(extra, draft / _EXTRA)
     (draft / _RECIPE).write_text(recipe_toml, encoding="utf-8")
     facts = {
         "format": FORMAT,
@@ -122,6 +123,18 @@ def save_checkpoint(
     if keep is not None:
         prune_checkpoints(folder, keep=keep)
     return target
+
+
+def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """Writes a `.safetensors`.
+
+    Raises:
+        TrainingError: If it cannot be written; the library's own error is none of the system's.
+    """
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        raise TrainingError(f"{file} cannot be written: {error}.") from None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -8,16 +8,16 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from training.config import RunConfig, parse_recipe, read_recipe
-from training.errors import BadInput, reason_of
+from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
 from training.model.transformer import TextToImageTransformer, build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.optim.state_2021 import load_2021_state, order_of_2021, saved_epoch
-from training.publish.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
+from training.publish.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_tensors
 
 _INNER_NAMES = ("weights", "state_dict", "model")
 """Where files of training scripts hold the state dictionary, beside other things."""
@@ -103,6 +103,7 @@ def export_checkpoint(source: Path, file: Path) -> None:
 
     Raises:
         BadInput: If there is no checkpoint, or the file's ending is another.
+        TrainingError: If the file cannot be written.
     """
     if file.suffix not in (".pt", ".safetensors"):
         raise BadInput(f"{file} ends in {file.suffix!r}; give a file that ends in .pt or .safetensors.")
@@ -113,8 +114,10 @@ def export_checkpoint(source: Path, file: Path) -> None:
         if file.suffix == ".pt":
             torch.save(state, draft)
         else:
-            save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
+            write_tensors({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
         os.replace(draft, file)
+    except RuntimeError as error:  # of torch.save, which does not say what the system said
+        raise TrainingError(f"{file} cannot be written, perhaps for want of room: {_why(error)}.") from None
     finally:
         draft.unlink(missing_ok=True)
 

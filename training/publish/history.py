@@ -268,14 +268,21 @@ class History(HistoryReader):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of it or nothing.
+
+        Raises:
+            TrainingError: If the file cannot be written, such as on a full disk; the next one may succeed.
+        """
         with self._guard:
-            self._connection.execute("BEGIN IMMEDIATE")
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+                self._connection.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                raise TrainingError(f"The history cannot be written: {error}.") from None
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
     def set_run_value(self, key: str, value: str) -> None:
         """Stores what readers need to know of the run, such as its recipe."""

@@ -20,7 +20,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from training.config import RunConfig
-from training.errors import BadInput, TrainingError
+from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history import History, HistoryReader
 
 UPDATED_EVERY_SECONDS = 2
@@ -205,7 +205,7 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(pictures / picture["file"], target)
     except OSError as error:
-        raise BadInput(f"The run cannot be exported to {folder}: {error}.") from None
+        raise BadInput(f"The run cannot be exported to {folder}: {reason_of(error)}.") from None
 
 
 def render(document: dict) -> bytes:

@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from hivemind.dht import DHT
 
 from training.config import RunConfig, parse_recipe, read_recipe
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError
 from training.events import EventLog
 from training.invitation import join_command
 from training.processes import StopRequest
@@ -126,6 +126,8 @@ def _observe(history: History, dht: DHT, run: RunConfig) -> None:
         history.observe(read_records(dht, run.run_id))
     except TimeoutError:
         print("Warning: the DHT did not answer in time; trying again.", flush=True)
+    except TrainingError as error:
+        print(f"Warning: {error} Trying again.", flush=True)
 
 
 @contextmanager

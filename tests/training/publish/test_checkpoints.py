@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from training.config import RECIPES, load_recipe, parse_recipe
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.publish.checkpoints import (
     find_checkpoint,
@@ -134,3 +135,16 @@ def test_a_killed_writer_leaves_whole_checkpoints_only(tmp_path):
     assert list_checkpoints(tmp_path)
     for path in list_checkpoints(tmp_path):
         load_checkpoint(path)
+
+
+def test_a_full_disk_is_an_error_that_the_keeper_knows(tmp_path, model):
+    """A limit on the size of files stands for the disk; with room again the next checkpoint is whole."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
+    try:
+        with pytest.raises(TrainingError, match=r"model\.safetensors cannot be written"):
+            save(tmp_path, model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert list_checkpoints(tmp_path) == []
+    assert [path.name for path in save(tmp_path, model).parent.iterdir()] == ["epoch-000040"]

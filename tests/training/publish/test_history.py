@@ -368,3 +368,15 @@ def test_kill_loses_no_finished_observation_and_leaves_none_half_written(tmp_pat
     with sqlite3.connect(tmp_path / "history.sqlite") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     history.close()
+
+
+def test_a_full_disk_loses_one_observation_and_no_more(history):
+    """SQLite's own limit of pages stands for the disk; the writing thread and the monitor know the error."""
+    connection = history._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(TrainingError, match="cannot be written: database or disk is full"):
+        history.set_run_value("long", "x" * 100_000)
+    connection.execute("PRAGMA max_page_count = 100000")
+    history.set_run_value("long", "y")
+    assert history.run_value("long") == "y"
