@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from training.errors import BadInput, reason_of
 
 RECIPES = Path(__file__).parent / "recipes"
+LARGEST_RECIPE_BYTES = 1 << 20
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -319,7 +320,10 @@ def read_recipe(source: str) -> str:
     if source.startswith(("http://", "https://")):
         try:
             with urllib.request.urlopen(source, timeout=20) as response:
-                return response.read(1 << 20).decode()
+                text = response.read(LARGEST_RECIPE_BYTES)
+                if response.length:
+                    raise ValueError("it is too long, or the connection broke off")
+                return text.decode()
         except (OSError, ValueError, HTTPException) as error:  # no answer, no text, no address
             raise BadInput(f"The recipe at {source} cannot be read: {error}. Check address and network.") from None
     named = RECIPES / f"{source}.toml"

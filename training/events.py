@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,7 @@ class EventLog:
             self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, event: Event, **fields: object) -> None:
-        """Appends one line, flushed at once."""
+        """Appends one line, flushed at once; on a full disk the role goes on without it."""
         if self._file is not None:
-            self._file.write(json.dumps({"time": self._clock(), "event": event, **fields}) + "\n")
+            with suppress(OSError):
+                self._file.write(json.dumps({"time": self._clock(), "event": event, **fields}) + "\n")

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 
 import torch
@@ -212,12 +213,15 @@ def _file(source: str, folder: Path, name: str, entry: FileEntry) -> Path:
 
 
 def _fetch(url: str, *, limit: int) -> bytes:
-    """The body of a URL, at most `limit` + 1 bytes; a server that stumbles is asked again."""
+    """The body of a URL, at most `limit` + 1 bytes; a server that stumbles or breaks off is asked again."""
     for attempt in range(TRIES):
         try:
             with urllib.request.urlopen(url, timeout=TRY_TIMEOUT_SECONDS) as response:
-                return response.read(limit + 1)
-        except OSError as error:
+                body = response.read(limit + 1)
+                if response.length and len(body) <= limit:  # `read` does not say that the connection broke off
+                    raise IncompleteRead(body, response.length)
+                return body
+        except (OSError, HTTPException) as error:
             gone = isinstance(error, urllib.error.HTTPError) and error.code < 500
             if gone or attempt == TRIES - 1:
                 raise BadInput(f"{url} cannot be fetched: {error}. Check the address and the network.") from None

@@ -178,11 +178,15 @@ def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) 
         shards: Folder or URL of the shards, if they lie elsewhere now.
 
     Raises:
-        BadInput: If the shards are not found or their codec is another one.
+        BadInput: If the shards are not found, or codec or tokenizer have other sizes than the recipe's. Shards of the
+            same recipe with another codec are not told apart: their pictures are wrong.
     """
     from training.model.codec import load_codec
 
     opened = shards_of(checkpoint, shards)
+    ids, room = opened.tokenizer.vocab_size, checkpoint.config.model.text_vocab_size
+    if ids > room:
+        raise BadInput(f"The tokenizer of {opened.source} has {ids} ids, the checkpoint's model {room}; give its own.")
     return load_codec(opened.codec_folder, checkpoint.config.codec), opened.tokenizer
 
 

@@ -152,14 +152,18 @@ def test_a_missing_shard_is_named(folder, server, tmp_path):
         numbers(open_shards(folder), 240)
 
 
-def test_a_server_that_stumbles_is_asked_again(folder, server, tmp_path, monkeypatch):
+@pytest.mark.parametrize("tears", [False, True])
+def test_a_server_that_stumbles_is_asked_again(folder, server, tmp_path, monkeypatch, tears):
+    """One that answers with an error, and one that breaks off in the middle of a file."""
     monkeypatch.setattr(stream_module.time, "sleep", lambda seconds: None)
     fails = iter([True, True])
     send = http.server.SimpleHTTPRequestHandler.do_GET
 
     def stumble(handler):
         if "00001" in handler.path and next(fails, False):
-            return handler.send_error(503)
+            if not tears:
+                return handler.send_error(503)
+            handler.copyfile = lambda source, out: out.write(source.read(100))
         return send(handler)
 
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "do_GET", stumble)
