@@ -143,6 +143,7 @@ def peer(
 
     from training.swarm.build import build_swarm_optimizer
     from training.swarm.dht import start_dht
+    from training.swarm.early import EarlyDownload
     from training.swarm.identity import Identity
 
     say(event="imported", time=time.monotonic())
@@ -153,6 +154,9 @@ def peer(
     dht = hivemind.DHT(start=True, **where) if stack == "2021" else start_dht(run, identity, **where)
     say(event="ready", time=time.monotonic(), addresses=[str(a) for a in dht.get_visible_maddrs()])
     model = _model()
+    early = None
+    if late and stack != "2021":
+        early = EarlyDownload(dht, run, shapes=[parameter.shape for parameter in model])
     if stack == "2021":
         optimizer = _optimizer_2021(model, run, dht, peers)
     else:
@@ -160,7 +164,7 @@ def peer(
     say(event="built", time=time.monotonic())
     stop.listen()
     while late and not optimizer.local_epoch:
-        optimizer.load_state_from_peers()
+        optimizer.load_state_from_peers(*([early] if early else []))
     noise = [torch.randn(MATRIX) for _ in range(2)]
     epoch, contributed, steps = optimizer.local_epoch, False, []
     say(event="began", time=time.monotonic(), bytes_sent=bytes_sent())

@@ -11,6 +11,7 @@ from rich.console import Console
 from training.config import RunConfig
 from training.processes import StopRequest
 from training.publish.checkpoints import latest_checkpoint, load_checkpoint
+from training.swarm.early import EarlyDownload
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
 
@@ -19,7 +20,13 @@ LOOK_SECONDS = 1.0
 
 
 def arrive(
-    optimizer: SwarmOptimizer, run: RunConfig, *, resume: Path | None, stop: StopRequest, console: Console
+    optimizer: SwarmOptimizer,
+    run: RunConfig,
+    *,
+    early: EarlyDownload | None = None,
+    resume: Path | None,
+    stop: StopRequest,
+    console: Console,
 ) -> str | None:
     """Brings model and optimizer to where the run is; where the state came from.
 
@@ -29,6 +36,7 @@ def arrive(
     Args:
         optimizer: As it was made.
         run: The recipe.
+        early: A download of the run's state that was begun before.
         resume: Folder of checkpoints; the latest one is where this peer starts, unless the run is further.
         stop: Ends the waiting.
         console: Told what is waited for.
@@ -46,7 +54,7 @@ def arrive(
             continue
         if max(standing.epoch, optimizer.tracker.global_epoch) <= optimizer.local_epoch:
             return source
-        if optimizer.load_state_from_peers():
+        if optimizer.load_state_from_peers(early):
             return "the state of another peer"
         if standing.there:
             if not told:

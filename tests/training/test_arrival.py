@@ -28,7 +28,7 @@ def come(monkeypatch, *looks, gives=(), own_epoch=0):
         dht=SimpleNamespace(peer_id="own"),
         tracker=SimpleNamespace(global_epoch=own_epoch),
         local_epoch=own_epoch,
-        load_state_from_peers=lambda: next(given),
+        load_state_from_peers=lambda early: next(given),
     )
     stop = SimpleNamespace(asked=False, wait=lambda seconds: None)
     return arrival.arrive(optimizer, load_recipe("demo"), resume=None, stop=stop, console=Console(quiet=True))

@@ -288,12 +288,16 @@ class Lamb8bit(torch.optim.Optimizer):
                 f"{sum(a == b for a, b in zip(own, given, strict=False))} agree in size and bits. "
                 "Use the recipe with which the state was made (block_size and min_8bit_size in particular)."
             )
-        _uncompiled(torch.optim.Optimizer.load_state_dict)(self, state_dict)
-        for parameter, kinds in zip(self._parameters(), own, strict=True):
-            # torch casts every state to its parameter's type; float32 holds all codes, so the way back is exact.
-            for key, value in self.state[parameter].items():
-                if kinds[key][0] == torch.uint8:
-                    self.state[parameter][key] = value.to(torch.uint8)
+        kept = dict(self.state)
+        # torch would cast each moment to its parameter's type and take new memory for it; these are written over
+        _uncompiled(torch.optim.Optimizer.load_state_dict)(self, {**state_dict, "state": {}})
+        self.state.update(kept)
+        for parameter, (_, state) in zip(self._parameters(), sorted(state_dict["state"].items()), strict=True):
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    self.state[parameter][key].copy_(value)
+                else:
+                    self.state[parameter][key] = value
 
 
 def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:

@@ -29,6 +29,7 @@ from training.gradients import MicroBatches
 from training.machine import torch_device, usable_cores
 from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.model.transformer import TextToImageTransformer, build_model
+from training.optim.lamb import parameter_groups
 from training.plan import built_on_paper
 from training.processes import StopRequest
 from training.startup import (
@@ -43,6 +44,7 @@ from training.startup import (
 from training.swarm.build import build_swarm_optimizer
 from training.swarm.codecs import exchange_codec
 from training.swarm.dht import RECIPE_SECONDS, check_recipe, connection_seconds, full_addresses, post_recipe, start_dht
+from training.swarm.early import EarlyDownload
 from training.swarm.epochs import EpochReport
 from training.swarm.identity import Identity
 from training.swarm.metrics import MetricsBoard, PeerRecord, read_records
@@ -234,6 +236,7 @@ def run_peer(
     dht, link = _connect(run, settings, identity)
     stop.listen()
     events.write("ready", addresses=[] if settings.client_mode else full_addresses(dht))
+    early = _download_early(dht, run) if settings.resume is None else None
     build = cache(partial(_model, run, settings))
     choices = _choose(run, settings, events, console, build=build)
 
@@ -253,7 +256,9 @@ def run_peer(
     )
     stop.listen()
     try:
-        source = arrive(optimizer, run, resume=settings.resume, stop=stop, console=console)
+        source = arrive(optimizer, run, early=early, resume=settings.resume, stop=stop, console=console)
+        if early is not None:
+            early.drop()
         if source is None:
             return
         give_back_freed_memory()
@@ -433,6 +438,12 @@ def _connect(run: RunConfig, settings: PeerSettings, identity: Identity) -> tupl
     )
     check_recipe(dht, run)
     return dht, Link(answer_seconds=tuple(seconds for seconds in _answers(settings) if seconds is not None))
+
+
+def _download_early(dht: DHT, run: RunConfig) -> EarlyDownload:
+    """Begins to download the run's state, if it has one; meanwhile the peer is made."""
+    groups = parameter_groups(built_on_paper(run.model), run.optimizer.weight_decay)
+    return EarlyDownload(dht, run, shapes=[parameter.shape for group in groups for parameter in group["params"]])
 
 
 def _answers(settings: PeerSettings) -> list[float | None]:

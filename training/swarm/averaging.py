@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
+
 import torch
 from hivemind.averaging.control import StepControl
 from hivemind.compression import (
@@ -12,9 +14,13 @@ from hivemind.compression import (
 )
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+from torch import Tensor
 
 from training.swarm.codecs import exchange_codec
 from training.swarm.rounds import AveragedGroup, ReportingAverager
+from training.swarm.serving import Head, pack, unpack
 
 WEIGHT_OF_A_NEWCOMER = 1e-6
 """Weight of parameters that are behind the others', where theirs is 1; not 0, for all of a group may be newcomers."""
@@ -91,9 +97,21 @@ class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
         if self.wants_weights:
             control.weight = WEIGHT_OF_A_NEWCOMER
 
-    def get_current_state(self) -> tuple:
-        """A copy of the state between two updates; hivemind sends live memory, which changes on the way."""
+    def get_current_state(self) -> tuple[dict, tuple[Tensor], list[Head]]:
+        """The state between two updates, packed to be sent; hivemind sends live memory, which changes on the way."""
         with self.lock_optimizer:
             metadata, tensors, infos = super().get_current_state()
             with self.lock_averaged_tensors:
-                return metadata, [tensor.clone() for tensor in tensors], infos
+                memory, heads = pack(tensors, infos, self.state_compression)
+        return metadata, (memory,), heads
+
+    async def rpc_download_state(
+        self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        """See hivemind."""
+        if not self.allow_state_sharing:
+            return
+        metadata, (memory,), heads = await self._get_current_state_from_host_process()
+        for part in unpack(memory, heads):
+            yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)
+            metadata = None

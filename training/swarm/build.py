@@ -12,8 +12,8 @@ from training.config import RunConfig
 from training.optim.lamb import build_optimizer, parameter_groups
 from training.optim.schedule import learning_rate_factor
 from training.swarm.averaging import state_codec
-from training.swarm.catching_up import DOWNLOAD_SECONDS
 from training.swarm.codecs import exchange_codec
+from training.swarm.download import DOWNLOAD_SECONDS
 from training.swarm.identity import Identity
 from training.swarm.local_updates import build_local_update_optimizer
 from training.swarm.optimizer import SwarmOptimizer

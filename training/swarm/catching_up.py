@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from training.config import RunConfig
 from training.errors import TrainingError
 from training.optim.lamb import load_optimizer_tensors, parameter_groups
-from training.swarm.averaging import SwarmStateAverager
-from training.swarm.download import download_state
+from training.swarm.download import TrainingState, download_newer_state
+from training.swarm.early import EarlyDownload
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +25,6 @@ RETRY_SECONDS, COMPLAIN_SECONDS = 1.0, 30.0
 """A peer that needs the others' state and gets none asks again, and says so, this often."""
 CATCH_UP_EPOCHS = 3
 """A peer that has missed no more updates than this takes only the others' parameters, not all of their state."""
-DOWNLOAD_SECONDS = 1800.0
-"""Longest download of the state from one donor."""
-DOWNLOAD_BYTES_PER_PARAMETER = 12
-"""A donor that sends more than float32 weights and two float32 moments is given up."""
 
 
 class CatchingUpOptimizer(hivemind.Optimizer):
@@ -96,31 +92,26 @@ class CatchingUpOptimizer(hivemind.Optimizer):
         self.scheduled_grads = None
         self.state_averager.step(wait_for_delayed_updates=True)
 
-    def load_state_from_peers(self, **kwargs) -> bool:
-        """Downloads the state of the run from a peer; whether one gave it. Every wait has an end.
+    def load_state_from_peers(self, early: EarlyDownload | None = None) -> bool:
+        """Takes the state of the run from a peer; whether one gave it. Every wait has an end.
 
         Unlike hivemind's own, it does not try again without end, downloads no gradient buffers, checks what comes,
         and refuses an older state than its own. A download may take longer than an epoch: the peer goes on with the
         epoch that the others have by then, and takes their parameters with the next update (see `_catch_up`).
+
+        Args:
+            early: A download that was begun before; what has come of it is used, unless a new one were better.
         """
         self._let_rounds_end()
-        try:
-            state = download_state(
-                self.dht,
-                self.run_id,
-                shapes=self.parameter_shapes,
-                chunk_seconds=max(
-                    self._run.swarm.next_chunk_timeout_seconds, 2 * self._run.swarm.request_timeout_seconds
-                ),
-                total_seconds=DOWNLOAD_SECONDS,
-                max_bytes=1_000_000
-                + DOWNLOAD_BYTES_PER_PARAMETER * sum(shape.numel() for shape in self.parameter_shapes),
-                epochs=range(self.local_epoch, self._run.schedule.total_epochs + 1),
-                averager=SwarmStateAverager,
-            )
-        except TrainingError as error:
-            self._go_without_state(str(error))
-            return False
+        state = early.take() if early is not None else None
+        if state is None or not self._is_as_good_as_new(state):
+            try:
+                state = download_newer_state(
+                    self.dht, self._run, shapes=self.parameter_shapes, first_epoch=self.local_epoch
+                )
+            except TrainingError as error:
+                self._go_without_state(str(error))
+                return False
         self.last_download = (state.received_bytes, state.seconds)
         with self.tracker.pause_updates():
             parameters = [parameter for group in self.opt.param_groups for parameter in group["params"]]
@@ -141,6 +132,16 @@ class CatchingUpOptimizer(hivemind.Optimizer):
             self._begin_epoch(newest_epoch)
         self._want_weights(newest_epoch > state.epoch)
         return True
+
+    def _is_as_good_as_new(self, state: TrainingState) -> bool:
+        """Whether one that was downloaded before is of use: not if it has lain for epochs, longer than it came."""
+        if state.epoch < self.local_epoch:
+            return False
+        if time.monotonic() - state.ended <= state.seconds:
+            return True
+        with suppress(TimeoutError):
+            return self._look_around()[0] - state.epoch <= CATCH_UP_EPOCHS
+        return False
 
     def _go_without_state(self, reason: str) -> None:
         """Says now and then that no peer gives its state; waits a moment, or goes on alone if nobody else trains.

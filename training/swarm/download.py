@@ -18,14 +18,19 @@ from hivemind.compression import deserialize_torch_tensor
 from hivemind.dht import DHT
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import P2P, PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import ValueWithExpiration
 from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.streaming import combine_from_streaming
 
+from training.config import RunConfig
 from training.errors import TrainingError
+from training.swarm.averaging import SwarmStateAverager
 from training.swarm.codecs import read_blockwise
 from training.swarm.coroutine import wait_for_result
+
+DOWNLOAD_SECONDS = 1800.0
+"""Longest download of the state from one donor, for a peer that trains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +47,22 @@ class TrainingState:
     received_bytes: int = 0
     seconds: float = 0.0
     """From the first message to the last."""
+    ended: float = 0.0
+    """When the last one came, by `time.monotonic`."""
+
+
+class Landing:
+    """Where a donor's tensors are put as they come: each stays where it was read."""
+
+    def begin(self) -> None:
+        """Another donor sends; what the last one has sent is given up."""
+
+    def arrived(self, received_bytes: int) -> None:
+        """So much has come of this donor's state by now."""
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in its place."""
+        return tensor
 
 
 def find_donors(dht: DHT, run_id: str) -> list[PeerID]:
@@ -56,6 +77,33 @@ def find_donors(dht: DHT, run_id: str) -> list[PeerID]:
     return donors
 
 
+def download_newer_state(
+    dht: DHT, run: RunConfig, *, shapes: Sequence[torch.Size], first_epoch: int, landing: Landing | None = None
+) -> TrainingState:
+    """What a peer of the run takes that has no state of `first_epoch` or later; see `download_state`."""
+    return download_state(
+        dht,
+        run.run_id,
+        shapes=shapes,
+        chunk_seconds=chunk_seconds(run),
+        total_seconds=DOWNLOAD_SECONDS,
+        max_bytes=most_state_bytes(shapes),
+        epochs=range(first_epoch, run.schedule.total_epochs + 1),
+        averager=SwarmStateAverager,
+        landing=landing,
+    )
+
+
+def chunk_seconds(run: RunConfig) -> float:
+    """How long a peer of the run waits for a donor's next word."""
+    return max(run.swarm.next_chunk_timeout_seconds, 2 * run.swarm.request_timeout_seconds)
+
+
+def most_state_bytes(shapes: Sequence[torch.Size]) -> int:
+    """A donor that sends more than float32 weights, two float32 moments and a little is given up."""
+    return 1_000_000 + 12 * sum(shape.numel() for shape in shapes)
+
+
 def download_state(
     dht: DHT,
     run_id: str,
@@ -66,6 +114,7 @@ def download_state(
     max_bytes: int,
     epochs: range,
     averager: type[DecentralizedAverager] = TrainingStateAverager,
+    landing: Landing | None = None,
 ) -> TrainingState:
     """The state of the first donor that sends a sound one.
 
@@ -78,6 +127,7 @@ def download_state(
         max_bytes: A donor that sends more is given up.
         epochs: A state of another epoch is refused, before its tensors are sent.
         averager: Class of the peers' state averager: its name is part of the protocol.
+        landing: Where tensors are put; None: nowhere in particular.
 
     Raises:
         TrainingError: If no donor has sent a sound state; the message says what each of them did.
@@ -87,74 +137,98 @@ def download_state(
     if not donors:
         raise TrainingError("No peer offers its state yet.")
 
+    download = _Download(
+        run_id=run_id,
+        averager=averager,
+        shapes=shapes,
+        chunk_seconds=chunk_seconds,
+        max_bytes=max_bytes,
+        epochs=epochs,
+        landing=landing or Landing(),
+    )
+
     async def fetch(donor: PeerID) -> TrainingState:
         p2p = await P2P.replicate(await asyncio.to_thread(dht.run_coroutine, DHT._get_p2p_daemon_listen_maddr))
         try:
-            download = _fetch(p2p, donor, run_id, averager, chunk_seconds, max_bytes, epochs)
-            return await asyncio.wait_for(download, total_seconds)
+            return await asyncio.wait_for(download.fetch(p2p, donor), total_seconds)
         finally:
             await p2p.shutdown()
 
     faults = []
     for donor in donors:
         try:
-            state = wait_for_result(fetch(donor))
-            _check(state, shapes)
-            return state
+            return wait_for_result(fetch(donor))
         except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
             faults.append(f"{donor}: {error or type(error).__name__}")
     raise TrainingError(f"No peer has sent a sound state ({'; '.join(faults)}).")
 
 
-async def _fetch(
-    p2p: P2P,
-    donor: PeerID,
-    run_id: str,
-    averager: type[DecentralizedAverager],
-    chunk_seconds: float,
-    max_bytes: int,
-    epochs: range,
-) -> TrainingState:
-    stub = averager.get_stub(p2p, donor, namespace=_prefix(run_id))
-    stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), chunk_seconds)
-    metadata, parts, tensors, received, began = None, [], [], 0, None
-    async for message in aiter_with_timeout(stream, timeout=chunk_seconds):
-        began = began or time.monotonic()
-        received += len(message.tensor_part.buffer)
-        if received > max_bytes:
-            raise TrainingError(f"sent more than {max_bytes} bytes")
-        if message.metadata:
-            metadata = averager.serializer.loads(message.metadata)
-            if not isinstance(metadata, dict) or metadata.get("epoch") not in epochs:
-                raise TrainingError(f"is not at an epoch from {epochs.start} to {epochs.stop - 1}")
-        if message.tensor_part.dtype and parts:
-            tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-            parts = []
-        parts.append(message.tensor_part)
-    ended = time.monotonic()
-    if parts:
-        tensors.append(deserialize_torch_tensor(combine_from_streaming(parts)))
-    if metadata is None:
-        raise TrainingError("sent nothing")
-    return TrainingState(
-        epoch=metadata["epoch"],
-        tensors=tuple(tensors),
-        optimizer_metadata=metadata["optimizer_metadata"],
-        donor=str(donor),
-        received_bytes=received,
-        seconds=ended - began,
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Download:
+    """What is asked of each donor, and how it is taken; see `download_state`."""
+
+    run_id: str
+    averager: type[DecentralizedAverager]
+    shapes: Sequence[torch.Size]
+    chunk_seconds: float
+    max_bytes: int
+    epochs: range
+    landing: Landing
+
+    async def fetch(self, p2p: P2P, donor: PeerID) -> TrainingState:
+        """One donor's state, read and checked as it comes.
+
+        Raises:
+            TrainingError: What is wrong with it.
+        """
+        stub = self.averager.get_stub(p2p, donor, namespace=_prefix(self.run_id))
+        stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), self.chunk_seconds)
+        self.landing.begin()
+        metadata, parts, tensors, received, began = None, [], [], 0, None
+        async for message in aiter_with_timeout(stream, timeout=self.chunk_seconds):
+            began = began or time.monotonic()
+            received += len(message.tensor_part.buffer)
+            if received > self.max_bytes:
+                raise TrainingError(f"sent more than {self.max_bytes} bytes")
+            self.landing.arrived(received)
+            if message.metadata:
+                metadata = self.averager.serializer.loads(message.metadata)
+                if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:
+                    raise TrainingError(f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}")
+            if message.tensor_part.dtype and parts:
+                tensors.append(self._read(parts, len(tensors)))
+                parts = []
+            parts.append(message.tensor_part)
+        ended = time.monotonic()
+        if metadata is None:
+            raise TrainingError("sent nothing")
+        if parts:
+            tensors.append(self._read(parts, len(tensors)))
+        state = TrainingState(
+            epoch=metadata["epoch"],
+            tensors=tuple(tensors),
+            optimizer_metadata=metadata["optimizer_metadata"],
+            donor=str(donor),
+            received_bytes=received,
+            seconds=ended - began,
+            ended=ended,
+        )
+        _check_count(state, len(self.shapes))
+        return state
+
+    def _read(self, parts: list[runtime_pb2.Tensor], number: int) -> torch.Tensor:
+        tensor = deserialize_torch_tensor(combine_from_streaming(parts))
+        if number < len(self.shapes) and tuple(tensor.shape) != tuple(self.shapes[number]):
+            raise TrainingError("sent parameters of another model")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise TrainingError("sent numbers that are not finite")
+        return self.landing.put(tensor)
 
 
-def _check(state: TrainingState, shapes: Sequence[torch.Size]) -> None:
-    got = [tuple(tensor.shape) for tensor in state.tensors[: len(shapes)]]
-    if got != [tuple(shape) for shape in shapes]:
-        raise TrainingError("sent parameters of another model")
+def _check_count(state: TrainingState, parameters: int) -> None:
     moments = sum(entry.get("type") == "tensor" for entry in state.optimizer_metadata)
-    if len(state.tensors) != len(shapes) + moments:
-        raise TrainingError(f"sent {len(state.tensors)} tensors and announced {len(shapes) + moments}")
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in state.tensors if tensor.is_floating_point()):
-        raise TrainingError("sent numbers that are not finite")
+    if len(state.tensors) != parameters + moments:
+        raise TrainingError(f"sent {len(state.tensors)} tensors and announced {parameters + moments}")
 
 
 def _prefix(run_id: str) -> str:

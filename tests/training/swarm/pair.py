@@ -285,26 +285,37 @@ def average_parameters(torch, run, dht, identity, name, stop):
 
 
 def come_late(torch, run, dht, identity, name, stop):
-    """As `train`; the second comes when the first has done some epochs, and more go by while it downloads the state."""
+    """As `train`; the second comes when the first has done some epochs, and more go by before it has its state."""
     from training.swarm import catching_up as module
+    from training.swarm.early import EarlyDownload
 
-    downloads = []
-
-    def slow_download(*args, **kwargs):
-        state = download(*args, **kwargs)
-        downloads.append(state.epoch)
-        time.sleep(5)
-        return state
-
-    def wait_for_epochs(optimizer):
-        while optimizer.tracker.global_epoch < 2:
+    downloads, second_downloads, early = [], [], None
+    if name == "second":
+        while not any(progress["epoch"] >= 2 for progress in progress_of_all(run, dht)):
             time.sleep(0.1)
-        assert optimizer.load_state_from_peers()
+        early = EarlyDownload(dht, run, shapes=[parameter.shape for parameter in model_of(torch, seed=1).parameters()])
+        take = early.take
 
-    download, module.download_state = module.download_state, slow_download
-    begin = wait_for_epochs if name == "second" else lambda optimizer: None
+        def take_late():
+            time.sleep(5)
+            state = take()
+            downloads.append(state.epoch)
+            return state
+
+        early.take = take_late
+        module.download_newer_state = lambda *args, **kwargs: second_downloads.append(args)
+
+    def begin(optimizer):
+        assert early is None or optimizer.load_state_from_peers(early)
+
     tensors, reports = train(torch, run, dht, identity, name, stop, begin=begin, state_every=1_000_000)
-    return tensors, {"reports": reports, "downloads": downloads}
+    return tensors, {"reports": reports, "downloads": downloads, "second downloads": len(second_downloads)}
+
+
+def progress_of_all(run, dht):
+    """What the peers have told of their epochs."""
+    found = dht.get(f"{run.run_id}_progress", latest=True)
+    return [entry.value for entry in found.value.values()] if found is not None else []
 
 
 def train(torch, run, dht, identity, name, stop, *, begin=lambda optimizer: None, state_every=1):

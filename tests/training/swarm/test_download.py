@@ -6,25 +6,33 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from training.errors import TrainingError
-from training.swarm.download import TrainingState, _check
+from training.swarm.catching_up import CATCH_UP_EPOCHS, CatchingUpOptimizer
+from training.swarm.download import TrainingState, _check_count
 
 ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
-import json, sys, time
+import json, os, signal, sys, time
+from typing import AsyncIterator
 import hivemind, torch
 from hivemind.compression import NoCompression
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
 from hivemind.optim.state_averager import TrainingStateAverager
+from training.config import load_recipe
 from training.errors import TrainingError
 from training.processes import run_role
-from training.swarm.averaging import state_codec
+from training.swarm.averaging import SwarmStateAverager, state_codec
 from training.swarm.download import download_state, find_donors
+from training.swarm.early import EarlyDownload
 
 def donor(dht, epoch, model=None, cls=TrainingStateAverager, codec=NoCompression()):
     averager = cls(
@@ -39,7 +47,21 @@ class Stalling(TrainingStateAverager):
     def get_current_state(self):
         time.sleep(1000)
 
+class Dying(SwarmStateAverager):
+    _rpc_handlers = _stub_type = None
+
+    async def rpc_download_state(
+        self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        async for message in super().rpc_download_state(_request, _context):
+            yield message
+            os.kill(os.getpid(), signal.SIGKILL)
+
 MODEL = torch.nn.Linear(300, 200)
+SHAPES = [parameter.shape for parameter in MODEL.parameters()]
+
+def download_early(dht, first_epoch):
+    return EarlyDownload(dht, load_recipe("demo"), shapes=SHAPES, first_epoch=first_epoch)
 
 def role(stop):
     torch.set_num_threads(1)
@@ -50,7 +72,7 @@ def role(stop):
 
     def attempt(**changes):
         settings = dict(
-            shapes=[p.shape for p in MODEL.parameters()], chunk_seconds=3, total_seconds=10, max_bytes=10**7,
+            shapes=SHAPES, chunk_seconds=3, total_seconds=10, max_bytes=10**7,
             epochs=range(5, 8),
         )
         began = time.monotonic()
@@ -74,30 +96,46 @@ def role(stop):
     while find_donors(observer, "demo"):
         time.sleep(0.2)
     third = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    averager = donor(third, epoch=5, codec=state_codec(8, threshold=1000))
+    averager = donor(third, epoch=5, cls=SwarmStateAverager, codec=state_codec(8, threshold=1000))
     while not find_donors(observer, "demo"):
         time.sleep(0.2)
-    short, _ = attempt()
+    ours = {"averager": SwarmStateAverager}
+    early = [download_early(observer, first_epoch) for first_epoch in (5, 6, 5)]
+    early[2]._process.kill()
+    short, _ = attempt(**ours)
+    came, again = early[0].take(), early[0].take()
+    results["early"] = came.epoch, came.received_bytes == short.received_bytes, came.seconds > 0
+    results["early tensors"] = len(came.tensors) == 8 and all(map(torch.equal, came.tensors, short.tensors))
+    results["early metadata"] = came.optimizer_metadata == short.optimizer_metadata
+    results["nothing more"] = [state is None for state in (again, early[1].take(), early[2].take())]
     results["saved bytes"] = whole - short.received_bytes
     results["rounding"] = max(
         float((a.float() - b).norm() / b.norm()) for a, b in zip(short.tensors, MODEL.parameters())
     )
     results["moments"] = all(map(torch.equal, short.tensors[2:], state.tensors[2:]))
-    results["too many bytes"] = attempt(max_bytes=1000)[0]
-    results["too early"] = attempt(epochs=range(6, 10))[0]
-    results["too late"] = attempt(epochs=range(0, 5))[0]
-    results["other model"] = attempt(shapes=[torch.Size([3])])[0]
+    results["too many bytes"] = attempt(**ours, max_bytes=1000)[0]
+    results["too early"] = attempt(**ours, epochs=range(6, 10))[0]
+    results["too late"] = attempt(**ours, epochs=range(0, 5))[0]
+    results["other model"] = attempt(**ours, shapes=[torch.Size([3])])[0]
     with torch.no_grad():
         averager.optimizer.param_groups[0]["params"][0][0, 0] = float("nan")
-    results["nan"] = attempt()[0]
+    results["nan"] = attempt(**ours)[0]
     averager.allow_state_sharing = False
     while find_donors(observer, "demo"):
         time.sleep(0.2)
     Stalling.__name__ = TrainingStateAverager.__name__
-    stalling = donor(second, epoch=5, cls=Stalling)
+    averager = donor(second, epoch=5, cls=Stalling)
     while not find_donors(observer, "demo"):
         time.sleep(0.2)
     results["stalling"], results["stalling seconds"] = attempt()
+    averager.allow_state_sharing = False
+    while find_donors(observer, "demo"):
+        time.sleep(0.2)
+    Dying.__name__ = SwarmStateAverager.__name__
+    dying = donor(first, epoch=5, cls=Dying)
+    while not find_donors(observer, "demo"):
+        time.sleep(0.2)
+    results["died on the way"] = download_early(observer, 5).take() is None and not dying.is_alive()
     print(json.dumps(results), flush=True)
 
 run_role(role)
@@ -125,6 +163,10 @@ def test_download():
     assert results["saved bytes"] == 4 * weights - (weights + 4 * math.ceil(weights / 512)) + 2 * 200
     assert 1e-4 < results["rounding"] < 0.02
     assert results["moments"]
+    assert results["early"] == [5, True, True]
+    assert results["early tensors"] and results["early metadata"]
+    assert results["nothing more"] == [True, True, True]  # taken, too new an epoch, killed
+    assert results["died on the way"]
     assert "more than 1000 bytes" in results["too many bytes"]
     assert "not at an epoch from 6 to 9" in results["too early"]
     assert "not at an epoch from 0 to 4" in results["too late"]
@@ -137,7 +179,23 @@ def test_download():
 def test_a_state_that_was_cut_short_is_not_taken():
     tensors = (torch.zeros(2, 3), torch.zeros(6))
     announced = [{"type": "tensor", "index": 0}, {"type": "value", "value": 3}]
-    _check(TrainingState(epoch=1, tensors=tensors, optimizer_metadata=announced, donor="Qm"), [torch.Size([2, 3])])
+    _check_count(TrainingState(epoch=1, tensors=tensors, optimizer_metadata=announced, donor="Qm"), 1)
     short = TrainingState(epoch=1, tensors=tensors[:1], optimizer_metadata=announced, donor="Qm")
     with pytest.raises(TrainingError, match="sent 1 tensors and announced 2"):
-        _check(short, [torch.Size([2, 3])])
+        _check_count(short, 1)
+
+
+@pytest.mark.parametrize(
+    "lain_seconds, newest_epoch, own_epoch, taken",
+    [
+        (9, 50, 0, True),  # a new download would take longer than this one has lain
+        (60, 7 + CATCH_UP_EPOCHS, 0, True),
+        (60, 8 + CATCH_UP_EPOCHS, 0, False),
+        (9, 7, 8, False),
+    ],
+)
+def test_a_state_that_came_early_is_taken_unless_a_new_one_were_better(lain_seconds, newest_epoch, own_epoch, taken):
+    ended = time.monotonic() - lain_seconds
+    state = TrainingState(epoch=7, tensors=(), optimizer_metadata=[], donor="Qm", seconds=10.0, ended=ended)
+    peer = SimpleNamespace(local_epoch=own_epoch, _look_around=lambda: (newest_epoch, 2))
+    assert CatchingUpOptimizer._is_as_good_as_new(peer, state) == taken

@@ -1,0 +1,158 @@
+"""The state of the run, downloaded while this peer is still being made.
+
+A newcomer whose node stands could receive at once, but has no optimizer yet to load a state into, and its averagers
+are still to be forked, which is no time for threads. So a process of its own downloads, checks and reads the state,
+into memory that it shares with its maker. The network is busy from the first second on, and so is a second core.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import multiprocessing
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import torch
+from hivemind.dht import DHT
+
+from training.config import RunConfig
+from training.errors import TrainingError
+from training.swarm.download import (
+    Landing,
+    TrainingState,
+    chunk_seconds,
+    download_newer_state,
+    most_state_bytes,
+)
+
+logger = logging.getLogger(__name__)
+
+SILENT_CHUNKS = 4
+"""A process that gets nothing for so many times a donor's patience may hang, and is given up."""
+
+_ALIGNMENT = 64
+_MOST_TENSORS_A_PARAMETER = 8
+"""The parameter itself and what an optimizer keeps of it."""
+_RECEIVED = struct.Struct("q")
+"""At the beginning of the shared memory: bytes that have come."""
+
+Place = tuple[torch.dtype, torch.Size, int]
+"""Where a tensor lies in the shared memory; the last is its first byte."""
+
+
+class EarlyDownload:
+    """A download that runs beside; `take` gives what has come of it, once.
+
+    Make it when the node stands, and before all that needs time. Takes as much memory as the state needs, until it is
+    taken and let go.
+
+    Args:
+        dht: A running node.
+        run: The recipe.
+        shapes: Of the parameters in the optimizer's order.
+        first_epoch: An older state is of no use.
+    """
+
+    def __init__(self, dht: DHT, run: RunConfig, *, shapes: Sequence[torch.Size], first_epoch: int = 1):
+        self._process: BaseProcess | None = None
+        self._patience_seconds = SILENT_CHUNKS * chunk_seconds(run)
+        most_bytes = most_state_bytes(shapes) + _ALIGNMENT * (1 + _MOST_TENSORS_A_PARAMETER * len(shapes))
+        try:
+            self._memory = mmap.mmap(-1, most_bytes)  # what is not written to takes none
+        except OSError as error:  # not even on paper is there so much
+            logger.info("No state comes early: %s", error)
+            return
+        context = multiprocessing.get_context("fork")
+        self._answer, answer = context.Pipe(duplex=False)
+        given = (answer, self._memory, dht, run, shapes, first_epoch)
+        self._process = context.Process(target=_work, args=given, daemon=True, name="early-download")
+        self._process.start()
+        answer.close()  # the process has the only one now, so its end is noticed
+        if hasattr(mmap, "MADV_DONTFORK"):  # Linux; else averagers, forked later, keep the memory for good
+            self._memory.madvise(mmap.MADV_DONTFORK)
+
+    def take(self) -> TrainingState | None:
+        """Waits for the state; its tensors lie in the shared memory. None if none has come, or it was taken before."""
+        if self._process is None:
+            return None
+        state = "the download has ended without a word"
+        with suppress(EOFError, OSError):
+            if self._await_answer():
+                state = self._answer.recv()
+        if isinstance(state, TrainingState):
+            taken = replace(state, tensors=tuple(_tensor(self._memory, place) for place in state.tensors))
+        else:
+            logger.info("No state came early: %s", state)
+            taken = None
+        self.drop()
+        return taken
+
+    def drop(self) -> None:
+        """Ends the download if it still runs, and lets its memory go, but for what was taken."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._answer.close()
+            self._process = self._memory = None
+
+    def _await_answer(self) -> bool:
+        """Whether the process has something to say; it is waited for as long as more of the state comes."""
+        received, moved = -1, time.monotonic()
+        while not self._answer.poll(1.0):
+            before, (received,) = received, _RECEIVED.unpack_from(self._memory)
+            if received != before:
+                moved = time.monotonic()
+            if time.monotonic() - moved > self._patience_seconds:
+                return False
+        return True
+
+
+class _SharedLanding(Landing):
+    """Puts tensors one behind the other into the shared memory."""
+
+    def __init__(self, memory: mmap.mmap):
+        self._memory = memory
+        self.places: list[Place] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.places.clear()
+        self._end = _ALIGNMENT
+
+    def arrived(self, received_bytes: int) -> None:
+        _RECEIVED.pack_into(self._memory, 0, received_bytes)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        place = (tensor.dtype, tensor.shape, self._end)
+        self._end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if self._end > len(self._memory):
+            raise TrainingError("sent tensors that are too large")
+        self.places.append(place)
+        return _tensor(self._memory, place).copy_(tensor)
+
+
+def _tensor(memory: mmap.mmap, place: Place) -> torch.Tensor:
+    dtype, shape, offset = place
+    if not shape.numel():
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
+
+
+def _work(
+    answer: Connection, memory: mmap.mmap, dht: DHT, run: RunConfig, shapes: Sequence[torch.Size], first_epoch: int
+) -> None:
+    """The process: sends the state, with places for tensors, or why there is none."""
+    torch.set_num_threads(1)
+    landing = _SharedLanding(memory)
+    try:
+        state = download_newer_state(dht, run, shapes=shapes, first_epoch=first_epoch, landing=landing)
+    except TrainingError as error:
+        answer.send(str(error))
+    else:
+        answer.send(replace(state, tensors=tuple(landing.places)))
