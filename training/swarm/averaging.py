@@ -19,6 +19,7 @@ from hivemind.proto import averaging_pb2
 from torch import Tensor
 
 from training.swarm.codecs import exchange_codec
+from training.swarm.matchmaking import told_epoch
 from training.swarm.rounds import AveragedGroup, ReportingAverager
 from training.swarm.serving import Head, pack, unpack
 
@@ -77,11 +78,7 @@ class SwarmGradientAverager(GradientAverager, ReportingAverager):
 
 def standings(group: AveragedGroup) -> list[tuple[int, bool]]:
     """Epoch of each peer of a gradients' group, and whether it wants the others' weights; nonsense is left out."""
-    return [
-        (told[0], told[1])
-        for told in group.values()
-        if isinstance(told, (list, tuple)) and len(told) == 2 and type(told[0]) is int and type(told[1]) is bool
-    ]
+    return [(told[0], told[1]) for told in group.values() if told_epoch(told) is not None]
 
 
 class SwarmStateAverager(TrainingStateAverager, ReportingAverager):

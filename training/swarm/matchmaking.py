@@ -8,6 +8,9 @@ import time
 
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+from hivemind.utils.serializer import MSGPackSerializer
 
 PATIENCE_WINDOWS = 4
 """Windows of matchmaking for which a group waits for peers that are known to train."""
@@ -56,6 +59,39 @@ class PatientMatchmaking(Matchmaking):
     @min_group_size.setter
     def min_group_size(self, value: int) -> None:
         self._least = value
+
+    def _check_reasons_to_reject(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader | None:
+        """As in hivemind, and peers whose gradients are those of different epochs do not form a group.
+
+        One that comes late to the end of an epoch would else wait with one of the others for the end of the next, and
+        leave a third one without them.
+        """
+        reason = super()._check_reasons_to_reject(request, context)
+        if reason is None and self.step_control is not None:
+            epochs = {_epoch_of(gather) for gather in (self.step_control.data_for_gather, request.gather)}
+            if len(epochs - {None}) > 1:
+                return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)
+        return reason
+
+
+def told_epoch(told: object) -> int | None:
+    """The epoch in what a peer tells a gradients' group, which is that and whether it wants weights; None if it is not.
+
+    >>> told_epoch([7, False]), told_epoch("nonsense")
+    (7, None)
+    """
+    whole = isinstance(told, (list, tuple)) and len(told) == 2 and type(told[0]) is int and type(told[1]) is bool
+    return told[0] if whole else None
+
+
+def _epoch_of(gather: bytes) -> int | None:
+    """The same of what hivemind's join requests carry: bandwidth, mode, and what the peer tells."""
+    try:
+        return told_epoch(MSGPackSerializer.loads(MSGPackSerializer.loads(gather)[2]))
+    except Exception:  # a stranger's bytes; the group makes of them what it can
+        return None
 
 
 class _PatientKeyManager(GroupKeyManager):

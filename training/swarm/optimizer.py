@@ -24,7 +24,9 @@ from training.swarm.rounds import AveragedGroup
 from training.swarm.tracker import LivelyTracker
 
 LOOK_SECONDS = 0.5
-"""A peer without a group looks this often whether the others still wait for one."""
+"""A peer without a group sees this often whether it has one."""
+LOOKS = 5
+"""And looks so often in the usual time of waiting, and as often after it, whether the others still wait for one."""
 LIVELY_WINDOWS = 6
 """A peer that has not reported a sample for so many windows of matchmaking is not waited for."""
 LAST_AVERAGE_SECONDS = 5.0
@@ -99,6 +101,8 @@ class SwarmOptimizer(CatchingUpOptimizer):
         if not ending.in_background:  # else it is reported when its average ends, which may have been before this
             self._note_what_was_left_out(ending)
             self._report(ending)
+            if ending.left_behind:
+                self._catch_up()
 
     def _begin_averaging_gradients(self, grad_scaler: object) -> bool:
         scheduled = self.scheduled_grads
@@ -231,12 +235,13 @@ class SwarmOptimizer(CatchingUpOptimizer):
         """The group's average, as long as there is hope for one.
 
         Raises:
-            _LeftBehind: If no group was found in the usual time and the others have begun the next epoch by now.
-            TrainingError: If nobody else is left.
+            _LeftBehind: If no group was found and the others have begun the next epoch by now.
+            TrainingError: If nobody else is left after the usual time.
             TimeoutError: If there is no average within `averaging_timeout`.
         """
         swarm, began = self._run.swarm, time.monotonic()
         usual_seconds = swarm.matchmaking_seconds + swarm.request_timeout_seconds
+        looks = 0
         while True:
             try:
                 return control.result(timeout=LOOK_SECONDS)
@@ -244,8 +249,9 @@ class SwarmOptimizer(CatchingUpOptimizer):
                 waited = time.monotonic() - began
                 if control.done() or waited >= self.averaging_timeout:
                     raise
-                if control.stage != AveragingStage.LOOKING_FOR_GROUP or waited < usual_seconds:
+                if control.stage != AveragingStage.LOOKING_FOR_GROUP or waited < usual_seconds * (looks + 1) / LOOKS:
                     continue
+                looks += 1
                 try:
                     newest_epoch, others = self._look_around()
                 except TimeoutError:  # a busy node has not answered, which says nothing of the others
@@ -253,7 +259,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
                 if newest_epoch > ending.epoch + self.delay_grad_averaging:  # delayed, all begin the next one at once
                     control.cancel()
                     raise _LeftBehind from None
-                if not others:
+                if not others and waited >= usual_seconds:
                     control.cancel()
                     ending.others = 0
                     raise TrainingError("nobody else trains any more") from None

@@ -4,8 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 from hivemind.averaging.control import AveragingStage
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.proto import averaging_pb2
+from hivemind.utils.serializer import MSGPackSerializer
 
 from training.errors import TrainingError
+from training.swarm.matchmaking import PatientMatchmaking
 from training.swarm.optimizer import SwarmOptimizer
 
 
@@ -59,3 +63,21 @@ def test_a_peer_stops_waiting_when_the_others_have_gone_on_or_are_gone(seen):
     with pytest.raises(TrainingError if seen == (7, 0) else Exception, match="nobody else" if seen == (7, 0) else ""):
         wait(round_, (7, 2), seen)
     assert round_.cancelled
+
+
+def gather(told):
+    """What a peer's request to join a group carries."""
+    return MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(told)])
+
+
+@pytest.mark.parametrize(
+    "told, accepted",
+    [(gather([7, True]), True), (gather([6, False]), False), (gather([8, False]), False), (b"?", True)],
+)
+def test_a_group_is_of_one_epoch(told, accepted, monkeypatch):
+    """A newcomer at an epoch that has just ended would make one of the others wait, and leave the third without it."""
+    monkeypatch.setattr(Matchmaking, "_check_reasons_to_reject", lambda self, request, context: None)
+    leader = object.__new__(PatientMatchmaking)
+    leader.step_control = SimpleNamespace(data_for_gather=gather([7, False]))
+    answer = leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=told), None)
+    assert (answer is None) == accepted
