@@ -9,7 +9,8 @@ others), its `gpu` is a name of `devices()`, or empty. What is refused gives `{"
 `advise({"setup", "gpu"})`
     {`sentence`, `choices`}: what would make it fit and the most that fits, each as {`text`, `changes`}.
 `sweep({"setup", "gpu", "along"})`
-    {`title`, `points`, `gpu`}: the memory over a range of one of the setup's numbers, and the room on the GPU.
+    {`title`, `points`, `present`, `gpu`}: the memory over a range of one of the setup's numbers, and the room
+    on the GPU.
 `export({"setup", "gpu"})`
     {`json`, `csv`}: the whole estimate as the texts of two files; the first is the command line's.
 `forecast(collaboration)`

@@ -20,7 +20,8 @@ TITLES = {"micro_batch_size": "Micro-batch", "sequence_length": "Sequence length
 def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
     """Totals, parts and the plain baseline at each value that the calculator takes.
 
-    With a device also its title as `gpu` and, at each value, the `room` that it leaves for the total.
+    With a device also its title as `gpu` and, at each value, the `room` that it leaves for the total. `present` is
+    where the setup itself stands, None where it has no such value.
 
     Raises:
         BadSetup: If nothing can be swept so.
@@ -48,7 +49,9 @@ def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
         points.append(point)
     if len(points) < 2:
         raise BadSetup(f"{TITLES[along]} is fixed for this model: there is nothing to sweep.")
-    return {"title": TITLES[along], "points": points, "gpu": device.title if device else ""}
+    own = getattr(setup, along) or getattr(resolve(setup), along, None)
+    present = {"value": own, "total": estimate(setup).gpu.total} if own else None
+    return {"title": TITLES[along], "points": points, "present": present, "gpu": device.title if device else ""}
 
 
 def _values(setup: Setup, along: str) -> list[int]:

@@ -34,8 +34,9 @@ export function plain(text) {
  * A chart in `element` that redraws with `update(traces)` and follows the palette.
  *
  * @param {HTMLElement} element
- * @param {object} options plotly: address of the library; axes: {x, y} titles; traces() -> Plotly traces made
- *   with the present colours, or null while there is nothing to draw: what stands there stays
+ * @param {object} options plotly: address of the library; axes: {x, y} titles and, where lines may leave the chart, its
+ *   top; traces() -> Plotly traces made with the present colours, or null while there is nothing to draw: what stands
+ *   there stays
  */
 export function makeChart(element, { plotly: address, axes, traces, from = null }) {
   let visible = false;
@@ -56,7 +57,7 @@ export function makeChart(element, { plotly: address, axes, traces, from = null 
       showlegend: true,
       legend: { orientation: "h", y: 1.04, yanchor: "bottom", x: 0, title: { text: lines > 1 ? axes.y : "", side: "top" }, font: { color: colour("ink") } },
       xaxis: { ...axis, title: { text: axes.x } },
-      yaxis: { ...axis, rangemode: from === 0 ? "tozero" : "normal" },
+      yaxis: { ...axis, ...(axes.top ? { range: [0, axes.top] } : { rangemode: from === 0 ? "tozero" : "normal" }) },
       uirevision: "kept",
     };
   }

@@ -158,7 +158,9 @@ def test_the_pages_bar_ends_before_the_gpus_line_where_the_setup_fits_and_the_ch
     standings = set()
     for name in ("t4", "apple-16gb"):
         asked = {"setup": {"model": "gpt2"}, "gpu": name, "along": "micro_batch_size"}
-        for point in json.loads(browser.sweep(json.dumps(asked)))["points"]:
+        swept = json.loads(browser.sweep(json.dumps(asked)))
+        assert swept["present"] == {"value": 1, "total": swept["points"][0]["total"]}
+        for point in swept["points"]:
             setup = {"model": "gpt2", "micro_batch_size": point["value"]}
             shown = json.loads(browser.answer(json.dumps({"setup": setup, "gpu": name})))
             fits = shown["standing"] != "does not fit"

@@ -4,6 +4,7 @@ import { colour, makeChart, makeTable } from "../charts.mjs";
 
 const PARTS = ["weights", "gradients", "optimizer_state", "activations", "temporary"];
 const GIB = 2 ** 30;
+const MOST_TIMES = 3;
 
 /**
  * @param {HTMLDetailsElement} details
@@ -19,7 +20,7 @@ export function makeSweep(details, page) {
   let chart = null;
   let asking = 0;
   const fillTable = makeTable(details, () => ({
-    head: [answer?.title ?? "", "This setup", "Plain", answer?.gpu].filter((title) => title !== undefined && title !== ""),
+    head: answer ? [answer.title, "This setup", "Plain", answer.gpu].filter(Boolean) : [],
     body: (answer?.points ?? []).map((point) => point.row),
   }));
 
@@ -37,22 +38,35 @@ export function makeSweep(details, page) {
     }));
     const plain = {
       name: "Plain",
-      x,
-      y: answer.points.map((point) => point.plain / GIB),
+      ...within(x, answer.points.map((point) => point.plain / GIB), axes.top ?? Infinity),
       mode: "lines",
       line: { width: 2, dash: "dot", color: colour("ink") },
       hovertemplate: "%{y:.2f} GiB",
     };
-    return [...parts, plain, ...room(x)];
+    return [...parts, plain, ...room(x), ...present()];
+  }
+
+  /** Where plain training takes many times as much, its line leaves the chart, and the setup stays readable. */
+  function top() {
+    const own = MOST_TIMES * Math.max(...answer.points.map((point) => point.total));
+    return Math.max(...answer.points.map((point) => point.plain)) > own ? own / GIB : null;
   }
 
   /** What the GPU leaves for the setup; one that is much larger would press all else to the ground. */
   function room(x) {
-    const highest = Math.max(...answer.points.map((point) => Math.max(point.plain, point.total)));
-    if (!answer.gpu || answer.points[0].room > 3 * highest) return [];
+    const highest = axes.top ?? (MOST_TIMES * Math.max(...answer.points.map((point) => Math.max(point.plain, point.total)))) / GIB;
+    if (!answer.gpu || answer.points[0].room / GIB > highest) return [];
     const line = { width: 2, dash: "dash", color: colour("accent") };
     const y = answer.points.map((point) => point.room / GIB);
     return [{ name: answer.gpu, x, y, mode: "lines", line, hovertemplate: "room for %{y:.2f} GiB" }];
+  }
+
+  /** Where the reader's setup stands in the range. */
+  function present() {
+    if (!answer.present) return [];
+    const marker = { size: 10, color: colour("ink"), line: { width: 2, color: colour("panel") } };
+    const { value, total } = answer.present;
+    return [{ name: "This setup", x: [value], y: [total / GIB], mode: "markers", marker, showlegend: false, hovertemplate: "%{y:.2f} GiB" }];
   }
 
   async function update() {
@@ -66,6 +80,8 @@ export function makeSweep(details, page) {
     if (given.error) return;
     answer = given;
     axes.x = given.title;
+    axes.top = top();
+    if (axes.top) note.textContent = "Plain training goes beyond the chart; the table has its numbers.";
     chart.draw();
     fillTable();
   }
@@ -73,4 +89,14 @@ export function makeSweep(details, page) {
   details.addEventListener("toggle", update);
   along.addEventListener("change", update);
   return { update, stop: () => chart?.stop() };
+}
+
+/** A line as far as it is not above the top, with the point where it leaves. */
+function within(x, y, top) {
+  const above = y.findIndex((value) => value > top);
+  if (above < 0) return { x, y };
+  if (above === 0) return { x: [], y: [] };
+  const share = (top - y[above - 1]) / (y[above] - y[above - 1]);
+  const leaves = x[above - 1] + share * (x[above] - x[above - 1]);
+  return { x: [...x.slice(0, above), leaves], y: [...y.slice(0, above), top] };
 }
