@@ -148,7 +148,7 @@ def batch_line(line: str) -> str:
 
 def _read(path: str) -> object:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadSetup(f"{path} cannot be read: {error.strerror or error}. Give the path of a JSON file.") from None
     except UnicodeDecodeError:

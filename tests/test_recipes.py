@@ -37,6 +37,7 @@ def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
         ("hidden_size = 128", "hidden_size = -1", "model.hidden_size"),
         ("hidden_size = 128", "", "model.hidden_size"),
         ("hidden_size = 128", "hidden_size = 128\nwidth = 3", "model.width"),
+        ('attention_cycle = ["row", "column", "row", "row"]', "attention_cycle = []", "model.attention_cycle"),
         ("image_grid = 8", "image_grid = 9", "image_grid is 9"),
         ("codebook_size = 256", "codebook_size = 512", "codebook_size"),
         ("matchmaking_seconds = 1.5", "matchmaking_seconds = 0.5", "request_timeout_seconds"),
@@ -79,6 +80,11 @@ def test_an_address_without_a_recipe_is_refused_in_words(answer):
 def test_what_is_no_address_is_refused_in_words(address):
     with pytest.raises(BadInput, match="Check address and network"):
         load_recipe(address)
+
+
+def test_a_recipe_from_an_editor_of_windows_is_the_same(tmp_path):
+    (tmp_path / "run.toml").write_text((RECIPES / "demo.toml").read_text(), encoding="utf-8-sig")
+    assert load_recipe(str(tmp_path / "run.toml")) == load_recipe("demo")
 
 
 def test_an_unknown_recipe_names_the_known_ones():

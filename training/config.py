@@ -323,13 +323,13 @@ def read_recipe(source: str) -> str:
                 text = response.read(LARGEST_RECIPE_BYTES)
                 if response.length:
                     raise ValueError("it is too long, or the connection broke off")
-                return text.decode()
+                return text.decode("utf-8-sig")
         except (OSError, ValueError, HTTPException) as error:  # no answer, no text, no address
             raise BadInput(f"The recipe at {source} cannot be read: {error}. Check address and network.") from None
     named = RECIPES / f"{source}.toml"
     path = named if named.is_file() else Path(source)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Windows' editors begin a file with a mark
     except (OSError, ValueError) as error:
         raise BadInput(
             f"No recipe {source!r}: {reason_of(error)}. "

@@ -71,7 +71,7 @@ def test_batch_answers_in_order_and_goes_on_after_a_refusal(monkeypatch, capsys)
 
 def test_config_file(tmp_path, capsys):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 6}))
+    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 6}), encoding="utf-8-sig")  # as Windows' editors write
     assert main(["--config", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 81_912_576  # distilgpt2
 

@@ -171,7 +171,7 @@ def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
     rows: list[Row] = []
     left_out: Counter[str] = Counter()
     try:
-        with captions.open(encoding="utf-8", errors="replace") as lines:
+        with captions.open(encoding="utf-8-sig", errors="replace") as lines:
             for line in lines:
                 if not line.strip():
                     continue

@@ -283,13 +283,13 @@ def safe_name(prompt: str) -> str:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Prompts from a text file, one a line; empty lines are passed over.
+    """Prompts from a text file, one a line; empty lines and the mark with which Windows' editors begin are passed over.
 
     Raises:
         BadInput: If the file cannot be read or is empty.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"The prompts in {path} cannot be read: {reason_of(error)}.") from None
     prompts = [line.strip() for line in lines if line.strip()]

@@ -49,7 +49,8 @@ def make(drawn, codec_folder, tmp_path):
 
 
 def write_rows(folder, rows):
-    (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "captions.jsonl").write_text(lines, encoding="utf-8-sig")  # as Windows' editors write
 
 
 def test_codes_captions_and_splits_are_those_of_the_pictures(make, drawn, codec_folder, tmp_path):

@@ -75,7 +75,7 @@ def test_generate_writes_pictures_and_their_facts(run_dir, tmp_path):
 
 def test_prompts_come_from_a_file_too(run_dir, tmp_path):
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("a red ring\n\n a blue star \n", encoding="utf-8")
+    prompts.write_text("a red ring\n\n a blue star \n", encoding="utf-8-sig")  # as Windows' editors write
     command("generate", "--prompts", prompts, "--checkpoint", run_dir, "--out", tmp_path / "out", "--count", 1)
     facts = json.loads((tmp_path / "out" / "pictures.json").read_text())
     assert [entry["prompt"] for entry in facts["pictures"]] == ["a red ring", "a blue star"]
