@@ -133,7 +133,7 @@ class VqGan(nn.Module):
             raise BadInput(f"{len(strange)} weights of the VQ-GAN are missing or left over, such as {strange[0]!r}.")
         for name, tensor in tensors.items():
             target = own[names[name]]
-            if tensor.numel() != target.numel():
+            if tensor.squeeze().shape != target.squeeze().shape:  # theirs have more axes of length 1
                 raise BadInput(
                     f"The VQ-GAN's weight {name!r} has the shape {tuple(tensor.shape)}, not {tuple(target.shape)}."
                 )

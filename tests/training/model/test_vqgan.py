@@ -133,6 +133,7 @@ def test_other_weights_are_refused(codec, tmp_path):
     for change, message in (
         ({"extra.weight": torch.zeros(1)}, "left over, such as 'extra.weight'"),
         ({"quant_conv.bias": torch.zeros(3)}, "has the shape"),
+        ({"decoder.conv_in.weight": tensors["decoder.conv_in.weight"].transpose(0, 1)}, "has the shape"),
     ):
         with pytest.raises(BadInput, match=message):
             VqGan.from_tensors({**tensors, **change}, CONFIG)
