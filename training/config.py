@@ -73,7 +73,7 @@ class ModelConfig(_Section):
     """Each block sees part of its channels from the previous token (text) or the tokens above and left (image)."""
     tied_embeddings: bool = True
     """Input and output embeddings are one matrix (Press and Wolf 2016)."""
-    image_loss_weight: Annotated[float, Field(gt=0)] = 7.0
+    image_loss_weight: Annotated[float, Field(gt=0, le=1e6)] = 7.0
     """Weight of the image tokens' loss; the text's is 1, and the sum is divided by both."""
     text_padding_id: Count = 0
     """What padding of the text becomes: 0, at each position an id of its own (dalle-pytorch 1.6.6); otherwise this id,
@@ -129,7 +129,7 @@ class OptimizerConfig(_Section):
     """Decay of the first and the second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
     """Added to the root of the second moment."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.045
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.045
     """Decoupled weight decay; biases, norms and scales are exempt."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 4.0
     """The averaged gradient is clipped to this global norm."""

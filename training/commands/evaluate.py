@@ -113,7 +113,11 @@ def run(
         "exact": "all that the caption says",
     }
     for quality in QUALITIES:
-        table.add_row(names[quality], f"{result.shares[quality]:.1%}", f"{result.chance[quality]:.1%}")
+        by_chance = f"{result.chance[quality]:.1%}" if result.chance else "–"
+        table.add_row(names[quality], f"{result.shares[quality]:.1%}", by_chance)
     Console().print(table)
     print(f"Shape and colour: between {low:.1%} and {high:.1%} with 95 % confidence.")
-    print("Chance: the same pictures, judged by the captions of others.")
+    if result.chance:
+        print("Chance: the same pictures, judged by the captions of others.")
+    else:
+        print("Chance was not measured: that takes two different captions.")

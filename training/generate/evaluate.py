@@ -29,8 +29,9 @@ class Evaluation:
     """Pictures judged."""
     shares: dict[str, float]
     """Quality -> share of pictures that show what their own prompt says."""
-    chance: dict[str, float]
-    """Quality -> share when the same pictures are judged by the prompts of others: what is reached without reading."""
+    chance: dict[str, float] | None
+    """Quality -> share when the same pictures are judged by the prompts of others: what is reached without reading;
+    None if all prompts are alike."""
     matched_interval: tuple[float, float]
     """95 % interval of the share `matched`."""
     verdicts: tuple[Verdict, ...]
@@ -56,7 +57,7 @@ def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
     return Evaluation(
         count=len(pictures),
         shares=shares,
-        chance={quality: _share(strangers, quality) for quality in QUALITIES},
+        chance={quality: _share(strangers, quality) for quality in QUALITIES} if strangers else None,
         matched_interval=wilson_interval(round(shares["matched"] * len(pictures)), len(pictures)),
         verdicts=verdicts,
     )
@@ -105,5 +106,5 @@ def _offsets(count: int) -> list[int]:
 
 
 def _share(verdicts: Sequence[Verdict], quality: str) -> float:
-    """Share of the verdicts that are right; 0 where there is none."""
-    return sum(getattr(verdict, quality) for verdict in verdicts) / len(verdicts) if verdicts else 0.0
+    """Share of the verdicts that are right."""
+    return sum(getattr(verdict, quality) for verdict in verdicts) / len(verdicts)
