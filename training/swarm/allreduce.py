@@ -12,7 +12,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,35 +22,7 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm.agreement import Verdict
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundReport:
-    """What one averaging round did, as seen by one peer."""
-
-    group_size: int
-    """Peers in the group, those without weight included."""
-    senders: int
-    """Peers whose tensors entered the average with weight, this one included; 1 is no average at all."""
-    own_share: float | None
-    """Share of this peer's own tensors in its result: its weight over all weights, 1 where a part did not come back.
-    None if this peer reduces nothing and so does not see the others' weights."""
-    weight: float | None
-    """Of all tensors in the average together: the samples of the update, for gradients. None as above."""
-    torn: bool
-    """Whether a peer was lost on the way: parts are the average of fewer peers, or this peer's own."""
-    repeated: int = 0
-    """Times that the group averaged anew because a peer was lost; the result is that of the last time."""
-    lost: tuple[str, ...] = ()
-    """Peers of the group that had no part in the last of these averages."""
-    refused: tuple[str, ...] = ()
-    """Peers of which parts were not finite and were left out, as far as this one averages them."""
-    reduced_share: float = 0.0
-    """Share of all values that this peer averaged for the group."""
-    bytes_sent: int
-    bytes_received: int
-    seconds: float
-    """From the group's forming to the last part."""
+from training.swarm.groups import RoundReport
 
 
 class FiniteReducer(TensorPartReducer):

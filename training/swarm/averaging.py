@@ -19,8 +19,9 @@ from hivemind.proto import averaging_pb2
 from torch import Tensor
 
 from training.swarm.codecs import exchange_codec
+from training.swarm.groups import AveragedGroup
 from training.swarm.matchmaking import told_epoch
-from training.swarm.rounds import AveragedGroup, ReportingAverager
+from training.swarm.rounds import ReportingAverager
 from training.swarm.serving import Head, pack, unpack
 
 WEIGHT_OF_A_NEWCOMER = 1e-6

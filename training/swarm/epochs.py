@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from training.swarm.allreduce import RoundReport
+from training.swarm.groups import RoundReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

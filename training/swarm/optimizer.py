@@ -20,7 +20,7 @@ from training.errors import TrainingError
 from training.swarm.averaging import SwarmStateAverager, standings
 from training.swarm.catching_up import CatchingUpOptimizer
 from training.swarm.epochs import Ending, EpochReport
-from training.swarm.rounds import AveragedGroup
+from training.swarm.groups import AveragedGroup
 from training.swarm.tracker import LivelyTracker
 
 LOOK_SECONDS = 0.5

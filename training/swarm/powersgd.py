@@ -24,9 +24,8 @@ from hivemind.compression.base import TensorRole
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.utils.asyncio import enter_asynchronously
 
-from training.swarm.allreduce import RoundReport
 from training.swarm.averaging import SwarmGradientAverager
-from training.swarm.rounds import AveragedGroup
+from training.swarm.groups import AveragedGroup, RoundReport
 
 _LEAST_SAVING = 0.8
 """A matrix is averaged as it is unless the thin ones have a fifth of its values: they travel in 32 bit, it in 8."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from hivemind.averaging import DecentralizedAverager
@@ -27,8 +27,9 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.timed_storage import get_dht_time
 
 from calculator.exchange import part_bytes
-from training.swarm.agreement import Agreement, Decision
-from training.swarm.allreduce import ReportingRunner, RoundReport
+from training.swarm.agreement import Agreement
+from training.swarm.allreduce import ReportingRunner
+from training.swarm.groups import Attempt, AveragedGroup, Group, RoundReport
 from training.swarm.matchmaking import PatientMatchmaking
 
 REPETITIONS = 2
@@ -36,22 +37,6 @@ REPETITIONS = 2
 
 _AGREEMENTS_KEPT = 8
 """Peers that end late may still ask what was decided on the last few all-reduces."""
-
-
-class AveragedGroup(dict):
-    """What an averager returns, peer id -> what that peer gave to gather, with the round's report."""
-
-    def __init__(self, gathered: dict, report: RoundReport):
-        super().__init__(gathered)
-        self.report = report
-
-    def __reduce__(self) -> tuple:
-        return AveragedGroup, (dict(self), self.report)
-
-    @classmethod
-    def of_those_left(cls, gathered: dict, report: RoundReport) -> AveragedGroup:
-        """Without the peers that were lost."""
-        return cls({peer: told for peer, told in gathered.items() if str(peer) not in report.lost}, report)
 
 
 class _Control(StepControl):
@@ -150,7 +135,7 @@ class ReportingAverager(DecentralizedAverager):
         """
         began, sent, received = time.monotonic(), 0, 0
         first_id = group_info.group_id if group_id is None else group_id
-        group = _Group(group_id=first_id, peers=tuple(group_info.peer_ids), fractions=tuple(peer_fractions))
+        group = Group(group_id=first_id, peers=tuple(group_info.peer_ids), fractions=tuple(peer_fractions))
         for repeated in range(REPETITIONS + 1):
             try:
                 attempt = await self._all_reduce(tensors, group, **kwargs)
@@ -184,7 +169,7 @@ class ReportingAverager(DecentralizedAverager):
             self._state_updated.set()
         self._last_report = replace(report, bytes_sent=sent, bytes_received=received, seconds=time.monotonic() - began)
 
-    async def _all_reduce(self, tensors: Sequence[torch.Tensor], group: _Group, **kwargs) -> _Attempt:
+    async def _all_reduce(self, tensors: Sequence[torch.Tensor], group: Group, **kwargs) -> Attempt:
         """One all-reduce of a group, and what the group thinks of it. Changes no tensors.
 
         It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then.
@@ -229,7 +214,7 @@ class ReportingAverager(DecentralizedAverager):
         report = runner.report()
         self._pending_groups_registered.clear()  # parts of a repetition may come before this peer knows of it
         decision = await agreement.reach(runner.verdict(fault))
-        return _Attempt(
+        return Attempt(
             report=replace(report, **runner.traffic),
             decision=decision,
             updates=tuple(updates),
@@ -268,40 +253,3 @@ async def _collect(
     finally:
         over.set()
     return None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Group:
-    """Who takes part in an all-reduce."""
-
-    group_id: bytes
-    peers: tuple[PeerID, ...]
-    fractions: tuple[float, ...]
-    """Share of the values that each peer averages; 0 in client mode."""
-
-    def of(self, decision: Decision) -> _Group:
-        """Those who repeat it."""
-        left = [
-            (peer, fraction)
-            for peer, fraction in zip(self.peers, self.fractions, strict=True)
-            if peer in decision.members
-        ]
-        return _Group(
-            group_id=decision.group_id,
-            peers=tuple(peer for peer, _ in left),
-            fractions=tuple(fraction for _, fraction in left),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Attempt:
-    """What came of an all-reduce."""
-
-    report: RoundReport
-    decision: Decision
-    updates: tuple[torch.Tensor, ...]
-    """For each tensor, the way to the average."""
-    fault: Exception | None
-    """What has ended it early."""
-    weight: float
-    """This peer's own."""

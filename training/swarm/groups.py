@@ -1,0 +1,92 @@
+"""Who averages together, and what comes of it: of one all-reduce, and of a round with all its repetitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hivemind.p2p import PeerID
+
+from training.swarm.agreement import Decision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundReport:
+    """What one averaging round did, as seen by one peer."""
+
+    group_size: int
+    """Peers in the group, those without weight included."""
+    senders: int
+    """Peers whose tensors entered the average with weight, this one included; 1 is no average at all."""
+    own_share: float | None
+    """Share of this peer's own tensors in its result: its weight over all weights, 1 where a part did not come back.
+    None if this peer reduces nothing and so does not see the others' weights."""
+    weight: float | None
+    """Of all tensors in the average together: the samples of the update, for gradients. None as above."""
+    torn: bool
+    """Whether a peer was lost on the way: parts are the average of fewer peers, or this peer's own."""
+    repeated: int = 0
+    """Times that the group averaged anew because a peer was lost; the result is that of the last time."""
+    lost: tuple[str, ...] = ()
+    """Peers of the group that had no part in the last of these averages."""
+    refused: tuple[str, ...] = ()
+    """Peers of which parts were not finite and were left out, as far as this one averages them."""
+    reduced_share: float = 0.0
+    """Share of all values that this peer averaged for the group."""
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    """From the group's forming to the last part."""
+
+
+class AveragedGroup(dict):
+    """What an averager returns, peer id -> what that peer gave to gather, with the round's report."""
+
+    def __init__(self, gathered: dict, report: RoundReport):
+        super().__init__(gathered)
+        self.report = report
+
+    def __reduce__(self) -> tuple:
+        return AveragedGroup, (dict(self), self.report)
+
+    @classmethod
+    def of_those_left(cls, gathered: dict, report: RoundReport) -> AveragedGroup:
+        """Without the peers that were lost."""
+        return cls({peer: told for peer, told in gathered.items() if str(peer) not in report.lost}, report)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Who takes part in an all-reduce."""
+
+    group_id: bytes
+    peers: tuple[PeerID, ...]
+    fractions: tuple[float, ...]
+    """Share of the values that each peer averages; 0 in client mode."""
+
+    def of(self, decision: Decision) -> Group:
+        """Those who repeat it."""
+        left = [
+            (peer, fraction)
+            for peer, fraction in zip(self.peers, self.fractions, strict=True)
+            if peer in decision.members
+        ]
+        return Group(
+            group_id=decision.group_id,
+            peers=tuple(peer for peer, _ in left),
+            fractions=tuple(fraction for _, fraction in left),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """What came of an all-reduce."""
+
+    report: RoundReport
+    decision: Decision
+    updates: tuple[torch.Tensor, ...]
+    """For each tensor, the way to the average."""
+    fault: Exception | None
+    """What has ended it early."""
+    weight: float
+    """This peer's own."""
