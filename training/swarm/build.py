@@ -65,6 +65,7 @@ def build_swarm_optimizer(
             request_timeout=swarm.request_timeout_seconds,
             min_group_size=swarm.min_group_size,
             allow_state_sharing=False,
+            epochs_apart=int(swarm.delay_gradient_averaging),  # the others may have begun the next one meanwhile
         ),
         tracker_opts=dict(
             private_key=identity.private_key,

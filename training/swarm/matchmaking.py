@@ -28,6 +28,9 @@ class PatientMatchmaking(Matchmaking):
     after a peer's death, costs `PATIENCE_WINDOWS` windows.
     """
 
+    epochs_apart = 0
+    """So far apart the epochs of a group's gradients may be."""
+
     def __init__(self, *args, min_group_size: int, target_group_size: int | None, **kwargs):
         self._least, self._most = min_group_size, target_group_size
         self._expected, self._patient_until = 0, -math.inf
@@ -63,7 +66,7 @@ class PatientMatchmaking(Matchmaking):
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader | None:
-        """As in hivemind, and peers whose gradients are those of different epochs do not form a group.
+        """As in hivemind, and peers whose gradients are of epochs too far apart do not form a group.
 
         One that comes late to the end of an epoch would else wait with one of the others for the end of the next, and
         leave a third one without them.
@@ -71,7 +74,8 @@ class PatientMatchmaking(Matchmaking):
         reason = super()._check_reasons_to_reject(request, context)
         if reason is None and self.step_control is not None:
             epochs = {_epoch_of(gather) for gather in (self.step_control.data_for_gather, request.gather)}
-            if len(epochs - {None}) > 1:
+            known = epochs - {None}
+            if len(known) > 1 and max(known) - min(known) > self.epochs_apart:
                 return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)
         return reason
 

@@ -63,7 +63,8 @@ class ReportingAverager(DecentralizedAverager):
     round_own_parts = False
     """See `ReportingRunner`."""
 
-    def __init__(self, averaged_tensors: Sequence[torch.Tensor], *args, **kwargs):
+    def __init__(self, averaged_tensors: Sequence[torch.Tensor], *args, epochs_apart: int = 0, **kwargs):
+        self._epochs_apart = epochs_apart
         self.reports: queue.SimpleQueue[RoundReport] = queue.SimpleQueue()
         self._expected_group_size = multiprocessing.Value(ctypes.c_int, 0)
         self._last_report: RoundReport | None = None
@@ -106,6 +107,7 @@ class ReportingAverager(DecentralizedAverager):
             self._matchmaking = PatientMatchmaking(
                 self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
             )
+            self._matchmaking.epochs_apart = self._epochs_apart
         self._matchmaking.expect(self._expected_group_size.value)
         self._steps += 1
         try:
