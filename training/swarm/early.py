@@ -152,7 +152,8 @@ def _work(
     landing = _SharedLanding(memory)
     try:
         state = download_newer_state(dht, run, shapes=shapes, first_epoch=first_epoch, landing=landing)
-    except TrainingError as error:
-        answer.send(str(error))
-    else:
-        answer.send(replace(state, tensors=tuple(landing.places)))
+        said = replace(state, tensors=tuple(landing.places))
+    except Exception as error:  # such as that the node has ended; the ordinary download follows, and says it
+        said = str(error) or type(error).__name__
+    with suppress(OSError):  # its maker may be gone as well
+        answer.send(said)

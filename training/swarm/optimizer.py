@@ -264,6 +264,9 @@ class SwarmOptimizer(CatchingUpOptimizer):
                     ending.others = 0
                     raise TrainingError("nobody else trains any more") from None
 
+    def __del__(self):
+        """Nothing: hivemind would wait here for a group that waits for this peer. The role's end ends its processes."""
+
     def say_goodbye(self, timeout_seconds: float = 2.0) -> None:
         """Tells the others not to wait for this peer; the processes end with the role.
 
@@ -273,10 +276,10 @@ class SwarmOptimizer(CatchingUpOptimizer):
         while self._endings and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS / 5)
         self.state_averager.allow_state_sharing = False
-        self.tracker.shutdown(timeout_seconds)
-        for scheduled in (self.scheduled_grads, self.scheduled_state):
+        for scheduled in (self.scheduled_grads, self.scheduled_state):  # first: no group is to begin with this peer
             if scheduled is not None and not scheduled.done() and not scheduled.triggered:
                 scheduled.cancel()
+        self.tracker.shutdown(timeout_seconds)
 
 
 def _drain(reports: queue.SimpleQueue) -> list:

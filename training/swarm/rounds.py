@@ -43,13 +43,13 @@ class _Control(StepControl):
     """A step that can be cancelled at any time.
 
     hivemind tells the averager's process first and marks the step then: a process that looks in between finds nothing
-    to do, and goes on to average.
+    to do, and goes on to average. And there a second cancel is an error.
     """
 
     def cancel(self) -> bool:
         """See hivemind."""
-        super(StepControl, self).cancel()
-        return super().cancel()
+        marked = super(StepControl, self).cancel()
+        return marked if self._cancel is None or self._cancel.done() else super().cancel()
 
 
 class ReportingAverager(DecentralizedAverager):

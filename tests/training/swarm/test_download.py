@@ -136,6 +136,9 @@ def role(stop):
     while not find_donors(observer, "demo"):
         time.sleep(0.2)
     results["died on the way"] = download_early(observer, 5).take() is None and not dying.is_alive()
+    observer.kill()
+    observer.join()
+    results["without a node"] = download_early(observer, 5).take() is None
     print(json.dumps(results), flush=True)
 
 run_role(role)
@@ -166,7 +169,8 @@ def test_download():
     assert results["early"] == [5, True, True]
     assert results["early tensors"] and results["early metadata"]
     assert results["nothing more"] == [True, True, True]  # taken, too new an epoch, killed
-    assert results["died on the way"]
+    assert results["died on the way"] and results["without a node"]
+    assert "Process early-download" not in done.stderr  # so begins what multiprocessing says of an exception
     assert "more than 1000 bytes" in results["too many bytes"]
     assert "not at an epoch from 6 to 9" in results["too early"]
     assert "not at an epoch from 0 to 4" in results["too late"]
