@@ -39,7 +39,7 @@ NOT_OURS = (
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )
 """Of hivemind's tests, those that are left out."""
-ALONE = "tests/calculator"
+ALONE = ("tests/calculator", "tests/training/optim", "tests/training/simulate")
 """Tests that only compute, in one thread: they run beside the others, which mostly wait for browsers and peers."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -64,8 +64,8 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("python", "-m", "pytest", *session.posargs, env=environment)
         return
-    with _beside(session, ALONE):
-        session.run("python", "-m", "pytest", "--ignore", ALONE, env=environment)
+    with _beside(session, *ALONE):
+        session.run("python", "-m", "pytest", *(f"--ignore={tests}" for tests in ALONE), env=environment)
 
 
 @nox.session
@@ -154,9 +154,9 @@ def _hiveminds_sources(session: nox.Session, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _beside(session: nox.Session, tests: str) -> Iterator[None]:
+def _beside(session: nox.Session, *tests: str) -> Iterator[None]:
     """Runs some tests meanwhile; what they say comes at the end, and a failure of theirs is the session's."""
-    command = [str(Path(session.bin, "python")), "-m", "pytest", tests]
+    command = [str(Path(session.bin, "python")), "-m", "pytest", *tests]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as printed:
         running = subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
@@ -167,7 +167,7 @@ def _beside(session: nox.Session, tests: str) -> Iterator[None]:
             printed.seek(0)
             print(printed.read(), flush=True)
     if failed:
-        session.error(f"Tests of {tests} have failed.")
+        session.error(f"Of {', '.join(tests)} tests have failed.")
 
 
 def _install(session: nox.Session, *extras: str) -> None:
