@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +41,8 @@ MATCHMAKING_SECONDS, REQUEST_SECONDS = 1.5, 1.0
 WARM_UP_EPOCHS = 2
 NEWCOMER_PATIENCE_SECONDS = 150
 """A newcomer that has not contributed by then counts as infinitely late."""
+LEAVE_SECONDS = 15
+"""One that is asked to leave may be in an average; then it says goodbye."""
 EVEN_SHARE_TOLERANCE = 0.2
 """Peers of one speed contribute about the same; a torn average leaves a peer with more of its own."""
 INTO_THE_AVERAGE_BYTES = 5_000_000
@@ -189,6 +191,8 @@ def peer(
                 facts["samples"] = report.samples
                 facts |= {"time": time.monotonic(), "averaging_seconds": report.averaging_seconds}
                 say(event="report", epoch=report.epoch, alone=report.alone, missed=report.missed, **facts)
+    if stack != "2021":
+        optimizer.say_goodbye()
 
 
 def waited(steps: list[tuple[float, bool]], *, ends_alone: bool) -> float:
@@ -289,6 +293,13 @@ class Peer:
             time.sleep(0.1)
         return found
 
+    def leave(self) -> None:
+        """Asks the process to end when it has taken its step."""
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(LEAVE_SECONDS)
+        self.end()
+
     def end(self) -> None:
         """Ends the process and all it has started."""
         for kind in (signal.SIGTERM, signal.SIGKILL):
@@ -338,17 +349,17 @@ def swarm(
     rate: str,
     epochs: int,
     *,
-    newcomer: bool,
+    newcomers: int,
     death: bool,
     epoch_seconds: float,
     warm_up: int,
 ) -> dict:
-    """One run: seconds an epoch, bytes a peer and epoch, own shares, a newcomer's time, and what a death costs."""
+    """One run: seconds an epoch, bytes a peer and epoch, own shares, newcomers' times, and what a death costs."""
     peers, whole = len(speeds), sum(speeds)
     folder = Path(tempfile.mkdtemp(prefix="swarm-"))
     running: list[Peer] = []
     try:
-        with network(peers + newcomer, rate) as hosts:
+        with network(peers + newcomers, rate) as hosts:
             known: list[str] = []
             for number in range(peers):
                 speed = {"speed": speeds[number], "epoch_seconds": epoch_seconds}
@@ -362,16 +373,17 @@ def swarm(
             for one in running:
                 one.await_said("epoch", 120 + (30 + 2 * epoch_seconds) * last, far_enough)
             facts = _facts(running, speeds, epoch_seconds, warm_up)
-            if newcomer:
-                late = Peer(hosts[peers], stack, whole, known, folder, late=True, epoch_seconds=epoch_seconds)
+            for host in hosts[peers:]:
+                late = Peer(host, stack, whole, known, folder, late=True, epoch_seconds=epoch_seconds)
                 running.append(late)
                 deadline = late.started + NEWCOMER_PATIENCE_SECONDS
                 while not (said := late.said("contributed")) and time.monotonic() < deadline:
                     time.sleep(0.5)
-                facts["newcomer_seconds"] = said[0]["time"] - late.started if said else math.inf
-                facts["newcomer_steps"] = {
-                    event: fact[0]["time"] - late.started for event in NEWCOMERS_STEPS if (fact := late.said(event))
-                }
+                facts["newcomer_seconds"].append(said[0]["time"] - late.started if said else math.inf)
+                facts["newcomer_steps"].append(
+                    {event: fact[0]["time"] - late.started for event in NEWCOMERS_STEPS if (fact := late.said(event))}
+                )
+                late.leave()
             if death and stack != "2021":
                 facts |= after_a_death(running[:peers])
             return facts
@@ -412,6 +424,8 @@ def _facts(running: list[Peer], speeds: list[float], epoch_seconds: float, warm_
         "not_averaged": alone / reports if reports else None,
         "own_share": statistics.median(shares) if shares else None,
         "samples_over_speed": over_speed or None,
+        "newcomer_seconds": [],
+        "newcomer_steps": [],
     }
 
 
@@ -429,7 +443,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--speeds", type=float, nargs="+", metavar="X", help="one swarm of peers of these speeds instead"
     )
-    parser.add_argument("--no-newcomer", action="store_true", help="leave the newcomer out")
+    parser.add_argument(
+        "--newcomers", type=int, default=1, metavar="N", help="peers that come later, one after the other (1)"
+    )
     parser.add_argument("--death", action="store_true", help="kill a peer in the middle of an average at the end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
@@ -451,21 +467,21 @@ def main(arguments: list[str] | None = None) -> None:
                 speeds,
                 flags.rate,
                 flags.epochs,
-                newcomer=not flags.no_newcomer,
+                newcomers=flags.newcomers,
                 death=flags.death,
                 epoch_seconds=flags.epoch_seconds,
                 warm_up=flags.warm_up,
             )
             alone = "" if facts["not_averaged"] is None else f"{facts['not_averaged']:.1%}"
-            late = f"{facts['newcomer_seconds']:.1f} s" if "newcomer_seconds" in facts else ""
+            late = f"{statistics.median(facts['newcomer_seconds']):.1f} s" if flags.newcomers else ""
             print(
                 f"{STACKS[stack]:<36}{peers:>6}{facts['seconds_an_epoch']:>9.2f}{facts['throughput_over_ideal']:>10.2f}"
                 f"{facts['computing_share']:>11.3f}{facts['sent_over_least']:>8.2f}{alone:>8}{late:>10}",
                 flush=True,
             )
-            if facts.get("newcomer_steps"):
-                steps = ", ".join(f"{event} {seconds:.1f} s" for event, seconds in facts["newcomer_steps"].items())
-                print(f"    the newcomer after its start: {steps}", flush=True)
+            for told in facts["newcomer_steps"]:
+                steps = ", ".join(f"{event} {seconds:.1f} s" for event, seconds in told.items())
+                print(f"    a newcomer after its start: {steps}", flush=True)
             if facts["samples_over_speed"]:
                 shares = ", ".join(f"{share:.2f}" for share in facts["samples_over_speed"])
                 print(f"    each peer's share of the samples over its share of the speed: {shares}", flush=True)
@@ -512,17 +528,25 @@ def _entries(found: dict[str, dict], swarm_name: str) -> list[dict]:
         if stack == "2021" and len(found) > 1:
             continue
         for name, unit in UNITS.items():
-            if not math.isfinite(facts.get(name) or 0.0) or name not in facts or facts[name] is None:
+            ours, theirs_too = _values(facts.get(name)), _values(theirs.get(name))
+            if not ours:
                 continue
-            other = {"peer": theirs[name], "peer_name": STACKS["2021"]} if theirs.get(name) is not None else {}
+            other = {"peer": statistics.median(theirs_too), "peer_name": STACKS["2021"]} if theirs_too else {}
             words = f"{swarm_name}, {STACKS[stack]}: {name.replace('_', ' ')}"
-            entries.append(result(words, unit, facts[name], **other))
+            runs = {"runs": len(ours), "min": min(ours), "max": max(ours)}
+            entries.append(result(words, unit, statistics.median(ours), **runs, **other))
         if shares := facts["samples_over_speed"]:
             words = f"{swarm_name}, {STACKS[stack]}: share of samples over share of speed"
             entries.append(
                 result(words, "", statistics.median(shares), runs=len(shares), min=min(shares), max=max(shares))
             )
     return entries
+
+
+def _values(measured: float | list[float] | None) -> list[float]:
+    """One or several, those that are there; none if one is infinite, for its record would be none."""
+    values = [] if measured is None else measured if isinstance(measured, list) else [measured]
+    return values if all(map(math.isfinite, values)) else []
 
 
 if __name__ == "__main__":
