@@ -85,7 +85,7 @@ def download_newer_state(
         dht,
         run.run_id,
         shapes=shapes,
-        chunk_seconds=chunk_seconds(run),
+        chunk_seconds=donor_seconds(run),
         total_seconds=DOWNLOAD_SECONDS,
         max_bytes=most_state_bytes(shapes),
         epochs=range(first_epoch, run.schedule.total_epochs + 1),
@@ -94,7 +94,7 @@ def download_newer_state(
     )
 
 
-def chunk_seconds(run: RunConfig) -> float:
+def donor_seconds(run: RunConfig) -> float:
     """How long a peer of the run waits for a donor's next word."""
     return max(run.swarm.next_chunk_timeout_seconds, 2 * run.swarm.request_timeout_seconds)
 

@@ -26,7 +26,7 @@ from training.errors import TrainingError
 from training.swarm.download import (
     Landing,
     TrainingState,
-    chunk_seconds,
+    donor_seconds,
     download_newer_state,
     most_state_bytes,
 )
@@ -61,7 +61,7 @@ class EarlyDownload:
 
     def __init__(self, dht: DHT, run: RunConfig, *, shapes: Sequence[torch.Size], first_epoch: int = 1):
         self._process: BaseProcess | None = None
-        self._patience_seconds = SILENT_CHUNKS * chunk_seconds(run)
+        self._patience_seconds = SILENT_CHUNKS * donor_seconds(run)
         most_bytes = most_state_bytes(shapes) + _ALIGNMENT * (1 + _MOST_TENSORS_A_PARAMETER * len(shapes))
         try:
             self._memory = mmap.mmap(-1, most_bytes)  # what is not written to takes none

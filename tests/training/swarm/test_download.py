@@ -81,10 +81,13 @@ def role(stop):
         except TrainingError as error:
             return str(error), time.monotonic() - began
 
+    def await_donors(there):
+        while bool(find_donors(observer, "demo")) != there:
+            time.sleep(0.2)
+
     results = {"nobody": attempt()[0]}
     averager = donor(first, epoch=5)
-    while not find_donors(observer, "demo"):
-        time.sleep(0.2)
+    await_donors(True)
     state, _ = attempt()
     results["epoch"] = state.epoch
     results["donor is the peer"] = state.donor == str(first.peer_id)
@@ -93,12 +96,10 @@ def role(stop):
     results["values"] = {"type": "value", "value": 0.999} in state.optimizer_metadata
     whole = state.received_bytes
     averager.allow_state_sharing = False
-    while find_donors(observer, "demo"):
-        time.sleep(0.2)
+    await_donors(False)
     third = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     averager = donor(third, epoch=5, cls=SwarmStateAverager, codec=state_codec(8, threshold=1000))
-    while not find_donors(observer, "demo"):
-        time.sleep(0.2)
+    await_donors(True)
     ours = {"averager": SwarmStateAverager}
     early = [download_early(observer, first_epoch) for first_epoch in (5, 6, 5)]
     early[2]._process.kill()
@@ -121,20 +122,16 @@ def role(stop):
         averager.optimizer.param_groups[0]["params"][0][0, 0] = float("nan")
     results["nan"] = attempt(**ours)[0]
     averager.allow_state_sharing = False
-    while find_donors(observer, "demo"):
-        time.sleep(0.2)
+    await_donors(False)
     Stalling.__name__ = TrainingStateAverager.__name__
     averager = donor(second, epoch=5, cls=Stalling)
-    while not find_donors(observer, "demo"):
-        time.sleep(0.2)
+    await_donors(True)
     results["stalling"], results["stalling seconds"] = attempt()
     averager.allow_state_sharing = False
-    while find_donors(observer, "demo"):
-        time.sleep(0.2)
+    await_donors(False)
     Dying.__name__ = SwarmStateAverager.__name__
     dying = donor(first, epoch=5, cls=Dying)
-    while not find_donors(observer, "demo"):
-        time.sleep(0.2)
+    await_donors(True)
     results["died on the way"] = download_early(observer, 5).take() is None and not dying.is_alive()
     observer.kill()
     observer.join()
