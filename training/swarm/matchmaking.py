@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator
 
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
@@ -34,6 +35,7 @@ class PatientMatchmaking(Matchmaking):
     def __init__(self, *args, min_group_size: int, target_group_size: int | None, **kwargs):
         self._least, self._most = min_group_size, target_group_size
         self._expected, self._patient_until = 0, -math.inf
+        self._arrivals: dict[int, float] = {}
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
         manager = self.group_key_manager
         self.group_key_manager = _PatientKeyManager(
@@ -63,15 +65,39 @@ class PatientMatchmaking(Matchmaking):
     def min_group_size(self, value: int) -> None:
         self._least = value
 
+    @property
+    def has_no_group(self) -> bool:
+        """Whether this peer looks for a group, and no other peer may have made it a part of one meanwhile."""
+        asks = self.lock_request_join_group.locked() or self.current_leader is not None
+        return self.is_looking_for_group and not asks and not self.assembled_group.done()
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """As in hivemind, where two peers that ask each other at once both wait until they give up, and then are in a
+        group of which one knows nothing. Here the one that would refuse does so at once."""
+        if (reason := self._check_reasons_to_reject(request, context)) is not None:
+            yield reason
+            return
+        self._arrivals[id(context)] = time.monotonic()
+        try:
+            async for message in super().rpc_join_group(request, context):
+                yield message
+        finally:
+            del self._arrivals[id(context)]
+
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader | None:
-        """As in hivemind, and peers whose gradients are of epochs too far apart do not form a group.
+        """As in hivemind, but who has waited long for its turn may have given up, and is sent away.
 
-        One that comes late to the end of an epoch would else wait with one of the others for the end of the next, and
-        leave a third one without them.
+        And peers whose gradients are of epochs too far apart do not form a group. One that comes late to the end of an
+        epoch would else wait with one of the others for the end of the next, and leave a third one without them.
         """
         reason = super()._check_reasons_to_reject(request, context)
+        arrived = self._arrivals.get(id(context))
+        if reason is None and arrived is not None and time.monotonic() - arrived > self.request_timeout / 2:
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
         if reason is None and self.step_control is not None:
             epochs = {_epoch_of(gather) for gather in (self.step_control.data_for_gather, request.gather)}
             known = epochs - {None}

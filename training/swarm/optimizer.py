@@ -10,8 +10,9 @@ from __future__ import annotations
 import queue
 import time
 from contextlib import suppress
+from dataclasses import replace
 
-from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.control import StepControl
 from hivemind.utils import get_dht_time
 from torch import Tensor
 
@@ -22,19 +23,12 @@ from training.swarm.catching_up import CatchingUpOptimizer
 from training.swarm.epochs import Ending, EpochReport
 from training.swarm.groups import AveragedGroup
 from training.swarm.tracker import LivelyTracker
+from training.swarm.waiting import LOOK_SECONDS, LeftBehindError, NobodyElseError, await_group
 
-LOOK_SECONDS = 0.5
-"""A peer without a group sees this often whether it has one."""
-LOOKS = 5
-"""And looks so often in the usual time of waiting, and as often after it, whether the others still wait for one."""
 LIVELY_WINDOWS = 6
 """A peer that has not reported a sample for so many windows of matchmaking is not waited for."""
 LAST_AVERAGE_SECONDS = 5.0
 """A peer that leaves waits so long for an average that runs; it must be gone ten seconds after it was asked."""
-
-
-class _LeftBehind(Exception):
-    """The others have averaged without this peer and begun the next epoch."""
 
 
 class SwarmOptimizer(CatchingUpOptimizer):
@@ -96,7 +90,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
             began=time.monotonic(),
         )
         self._expect_peers()
-        with suppress(_LeftBehind):
+        with suppress(LeftBehindError):
             super()._update_global_epoch(grad_scaler)
         if not ending.in_background:  # else it is reported when its average ends, which may have been before this
             self._note_what_was_left_out(ending)
@@ -195,7 +189,9 @@ class SwarmOptimizer(CatchingUpOptimizer):
         try:
             if maybe_step_control is None:
                 raise TrainingError("no group was looked for")
-            group = self._await_group(maybe_step_control, ending)
+            group = self._average_with_the_rest(
+                maybe_step_control, self._await_group(maybe_step_control, ending), ending
+            )
             ending.report = group.report
             if group.report.senders < 2:
                 ending.fault = "no other peer's gradients arrived"
@@ -208,14 +204,13 @@ class SwarmOptimizer(CatchingUpOptimizer):
             if group.report.refused:
                 refused = ", ".join(group.report.refused)
                 ending.notes.append(f"what {refused} sent was not finite and was left out")
-            self.tracker.give_up(group.report.lost)
             if group.report.torn:  # the others' update is not the same
                 self._want_weights(True)
             told = standings(group)
             self._out_of_step |= max((epoch for epoch, _ in told), default=0) > ending.epoch
             if any(wants_weights for _, wants_weights in told):
                 self._state_round_epoch = ending.epoch + 1 + self.delay_grad_averaging
-        except _LeftBehind:
+        except LeftBehindError:
             self._out_of_step, ending.left_behind = True, True
             ending.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"
             if self.scheduled_grads is maybe_step_control:
@@ -232,37 +227,44 @@ class SwarmOptimizer(CatchingUpOptimizer):
         self._load_averaged_gradients_into_optimizer_()
 
     def _await_group(self, control: StepControl, ending: Ending) -> AveragedGroup:
-        """The group's average, as long as there is hope for one.
+        """The group's average, as long as there is hope for one; see `waiting`."""
+        swarm = self._run.swarm
+        try:
+            return await_group(
+                control,
+                usual_seconds=swarm.matchmaking_seconds + swarm.request_timeout_seconds,
+                timeout_seconds=self.averaging_timeout,
+                newest_epoch=ending.epoch + self.delay_grad_averaging,  # delayed, all begin the next one at once
+                look_around=self._look_around,
+            )
+        except NobodyElseError:
+            ending.others = 0
+            raise
 
-        Raises:
-            _LeftBehind: If no group was found and the others have begun the next epoch by now.
-            TrainingError: If nobody else is left after the usual time.
-            TimeoutError: If there is no average within `averaging_timeout`.
+    def _average_with_the_rest(self, control: StepControl, group: AveragedGroup, ending: Ending) -> AveragedGroup:
+        """What comes of another group with the same gradients, where all others of the first were lost on the way.
+
+        A peer of a small group that breaks would else step alone although others train, who then wait for it.
         """
-        swarm, began = self._run.swarm, time.monotonic()
-        usual_seconds = swarm.matchmaking_seconds + swarm.request_timeout_seconds
-        looks = 0
-        while True:
-            try:
-                return control.result(timeout=LOOK_SECONDS)
-            except TimeoutError:
-                waited = time.monotonic() - began
-                if control.done() or waited >= self.averaging_timeout:
-                    raise
-                if control.stage != AveragingStage.LOOKING_FOR_GROUP or waited < usual_seconds * (looks + 1) / LOOKS:
-                    continue
-                looks += 1
-                try:
-                    newest_epoch, others = self._look_around()
-                except TimeoutError:  # a busy node has not answered, which says nothing of the others
-                    continue
-                if newest_epoch > ending.epoch + self.delay_grad_averaging:  # delayed, all begin the next one at once
-                    control.cancel()
-                    raise _LeftBehind from None
-                if not others and waited >= usual_seconds:
-                    control.cancel()
-                    ending.others = 0
-                    raise TrainingError("nobody else trains any more") from None
+        self.tracker.give_up(group.report.lost)
+        if group.report.senders > 1 or not group.report.lost:
+            return group
+        with suppress(TimeoutError):
+            _, others = self._look_around()
+            if others:
+                self._expect_peers()
+                again = self.grad_averager.schedule_step(timeout=self.averaging_timeout)
+                again.weight = control.weight
+                again.allow_allreduce()
+                ending.notes.append("all others of its group were lost, so it has looked for another one")
+                found = self._await_group(again, ending)
+                found.report = replace(
+                    found.report,
+                    bytes_sent=found.report.bytes_sent + group.report.bytes_sent,
+                    bytes_received=found.report.bytes_received + group.report.bytes_received,
+                )
+                return found
+        return group
 
     def __del__(self):
         """Nothing: hivemind would wait here for a group that waits for this peer. The role's end ends its processes."""

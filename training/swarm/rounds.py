@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
+from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
 
 import torch
 from hivemind.averaging import DecentralizedAverager
@@ -24,6 +25,7 @@ from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import achain, as_aiter
 from hivemind.utils.timed_storage import get_dht_time
 
 from calculator.exchange import part_bytes
@@ -35,6 +37,8 @@ from training.swarm.matchmaking import PatientMatchmaking
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
 
+_LOOK_SECONDS = 0.1
+"""A peer that is asked about a group which it does not know sees this often whether it may still hear of it."""
 _AGREEMENTS_KEPT = 8
 """Peers that end late may still ask what was decided on the last few all-reduces."""
 
@@ -227,12 +231,32 @@ class ReportingAverager(DecentralizedAverager):
     async def _ask(self, referee: PeerID, verdict: averaging_pb2.MessageFromLeader) -> averaging_pb2.MessageFromLeader:
         return await type(self).get_stub(self._p2p, referee, namespace=self.prefix).rpc_agree(verdict)
 
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """See hivemind, where who is in no group is silent until it is in one; here it says so."""
+        request = await anext(stream)
+        if not await self._may_know(request.group_id):
+            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+            return
+        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
+            yield message
+
+    async def _may_know(self, group_id: bytes) -> bool:
+        """Waits while this peer may be about to hear of the group; whether it can know it then."""
+        while group_id not in self._running_groups and not self._pending_groups_registered.is_set():
+            if isinstance(self._matchmaking, PatientMatchmaking) and self._matchmaking.has_no_group:
+                return False
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._pending_groups_registered.wait(), _LOOK_SECONDS)
+        return True
+
     async def rpc_agree(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
         """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
         if request.group_id not in self._agreements:
-            await self._pending_groups_registered.wait()
+            await self._may_know(request.group_id)
             if (begun := self._running_groups.get(request.group_id)) is not None:
                 await asyncio.shield(begun)
         agreement = self._agreements.get(request.group_id)

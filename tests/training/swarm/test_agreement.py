@@ -1,6 +1,7 @@
 """A group agrees on its all-reduce: several peers' parts in one process, joined by calls instead of a network."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -201,8 +202,12 @@ def test_a_verdict_on_an_all_reduce_that_has_not_begun_here_waits_for_it():
 
     async def tell_early():
         averager = SimpleNamespace(
-            _agreements={}, _running_groups={b"first": asyncio.Future()}, _pending_groups_registered=asyncio.Event()
+            _agreements={},
+            _running_groups={b"first": asyncio.Future()},
+            _pending_groups_registered=asyncio.Event(),
+            _matchmaking=None,
         )
+        averager._may_know = partial(ReportingAverager._may_know, averager)
         context = SimpleNamespace(remote_id=PEERS[1])
         telling = [
             asyncio.create_task(ReportingAverager.rpc_agree(averager, TORN.message(group_id), context))
