@@ -227,10 +227,10 @@ class SwarmOptimizer(CatchingUpOptimizer):
         self._load_averaged_gradients_into_optimizer_()
 
     def _await_group(self, control: StepControl, ending: Ending) -> AveragedGroup:
-        """The group's average, as long as there is hope for one; see `waiting`."""
+        """The group's average, as long as there is hope for one; see `waiting`. Who was lost is not waited for again."""
         swarm = self._run.swarm
         try:
-            return await_group(
+            group = await_group(
                 control,
                 usual_seconds=swarm.matchmaking_seconds + swarm.request_timeout_seconds,
                 timeout_seconds=self.averaging_timeout,
@@ -240,13 +240,14 @@ class SwarmOptimizer(CatchingUpOptimizer):
         except NobodyElseError:
             ending.others = 0
             raise
+        self.tracker.give_up(group.report.lost)
+        return group
 
     def _average_with_the_rest(self, control: StepControl, group: AveragedGroup, ending: Ending) -> AveragedGroup:
         """What comes of another group with the same gradients, where all others of the first were lost on the way.
 
         A peer of a small group that breaks would else step alone although others train, who then wait for it.
         """
-        self.tracker.give_up(group.report.lost)
         if group.report.senders > 1 or not group.report.lost:
             return group
         with suppress(TimeoutError):

@@ -61,19 +61,18 @@ def test_a_peer_stops_waiting_when_the_others_have_gone_on_or_are_gone(seen, err
 
 
 def average_with_the_rest(group, others):
-    """What a peer has whose group was this one, while so many others train."""
-    again, noted = Round(0), []
+    """What a peer has whose group was this one, while so many others train; with what the next group was told."""
+    again, told = Round(0), []
+    again.allow_allreduce = lambda: told.append(again.weight)
     peer = SimpleNamespace(
-        tracker=SimpleNamespace(give_up=noted.extend),
         grad_averager=SimpleNamespace(schedule_step=lambda timeout: again),
         averaging_timeout=60,
         _look_around=lambda: (7, others),
         _expect_peers=lambda: None,
         _await_group=lambda control, ending: averaged(senders=2, bytes_sent=20) if control is again else None,
     )
-    again.allow_allreduce = lambda: noted.append(again.weight)
     found = SwarmOptimizer._average_with_the_rest(peer, SimpleNamespace(weight=32), group, SimpleNamespace(notes=[]))
-    return found.report, noted
+    return found.report, told
 
 
 def averaged(**facts):
@@ -83,11 +82,11 @@ def averaged(**facts):
 
 def test_a_peer_whose_groupmates_are_all_lost_averages_with_those_who_are_left():
     alone = averaged(senders=1, bytes_sent=3, lost=("one that left",))
-    report, noted = average_with_the_rest(alone, others=1)
+    report, told = average_with_the_rest(alone, others=1)
     assert (report.senders, report.bytes_sent, report.bytes_received) == (2, 23, 2)
-    assert noted == ["one that left", 32]  # it is not waited for, and the weight is that of the same gradients
-    report, noted = average_with_the_rest(alone, others=0)
-    assert (report.senders, noted) == (1, ["one that left"])
+    assert told == [32]  # the weight of the same gradients
+    report, told = average_with_the_rest(alone, others=0)
+    assert (report.senders, told) == (1, [])
 
 
 def gather(told):
