@@ -159,6 +159,14 @@ def describe_file(path: Path) -> FileEntry:
         return FileEntry(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
+def is_same_file(path: Path, entry: FileEntry) -> bool:
+    """Whether the file that the manifest describes lies there; one of another size is not read."""
+    try:
+        return path.stat().st_size == entry.bytes and describe_file(path) == entry
+    except OSError:
+        return False
+
+
 def check_file(path: Path, entry: FileEntry, *, source: str) -> None:
     """Compares a file with the manifest.
 

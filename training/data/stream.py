@@ -1,7 +1,7 @@
 """Streams prepared shards as endless batches, from a folder or from any static web server.
 
-A peer fetches one shard at a time, checks it against the manifest's SHA-256, and keeps it in its cache; the codec is
-fetched only when somebody asks for pictures. The samples run through a `datasets.IterableDataset`, whose shuffle mixes
+A peer fetches one shard at a time, checks it against the manifest's SHA-256, and keeps it in its cache, where it is
+checked again whenever it is read; the codec is fetched only when somebody asks for pictures. The samples run through a `datasets.IterableDataset`, whose shuffle mixes
 the order of the shards and, through a buffer, the samples; each peer does so by a seed of its own.
 """
 
@@ -29,6 +29,7 @@ from training.data.shards import (
     FileEntry,
     Manifest,
     check_file,
+    is_same_file,
     parse_manifest,
     read_manifest,
     read_shard,
@@ -201,7 +202,7 @@ def _file(source: str, folder: Path, name: str, entry: FileEntry) -> Path:
     if not _is_url(source):
         check_file(path, entry, source=str(path))
         return path
-    if not path.exists() or path.stat().st_size != entry.bytes:
+    if not is_same_file(path, entry):
         part = path.with_name(f".{name}.part-{os.getpid()}")
         part.write_bytes(_fetch(f"{source}/{urllib.parse.quote(name)}", limit=entry.bytes))
         try:

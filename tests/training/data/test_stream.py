@@ -128,6 +128,19 @@ def damage(path):
     path.write_bytes(content)
 
 
+def test_a_cached_shard_of_the_same_size_with_other_bytes_is_fetched_again(folder, server, tmp_path):
+    """Another run's under the same name, or one that a crash has half overwritten; also in the middle of a pass."""
+    shards = open_shards(server.url, cache=tmp_path / "cache")
+    drawn = numbers(shards, 240)
+    for name in shards.names[:2]:
+        damage(shards.folder / name)
+    server.requests.clear()
+    assert numbers(shards, 240) == drawn
+    fetched = [request.rsplit("/", 1)[-1] for request in server.requests]
+    assert sorted(fetched) == list(shards.names[:2])
+    assert all((shards.folder / name).read_bytes() == (folder / name).read_bytes() for name in shards.names)
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_damaged_shard_is_named_and_not_trained_on(folder, server, tmp_path, remote):
     damage(folder / "train-00003.parquet")
