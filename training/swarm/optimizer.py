@@ -227,7 +227,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
         self._load_averaged_gradients_into_optimizer_()
 
     def _await_group(self, control: StepControl, ending: Ending) -> AveragedGroup:
-        """The group's average, as long as there is hope for one; see `waiting`. Who was lost is not waited for again."""
+        """The group's average, as long as there is hope for one; see `waiting`. Who was lost is not waited for."""
         swarm = self._run.swarm
         try:
             group = await_group(
