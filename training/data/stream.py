@@ -1,8 +1,9 @@
 """Streams prepared shards as endless batches, from a folder or from any static web server.
 
 A peer fetches one shard at a time, checks it against the manifest's SHA-256, and keeps it in its cache, where it is
-checked again whenever it is read; the codec is fetched only when somebody asks for pictures. The samples run through a `datasets.IterableDataset`, whose shuffle mixes
-the order of the shards and, through a buffer, the samples; each peer does so by a seed of its own.
+checked again whenever it is read; the codec is fetched only when somebody asks for pictures. The samples run through a
+`datasets.IterableDataset`, whose shuffle mixes the order of the shards and, through a buffer, the samples; each peer
+does so by a seed of its own.
 """
 
 from __future__ import annotations
