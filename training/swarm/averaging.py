@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
 
 import torch
-from hivemind.averaging.control import StepControl
+from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.compression import (
     CompressionBase,
     Float16Compression,
@@ -19,11 +20,12 @@ from hivemind.proto import averaging_pb2
 from torch import Tensor
 
 from training.swarm.codecs import exchange_codec
-from training.swarm.groups import AveragedGroup
-from training.swarm.matchmaking import told_epoch
+from training.swarm.groups import AveragedGroup, Standing
 from training.swarm.rounds import ReportingAverager
 from training.swarm.serving import Head, pack, unpack
 
+LOOK_SECONDS = 0.1
+"""A peer sees this often whether a round of parameters that is to end has found its group."""
 WEIGHT_OF_A_NEWCOMER = 1e-6
 """Weight of parameters that are behind the others', where theirs is 1; not 0, for all of a group may be newcomers."""
 
@@ -74,12 +76,13 @@ class SwarmGradientAverager(GradientAverager, ReportingAverager):
 
     def schedule_step(self, scheduled_time: float | None = None, **kwargs) -> StepControl:
         """See hivemind."""
-        return super().schedule_step(scheduled_time, gather=[self.local_epoch, self.wants_weights], **kwargs)
+        standing = Standing(self.local_epoch, self.wants_weights, self.expected_group_size)
+        return super().schedule_step(scheduled_time, gather=standing.told(), **kwargs)
 
 
-def standings(group: AveragedGroup) -> list[tuple[int, bool]]:
-    """Epoch of each peer of a gradients' group, and whether it wants the others' weights; nonsense is left out."""
-    return [(told[0], told[1]) for told in group.values() if told_epoch(told) is not None]
+def standings(group: AveragedGroup) -> list[Standing]:
+    """Of each peer of a gradients' group; nonsense is left out."""
+    return [standing for told in group.values() if (standing := Standing.read(told)) is not None]
 
 
 class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
@@ -94,6 +97,26 @@ class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
     def _weigh(self, control: StepControl) -> None:
         if self.wants_weights:
             control.weight = WEIGHT_OF_A_NEWCOMER
+
+    def step(self, wait_for_delayed_updates: bool | None = None, **kwargs) -> object:
+        """See hivemind. A round of parameters that finds no group ends before the next epoch's gradients are averaged.
+
+        hivemind would go on looking, while the groupmates of that average wait for this peer.
+        """
+        if wait_for_delayed_updates or kwargs.get("averaging_round"):
+            self._end_search()
+        return super().step(wait_for_delayed_updates, **kwargs)
+
+    def _end_search(self) -> None:
+        usual_seconds = self.matchmaking_kwargs["min_matchmaking_time"] + self.matchmaking_kwargs["request_timeout"]
+        while self.last_round is not None:
+            control, began = self.last_round
+            if control.done() or not control.triggered or control.stage != AveragingStage.LOOKING_FOR_GROUP:
+                return
+            if time.monotonic() - began >= usual_seconds:
+                control.cancel()
+                return
+            time.sleep(LOOK_SECONDS)
 
     def get_current_state(self) -> tuple[dict, tuple[Tensor], list[Head]]:
         """The state between two updates, packed to be sent; hivemind sends live memory, which changes on the way."""

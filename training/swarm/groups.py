@@ -55,6 +55,31 @@ class AveragedGroup(dict):
         return cls({peer: told for peer, told in gathered.items() if str(peer) not in report.lost}, report)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a peer stands, as it tells a gradients' group."""
+
+    epoch: int
+    wants_weights: bool
+    """Whether its parameters are not those of the others yet."""
+    expected_peers: int
+    """How many it knows to train, with itself; 0 if it does not know."""
+
+    @classmethod
+    def read(cls, told: object) -> Standing | None:
+        """From what was told; None if that is no such thing.
+
+        >>> Standing.read([7, False, 3])
+        Standing(epoch=7, wants_weights=False, expected_peers=3)
+        """
+        is_list = isinstance(told, (list, tuple))
+        return cls(*told) if is_list and [type(fact) for fact in told] == [int, bool, int] else None
+
+    def told(self) -> list:
+        """As it travels."""
+        return [self.epoch, self.wants_weights, self.expected_peers]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
     """Who takes part in an all-reduce."""

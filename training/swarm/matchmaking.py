@@ -13,6 +13,8 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
+from training.swarm.groups import Standing
+
 PATIENCE_WINDOWS = 4
 """Windows of matchmaking for which a group waits for peers that are known to train."""
 
@@ -92,34 +94,30 @@ class PatientMatchmaking(Matchmaking):
         """As in hivemind, but who has waited long for its turn may have given up, and is sent away.
 
         And peers whose gradients are of epochs too far apart do not form a group. One that comes late to the end of an
-        epoch would else wait with one of the others for the end of the next, and leave a third one without them.
+        epoch would else wait with one of the others for the end of the next, and leave a third one without them. For
+        the same reason a group waits for one peer more if who joins knows of more: it may be one that has just come.
         """
         reason = super()._check_reasons_to_reject(request, context)
+        if reason is not None:
+            return reason
         arrived = self._arrivals.get(id(context))
-        if reason is None and arrived is not None and time.monotonic() - arrived > self.request_timeout / 2:
+        if arrived is not None and time.monotonic() - arrived > self.request_timeout / 2:
             return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
-        if reason is None and self.step_control is not None:
-            epochs = {_epoch_of(gather) for gather in (self.step_control.data_for_gather, request.gather)}
-            known = epochs - {None}
-            if len(known) > 1 and max(known) - min(known) > self.epochs_apart:
-                return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)
-        return reason
+        own, other = _standing_of(self.step_control.data_for_gather), _standing_of(request.gather)
+        if own is None or other is None:
+            return None
+        if abs(own.epoch - other.epoch) > self.epochs_apart:
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)
+        if arrived is not None and self._expected:
+            most = min(self._expected + 1, self._most or self._expected + 1)
+            self._expected = max(self._expected, min(other.expected_peers, most))
+        return None
 
 
-def told_epoch(told: object) -> int | None:
-    """The epoch in what a peer tells a gradients' group, which is that and whether it wants weights; None if it is not.
-
-    >>> told_epoch([7, False]), told_epoch("nonsense")
-    (7, None)
-    """
-    whole = isinstance(told, (list, tuple)) and len(told) == 2 and type(told[0]) is int and type(told[1]) is bool
-    return told[0] if whole else None
-
-
-def _epoch_of(gather: bytes) -> int | None:
-    """The same of what hivemind's join requests carry: bandwidth, mode, and what the peer tells."""
+def _standing_of(gather: bytes) -> Standing | None:
+    """From what hivemind's join requests carry: bandwidth, mode, and what the peer tells."""
     try:
-        return told_epoch(MSGPackSerializer.loads(MSGPackSerializer.loads(gather)[2]))
+        return Standing.read(MSGPackSerializer.loads(MSGPackSerializer.loads(gather)[2]))
     except Exception:  # a stranger's bytes; the group makes of them what it can
         return None
 

@@ -207,8 +207,8 @@ class SwarmOptimizer(CatchingUpOptimizer):
             if group.report.torn:  # the others' update is not the same
                 self._want_weights(True)
             told = standings(group)
-            self._out_of_step |= max((epoch for epoch, _ in told), default=0) > ending.epoch
-            if any(wants_weights for _, wants_weights in told):
+            self._out_of_step |= max((standing.epoch for standing in told), default=0) > ending.epoch
+            if any(standing.wants_weights for standing in told):
                 self._state_round_epoch = ending.epoch + 1 + self.delay_grad_averaging
         except LeftBehindError:
             self._out_of_step, ending.left_behind = True, True

@@ -73,6 +73,8 @@ class ReportingAverager(DecentralizedAverager):
         self._expected_group_size = multiprocessing.Value(ctypes.c_int, 0)
         self._last_report: RoundReport | None = None
         self._agreements: dict[bytes, Agreement] = {}
+        self.last_round: tuple[StepControl, float] | None = None
+        """The last one that runs in the background, and when its search for a group began (monotonic clock)."""
         self._steps = 0
         self._closing: set[asyncio.Task] = set()
         kwargs.setdefault("part_size_bytes", part_bytes(sum(tensor.numel() for tensor in averaged_tensors)))
@@ -92,6 +94,7 @@ class ReportingAverager(DecentralizedAverager):
         outcome = super().step(*args, **kwargs)
         if isinstance(outcome, StepControl):
             outcome.__class__ = _Control  # hivemind makes it
+            self.last_round = outcome, time.monotonic()
             self._weigh(outcome)
             outcome.add_done_callback(self._keep_report)
         elif isinstance(outcome, AveragedGroup):
@@ -156,11 +159,12 @@ class ReportingAverager(DecentralizedAverager):
             if self.peer_id not in rest.peers or repeated == REPETITIONS:
                 break
             group = rest
+        left = group.peers if attempt.decision.counts else rest.peers
         report = replace(
             attempt.report,
             group_size=group_info.group_size,
             repeated=repeated,
-            lost=tuple(str(peer) for peer in group_info.peer_ids if peer not in group.peers),
+            lost=tuple(str(peer) for peer in group_info.peer_ids if peer not in (*left, self.peer_id)),
             torn=attempt.report.torn or attempt.decision.solitary or not attempt.decision.counts,
         )
         gave_up = attempt.fault is not None and repeated == REPETITIONS and self.peer_id in attempt.decision.members

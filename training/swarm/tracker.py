@@ -69,8 +69,9 @@ class LivelyTracker(ProgressTracker):
         progress = super()._parse_swarm_progress_data(metadata)
         if not (others or said_goodbye) and now - self._others_seen < self.lively_seconds:
             return replace(self.global_progress, next_fetch_time=progress.next_fetch_time)
-        self.lively_peers = sum(
-            record["time"] >= now - self.lively_seconds
+        self.lively_peers = 1 + sum(
+            record["peer_id"] != own
+            and record["time"] >= now - self.lively_seconds
             and record["time"] > self._given_up.get(record["peer_id"], -math.inf)
             for record in records
         )

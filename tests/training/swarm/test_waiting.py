@@ -1,16 +1,25 @@
 """How long a peer waits for a group: what it makes of what it sees of the others meanwhile."""
 
+import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
+from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.control import AveragingStage
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from training.swarm.groups import AveragedGroup, RoundReport
+from training.swarm.agreement import Decision
+from training.swarm.averaging import SwarmStateAverager
+from training.swarm.coroutine import wait_for_result
+from training.swarm.groups import Attempt, AveragedGroup, RoundReport
 from training.swarm.matchmaking import PatientMatchmaking
 from training.swarm.optimizer import SwarmOptimizer
+from training.swarm.rounds import ReportingAverager
 from training.swarm.waiting import LeftBehindError, NobodyElseError, await_group
 
 
@@ -89,20 +98,77 @@ def test_a_peer_whose_groupmates_are_all_lost_averages_with_those_who_are_left()
     assert (report.senders, told) == (1, [])
 
 
+def test_those_who_were_lost_are_known_also_where_nobody_is_left():
+    own, other = PeerID(b"own"), PeerID(b"other")
+    alone = Decision(group_id=b"again", members=(own,), solitary=True)
+
+    async def all_reduce(tensors, group):
+        report = averaged(senders=2, bytes_sent=3).report
+        return Attempt(report=report, decision=alone, updates=(), fault=AllreduceException("lost"), weight=32.0)
+
+    async def run():
+        registered = asyncio.Event()
+        peer = SimpleNamespace(peer_id=own, _all_reduce=all_reduce, _pending_groups_registered=registered)
+        group = GroupInfo(b"first", (own, other), (b"", b""))
+        await ReportingAverager._run_allreduce_inplace_(peer, [], group, peer_fractions=(0.5, 0.5))
+        return peer._last_report
+
+    report = wait_for_result(run())
+    assert (report.senders, report.own_share, report.lost) == (1, 1.0, (str(other),))
+
+
+@pytest.mark.parametrize("looked", [1.5, 0.3])
+def test_a_round_of_parameters_without_a_group_ends_before_the_next_gradients(looked):
+    """After the usual time of looking for one, of which a part may be left."""
+    round_, began = Round(0), time.monotonic() - looked
+    round_.triggered = True
+    peer = SimpleNamespace(
+        matchmaking_kwargs={"min_matchmaking_time": 0.4, "request_timeout": 0.2}, last_round=(round_, began)
+    )
+    round_.stage = AveragingStage.RUNNING_ALLREDUCE
+    SwarmStateAverager._end_search(peer)
+    assert not round_.cancelled
+    round_.stage = AveragingStage.LOOKING_FOR_GROUP
+    SwarmStateAverager._end_search(peer)
+    assert round_.cancelled and time.monotonic() - began > 0.6
+
+
 def gather(told):
     """What a peer's request to join a group carries."""
     return MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(told)])
 
 
+def leader_of_two(monkeypatch, most=64):
+    """One that knows of one other, at epoch 7; hivemind would take whoever asks."""
+    monkeypatch.setattr(Matchmaking, "_check_reasons_to_reject", lambda self, request, context: None)
+    leader = object.__new__(PatientMatchmaking)
+    leader.request_timeout, leader._arrivals = 60, {}
+    leader._expected, leader._most = 2, most
+    leader.step_control = SimpleNamespace(data_for_gather=gather([7, False, 2]))
+    return leader
+
+
 @pytest.mark.parametrize(
     "told, accepted",
-    [(gather([7, True]), True), (gather([6, False]), False), (gather([8, False]), False), (b"?", True)],
+    [(gather([7, True, 2]), True), (gather([6, False, 2]), False), (gather([8, False, 2]), False), (b"?", True)],
 )
 def test_a_group_is_of_one_epoch(told, accepted, monkeypatch):
     """A newcomer at an epoch that has just ended would make one of the others wait, and leave the third without it."""
-    monkeypatch.setattr(Matchmaking, "_check_reasons_to_reject", lambda self, request, context: None)
-    leader = object.__new__(PatientMatchmaking)
-    leader._arrivals = {}
-    leader.step_control = SimpleNamespace(data_for_gather=gather([7, False]))
-    answer = leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=told), None)
+    answer = leader_of_two(monkeypatch)._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=told), None)
     assert (answer is None) == accepted
+
+
+@pytest.mark.parametrize("told, most, expected", [(2, 64, 2), (3, 64, 3), (9, 64, 3), (3, 2, 2), (0, 64, 2)])
+def test_a_group_waits_for_one_more_if_who_joins_knows_of_more(told, most, expected, monkeypatch):
+    """The one that comes first may be a newcomer; without it, the leader's group would be whole with another one."""
+    leader, context = leader_of_two(monkeypatch, most), object()
+    leader._arrivals[id(context)] = time.monotonic()
+    assert leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, True, told])), context) is None
+    assert leader._expected == expected
+
+
+def test_who_has_waited_long_for_an_answer_may_have_given_up(monkeypatch):
+    leader, context = leader_of_two(monkeypatch), object()
+    leader._arrivals[id(context)] = time.monotonic() - leader.request_timeout
+    answer = leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, False, 2])), context)
+    assert answer.code == averaging_pb2.NOT_LOOKING_FOR_GROUP
