@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from training.config import RunConfig
+from training.data.stream import open_manifest
 from training.processes import StopRequest
-from training.publish.checkpoints import latest_checkpoint, load_checkpoint
+from training.publish.checkpoints import check_codec, latest_checkpoint, load_checkpoint
 from training.swarm.early import EarlyDownload
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
@@ -25,6 +26,7 @@ def arrive(
     *,
     early: EarlyDownload | None = None,
     resume: Path | None,
+    shards: str,
     stop: StopRequest,
     console: Console,
 ) -> str | None:
@@ -38,13 +40,19 @@ def arrive(
         run: The recipe.
         early: A download of the run's state that was begun before.
         resume: Folder of checkpoints; the latest one is where this peer starts, unless the run is further.
+        shards: Folder or URL of what it will train on.
         stop: Ends the waiting.
         console: Told what is waited for.
+
+    Raises:
+        BadInput: If the checkpoint cannot be read, or is of another recipe or codec.
     """
     source = "fresh weights"
     path = latest_checkpoint(resume) if resume is not None else None
     if path is not None:
         checkpoint = load_checkpoint(path, recipe=run)
+        if checkpoint.codec_digest is not None:
+            check_codec(path, checkpoint.codec_digest, shards=shards, found=open_manifest(shards).codec_digest)
         optimizer.load_checkpoint(checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
         source = f"the checkpoint {path.name}"
     told = False

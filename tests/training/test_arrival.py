@@ -31,7 +31,9 @@ def come(monkeypatch, *looks, gives=(), own_epoch=0):
         load_state_from_peers=lambda early: next(given),
     )
     stop = SimpleNamespace(asked=False, wait=lambda seconds: None)
-    return arrival.arrive(optimizer, load_recipe("demo"), resume=None, stop=stop, console=Console(quiet=True))
+    return arrival.arrive(
+        optimizer, load_recipe("demo"), resume=None, shards="none", stop=stop, console=Console(quiet=True)
+    )
 
 
 def test_who_is_first_begins_with_fresh_weights(monkeypatch):

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from training.config import RECIPES
+from training.data.shards import read_manifest
 from training.publish.checkpoints import latest_checkpoint, load_checkpoint
 from training.publish.history import HistoryReader
 
@@ -156,7 +157,9 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, marked):
     picture = history.snapshots()[-1]["pictures"][0]
     assert Image.open(run_dir / "pictures" / picture["file"]).size == (64, 64)
     assert isinstance(picture["shape"], bool)
-    saved = load_checkpoint(latest_checkpoint(run_dir / "checkpoints")).epoch
+    checkpoint = load_checkpoint(latest_checkpoint(run_dir / "checkpoints"))
+    assert checkpoint.codec_digest == read_manifest(shards).codec_digest
+    saved = checkpoint.epoch
     assert saved >= 2
 
     again = start("--epochs", str(saved + 2))

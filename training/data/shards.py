@@ -64,6 +64,7 @@ class Manifest(BaseModel):
     text_vocab_size: int
     """Ids that the tokenizer uses."""
     codec_digest: str
+    """Of the codec whose tokens the shards hold; see `digest_of` in `training.model.codec`."""
     reconstruction_error: float
     """Mean squared error between pictures in [0, 1] and what the codec makes of them."""
     pictures: int

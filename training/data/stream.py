@@ -110,20 +110,33 @@ def open_shards(source: str | Path, split: Split = "train", *, cache: Path | Non
         BadInput: If they cannot be read, or have no sample in the split.
     """
     source = str(source).rstrip("/")
+    manifest = open_manifest(source)
     if _is_url(source):
-        text = _fetch(f"{source}/{MANIFEST_FILE}", limit=LARGEST_MANIFEST_BYTES)
-        manifest = parse_manifest(text, source=f"{source}/{MANIFEST_FILE}")
         folder = (cache or default_cache()) / "shards" / manifest.input_digest[:24]
         folder.mkdir(parents=True, exist_ok=True)
     else:
         folder = Path(source)
-        manifest = read_manifest(folder)
     if split not in manifest.splits or not manifest.splits[split].samples:
         raise BadInput(f"The shards at {source} have no {split!r} samples, only: {_counts(manifest)}.")
     if TOKENIZER_FILE not in manifest.files:
         raise BadInput(f"The shards at {source} have no {TOKENIZER_FILE}. Prepare them again.")
     tokenizer = Tokenizer.from_file(_file(source, folder, TOKENIZER_FILE, manifest.files[TOKENIZER_FILE]))
     return Shards(source=source, split=split, manifest=manifest, folder=folder, tokenizer=tokenizer)
+
+
+def open_manifest(source: str) -> Manifest:
+    """The manifest of prepared shards; never from the cache.
+
+    Args:
+        source: As for `open_shards`.
+
+    Raises:
+        BadInput: If it cannot be read.
+    """
+    if not _is_url(source):
+        return read_manifest(Path(source))
+    address = f"{source.rstrip('/')}/{MANIFEST_FILE}"
+    return parse_manifest(_fetch(address, limit=LARGEST_MANIFEST_BYTES), source=address)
 
 
 def sample_stream(

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from PIL import Image
 from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
 from training.model.sampling import Progress, check_sampling, sample_codes
-from training.publish.checkpoints import Checkpoint
+from training.publish.checkpoints import Checkpoint, check_codec
 
 if TYPE_CHECKING:
     from training.data.captions import Split
@@ -178,12 +179,17 @@ def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) 
         shards: Folder or URL of the shards, if they lie elsewhere now.
 
     Raises:
-        BadInput: If the shards are not found, or codec or tokenizer have other sizes than the recipe's. Shards of the
-            same recipe with another codec are not told apart: their pictures are wrong.
+        BadInput: If the shards are not found or of another codec, or the tokenizer has more ids than the recipe.
     """
     from training.model.codec import load_codec
 
     opened = shards_of(checkpoint, shards)
+    if shards is not None and checkpoint.codec_digest is None:
+        print(
+            f"Note: {checkpoint.path} does not say which codec it was trained with; with another one than that of "
+            f"{shards}, these pictures are wrong.",
+            file=sys.stderr,
+        )
     ids, room = opened.tokenizer.vocab_size, checkpoint.config.model.text_vocab_size
     if ids > room:
         raise BadInput(f"The tokenizer of {opened.source} has {ids} ids, the checkpoint's model {room}; give its own.")
@@ -194,7 +200,7 @@ def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = 
     """The shards that a checkpoint was trained on, opened where they lie now.
 
     Raises:
-        BadInput: If they are not found, or have no such split.
+        BadInput: If they are not found, have no such split, or hold the tokens of another codec.
     """
     from training.data.stream import open_shards
 
@@ -204,7 +210,10 @@ def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = 
         if shards is not None or not beside.is_dir():
             raise BadInput(f"The checkpoint's shards are not at {source}; say with --shards where they lie now.")
         source = str(beside)
-    return open_shards(source, split)
+    opened = open_shards(source, split)
+    found = opened.manifest.codec_digest
+    check_codec(checkpoint.path, checkpoint.codec_digest, shards=opened.source, found=found)
+    return opened
 
 
 def save_pictures(

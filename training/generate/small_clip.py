@@ -50,9 +50,12 @@ def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, pro
     target = folder / FOLDER
     if target.exists() and not (target / FACTS_FILE).is_file():
         raise BadInput(f"{target} holds no small CLIP of a run; move it, or name a CLIP model with --clip.")
-    facts = {"shards": shards.manifest.input_digest, "steps": steps}
-    if (target / FACTS_FILE).is_file() and json.loads((target / FACTS_FILE).read_text()) == facts:
-        return load_clip(target)
+    manifest = shards.manifest
+    facts = {"shards": manifest.input_digest, "codec": manifest.codec_digest, "steps": steps}
+    if (target / FACTS_FILE).is_file():
+        known = json.loads((target / FACTS_FILE).read_text())
+        if {"codec": manifest.codec_digest, **known} == facts:  # older ones do not say the codec
+            return load_clip(target)
     clip = train_small_clip(*decoded_samples(shards, codec, progress=progress), steps=steps, progress=progress)
     draft = folder / f".{FOLDER}.part-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)

@@ -283,15 +283,20 @@ def save_codec(codec: ImageCodec, folder: Path) -> str:
     """Writes `codec.safetensors` and `codec.json` (kind, config, digest) into a folder; each whole or not at all.
 
     Returns:
-        The digest: SHA-256 of the weights file, hex.
+        The digest; see `digest_of`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = safetensors.torch.save(codec.tensors())
-    digest = hashlib.sha256(weights).hexdigest()
+    digest = digest_of(weights)
     described = {"kind": codec.config.kind, "config": codec.config.model_dump(exclude={"weights"}), "digest": digest}
     _write(folder / WEIGHTS_FILE, weights)
     _write(folder / CONFIG_FILE, json.dumps(described, indent=2).encode() + b"\n")
     return digest
+
+
+def digest_of(weights: bytes) -> str:
+    """Which codec this is, and so what its tokens mean: SHA-256 of the weights file, hex."""
+    return hashlib.sha256(weights).hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -328,7 +333,7 @@ def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:
         raise BadInput(
             f"The codec in {folder} has {sizes}, the recipe says {expected}. Prepare the shards with this recipe."
         )
-    if hashlib.sha256(weights).hexdigest() != digest:
+    if digest_of(weights) != digest:
         raise BadInput(
             f"{folder / WEIGHTS_FILE} is not what {CONFIG_FILE} describes (SHA-256). Fetch or prepare it again."
         )

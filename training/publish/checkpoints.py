@@ -3,7 +3,7 @@
 CHECKPOINTS/epoch-000040/model.safetensors   weights
                          optimizer.safetensors   more tensors, such as the optimizer's (optional)
                          recipe.toml         the recipe, as the run has it
-                         checkpoint.json     epoch, metrics, where the shards lie, and each file's digest
+                         checkpoint.json     epoch, metrics, where the shards lie, their codec's digest and each file's
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Checkpoint:
     """What the run said about this epoch."""
     shards: str
     """Folder or URL of the prepared shards that hold the codec and the tokenizer."""
+    codec_digest: str | None = None
+    """Of the codec whose tokens the model was trained on; None in checkpoints that do not say it."""
     extra_tensors: dict[str, Tensor] = field(default_factory=dict)
     """Tensors saved beside the model."""
 
@@ -64,6 +66,7 @@ def save_checkpoint(
     epoch: int,
     metrics: Mapping[str, object],
     shards: str,
+    codec_digest: str | None = None,
     extra_tensors: Mapping[str, Tensor] | None = None,
     keep: int | None = None,
     clock: Callable[[], float] = time.time,
@@ -77,6 +80,7 @@ def save_checkpoint(
         epoch: Global updates so far.
         metrics: Facts for people and pages; must go into JSON.
         shards: Folder or URL of the prepared shards.
+        codec_digest: Of their codec, if it is known.
         extra_tensors: Further tensors, such as the optimizer's state, by name.
         keep: Older checkpoints than the newest so many are deleted; None keeps all.
         clock: Seconds since the epoch.
@@ -107,6 +111,7 @@ def save_checkpoint(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "metrics": dict(metrics),
         "shards": shards,
+        "codec_digest": codec_digest,
         "written_at": clock(),
         "files": {
             path.name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for path in sorted(draft.iterdir())
@@ -194,8 +199,39 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         epoch=facts["epoch"],
         metrics=facts["metrics"],
         shards=facts["shards"],
+        codec_digest=facts.get("codec_digest"),
         extra_tensors=extra,
     )
+
+
+def codec_of(path: Path) -> str | None:
+    """Digest of the codec whose tokens a checkpoint was trained on; None if it does not say it.
+
+    Raises:
+        BadInput: If it is no checkpoint.
+    """
+    return _read_facts(path).get("codec_digest")
+
+
+def check_codec(path: Path, expected: str | None, *, shards: str, found: str) -> None:
+    """Refuses shards whose image tokens are of another codec than those that a checkpoint was trained on.
+
+    The numbers fit, but to the other codec they mean other pictures.
+
+    Args:
+        path: The checkpoint.
+        expected: Digest of its codec; None is not known, and any will do.
+        shards: Where the shards lie.
+        found: Digest of their codec.
+
+    Raises:
+        BadInput: If they differ.
+    """
+    if expected is not None and found != expected:
+        raise BadInput(
+            f"The image tokens of {shards} are of the codec {found[:12]}, {path} was trained on those of "
+            f"{expected[:12]}, to which they mean other pictures; give the shards that it was trained on with --shards."
+        )
 
 
 def find_checkpoint(source: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training.config import RunConfig, parse_recipe, read_recipe
+from training.data.stream import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
 from training.model.transformer import TextToImageTransformer, build_model
@@ -65,8 +67,16 @@ def import_weights(
         epoch=epoch if epoch is not None else noted or 0,
         metrics={},
         shards=shards or config.data.shards,
+        codec_digest=_codec_of(shards) if shards is not None else None,
         extra_tensors=moments,
     )
+
+
+def _codec_of(shards: str) -> str | None:
+    """Digest of the codec of shards, if they lie there by now."""
+    with suppress(BadInput):
+        return open_manifest(shards).codec_digest
+    return None
 
 
 def _read_moments(

@@ -11,12 +11,13 @@ from hivemind.optim.state_averager import load_optimizer_state
 from torch.optim.lr_scheduler import LambdaLR
 
 from training.config import RunConfig
-from training.errors import TrainingError
+from training.data.stream import open_manifest
+from training.errors import BadInput, TrainingError
 from training.events import EventLog
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.optim.schedule import learning_rate_factor
-from training.publish.checkpoints import checkpoint_epoch, latest_checkpoint, save_checkpoint
+from training.publish.checkpoints import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, save_checkpoint
 from training.publish.history import History
 from training.publish.pictures import PictureDrawer
 from training.swarm.averaging import SwarmStateAverager
@@ -34,6 +35,24 @@ EPOCHS_AHEAD = 10
 """A state may be so many epochs later than the history, which lags behind a little."""
 
 
+def codec_of_run(shards: str, run_dir: Path) -> str | None:
+    """Digest of the codec whose tokens the run trains on; None, after a warning, where nothing tells it.
+
+    Raises:
+        BadInput: If the run's latest checkpoint was trained on the tokens of another codec than the shards'.
+    """
+    path = latest_checkpoint(run_dir / "checkpoints")
+    expected = codec_of(path) if path is not None else None
+    try:
+        found = open_manifest(shards).codec_digest
+    except BadInput as error:
+        if expected is None:
+            print(f"Warning: checkpoints will not say which codec they were trained with. {error}", flush=True)
+        return expected
+    check_codec(path, expected, shards=shards, found=found)
+    return found
+
+
 class Keeper:
     """A thread that looks after checkpoints and pictures when `look` says that there may be something to do.
 
@@ -42,6 +61,7 @@ class Keeper:
         recipe_toml: Its recipe, which goes into each checkpoint.
         run_dir: Gets `checkpoints/`, `pictures/` and the drawing process's log.
         shards: Folder or URL of the shards, for the codec and the tokenizer.
+        codec_digest: Of the codec whose tokens the run trains on, from `codec_of_run`.
         dht: A running DHT node.
         history: Says how far the run is, and is told of checkpoints and pictures.
         events: The monitor's event log.
@@ -54,11 +74,12 @@ class Keeper:
         *,
         run_dir: Path,
         shards: str,
+        codec_digest: str | None,
         dht: DHT,
         history: History,
         events: EventLog,
     ):
-        self._run, self._recipe_toml, self._shards = run, recipe_toml, shards
+        self._run, self._recipe_toml, self._shards, self._codec_digest = run, recipe_toml, shards, codec_digest
         self._dht, self._history, self._events = dht, history, events
         self._checkpoints, self._pictures = run_dir / "checkpoints", run_dir / "pictures"
         self._model = build_model(run.model, run.seed)
@@ -159,6 +180,7 @@ class Keeper:
             epoch=state.epoch,
             metrics={"loss": last.get("loss"), "total_samples": self._history.total_samples()},
             shards=self._shards,
+            codec_digest=self._codec_digest,
             extra_tensors=optimizer_tensors(self._optimizer),
         )
         self._history.add_event("checkpoint", "monitor", f"checkpoint of epoch {state.epoch}")

@@ -28,7 +28,7 @@ from training.invitation import join_command
 from training.processes import StopRequest
 from training.publish import live
 from training.publish.history import History
-from training.publish.keeper import Keeper
+from training.publish.keeper import Keeper, codec_of_run
 from training.swarm.dht import check_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
@@ -66,7 +66,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     """Watches until it is asked to stop.
 
     Raises:
-        BadInput: If the recipe, the port or a folder cannot be used.
+        BadInput: If the recipe, the port or a folder cannot be used, or the shards are not those of the checkpoints.
         RefusedByRun: If the run has another recipe.
         TrainingError: If another monitor writes the same history.
     """
@@ -74,6 +74,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     run = parse_recipe(recipe_toml, source=flags.recipe)
     if flags.shards is not None:
         recipe_toml = with_shards(recipe_toml, f"{flags.url}/shards")
+    shards = str(flags.shards or run.data.shards)
+    codec_digest = codec_of_run(shards, flags.run_dir)
     torch.set_num_threads(1)
     identity = Identity(flags.run_dir / "monitor")
     # hivemind's processes are forked and inherit open files: the history's lock and the port are taken after them.
@@ -90,7 +92,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         run,
         recipe_toml,
         run_dir=flags.run_dir,
-        shards=str(flags.shards or run.data.shards),
+        shards=shards,
+        codec_digest=codec_digest,
         dht=dht,
         history=history,
         events=events,

@@ -256,7 +256,15 @@ def run_peer(
     )
     stop.listen()
     try:
-        source = arrive(optimizer, run, early=early, resume=settings.resume, stop=stop, console=console)
+        source = arrive(
+            optimizer,
+            run,
+            early=early,
+            resume=settings.resume,
+            shards=settings.shards or run.data.shards,
+            stop=stop,
+            console=console,
+        )
         if early is not None:
             early.drop()
         if source is None:

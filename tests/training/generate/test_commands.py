@@ -3,24 +3,31 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from training.arrival import arrive
 from training.cli import build_app, main
 from training.config import RECIPES, parse_recipe
 from training.data.draw import draw_set
 from training.data.prepare import prepare
+from training.data.stream import open_shards
 from training.errors import BadInput
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer, safe_name
+from training.generate.small_clip import run_clip
+from training.model.codec import digest_of, load_codec
 from training.model.transformer import build_model
 from training.optim import blockwise
 from training.optim.lamb import build_optimizer, load_optimizer_tensors, parameter_groups
 from training.publish.checkpoints import load_checkpoint, save_checkpoint
+from training.publish.keeper import codec_of_run
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 
@@ -31,7 +38,8 @@ def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = parse_recipe(RECIPE)
     draw_set(folder / "pictures", count=200, seed=0, size=64)
-    prepare(folder / "pictures", folder / "pictures" / "captions.jsonl", folder / "shards", config, codec_steps=2)
+    captions = folder / "pictures" / "captions.jsonl"
+    manifest, _ = prepare(folder / "pictures", captions, folder / "shards", config, codec_steps=2)
     model = build_model(config.model, seed=config.seed)
     for epoch in (3, 12):
         save_checkpoint(
@@ -41,8 +49,19 @@ def run_dir(tmp_path_factory):
             epoch=epoch,
             metrics={"loss": 5.0},
             shards=str(folder / "shards"),
+            codec_digest=manifest.codec_digest,
         )
     return folder
+
+
+@pytest.fixture(scope="module")
+def other_shards(tmp_path_factory):
+    """Shards of the same recipe with another codec: all numbers fit, and mean other pictures."""
+    folder = tmp_path_factory.mktemp("other")
+    draw_set(folder / "pictures", count=40, seed=0, size=64)
+    captions = folder / "pictures" / "captions.jsonl"
+    prepare(folder / "pictures", captions, folder / "shards", parse_recipe(RECIPE), codec_steps=1)
+    return folder / "shards"
 
 
 def command(*arguments):
@@ -189,6 +208,69 @@ def test_moved_shards_are_found_beside_the_checkpoints_or_asked_for(run_dir, tmp
         load_codec_and_tokenizer(checkpoint, str(tmp_path / "nowhere"))
 
 
+OTHER_CODEC = r"tokens of .*other.* are of the codec \w{12}, .*epoch-000012 was trained on .* \w{12}, .* --shards"
+
+
+def test_shards_of_another_codec_draw_nothing(run_dir, other_shards, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.generate.pictures.sample_codes", None)
+    picture = next((run_dir / "pictures").rglob("*.png"))
+    for drawing in (("generate", "a red ring"), ("evaluate",), ("neighbours", picture)):
+        with pytest.raises(BadInput, match=OTHER_CODEC):
+            command(*drawing, "--checkpoint", run_dir, "--shards", other_shards)
+
+
+def test_a_monitor_keeps_a_run_on_one_codec(run_dir, other_shards, tmp_path, capsys):
+    digest = codec_of_run(str(run_dir / "shards"), run_dir)
+    assert digest == digest_of((run_dir / "shards" / "codec.safetensors").read_bytes())
+    with pytest.raises(BadInput, match=OTHER_CODEC):
+        codec_of_run(str(other_shards), run_dir)
+    assert codec_of_run("nowhere", run_dir) == digest and capsys.readouterr().out == ""
+    assert codec_of_run("nowhere", tmp_path) is None
+    assert "will not say which codec" in capsys.readouterr().out
+
+
+def test_a_peer_does_not_resume_on_the_tokens_of_another_codec(run_dir, other_shards):
+    loaded = []
+    optimizer = SimpleNamespace(load_checkpoint=lambda *what: loaded.append(what))
+    flags = {"resume": run_dir / "checkpoints", "stop": SimpleNamespace(asked=True), "console": Console(quiet=True)}
+    with pytest.raises(BadInput, match=OTHER_CODEC):
+        arrive(optimizer, parse_recipe(RECIPE), shards=str(other_shards), **flags)
+    assert not loaded
+    assert arrive(optimizer, parse_recipe(RECIPE), shards=str(run_dir / "shards"), **flags).endswith("epoch-000012")
+    assert loaded
+
+
+def test_an_older_checkpoint_draws_with_the_shards_that_it_is_given_and_says_what_it_does_not_know(
+    run_dir, other_shards, tmp_path
+):
+    checkpoint = tmp_path / "epoch-000012"
+    shutil.copytree(run_dir / "checkpoints" / "epoch-000012", checkpoint)
+    facts = json.loads((checkpoint / "checkpoint.json").read_text())
+    del facts["codec_digest"]
+    (checkpoint / "checkpoint.json").write_text(json.dumps(facts))
+    drawing = ("generate", "a red ring", "--count", 1, "--out", tmp_path / "out", "--checkpoint", checkpoint)
+    assert "does not say which codec" in command(*drawing, "--shards", other_shards).stderr
+    assert "codec" not in command(*drawing).stderr
+
+
+def test_a_small_clip_of_another_codec_is_trained_anew(run_dir, other_shards, tmp_path):
+    """An older one, which does not say its codec, is taken as it is."""
+    shards, trained = open_shards(other_shards), []
+    codec = load_codec(shards.codec_folder, parse_recipe(RECIPE).codec)
+
+    def look():
+        run_clip(tmp_path, shards, codec, steps=1, progress=lambda what, done, total: trained.append(what))
+        return bool(trained), trained.clear()
+
+    assert look()[0] and not look()[0]
+    file = tmp_path / "clip" / "trained-on.json"
+    facts = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in facts.items() if name != "codec"}))
+    assert not look()[0]
+    file.write_text(json.dumps(facts | {"codec": "0" * 64}))
+    assert look()[0]
+
+
 def test_a_picture_is_the_decoded_sample_of_its_own_seed(run_dir):
     """In any batch size; and the pixels are the codec's, rounded to bytes."""
     checkpoint = load_checkpoint(run_dir / "checkpoints" / "epoch-000012")
@@ -243,6 +325,7 @@ def test_convert_there_and_back(run_dir, tmp_path):
         (path,) = (tmp_path / f"back-{name}").iterdir()
         back = load_checkpoint(path)
         assert back.shards == str(run_dir / "shards")
+        assert back.codec_digest == json.loads((run_dir / "shards" / "codec.json").read_text())["digest"]
         assert all(torch.equal(back.model.state_dict()[key], tensor) for key, tensor in weights.items())
     state = torch.load(tmp_path / "theirs.pt", weights_only=True)
     assert state["transformer.layers.blocks.4.f.net.fn.fn.fn.fn.fn.to_qkv.weight"].shape == (384, 128)

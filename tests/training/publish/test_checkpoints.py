@@ -17,6 +17,7 @@ from training.config import RECIPES, load_recipe, parse_recipe
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.publish.checkpoints import (
+    codec_of,
     find_checkpoint,
     latest_checkpoint,
     list_checkpoints,
@@ -43,6 +44,7 @@ def test_what_was_saved_is_loaded(tmp_path, model):
     assert path == tmp_path / "epoch-000040"
     loaded = load_checkpoint(path, recipe=load_recipe("demo"))
     assert (loaded.epoch, loaded.metrics, loaded.shards) == (40, {"loss": 1.5}, "runs/demo/shards")
+    assert loaded.codec_digest == codec_of(path) is None
     assert loaded.config == load_recipe("demo") and loaded.recipe_toml == RECIPE
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], tensor)

@@ -172,6 +172,7 @@ def checkpoint_of(run):
         epoch=RESUMED_EPOCH,
         metrics={},
         shards=str(run.shards),
+        codec_digest="b" * 64,
         extra_tensors=optimizer_tensors(optimizer),
     )
 
