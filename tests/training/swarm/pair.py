@@ -29,11 +29,14 @@ IN_CLIENT_MODE = ("second", "death before a part")
 BREAK = "a stream breaks"
 PATIENCE_SECONDS = dict.fromkeys((*DEATHS, BREAK), 30.0)
 """For the next part of a tensor, by mode."""
+LATE_REQUEST_SECONDS = 0.7
+"""Unlike hivemind's 3 and the demo's."""
 SETTINGS = {
     "heavy tails": {"gradient_codec": "blockwise8"},
     "equal weights": {"gradient_codec": "blockwise8"},
     "powersgd": {"powersgd_rank": 4},
     "train delayed": {"delay_gradient_averaging": True},
+    "late": {"request_timeout_seconds": LATE_REQUEST_SECONDS},
     "diloco": {"mode": "diloco", "inner_batch_size": 8, "target_batch_size": 240, "average_state_every": 1000},
 }
 """Of the swarm, by mode; in the other modes large tensors travel by hivemind's uniform codec."""
@@ -97,7 +100,9 @@ def main(folder: Path, name: str, modes: list[str], stop) -> None:
         while not (folder / "address").is_file():
             time.sleep(0.1)
         address = (folder / "address").read_text()
-        dht = start_dht(run, identity, initial_peers=[address], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        behind_nat = name == "second" and modes == ["late"]
+        where = {"initial_peers": [address], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "client_mode": behind_nat}
+        dht = start_dht(run, identity, **where)
     work = {"train": train, "late": come_late, "equal weights": average_parameters, "overtaken": go_on_alone}
     work["diloco"] = train_locally
     for number, mode in enumerate(modes):
@@ -285,11 +290,14 @@ def average_parameters(torch, run, dht, identity, name, stop):
 
 
 def come_late(torch, run, dht, identity, name, stop):
-    """As `train`; the second comes when the first has done some epochs, and more go by before it has its state."""
+    """As `train`; the second comes when the first has done some epochs, and more go by before it has its state.
+
+    It accepts no connections. Each tells what has come of the recipe's time for a request in both of its averagers.
+    """
     from training.swarm import catching_up as module
     from training.swarm.early import EarlyDownload
 
-    downloads, second_downloads, early = [], [], None
+    downloads, second_downloads, timeouts, early = [], [], [], None
     if name == "second":
         while not any(progress["epoch"] >= 2 for progress in progress_of_all(run, dht)):
             time.sleep(0.1)
@@ -306,10 +314,13 @@ def come_late(torch, run, dht, identity, name, stop):
         module.download_newer_state = lambda *args, **kwargs: second_downloads.append(args)
 
     def begin(optimizer):
+        averagers = (optimizer.grad_averager, optimizer.state_averager)
+        timeouts.extend(averager.matchmaking_kwargs["request_timeout"] for averager in averagers)
         assert early is None or optimizer.load_state_from_peers(early)
 
     tensors, reports = train(torch, run, dht, identity, name, stop, begin=begin, state_every=1_000_000)
-    return tensors, {"reports": reports, "downloads": downloads, "second downloads": len(second_downloads)}
+    facts = {"downloads": downloads, "second downloads": len(second_downloads), "request timeouts": timeouts}
+    return tensors, {"reports": reports, **facts}
 
 
 def progress_of_all(run, dht):
@@ -325,7 +336,8 @@ def train(torch, run, dht, identity, name, stop, *, begin=lambda optimizer: None
     swarm = run.swarm.model_copy(update={"target_batch_size": 120, "average_state_every": state_every})
     run = run.model_copy(update={"swarm": swarm})
     model = model_of(torch, seed=0 if name == "first" else 1)
-    optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=4)
+    settings = {"micro_batch_size": 4, "client_mode": dht.client_mode}
+    optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, **settings)
     stop.listen()
     begin(optimizer)
     reports = []

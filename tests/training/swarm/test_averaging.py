@@ -173,9 +173,12 @@ def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, mo
 
 @pytest.mark.swarm
 def test_a_newcomer_whose_download_outlasts_epochs_takes_part_and_gets_the_weights_of_all(tmp_path):
+    """And it accepts no connections, with which hivemind's optimizer would end at its first epoch."""
     (first, first_facts), (second, second_facts) = pair.meet(tmp_path, "late")
     assert len(second_facts["downloads"]) == 1 and not first_facts["downloads"]
     assert not second_facts["second downloads"]
+    for facts in (first_facts, second_facts):  # hivemind's gradient averager gets none of the optimizer's options
+        assert facts["request timeouts"] == [pair.LATE_REQUEST_SECONDS] * 2
     (joined, *_) = [report for report in second_facts["reports"] if report["senders"] == 2]
     assert joined["epoch"] > second_facts["downloads"][0] + 1  # others went on in the meantime
     for kind, a, b in zip(pair.SIZES, first, second, strict=True):
