@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
+
 
 def run(
-    checkpoint: Annotated[
-        Path, typer.Option(help="Checkpoint folder, or a run's folder: its latest checkpoint is taken.")
-    ] = Path("runs/demo"),
+    checkpoint: Checkpoint = Path("runs/demo"),
     captions: Annotated[
         str,
         typer.Option(help="held-out, new-pairs or train (of the shards), or a file with a caption a line."),
@@ -24,19 +24,10 @@ def run(
         str | None, typer.Option(help="Folder or name of a CLIP model. Default: as generate has it.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides captions and pictures.")] = 0,
-    top_k: Annotated[
-        int | None,
-        typer.Option(min=0, help="Draw from the likeliest so many codes; 0: from all. Default: the recipe's."),
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest codes up to this probability. Default: the recipe's.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Above 1 is bolder, below 1 safer. Default: the recipe's.")
-    ] = None,
-    shards: Annotated[
-        str | None, typer.Option(help="Folder or URL of the shards, if they no longer lie where the run had them.")
-    ] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    temperature: Temperature = None,
+    shards: Shards = None,
     out: Annotated[Path | None, typer.Option(help="Keep the pictures, with their verdicts, in this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
+
 
 def run(
     prompts: Annotated[
@@ -15,9 +17,7 @@ def run(
     prompts_file: Annotated[
         Path | None, typer.Option("--prompts", help="Text file with one prompt a line, drawn after those named.")
     ] = None,
-    checkpoint: Annotated[
-        Path, typer.Option(help="Checkpoint folder, or a run's folder: its latest checkpoint is taken.")
-    ] = Path("runs/demo"),
+    checkpoint: Checkpoint = Path("runs/demo"),
     out: Annotated[
         Path, typer.Option(help="Folder for the PNGs, pictures.json and index.html, a page of them.")
     ] = Path("runs/pictures"),
@@ -35,22 +35,13 @@ def run(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures; picture i has seed + i.")] = 0,
-    top_k: Annotated[
-        int | None,
-        typer.Option(min=0, help="Draw from the likeliest so many codes; 0: from all. Default: the recipe's."),
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest codes up to this probability. Default: the recipe's.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Above 1 is bolder, below 1 safer. Default: the recipe's.")
-    ] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    temperature: Temperature = None,
     guidance: Annotated[
         float, typer.Option(help="Classifier-free guidance; above 1 only for models trained with captions left out.")
     ] = 1.0,
-    shards: Annotated[
-        str | None, typer.Option(help="Folder or URL of the shards, if they no longer lie where the run had them.")
-    ] = None,
+    shards: Shards = None,
 ) -> None:
     """Draw pictures of prompts with a trained checkpoint."""
     from training.errors import BadInput

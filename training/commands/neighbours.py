@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from training.commands.options import Shards
+
 
 def run(
     pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders that `generate` wrote.")],
@@ -18,9 +20,7 @@ def run(
     clip: Annotated[
         str | None, typer.Option(help="CLIP that compares: a folder or a name. Default: as for `generate`.")
     ] = None,
-    shards: Annotated[
-        str | None, typer.Option(help="Folder or URL of the shards, if they no longer lie where the run had them.")
-    ] = None,
+    shards: Shards = None,
     out: Annotated[
         Path | None, typer.Option(help="Keep neighbours.json and the nearest training pictures in this folder.")
     ] = None,
