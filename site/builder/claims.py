@@ -299,15 +299,23 @@ def claims_table() -> str:
 
 
 def _row(claim: Claim) -> tuple[str, str, str]:
-    held = [_test(name) for name in claim.tests] + [_record(name) for name in claim.records]
+    held = [test_link(name) for name in claim.tests] + [_record(name) for name in claim.records]
     return html.escape(claim.says), "<br>".join(held), html.escape(claim.open)
 
 
-def _test(name: str) -> str:
+def test_link(name: str) -> str:
+    """HTML: the name of a test.
+
+    Args:
+        name: `FILE::TEST` below tests/, or a whole file.
+
+    Raises:
+        ValueError: If there is no such test.
+    """
     file, _, test = name.partition("::")
     path = ROOT / "tests" / file
     if not path.is_file() or (test and test not in _tests_of(path)):
-        raise ValueError(f"The page on what holds the claims names tests/{name}, which does not exist.")
+        raise ValueError(f"A page names tests/{name}, which does not exist.")
     breakable = re.sub("([/_])", r"\1<wbr>", f"tests/{name}")
     return f"<code>{breakable.replace('::', '</code> <code>')}</code>"
 

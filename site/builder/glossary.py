@@ -10,7 +10,7 @@ _LINE = re.compile(r"\*\[(?P<term>[^\]]+)\]: (?P<meaning>.+)")
 
 _PIECE = re.compile(
     r'<abbr title="(?P<meaning>[^"]*)">(?P<term>[^<]*)</abbr>'
-    r"|<(?P<end>/?)(?P<tag>a|button|h[1-6]|label|nav|summary)\b[^>]*>"
+    r"|<(?P<end>/?)(?P<tag>a|button|code|h[1-6]|label|nav|summary)\b[^>]*>"
 )
 """A term, or where an element begins or ends in which a link has no place."""
 

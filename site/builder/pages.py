@@ -29,6 +29,7 @@ from builder import (
     results,
     simulated,
     tutorial,
+    upstream,
 )
 from builder.assets import asset_files, load_assets
 from calculator.page.words import show_count
@@ -112,6 +113,8 @@ def _environment() -> jinja2.Environment:
         performance_sections=performance.performance_sections,
         performance_summary=performance.performance_summary,
         claims_table=claims.claims_table,
+        upstream_lists=upstream.upstream_lists,
+        hivemind_version=upstream.hivemind_version,
         gallery=results.gallery,
         gallery_caption=results.gallery_caption,
         quality_table=results.quality_table,

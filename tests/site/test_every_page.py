@@ -47,6 +47,7 @@ PAGES = [
     "reference/api/",
     "reference/performance/",
     "reference/how-we-know/",
+    "reference/hivemind/",
     "404.html",
 ]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import json
+from pathlib import Path
 
+import hivemind
 import pytest
 import typer
 
 import calculator
-from builder import claims, commands, doctests, performance
+from builder import claims, commands, doctests, performance, upstream
 from builder.records import RESULTS
 from training.cli import COMMANDS, build_app
 
@@ -68,4 +70,18 @@ def test_every_claim_is_held_by_something_that_is_there(open_page):
     page = open_page("reference/how-we-know/", scripts=False)
     assert page.locator("table tbody tr").count() == len(claims.CLAIMS)
     with pytest.raises(ValueError, match="no-such-test"):
-        claims._test("test_house.py::no-such-test")
+        claims.test_link("test_house.py::no-such-test")
+
+
+def test_every_fault_of_hivemind_is_there_and_held_by_a_test(open_page):
+    faults = [fault for section in upstream.SECTIONS.values() for fault in section]
+    package = Path(hivemind.__file__).parent
+    for fault in faults:
+        assert fault.tests, fault.happens
+        files, words = [], []
+        for quoted in fault.where.split("`")[1::2]:
+            (files if quoted.endswith(".py") else words).append(quoted)
+        assert all(word in (package / file).read_text() for file in files for word in words), fault.where
+        assert files and all((package / file).is_file() for file in files)
+    page = open_page("reference/hivemind/", scripts=False)
+    assert page.locator("article li:has(small)").count() == len(faults)

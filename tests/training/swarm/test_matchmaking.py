@@ -1,4 +1,4 @@
-"""Two peers that look for a group over real connections: neither is in one of which it knows nothing, or it says so."""
+"""Two peers over real connections: neither is in a group of which it knows nothing, or it says so; and their means."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.asyncio import as_aiter
 
+from training.swarm.averaging import SwarmGradientAverager
 from training.swarm.coroutine import wait_for_result
 from training.swarm.matchmaking import PatientMatchmaking
 from training.swarm.rounds import ReportingAverager
@@ -130,3 +131,15 @@ def test_a_peer_that_looks_for_a_group_says_at_once_that_it_is_in_no_other(nodes
         assert answer.code == averaging_pb2.BAD_GROUP_ID
     finally:
         averager.shutdown()
+
+
+@pytest.mark.swarm
+def test_micro_batches_of_uneven_size_count_by_their_samples(nodes):
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    averager = SwarmGradientAverager([parameter], dht=nodes[0], prefix="mean", start=False)
+    for samples, gradient in ((4, 1.0), (2, 4.0)):
+        parameter.grad = torch.full((3,), gradient)
+        averager.accumulate_grads_(samples)
+    averager.load_accumulators_into_averager_()
+    with averager.get_tensors() as (mean,):
+        assert mean.tolist() == [2.0] * 3  # hivemind's is 1.5
