@@ -250,22 +250,28 @@ class SwarmOptimizer(CatchingUpOptimizer):
         """
         if group.report.senders > 1 or not group.report.lost:
             return group
-        with suppress(TimeoutError):
+        try:
             _, others = self._look_around()
-            if others:
-                self._expect_peers()
-                again = self.grad_averager.schedule_step(timeout=self.averaging_timeout)
-                again.weight = control.weight
-                again.allow_allreduce()
-                ending.notes.append("all others of its group were lost, so it has looked for another one")
-                found = self._await_group(again, ending)
-                found.report = replace(
-                    found.report,
-                    bytes_sent=found.report.bytes_sent + group.report.bytes_sent,
-                    bytes_received=found.report.bytes_received + group.report.bytes_received,
-                )
-                return found
-        return group
+        except TimeoutError:
+            return group
+        if not others:
+            return group
+        self._expect_peers()
+        again = self.grad_averager.schedule_step(timeout=self.averaging_timeout)
+        again.weight = control.weight
+        again.allow_allreduce()
+        ending.notes.append("all others of its group were lost, so it has looked for another one")
+        try:
+            found = self._await_group(again, ending)
+        except TimeoutError:
+            again.cancel()
+            return group
+        found.report = replace(
+            found.report,
+            bytes_sent=found.report.bytes_sent + group.report.bytes_sent,
+            bytes_received=found.report.bytes_received + group.report.bytes_received,
+        )
+        return found
 
     def __del__(self):
         """Nothing: hivemind would wait here for a group that waits for this peer. The role's end ends its processes."""
