@@ -44,7 +44,8 @@ def flags_parser() -> argparse.ArgumentParser:
         prog="python -m calculator",
         description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup a "
         "line from standard input and writes one JSON result a line; `swarm` says what volunteers reach together.",
-        epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}.",
+        epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}, or any CUDA card by its memory in "
+        "GiB, such as cuda-20gb.",
     )
     parser.add_argument("model", nargs="?", help="a preset (see below), `batch` or `swarm`")
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
@@ -77,7 +78,9 @@ def flags_parser() -> argparse.ArgumentParser:
         "--pcie-generation", type=int, choices=tuple(PCIE_BYTES_PER_SECOND), default=3, help="bus to the host, 16 lanes"
     )
     parser.add_argument(
-        "--gpu", choices=tuple(DEVICES), metavar="NAME", help="also say whether it fits this GPU, and what makes it fit"
+        "--gpu",
+        metavar="NAME",
+        help="also say whether it fits this GPU, and what makes it fit; cuda-20gb is any CUDA card with 20 GiB",
     )
     return parser
 
@@ -108,10 +111,10 @@ def main(arguments: list[str] | None = None) -> int:
             either = "Give a model or --config FILE" + (", not both" if path else "")
             raise BadSetup(f"{either}; `python -m calculator --help` lists the models.")
         setup = Setup(config=_read(path) if path else None, **flags)
+        device = None if gpu is None else device_named(gpu)
         result = estimate(setup)
         fits = {}
-        if gpu is not None:
-            device = device_named(gpu)
+        if device is not None:
             fits = {"verdict": fit.answer(setup, device), **fit.advice(setup, device)}
     except BadSetup as error:
         print(error, file=sys.stderr)

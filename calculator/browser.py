@@ -1,7 +1,8 @@
 """The page's only entry: JSON strings in, JSON string out; at build time for the HTML, in the browser for every change.
 
 A request is an object. Its `setup` has keys of `calculator.setups.Setup` (`model` or `config`, and any of the
-others), its `gpu` is a name of `devices()`, or empty. What is refused gives `{"error": "<one sentence>"}`.
+others), its `gpu` is a name of `devices()`, a card by its memory such as `cuda-20gb`, or empty. What is refused gives
+`{"error": "<one sentence>"}`.
 
 `answer({"setup", "gpu"})`
     All that the page shows at once; see `calculator.page.shown.show_answer`. With it `why`, a text for every part, and

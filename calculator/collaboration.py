@@ -26,7 +26,7 @@ class Kind:
 
     count: int
     gpu: str | None = None
-    """Name of a GPU (see `calculator.devices.DEVICES`), whose speed follows from the model."""
+    """Name of a GPU (see `calculator.devices.device_named`), whose speed follows from the model."""
     samples_per_second: float | None = None
     """In place of `gpu`."""
     up_megabits: float = 50.0

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from calculator.architectures import from_config
 from calculator.collaboration import Collaboration, Kind
-from calculator.devices import DEVICES
+from calculator.devices import device_named
 from calculator.errors import BadSetup
 from calculator.fit import ADVISED_SHARE, need_bytes
 from calculator.flops import UTILISATION, samples_per_second
@@ -106,7 +106,7 @@ def model_config(name: str) -> dict:
 @lru_cache(maxsize=256)
 def micro_batch(model: str, gpu: str) -> int:
     """Samples at once that fit with a margin, trained as volunteers do; 0 if none does."""
-    device = DEVICES[gpu]
+    device = device_named(gpu)
     for size in MICRO_BATCHES:
         setup = Setup(
             config={"model_type": "text-to-image", **model_config(model)},
@@ -312,5 +312,5 @@ def alone_days(wish: Wish) -> float | None:
     if not size:
         return None
     architecture = from_config({"model_type": "text-to-image", **model_config(wish.model)})
-    speed = samples_per_second(architecture, DEVICES[first.gpu], wish.utilisation, size)
+    speed = samples_per_second(architecture, device_named(first.gpu), wish.utilisation, size)
     return wish.samples / speed / DAY_SECONDS

@@ -2,12 +2,14 @@
 
 A card has less for PyTorch than its name says: the driver keeps a part, more of it with each of its generations. The
 figures are the smallest `total capacity` that PyTorch reported for a card on Linux in the cited place. Where no report
-was found, the driver's part is taken as `DRIVER_BYTES`.
+was found, the driver's part is taken as `DRIVER_BYTES`. Of a card that is not listed its memory is enough: `cuda-20gb`.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from calculator.errors import BadSetup
 
@@ -16,6 +18,8 @@ MIB = 2**20
 DRIVER_BYTES = 768 * MIB
 """The most that a driver keeps in the reports cited here: an A100 has 81 920 MiB by nvidia-smi and 79.25 GiB by
 PyTorch (modal-labs/modal-client pull request 2797, HiDream-ai/VAREdit issue 6)."""
+MOST_CARD_GIB = 1024
+"""Memory that a card may be named by: some times the largest that is sold."""
 MPS_HIGH_WATERMARK = 1.7
 """PyTorch lets Metal exceed its recommended working set by this (aten/src/ATen/mps/MPSAllocator.h,
 default_high_watermark_ratio); its reports of `max allowed` are divided by it."""
@@ -37,6 +41,8 @@ class Device:
     """Of `usable_bytes`."""
     unified: bool = False
     """Whether host and GPU share this memory: what is offloaded is still in it."""
+    assumed: bool = False
+    """Whether only the memory is known, and `capability` is taken for granted."""
 
     @property
     def teraflops(self) -> float | None:
@@ -166,18 +172,46 @@ DEVICES: dict[str, Device] = {
         _apple(64, 81.60, "BoBo0037/bobo-fun issue 8"),
     )
 }
-"""Every GPU that a setup may name, older and smaller ones first."""
+"""Every GPU that is listed, older and smaller ones first."""
 
 
 def device_named(name: object) -> Device:
-    """The GPU of that name.
+    """The GPU of that name: a listed one, or any CUDA card by its memory in GiB.
 
     Raises:
         BadSetup: If there is none; the message lists all.
 
     >>> device_named("t4").usable_bytes
     15633219584
+    >>> device_named("cuda-20gb").title
+    'CUDA card with 20 GB'
     """
-    if not isinstance(name, str) or name not in DEVICES:
-        raise BadSetup(f"gpu is one of {', '.join(DEVICES)}, not {name!r}.")
-    return DEVICES[name]
+    if not isinstance(name, str):
+        raise _unknown(name)
+    if name in DEVICES:
+        return DEVICES[name]
+    if not name.startswith("cuda-"):
+        raise _unknown(name)
+    named = re.fullmatch("cuda-([1-9][0-9]{0,3})gb", name)
+    if named is None or int(named[1]) > MOST_CARD_GIB:
+        accepted = f"a whole number of GiB from 1 to {MOST_CARD_GIB}"
+        raise BadSetup(f"gpu is cuda-Ngb, where N is {accepted}, not {name!r:.60}.")
+    return _card(int(named[1]))
+
+
+def _unknown(name: object) -> BadSetup:
+    return BadSetup(f"gpu is one of {', '.join(DEVICES)}, or cuda-20gb for any card with 20 GiB, not {name!r:.60}.")
+
+
+@lru_cache(maxsize=64)
+def _card(memory_gib: int) -> Device:
+    """A card of which only the memory is known, taken to be as able as Ampere."""
+    return Device(
+        name=f"cuda-{memory_gib}gb",
+        title=f"CUDA card with {memory_gib} GB",
+        memory_bytes=memory_gib * GIB,
+        usable_bytes=memory_gib * GIB - DRIVER_BYTES,
+        capability=(8, 0),
+        source=f"{memory_gib} GiB as the setup says, less the most that drivers keep ({DRIVER_BYTES // MIB} MiB)",
+        assumed=True,
+    )

@@ -338,6 +338,8 @@ def _notes(setup: Setup, device: Device) -> tuple[str, ...]:
     if setup.precision.endswith("bf16") and not device.bfloat16:
         other = setup.precision.replace("bf16", "fp16")
         notes.append(f"The {device.title} has no bfloat16 units; {other} takes as much memory and is faster.")
+    if setup.precision.endswith("bf16") and device.assumed:
+        notes.append("The card is taken to be of Ampere (2020) or newer: older ones have no bfloat16 units.")
     if device.unified:
         notes.append("Host and GPU share this memory: what the host holds is counted, and offloading saves nothing.")
         if "8bit" in setup.optimizer:

@@ -206,7 +206,8 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
         return wishes.precision, "nothing else was tried"
     lower: Precision = "bfloat16" if machine.bfloat16 else "float16"
     if not timer.is_here:
-        return lower, "GPUs are faster in 16 bit; nothing was measured"
+        taken = ", and this one is taken to be of Ampere (2020) or newer" if machine.assumed else ""
+        return lower, f"GPUs are faster in 16 bit{taken}; nothing was measured"
     faster = timer.rate(lower) / timer.rate("float32")
     rates = f"matrices multiply at {_tera(timer.rate(lower))} in {lower}, {_tera(timer.rate('float32'))} in float32"
     if faster < WORTH_LOWER:

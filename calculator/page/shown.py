@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calculator.devices import DEVICES
+from calculator.devices import device_named
 from calculator.estimate import Estimate, GpuMemory, StepInstant
 from calculator.fit import Verdict
 from calculator.page.words import command, judgement, show_bytes, show_count, show_share
@@ -38,7 +38,7 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdic
     if plain_total != total:
         percent = round(100 * abs(plain_total - total) / plain_total)
         saving = f", {percent} % {'less' if total < plain_total else 'more'} than plain"
-    unified = verdict is not None and DEVICES[verdict.gpu].unified
+    unified = verdict is not None and device_named(verdict.gpu).unified
     stands, figures = judgement(verdict, result) if verdict else ("", "")
     texts = {
         "total": show_bytes(total),

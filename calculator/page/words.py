@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, fields
 from functools import lru_cache
 
-from calculator.devices import DEVICES
+from calculator.devices import device_named
 from calculator.estimate import Estimate
 from calculator.fit import Verdict
 from calculator.setups import Setup
@@ -41,7 +41,7 @@ def judgement(verdict: Verdict, result: Estimate) -> tuple[str, str]:
 
     Together they are one sentence; the first half says enough where there is no room for both.
     """
-    device = DEVICES[verdict.gpu]
+    device = device_named(verdict.gpu)
     on_top = verdict.need_bytes - result.gpu.total
     need = show_bytes(result.gpu.total)
     if on_top:

@@ -59,6 +59,16 @@ def test_flags_and_keys_are_the_same(capsys):
     assert json.loads(capsys.readouterr().out) == saved["estimate"]
 
 
+def test_the_page_and_the_command_line_judge_a_card_by_its_memory_alike(capsys):
+    assert main(["gpt2", "--gpu", "cuda-20gb", "--json"]) == 0
+    asked = json.dumps({"setup": {"model": "gpt2"}, "gpu": "cuda-20gb"})
+    saved = json.loads(json.loads(browser.export(asked))["json"])
+    assert json.loads(capsys.readouterr().out) == saved["estimate"]
+    assert saved["command"].endswith("--gpu cuda-20gb")
+    texts = json.loads(browser.answer(asked))["texts"]
+    assert texts["verdict"].startswith("Fits the CUDA card with 20 GB, ") and texts["usable"] == "19.25 GiB"
+
+
 def test_batch_answers_in_order_and_goes_on_after_a_refusal(monkeypatch, capsys):
     lines = ['{"model": "gpt2"}', "", '{"model": "gpt9"}', "not json", "1" * 5000, "[" * 100_000]
     lines += ['{"model": "bert-base", "precision": "bf16"}']
@@ -82,6 +92,7 @@ def test_config_file(tmp_path, capsys):
         [], ["gpt9"], ["gpt2", "--precision", "int4"], ["gpt2", "--micro-batch-size", "many"],
         ["gpt2", "--micro-batch-size", "-1"], ["--config", "missing.json"], ["gpt2", "--config", "missing.json"],
         ["gpt2", "--checkpointing", "often"], ["gpt2", "--nonsense"], ["batch", "--gpu", "t4"],
+        ["gpt2", "--gpu", "voodoo2"], ["gpt2", "--gpu", "cuda-0gb"], ["gpt2", "--gpu", ""],
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, capsys):

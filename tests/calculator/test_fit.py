@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from calculator import BadSetup, Setup, browser, estimate
 from calculator.__main__ import main
-from calculator.devices import DEVICES, GIB, device_named
+from calculator.devices import DEVICES, DRIVER_BYTES, GIB, device_named
 from calculator.fit import (
     TIGHT_PERCENT,
     advice,
@@ -36,6 +36,28 @@ def test_every_gpu_has_less_than_it_is_sold_with_and_a_source(device):
 def test_asked_for_gpus_are_there():
     asked = "t4 p100 v100 gtx-1080-ti rtx-2060 rtx-5090 a10 a100 h100 h200 mi300x apple"
     assert all(any(name.startswith(part) for name in DEVICES) for part in asked.split())
+
+
+@pytest.mark.parametrize("memory", [1, 20, 1024])
+def test_any_cuda_card_is_named_by_its_memory(memory):
+    card = device_named(f"cuda-{memory}gb")
+    assert (card.name, card.memory_bytes) == (f"cuda-{memory}gb", memory * GIB)
+    assert card.usable_bytes == memory * GIB - DRIVER_BYTES
+    assert card.bfloat16 and not card.unified and card.teraflops is None
+    assert verdict(Setup(model="gpt2"), card).notes == (
+        "The card is taken to be of Ampere (2020) or newer: older ones have no bfloat16 units.",
+    )
+    assert verdict(Setup(model="gpt2", precision="fp32"), card).notes == ()
+    assert str(DRIVER_BYTES // 2**20) in card.source
+
+
+@pytest.mark.parametrize(
+    "memory", ["0", "-1", "020", "1025", "99999999", "1e3", "x", "", "20.5", "٢٠", "2\n", "9" * 999]
+)
+def test_a_card_of_no_such_memory_is_refused_in_a_sentence(memory):
+    with pytest.raises(BadSetup, match="N is a whole number of GiB from 1 to 1024, not ") as refused:
+        device_named(f"cuda-{memory}gb")
+    assert len(str(refused.value)) < 200
 
 
 @given(st.sampled_from(["gpt2", "bert-base", "t5-small"]), st.sampled_from(list(DEVICES)), st.integers(1, 64))

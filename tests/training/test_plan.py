@@ -91,6 +91,7 @@ def test_parameters_are_said_twice():
     assert plan.fits and plan.advised_micro_batch >= 1
     assert plan.setup.precision == "amp-fp16", "a T4 has no bfloat16"
     assert make_plan(load_recipe("demo"), device_named("a10")).setup.precision == "amp-bf16"
+    assert make_plan(load_recipe("demo"), device_named("cuda-20gb")).setup.precision == "amp-bf16"
     assert plan.estimate.host.total > 10 * plan.parameters
 
 
