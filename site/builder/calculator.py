@@ -8,6 +8,7 @@ from builder.figures import exercise_figures
 from builder.measured import measured_errors
 from calculator import browser
 from calculator.architectures import PRESETS
+from calculator.devices import DRIVER_BYTES
 from calculator.page.models import own_values
 from calculator.page.shown import HOST_PARTS, PARTS
 from calculator.page.words import show_bytes
@@ -17,6 +18,12 @@ DEFAULT = {"model": "gpt2-large", "micro_batch_size": 1, "optimizer": "adamw8bit
 
 DEFAULT_GPU = "t4"
 """The GPU that a volunteer gets for nothing in Google Colab."""
+
+ANOTHER_CARD = "cuda-gb"
+"""The GPU list's last choice: a card's name without its memory, which the reader adds in a field below."""
+
+CARD_GIB = "20"
+"""Its memory at first: more than some cards of 16 GB, and no listed one has it."""
 
 CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", "3": "every 3rd", "4": "every 4th"}
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
@@ -58,7 +65,7 @@ def page_data() -> dict:
         "groups": _groups(catalogue),
         "models": {name: own_values(architecture) for name, architecture in PRESETS.items()},
         "default_model": DEFAULT["model"],
-        "hidden": ["target_length", "reversible", "optimizer_impl", "delta_rule", "pcie_generation"],
+        "hidden": ["card", "target_length", "reversible", "optimizer_impl", "delta_rule", "pcie_generation"],
     }
 
 
@@ -110,6 +117,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 _number("sequence_length", "Sequence length", "Tokens a sample."),
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
                 _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use of it."),
+                _card(),
             ],
         },
         {
@@ -158,7 +166,13 @@ def _models(catalogue: dict) -> list[dict]:
 def _gpus() -> list[dict]:
     gpus = json.loads(browser.devices())
     labels = {gpu["name"]: f"{gpu['title']}: {show_bytes(gpu['usable_bytes'])}" for gpu in gpus}
-    return _options({"": "none", **labels})
+    return _options({"": "none", **labels, ANOTHER_CARD: "Another card …"})
+
+
+def _card() -> dict:
+    """The memory of a card that is not listed: a part of the choice of a GPU, not a control of its own."""
+    note = f"As sold, a whole number; the driver keeps {show_bytes(DRIVER_BYTES)}."
+    return {"kind": "part", "key": "card", "label": "Its memory, GiB", "default": CARD_GIB, "note": note}
 
 
 def _in_short(parameters: int) -> str:

@@ -39,7 +39,7 @@ export function start(root) {
     for (const name of NAMES) {
       if (!(given.has(name) && set(name, given.get(name))) && name === "system") set("system", platform());
     }
-    const size = choices.gpu_sizes[given.get("gpu")]; // the calculator names the GPU itself
+    const size = choices.gpu_sizes[given.get("gpu")] ?? sizeBelow(given.get("gpu")); // the calculator names the GPU itself
     if (size) {
       set("device", "nvidia");
       set("gpu", size);
@@ -48,6 +48,12 @@ export function start(root) {
     batch = ""; // it was worked out for a model that none of these runs trains
     slot("other-model").textContent = given.get("model").slice(0, LONGEST_NAME);
     slot("other").classList.remove("hidden");
+  }
+
+  /** Of a card by its memory, such as cuda-20gb: the largest size in the list that is no more. */
+  function sizeBelow(name) {
+    const memory = /^cuda-([1-9]\d{0,3})gb$/.exec(name)?.[1];
+    return [...form.elements.gpu].map(({ value }) => value).filter((size) => Number(size) <= memory).at(-1);
   }
 
   function remember() {

@@ -12,6 +12,9 @@ const PARTS = {
   join: () => import("./join.mjs"),
 };
 
+/** A network that fails for a moment is asked again, after these. */
+const AGAIN_AFTER_MS = [500, 2000, 5000];
+
 const running = new Map();
 
 startTerms();
@@ -27,8 +30,9 @@ document$.subscribe(async () => {
   for (const element of document.querySelectorAll("[data-part]")) {
     if (running.has(element)) continue;
     running.set(element, () => {});
-    const { start } = await PARTS[element.dataset.part]();
-    const stop = start(element) ?? (() => {});
+    const module = await loaded(element.dataset.part);
+    if (!module) tellMissing(element);
+    const stop = module?.start(element) ?? (() => {});
     if (element.isConnected) running.set(element, stop);
     else {
       running.delete(element);
@@ -36,6 +40,33 @@ document$.subscribe(async () => {
     }
   }
 });
+
+/** A part's module; undefined where it cannot be had. */
+async function loaded(part) {
+  for (const pause of [...AGAIN_AFTER_MS, null]) {
+    try {
+      return await PARTS[part]();
+    } catch (error) {
+      if (pause === null) console.warn(error);
+      else await new Promise((resolve) => setTimeout(resolve, pause));
+    }
+  }
+}
+
+/** Some browsers ask no second time for a module that failed: then a reload does. */
+function tellMissing(element) {
+  const line = document.createElement("p");
+  const button = document.createElement("button");
+  line.className = "refusal";
+  line.role = "alert";
+  line.textContent = "A part of this page could not be loaded, so that nothing can be set here. ";
+  button.type = "button";
+  button.className = "small";
+  button.textContent = "Load the page again";
+  button.addEventListener("click", () => location.reload());
+  line.append(button);
+  element.before(line);
+}
 
 // The reader's colours are set before anything is painted (overrides/partials/javascripts/palette.html); charts need to
 // know when they change, and the browser's own bars, which take them when the page stands.

@@ -168,7 +168,7 @@ def test_nothing_is_fetched_before_the_reader_shows_interest(open_page, server):
     page.wait_for_load_state("networkidle")
     assert not [path for path in server.requests if path.startswith(("/runtime/", "/vendor/"))]
     page.get_by_label("Micro-batch").first.click()
-    expect(message(page)).to_contain_text("Computed in your browser")
+    expect(page.get_by_text("Computed in your browser")).to_be_visible()
     shows(page, DEFAULT)
     fetched = {path.rsplit("/", 1)[1] for path in server.requests if path.startswith("/runtime/")}
     assert fetched == {"pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "snapshot.wasm"}
@@ -289,7 +289,7 @@ def test_names_of_gpus_are_not_cut_off(open_page, width):
 def test_what_has_the_focus_is_not_under_the_bars(open_page):
     """Backwards through the page, where the browser scrolls just so far that the focus comes into sight."""
     page = open_page("calculator/?micro_batch_size=2", width=360)
-    expect(message(page)).to_contain_text("Computed in your browser")
+    expect(page.get_by_text("Computed in your browser")).to_be_visible()
     page.get_by_role("link", name="Join with these settings").focus()
     hidden = """() => {
         const element = document.activeElement;
@@ -347,6 +347,98 @@ def test_hostile_addresses_get_a_sentence(open_page, query, said):
     expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "refused")
     expect(message(page)).to_contain_text(said)
     assert not page.locator("img[src=x]").count()
+
+
+def test_a_card_that_is_not_listed_is_told_by_its_memory(open_page, tmp_path):
+    page = open_page("calculator/", width=360)
+    memory = page.get_by_label("Its memory, GiB")
+    expect(memory).to_be_hidden()
+    page.get_by_label("GPU to fit").focus()
+    page.get_by_label("GPU to fit").select_option("Another card …")
+    shows(page, DEFAULT, "cuda-20gb")
+    comes_to(page, {"gpu": "cuda-20gb"})
+    page.keyboard.press("Tab")
+    expect(memory).to_be_focused()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.keyboard.type("48")
+    shows(page, DEFAULT, "cuda-48gb")
+    comes_to(page, {"gpu": "cuda-48gb"})
+    page.get_by_role("button", name="Pin this setup").click()
+    for bad in ("0", "1e3", "x", "", "99999999", "<b>"):
+        memory.fill(bad)
+        expect(message(page)).to_have_text(f"“Its memory, GiB” is a whole number of GiB from 1 to 1024, not '{bad}'.")
+        expect(memory).to_have_attribute("aria-invalid", "true")
+    comes_to(page, {"gpu": "cuda-<b>gb", "pin": "gpu=cuda-48gb"})
+    page.reload()
+    expect(memory).to_have_value("<b>")
+    expect(message(page)).to_contain_text("from 1 to 1024, not '<b>'")
+    expect(page.get_by_role("region", name="Pinned setups")).to_contain_text("CUDA card, 48 GB")
+    page.get_by_label("GPU to fit").select_option("rtx-3060")
+    shows(page, DEFAULT, "rtx-3060")
+    expect(memory).to_be_hidden()
+    page.get_by_role("button", name=re.compile("^Open ")).click()
+    shows(page, DEFAULT, "cuda-48gb")
+    expect(memory).to_have_value("48")
+    expect(memory).not_to_have_attribute("aria-invalid", "true")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as JSON").click()
+    saved.value.save_as(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["command"].endswith("--gpu cuda-48gb")
+    page.get_by_role("link", name="Join with these settings").click()
+    expect(page.locator("input[name=gpu]:checked")).to_have_value("40")
+    assert page.locator("input[name=device]:checked").get_attribute("value") == "nvidia"
+
+
+def test_what_comes_late_is_said_once_and_moves_nothing(open_page):
+    page = open_page("calculator/")
+    batch = page.get_by_label("Micro-batch").first
+    batch.fill("2")
+    expect(page.get_by_text("Computed in your browser")).to_be_visible()
+    page.evaluate("""() => {
+        const region = document.querySelector("[role=status]");
+        window.said = [];
+        new MutationObserver(() => window.said.push(region.textContent))
+            .observe(region, { childList: true, characterData: true, subtree: true });
+    }""")
+    below = "document.querySelector('.tables').getBoundingClientRect().top + scrollY"
+    batch.evaluate("""field => ["", "1", "10"].forEach((typed) => {
+        field.value = typed;
+        field.dispatchEvent(new Event("input", { bubbles: true }));
+    })""")
+    shows(page, {**DEFAULT, "micro_batch_size": 10})
+    top = page.evaluate(below)
+    spoken = on_cpython({**DEFAULT, "micro_batch_size": 10})["spoken"]
+    page.wait_for_function("spoken => window.said.includes(spoken)", arg=spoken)
+    expect(page.locator(".advice")).not_to_have_attribute("inert", "")
+    assert page.evaluate(below) == top
+    assert page.evaluate("window.said") == [spoken]
+
+
+@pytest.mark.parametrize("broken", ["calculator/form.mjs", "site.mjs"])
+def test_a_script_that_fails_to_load_once_is_asked_for_again(open_page, broken):
+    page = open_page("404.html")
+    page.expected_complaint = "ERR_FAILED"
+    page.route(f"**/javascripts/{broken}*", lambda route: route.abort(), times=1)
+    with page.expect_event("requestfailed"):
+        page.goto(page.url.replace("404.html", "calculator/"))
+    page.get_by_label("Offload the optimizer").check()
+    shows(page, {**DEFAULT, "offload_optimizer": True})
+
+
+def test_a_script_that_cannot_be_had_is_said_to_be_missing(open_page):
+    page = open_page("404.html")
+    page.expected_complaint = "ERR_FAILED"
+    page.route("**/javascripts/calculator/form.mjs", lambda route: route.abort())
+    page.clock.install()
+    page.goto(page.url.replace("404.html", "calculator/"))
+    again = page.get_by_role("alert").get_by_role("button", name="Load the page again")
+    for _ in range(4):
+        page.wait_for_load_state("networkidle")
+        page.clock.run_for(5000)
+    expect(again).to_be_visible()
+    page.unroute_all()
+    again.click()
+    expect(page.get_by_label("Offload the optimizer")).to_be_enabled()
 
 
 def test_a_pasted_config_is_a_model_like_any_other(open_page):
@@ -503,7 +595,7 @@ def test_files_and_paper_say_what_the_command_line_says(open_page, tmp_path):
 def test_the_worker_outlives_the_page(open_page, server):
     """On the origin that the site was built for, the theme swaps pages and Python stays."""
     page = open_page("calculator/?model=gpt2")
-    expect(message(page)).to_contain_text("Computed in your browser")
+    expect(page.get_by_text("Computed in your browser")).to_be_visible()
     page.get_by_role("link", name="Join", exact=True).first.click()
     page.wait_for_url(server.url + "join/")
     expect(page.get_by_role("heading", name="How to stop")).to_be_visible()
@@ -559,7 +651,7 @@ LINES_AND_CUT = """line => {
 
 def test_total_stays_in_sight_on_a_phone(open_page):
     page = open_page("calculator/?micro_batch_size=200&gpu=apple-16gb&pin=", width=360, dark=True)
-    expect(message(page)).to_contain_text("Computed in your browser")
+    expect(page.get_by_text("Computed in your browser")).to_be_visible()
     expect(page.get_by_role("region", name="Pinned setups")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     verdict = page.locator("[data-slot=verdict]")
@@ -635,8 +727,17 @@ def test_without_its_runtime_the_page_falls_back(open_page, server, built_site, 
         shows(page, DEFAULT)
     else:
         expect(state).to_have_attribute("data-state", "failed", timeout=60_000)
-        expect(message(page)).to_contain_text("The command below answers anywhere")
+        expect(message(page)).to_contain_text(re.compile(r"The command below answers anywhere\.$"))
         shows(page, DEFAULT)
+        page.get_by_label("Micro-batch").first.fill("2")
+        page.get_by_label("GPU to fit").select_option("Another card …")
+        page.get_by_label("Offload the optimizer").check()
+        expect(message(page)).to_contain_text("for what the form says; the numbers are of another setup")
+        setup = {**DEFAULT, "micro_batch_size": 2, "offload_optimizer": True}
+        command = on_cpython(setup, "cuda-20gb")["texts"]["command"]
+        shown = page.locator("[data-slot=command]").inner_text()
+        assert sorted(shown.split(" --")) == sorted(command.split(" --"))
+        expect(page.locator(".verdict-line")).to_be_hidden()
     page.complaints.clear()  # The browser itself reports what is missing here.
 
 

@@ -4,28 +4,39 @@
 const IN_NAME = ["model", "config", "micro_batch_size"];
 const LONGEST_WORD = 40;
 
+/** The list's choice of a card by its memory: the card's name, without the memory. */
+const ANOTHER_CARD = "cuda-gb";
+
 /**
  * @param {HTMLFormElement} form
  * @param {Record<string, object>} models each model's own values, as calculator/page/models.py gives them
  */
 export function makeForm(form, models) {
-  const controls = [...form.querySelectorAll("[data-kind]")];
+  const controls = [...form.querySelectorAll("[data-kind]:not([data-kind=part])")];
+  const { gpu, card } = form.elements;
   const defaults = read();
   const configUsed = form.querySelector('[data-slot="config-used"]');
   let pasted = null;
+  let marked = [];
   let shown = { own: { placeholders: {} }, impossible: {}, needless: {} };
 
   /** Every control's value as text; an empty text asks for the model's own. */
   function read() {
-    return Object.fromEntries(
-      controls.map((control) => [control.name, control.dataset.kind === "switch" ? String(control.checked) : control.value.trim()]),
-    );
+    return Object.fromEntries(controls.map((control) => [control.name, textOf(control)]));
+  }
+
+  function textOf(control) {
+    if (control.dataset.kind === "switch") return String(control.checked);
+    const text = control.value.trim();
+    return control === gpu && text === ANOTHER_CARD ? cardOf(card.value.trim()) : text;
   }
 
   function write(values) {
     for (const control of controls) {
       const value = values[control.name] ?? defaults[control.name];
+      const memory = control === gpu ? memoryOf(value) : null;
       if (control.dataset.kind === "switch") control.checked = value === "true";
+      else if (memory !== null) [control.value, card.value] = [ANOTHER_CARD, memory];
       else if (control.tagName === "SELECT" && ![...control.options].some((option) => option.value === value)) {
         control.add(new Option(`${value.slice(0, 40)} (unknown)`, value));
         control.value = value;
@@ -66,11 +77,12 @@ export function makeForm(form, models) {
   function neighbours(changed) {
     const values = read();
     const { impossible, needless } = fitting(values);
-    const order = (control) => (control === changed ? 0 : control.dataset.kind === "search" ? 2 : 1);
+    const first = changed === card ? gpu : changed;
+    const order = (control) => (control === first ? 0 : control.dataset.kind === "search" ? 2 : 1);
     return controls
       .filter(({ name }) => !impossible[name] && !needless[name])
       .sort((one, other) => order(one) - order(other))
-      .flatMap((control) => alternatives(control).map((value) => request({ ...values, [control.name]: value })));
+      .flatMap((control) => alternatives(control, card).map((value) => request({ ...values, [control.name]: value })));
   }
 
   /** The same for a query that is not in the form. */
@@ -114,6 +126,7 @@ export function makeForm(form, models) {
         offload_optimizer: paged && "A paged optimizer moves its state to the host by itself.",
       },
       needless: {
+        card: memoryOf(values.gpu) === null,
         target_length: !own.two_stacks,
         reversible: !own.text_to_image,
         optimizer_impl: values.optimizer !== "adamw",
@@ -147,30 +160,55 @@ export function makeForm(form, models) {
 
   /** A refusal as a reader knows its names: a control's label stands for the key, which the command line and files have. */
   function inLabels(sentence) {
+    const memory = `“${card.labels[0].textContent}” is`;
+    const ofCard = sentence.replace(/^gpu is cuda-Ngb, where N is/, memory).replace(/'cuda-(.*)gb'/, "'$1'");
     const said = controls.reduce((words, { name, labels }) => {
       if (!labels?.length) return words;
       const key = new RegExp(name.includes("_") ? `\\b${name}\\b` : `^${name}(?= is )`, "g");
       return words.replace(key, `“${labels[0].textContent}”`);
-    }, sentence);
+    }, ofCard);
     // What a list offers stands in the list.
     return said.replace(/\bis null\b/, "is empty").replace(/ is one of .*, not /, " is one of those in its list, not ");
   }
 
-  /** Marks the controls that a refusal names. */
+  /** Marks the controls that a refusal names; of a card by its memory, the memory. */
   function mark(sentence) {
-    for (const control of controls) {
-      if (sentence && new RegExp(`\\b${control.name}\\b`).test(sentence)) control.setAttribute("aria-invalid", "true");
-      else control.removeAttribute("aria-invalid");
-    }
+    for (const control of marked) control.removeAttribute("aria-invalid");
+    const named = ({ name }) => sentence && new RegExp(`\\b${name}\\b`).test(sentence);
+    marked = controls.filter(named).map((control) => (control === gpu && gpu.value === ANOTHER_CARD ? card : control));
+    for (const control of marked) control.setAttribute("aria-invalid", "true");
   }
 
-  return { defaults, read, write, query, fromQuery, request, neighbours, requestOf, names, showFitting, usePasted, mark, inLabels };
+  return { defaults, read, write, query, fromQuery, request, command, neighbours, requestOf, names, showFitting, usePasted, mark, inLabels };
 }
+
+/**
+ * The command of a request that Python could not be asked: its keys are the command line's flags. Texts from an address
+ * stand there as they came, in quotes where a shell would read more than a word.
+ */
+function command({ setup, gpu }) {
+  const { model, config, ...others } = setup;
+  const flags = Object.entries({ ...others, ...(gpu ? { gpu } : {}) }).map(([key, value]) => {
+    const flag = key.replaceAll("_", "-");
+    return value === true ? `--${flag}` : value === false ? `--no-${flag}` : `--${flag} ${quoted(value)}`;
+  });
+  const line = ["python -m calculator", config ? "--config /dev/stdin" : quoted(model), ...flags].join(" ");
+  return config ? `echo ${quoted(JSON.stringify(config))} | ${line}` : line;
+}
+
+const quoted = (value) => (/^[\w.-]+$/.test(value) ? String(value) : `'${String(value).replaceAll("'", `'"'"'`)}'`);
+
+const cardOf = (memory) => `cuda-${memory}gb`;
+
+/** What stands for the memory in a card's name, whatever it is; null in other names. */
+const memoryOf = (gpu) => /^cuda-(.*)gb$/s.exec(gpu)?.[1] ?? null;
 
 /** A control's value as a part of a name; a switch that is off and a number that is the model's own are not told. */
 function inWords({ dataset, labels, options }, value) {
   const label = labels[0].textContent;
   if (dataset.kind === "switch") return value === "true" ? label : "";
+  const memory = dataset.kind === "choice" ? memoryOf(value) : null;
+  if (memory !== null) return `CUDA card, ${memory.slice(0, LONGEST_WORD)} GB`;
   if (dataset.kind === "number") return value && `${label}: ${value.slice(0, LONGEST_WORD)}`;
   const chosen = [...options].find((option) => option.value === value);
   const text = chosen ? chosen.text.split(": ")[0] : value.slice(0, LONGEST_WORD);
@@ -188,14 +226,22 @@ function nameOfConfig(text) {
 }
 
 /** What a reader may set a control to next. */
-function alternatives(control) {
+function alternatives(control, card) {
   const { kind } = control.dataset;
   if (kind === "switch") return [String(!control.checked)];
-  if (kind === "choice") return [...control.options].map((option) => option.value);
+  if (kind === "choice") {
+    const another = control.value === ANOTHER_CARD ? near(card).map(cardOf) : [];
+    return [...[...control.options].map(({ value }) => (value === ANOTHER_CARD ? cardOf(card.value.trim()) : value)), ...another];
+  }
   if (kind === "search") return [...document.getElementById(control.getAttribute("aria-controls")).querySelectorAll("[data-value]")].map((option) => option.dataset.value);
-  const size = Number(control.value || control.placeholder);
-  if (kind !== "number" || !Number.isInteger(size)) return [];
-  return [size + 1, size - 1, 2 * size, Math.floor(size / 2)].filter((near) => near > 0).map(String);
+  return kind === "number" ? near(control) : [];
+}
+
+/** Numbers around the one in a field. */
+function near(field) {
+  const size = Number(field.value || field.placeholder);
+  if (!Number.isInteger(size)) return [];
+  return [size + 1, size - 1, 2 * size, Math.floor(size / 2)].filter((other) => other > 0).map(String);
 }
 
 function differing(now, before) {

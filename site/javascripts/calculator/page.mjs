@@ -1,6 +1,7 @@
 // The calculator's page. The first answer stands in the HTML; Python is fetched when the reader shows interest in the
 // form, or came by an address that names a setup. The address holds everything: each change is a step of the history.
 
+import { setCommand } from "../listing.mjs";
 import { makeCombobox } from "./combobox.mjs";
 import { makeForm } from "./form.mjs";
 import { keepForOffline } from "./offline.mjs";
@@ -10,8 +11,8 @@ import { makeShow } from "./show.mjs";
 import { makeSweep } from "./sweep.mjs";
 
 const STARTING = "Starting Python in your browser …";
-const COMPUTED = "Computed in your browser. ";
 const SAID_AFTER_MS = 150;
+const SPOKEN_AFTER_MS = 600;
 const AHEAD_AFTER_MS = 30;
 const ADVISED_AFTER_MS = 300;
 const MOST_SAID = 500;
@@ -24,8 +25,11 @@ export function start(root) {
   const element = slot("form");
   const form = makeForm(element, JSON.parse(root.dataset.models));
   const ask = (request) => askPython(runtime, "answer", request);
+  let answered = form.request();
   let asked = 0;
   let awake = false;
+  let said = "";
+  let speaking = null;
   let typing = null;
   let pauses = [];
   let noted = Promise.resolve();
@@ -84,22 +88,27 @@ export function start(root) {
     const mine = ++asked;
     const late = setTimeout(() => {
       root.dataset.state = "computing";
-      slot("message").textContent = startedBy() ? "" : STARTING;
+      say(startedBy() ? "" : STARTING);
     }, SAID_AFTER_MS);
     const request = form.request(values);
     let answer;
     try {
       answer = await ask(request);
     } catch (error) {
-      answer = { error: `The browser's Python failed: ${error.message}. The command below answers anywhere.`, failed: true };
+      answer = { failed: error.message };
     }
     clearTimeout(late);
     if (mine !== asked || ended.signal.aborted) return;
     root.dataset.python = startedBy();
-    form.mark(answer.failed ? "" : answer.error);
+    form.mark(answer.error);
+    if (answer.failed) {
+      root.dataset.state = "failed";
+      say(`The browser's Python failed: ${answer.failed}. ${insteadOf(request)}`);
+      return undefined;
+    }
     if (answer.error) {
-      root.dataset.state = answer.failed ? "failed" : "refused";
-      slot("message").textContent = form.inLabels(answer.error).slice(0, MOST_SAID);
+      root.dataset.state = "refused";
+      say(form.inLabels(answer.error).slice(0, MOST_SAID));
       return undefined;
     }
     if (values.config) {
@@ -108,15 +117,37 @@ export function start(root) {
       if (JSON.stringify(form.request(values)) !== JSON.stringify(request)) return compute(control, values);
     }
     show(answer);
+    answered = request;
     root.dataset.state = "shown";
-    slot("spoken").textContent = answer.spoken;
-    if (slot("message").firstChild?.data !== COMPUTED) slot("message").replaceChildren(COMPUTED, slot("spoken"));
+    say("");
     sweep.update();
-    afterwards(mine, request, control);
+    afterwards(mine, request, control, answer.spoken);
   }
 
-  /** While the reader looks at the answer: what may be asked next and, since it takes longer, what the reader could do. */
-  function afterwards(mine, request, control) {
+  /** What there is without Python: the command of what the form says. Returns how to go on, as a sentence. */
+  function insteadOf(request) {
+    const other = JSON.stringify(request) !== JSON.stringify(answered);
+    if (other || root.hasAttribute("data-stale")) setCommand(slot("command"), form.command(request));
+    tellJoin();
+    root.toggleAttribute("data-stale", other);
+    return `The command below answers anywhere${other ? ", for what the form says; the numbers are of another setup" : ""}.`;
+  }
+
+  /** In the live region: a sentence, and no total of a setup before. The same once more is not said again. */
+  function say(sentence) {
+    clearTimeout(speaking);
+    if (sentence === said) return;
+    said = sentence;
+    slot("message").textContent = sentence;
+    if (sentence) slot("spoken").textContent = "";
+  }
+
+  /**
+   * While the reader looks at the answer: what may be asked next and, since it takes longer, what the reader could do.
+   * A screen reader hears the total when the reader rests, not one for each key.
+   */
+  function afterwards(mine, request, control, spoken) {
+    speaking = setTimeout(() => (slot("spoken").textContent = spoken), SPOKEN_AFTER_MS);
     pauses.forEach(clearTimeout);
     pauses = [
       setTimeout(() => {
@@ -133,7 +164,7 @@ export function start(root) {
 
   /** A change by the reader: a field that is typed into makes one step of the history, however long it lasts. */
   function changed(control) {
-    const text = control?.dataset.kind === "number" || control?.name === "model";
+    const text = ["number", "part"].includes(control?.dataset.kind) || control?.name === "model";
     const how = text && typing === control ? "replace" : "push";
     typing = text ? control : null;
     const values = form.read();
@@ -213,7 +244,7 @@ export function start(root) {
     for (const kind of ["json", "csv"]) {
       slot(`save-${kind}`).addEventListener("click", async () => {
         const answer = await askPython(runtime, "export", form.request()).catch((error) => ({ error: error.message }));
-        if (answer.error) slot("message").textContent = answer.error;
+        if (answer.error) say(answer.error);
         else save(`memory.${kind}`, answer[kind]);
       });
     }

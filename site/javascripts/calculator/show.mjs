@@ -15,6 +15,7 @@ export function makeShow(root, ended) {
   const advised = slot("choices").closest(".advice");
   const written = new Map();
   const long = bars.map(() => []);
+  let standing = null;
   let drawn = [];
   let listed = null;
 
@@ -36,7 +37,11 @@ export function makeShow(root, ended) {
     for (const place of ["gpu-total", "bar-total"]) write(place, answer.texts.total);
     write("bar-plain", answer.texts["plain-total"]);
     drawBars(answer);
-    slot("standing").dataset.standing = answer.standing;
+    if (standing !== answer.standing) {
+      standing = answer.standing;
+      // Beside the verdict's look, how much room the advice gets, which comes later.
+      slot("standing").dataset.standing = advised.dataset.standing = standing;
+    }
     slot("bars").ariaLabel = answer.bars_label;
     slot("on-host").hidden = !answer.on_host;
     slot("not-on-host").hidden = answer.on_host;
