@@ -15,7 +15,7 @@ export function makeShow(root, ended) {
   const advised = slot("choices").closest(".advice");
   const written = new Map();
   const long = bars.map(() => []);
-  let standing = null;
+  let { standing } = slot("standing").dataset;
   let drawn = [];
   let listed = null;
 
@@ -39,8 +39,9 @@ export function makeShow(root, ended) {
     drawBars(answer);
     if (standing !== answer.standing) {
       standing = answer.standing;
-      // Beside the verdict's look, how much room the advice gets, which comes later.
+      // Beside the verdict's look, how much room the advice gets, which comes later: what was advised before says nothing.
       slot("standing").dataset.standing = advised.dataset.standing = standing;
+      slot("choices").replaceChildren();
     }
     slot("bars").ariaLabel = answer.bars_label;
     slot("on-host").hidden = !answer.on_host;
