@@ -52,7 +52,6 @@ CURES = {
     "was not finite": "Join again: the state then comes from another peer. If it happens to all, the maintainer has to "
     "go back to an earlier checkpoint.",
     "no group was looked for": "Nothing: the epoch is repeated by itself.",
-    "nobody else trains any more": "Nothing: it goes on alone until others come.",
     "the run is over, or this machine is offline": "Check your connection; if it is there, the run's page says whether "
     "the run goes on.",
     "No peer offers its state": "Wait until another volunteer trains, then start again.",
