@@ -52,7 +52,7 @@ def recorded_site(built_site, tmp_path_factory) -> Path:
     copy = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "site", copy / "site", ignore=shutil.ignore_patterns("live", "__pycache__"))
     shutil.copy(ROOT / "mkdocs.yml", copy)
-    for name in ("benchmarks", "calculator", "training", "tests", "build", "README.md", "CHANGELOG.md"):
+    for name in ("benchmarks", "calculator", "training", "tests", "build", "constraints", "README.md", "CHANGELOG.md"):
         (copy / name).symlink_to(ROOT / name)
     now = 1_750_000_000.0
     write_history(copy / "run", ended_at=now)
