@@ -39,13 +39,6 @@ class _FusedAttention(torch.autograd.Function):
         ctx.save_for_backward(*kept, *([] if bias is None else [bias]))
         return result
 
-    @staticmethod
-    def backward(ctx, grad):
-        query, key, value, *_ = ctx.saved_tensors
-        bias = ctx.saved_tensors[7] if len(ctx.saved_tensors) > 7 else None
-        zeros = [torch.zeros_like(operand) for operand in (query, key, value)]
-        return (*zeros, None if bias is None else torch.zeros_like(bias), None)
-
 
 class CudaRules(torch.overrides.TorchFunctionMode):
     """CUDA's dropout, fused attention and, if asked, autocast (torch 2.13, aten/src/ATen/autocast_mode.h)."""
@@ -95,7 +88,7 @@ class CudaRules(torch.overrides.TorchFunctionMode):
 
 
 def _saved_bytes(model, run, rules=None) -> int:
-    """Bytes of the storages that the graph of `run(model)` keeps."""
+    """Bytes of the storages that the graph of `run(model)` keeps; it is not run backwards."""
     rules = rules or CudaRules(None)
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, int] = {}
@@ -109,10 +102,9 @@ def _saved_bytes(model, run, rules=None) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), rules:
-        inputs, loss = run(model)
+        inputs, _loss = run(model)  # the loss holds the graph
     for tensor in [*inputs, *rules.copies.values()]:
         kept.pop(tensor.untyped_storage().data_ptr(), None)
-    loss.backward()
     return sum(kept.values())
 
 
