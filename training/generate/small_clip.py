@@ -113,14 +113,21 @@ def decoded_samples(
 
 
 def train_small_clip(
-    pictures: np.ndarray, captions: list[str], *, steps: int = STEPS, seed: int = 0, progress: Progress
+    pictures: np.ndarray,
+    captions: list[str],
+    *,
+    steps: int = STEPS,
+    batch_size: int = BATCH_SIZE,
+    seed: int = 0,
+    progress: Progress,
 ) -> Clip:
     """Trains a small CLIP by the contrastive loss (Radford et al. 2021, section 2.3); the seed decides all.
 
     Args:
         pictures: uint8 (n, S, S, 3).
         captions: One each.
-        steps: Steps of `BATCH_SIZE` pairs.
+        steps: Of training.
+        batch_size: Pairs of a step.
         seed: Of first weights and batches.
         progress: Told how it goes.
     """
@@ -137,7 +144,7 @@ def train_small_clip(
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min((step + 1) / 50, 1 - step / steps + 0.01, 1)
-        chosen = torch.randperm(len(captions), generator=generator)[:BATCH_SIZE]
+        chosen = torch.randperm(len(captions), generator=generator)[:batch_size]
         scores = model(
             pixel_values=clip.pixels(list(pictures[chosen.numpy()])),
             input_ids=tokens["input_ids"][chosen],

@@ -99,9 +99,8 @@ def small():
     """Trained on twelve pictures of each caption, for seconds."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    clip = train_small_clip(
-        np.concatenate([drawn(seed) for seed in range(12)]), CAPTIONS * 12, steps=60, progress=quiet
-    )
+    pictures = np.concatenate([drawn(seed) for seed in range(12)])
+    clip = train_small_clip(pictures, CAPTIONS * 12, steps=60, batch_size=32, progress=quiet)
     torch.set_num_threads(threads)
     return clip
 
