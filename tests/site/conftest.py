@@ -18,7 +18,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT), str(ROOT / "site"), str(Path(__file__).parent)]
 
-from site_server import SiteServer  # noqa: E402  (the path above comes first)
+from kept_pages import KeptPages, watch  # noqa: E402  (the path above comes first)
+from site_server import SiteServer  # noqa: E402
 
 expect.set_options(timeout=20_000)
 
@@ -56,13 +57,20 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def kept_pages(chromium: Browser) -> KeptPages:
+    """Pages that one test after another uses."""
+    return KeptPages(chromium)
+
+
 @pytest.fixture
-def open_page(chromium: Browser, server: SiteServer) -> Iterator[Callable[..., Page]]:
+def open_page(kept_pages: KeptPages, chromium: Browser, server: SiteServer) -> Iterator[Callable[..., Page]]:
     """Opens an address of the site: `open_page("join/", width=360, dark=True, scripts=False)`.
 
-    When the test ends, no page may have asked another origin for anything, nor said an error; a test that provokes
-    failed requests takes their messages out of `page.complaints`, or names them in `page.expected_complaint` where they
-    may come at any time.
+    When the test ends, no page may have asked another origin for anything, nor said an error, nor opened a dialog; a
+    test that provokes failed requests takes their messages out of `page.complaints`, or names them in
+    `page.expected_complaint` where they may come at any time. With `offline_copy` the page is in a window of its own,
+    where the site's service worker runs and the network can be cut.
     """
     contexts: list[BrowserContext] = []
     pages: list[Page] = []
@@ -70,21 +78,15 @@ def open_page(chromium: Browser, server: SiteServer) -> Iterator[Callable[..., P
     def open_at(
         address: str = "", *, width: int = 1280, dark: bool = False, scripts: bool = True, offline_copy: bool = False
     ) -> Page:
-        context = chromium.new_context(
-            service_workers="allow" if offline_copy else "block",
-            viewport={"width": width, "height": 800},
-            color_scheme="dark" if dark else "light",
-            java_script_enabled=scripts,
-            reduced_motion="reduce",
-        )
-        contexts.append(context)
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        page = context.new_page()
+        if offline_copy:
+            contexts.append(chromium.new_context(viewport={"width": width, "height": 800}, reduced_motion="reduce"))
+            page = contexts[-1].new_page()
+            page.complaints, page.expected_complaint = [], None
+            watch(page)
+        else:
+            page = kept_pages.take(scripts=scripts, width=width, dark=dark)
+        page.origin = server.url
         page.set_default_timeout(20_000)
-        page.complaints, page.expected_complaint = [], None
-        page.on("request", lambda request: _note_foreign(page, request.url, server.url))
-        page.on("pageerror", lambda error: page.complaints.append(f"error: {error}"))
-        page.on("console", lambda line: line.type == "error" and page.complaints.append(f"console: {line.text}"))
         pages.append(page)
         page.goto(server.url + address)
         return page
@@ -98,9 +100,5 @@ def open_page(chromium: Browser, server: SiteServer) -> Iterator[Callable[..., P
     ]
     for context in contexts:
         context.close()
+    kept_pages.give_back(server.url)
     assert complaints == []
-
-
-def _note_foreign(page: Page, url: str, origin: str) -> None:
-    if not url.startswith((origin, "data:", "blob:")):
-        page.complaints.append(f"asked another origin: {url}")
