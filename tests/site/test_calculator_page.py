@@ -470,6 +470,7 @@ def test_a_pasted_config_is_a_model_like_any_other(open_page):
     page.get_by_label("Target length").fill("64")
     expected = on_cpython({"config": config, **setup, "target_length": 64})["texts"]
     expect(total(page)).to_have_text(expected["total"])
+    page.wait_for_url("**target_length=64*")  # the address follows what is shown
     page.reload()
     expect(total(page)).to_have_text(expected["total"])
     expect(page.locator("[data-slot=host-total]")).to_have_text(expected["host-total"])
