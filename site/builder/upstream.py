@@ -107,7 +107,7 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             happens="A group waits for the end of its window and leaves out who computes for longer.",
             where="`averaging/matchmaking.py`: `leader_assemble_group`",
             here="It starts when those are there who are known to train, and knows of a newcomer from the newcomer.",
-            tests=("training/swarm/test_waiting.py::test_a_group_waits_for_one_more_if_who_joins_knows_of_more",),
+            tests=("training/swarm/test_waiting.py::test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more",),
         ),
         Fault(
             happens="A round of parameters that finds no group keeps a peer from the next average.",

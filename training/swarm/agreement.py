@@ -130,6 +130,8 @@ class Agreement:
         self._ask, self._on_bad_verdict = ask, on_bad_verdict
         self._verdicts: dict[PeerID, Verdict] = {}
         self._gone: set[PeerID] = set()
+        self.absent: set[PeerID] = set()
+        """Peers that live and say that they are not of the group."""
         self._bad = False
         self._news, self._decision = asyncio.Event(), asyncio.get_running_loop().create_future()
         self._judging: asyncio.Task | None = None
@@ -192,8 +194,13 @@ class Agreement:
         until = loop.time() + 2 * SILENCE_SECONDS
         while True:
             answer = await asyncio.wait_for(self._ask(referee, verdict.message(self.group_id)), SILENCE_SECONDS)
+            self._note_absence(referee, answer)
             if answer.code != averaging_pb2.NOT_DECLARED or loop.time() >= until:
                 return Decision.read(answer, self.peers)
+
+    def _note_absence(self, peer: PeerID, answer: Message) -> None:
+        if answer.code == averaging_pb2.BAD_GROUP_ID:
+            self.absent.add(peer)
 
     # -- the referee's part --------------------------------------------------------------------------------------------
 
@@ -229,6 +236,7 @@ class Agreement:
         verdict = Verdict(whole=not self._bad)
         try:
             answer = await self._ask(peer, verdict.message(self.group_id))
+            self._note_absence(peer, answer)
             if answer.code != averaging_pb2.NOT_DECLARED:
                 self._decide(Decision.read(answer, self.peers))
         except Exception:  # whatever it is, this peer will not repeat anything with the others

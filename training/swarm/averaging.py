@@ -74,9 +74,10 @@ class SwarmGradientAverager(GradientAverager, ReportingAverager):
                 for tensor in tensors:
                     tensor.zero_()
 
-    def schedule_step(self, scheduled_time: float | None = None, **kwargs) -> StepControl:
-        """See hivemind."""
-        standing = Standing(self.local_epoch, self.wants_weights, self.expected_group_size)
+    def schedule_step(self, scheduled_time: float | None = None, *, epoch: int | None = None, **kwargs) -> StepControl:
+        """See hivemind; the gradients are of this epoch, or of the local one."""
+        told_epoch = self.local_epoch if epoch is None else epoch
+        standing = Standing(told_epoch, self.wants_weights, self.expected_group_size if self.is_new else 0)
         return super().schedule_step(scheduled_time, gather=standing.told(), **kwargs)
 
 

@@ -29,6 +29,8 @@ class RoundReport:
     """Times that the group averaged anew because a peer was lost; the result is that of the last time."""
     lost: tuple[str, ...] = ()
     """Peers of the group that had no part in the last of these averages."""
+    absent: tuple[str, ...] = ()
+    """Those of them that live, but know nothing of the group."""
     refused: tuple[str, ...] = ()
     """Peers of which parts were not finite and were left out, as far as this one averages them."""
     reduced_share: float = 0.0
@@ -63,7 +65,7 @@ class Standing:
     wants_weights: bool
     """Whether its parameters are not those of the others yet."""
     expected_peers: int
-    """How many it knows to train, with itself; 0 if it does not know."""
+    """How many a newcomer knows to train, with itself; 0 from all others, and if it does not know."""
 
     @classmethod
     def read(cls, told: object) -> Standing | None:
@@ -115,3 +117,5 @@ class Attempt:
     """What has ended it early."""
     weight: float
     """This peer's own."""
+    absent: frozenset[PeerID]
+    """Groupmates that live and say that they are not of the group."""

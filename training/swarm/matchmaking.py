@@ -18,6 +18,8 @@ from training.swarm.groups import Standing
 PATIENCE_WINDOWS = 4
 """Windows of matchmaking for which a group waits for peers that are known to train."""
 
+TURN_SHARE = 0.75
+"""Of the longest wait for an answer; what is left is for the way there and back, and who waits longer is sent away."""
 _LOOK_SECONDS = 0.1
 """Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
 
@@ -95,13 +97,13 @@ class PatientMatchmaking(Matchmaking):
 
         And peers whose gradients are of epochs too far apart do not form a group. One that comes late to the end of an
         epoch would else wait with one of the others for the end of the next, and leave a third one without them. For
-        the same reason a group waits for one peer more if who joins knows of more: it may be one that has just come.
+        the same reason a group waits for one peer more if a newcomer joins that knows of more: it is not counted yet.
         """
         reason = super()._check_reasons_to_reject(request, context)
         if reason is not None:
             return reason
         arrived = self._arrivals.get(id(context))
-        if arrived is not None and time.monotonic() - arrived > self.request_timeout / 2:
+        if arrived is not None and time.monotonic() - arrived > TURN_SHARE * self.request_timeout:
             return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
         own, other = _standing_of(self.step_control.data_for_gather), _standing_of(request.gather)
         if own is None or other is None:

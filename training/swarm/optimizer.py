@@ -240,7 +240,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
         except NobodyElseError:
             ending.others = 0
             raise
-        self.tracker.give_up(group.report.lost)
+        self.tracker.give_up(set(group.report.lost) - set(group.report.absent))
         return group
 
     def _average_with_the_rest(self, control: StepControl, group: AveragedGroup, ending: Ending) -> AveragedGroup:
@@ -248,7 +248,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
 
         A peer of a small group that breaks would else step alone although others train, who then wait for it.
         """
-        if group.report.senders > 1 or not group.report.lost:
+        if not group.report.lost or len(group.report.lost) < group.report.group_size - 1:
             return group
         try:
             _, others = self._look_around()
@@ -257,7 +257,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
         if not others:
             return group
         self._expect_peers()
-        again = self.grad_averager.schedule_step(timeout=self.averaging_timeout)
+        again = self.grad_averager.schedule_step(timeout=self.averaging_timeout, epoch=ending.epoch)
         again.weight = control.weight
         again.allow_allreduce()
         ending.notes.append("all others of its group were lost, so it has looked for another one")

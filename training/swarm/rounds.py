@@ -75,6 +75,8 @@ class ReportingAverager(DecentralizedAverager):
         self._agreements: dict[bytes, Agreement] = {}
         self.last_round: tuple[StepControl, float] | None = None
         """The last one that runs in the background, and when its search for a group began (monotonic clock)."""
+        self.is_new = True
+        """Whether it has been in no average with others yet."""
         self._steps = 0
         self._closing: set[asyncio.Task] = set()
         kwargs.setdefault("part_size_bytes", part_bytes(sum(tensor.numel() for tensor in averaged_tensors)))
@@ -107,6 +109,7 @@ class ReportingAverager(DecentralizedAverager):
     def _keep_report(self, control: StepControl) -> None:
         if not control.cancelled() and control.exception() is None and isinstance(control.result(), AveragedGroup):
             self.reports.put(control.result().report)
+            self.is_new &= control.result().report.senders < 2
 
     async def _step(self, *, step: StepControl, future_for_init: object) -> None:
         """In the averager's process: one round, from looking for a group on."""
@@ -142,7 +145,7 @@ class ReportingAverager(DecentralizedAverager):
 
         A peer keeps its tensors if all of its group are gone, or if each repetition has failed as well.
         """
-        began, sent, received = time.monotonic(), 0, 0
+        began, sent, received, absent = time.monotonic(), 0, 0, set()
         first_id = group_info.group_id if group_id is None else group_id
         group = Group(group_id=first_id, peers=tuple(group_info.peer_ids), fractions=tuple(peer_fractions))
         for repeated in range(REPETITIONS + 1):
@@ -153,6 +156,7 @@ class ReportingAverager(DecentralizedAverager):
                 if group.group_id != first_id:
                     self._running_groups.pop(group.group_id, None)
             sent, received = sent + attempt.report.bytes_sent, received + attempt.report.bytes_received
+            absent |= attempt.absent
             rest = group.of(attempt.decision)
             if attempt.decision.counts or len(rest.peers) < 2 or not any(rest.fractions):
                 break
@@ -160,11 +164,13 @@ class ReportingAverager(DecentralizedAverager):
                 break
             group = rest
         left = group.peers if attempt.decision.counts else rest.peers
+        lost = [peer for peer in group_info.peer_ids if peer not in (*left, self.peer_id)]
         report = replace(
             attempt.report,
             group_size=group_info.group_size,
             repeated=repeated,
-            lost=tuple(str(peer) for peer in group_info.peer_ids if peer not in (*left, self.peer_id)),
+            lost=tuple(str(peer) for peer in lost),
+            absent=tuple(str(peer) for peer in lost if peer in absent),
             torn=attempt.report.torn or attempt.decision.solitary or not attempt.decision.counts,
         )
         gave_up = attempt.fault is not None and repeated == REPETITIONS and self.peer_id in attempt.decision.members
@@ -230,6 +236,7 @@ class ReportingAverager(DecentralizedAverager):
             updates=tuple(updates),
             fault=fault,
             weight=runner.weight,
+            absent=frozenset(agreement.absent),
         )
 
     async def _ask(self, referee: PeerID, verdict: averaging_pb2.MessageFromLeader) -> averaging_pb2.MessageFromLeader:

@@ -329,8 +329,19 @@ def progress_of_all(run, dht):
     return [entry.value for entry in found.value.values()] if found is not None else []
 
 
-def train(torch, run, dht, identity, name, stop, *, begin=lambda optimizer: None, state_every=1):
-    """Trains with the run's optimizer, from other weights than the other peer, until three epochs were averaged."""
+def await_both(name):
+    """Until the other peer is ready to train as well."""
+    folder = Path(sys.argv[1])
+    (folder / f"{name}.ready").touch()
+    while not all((folder / f"{peer}.ready").is_file() for peer in SAMPLES):
+        time.sleep(0.05)
+
+
+def train(torch, run, dht, identity, name, stop, *, begin=None, state_every=1):
+    """Trains with the run's optimizer, from other weights than the other peer, until three epochs were averaged.
+
+    Both begin together, or as they are told.
+    """
     from training.swarm.build import build_swarm_optimizer
 
     swarm = run.swarm.model_copy(update={"target_batch_size": 120, "average_state_every": state_every})
@@ -339,7 +350,7 @@ def train(torch, run, dht, identity, name, stop, *, begin=lambda optimizer: None
     settings = {"micro_batch_size": 4, "client_mode": dht.client_mode}
     optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, **settings)
     stop.listen()
-    begin(optimizer)
+    await_both(name) if begin is None else begin(optimizer)
     reports = []
     deadline = time.monotonic() + 200
     while sum(report.senders == 2 for report in reports) < 3 and time.monotonic() < deadline:
@@ -375,10 +386,7 @@ def train_locally(torch, run, dht, identity, name, stop):
         offers[optimizer.local_epoch + 1] = {"offered": offered, "before": common(), "momentum": common(momentum=True)}
 
     averager.load_accumulators_into_averager_ = load_and_note
-    folder = Path(sys.argv[1])
-    (folder / f"{name}.ready").touch()
-    while not all((folder / f"{peer}.ready").is_file() for peer in SAMPLES):
-        time.sleep(0.05)
+    await_both(name)
     deadline = time.monotonic() + 200
     while len(rounds) < 3 and time.monotonic() < deadline:
         time.sleep(0.1 if name == "first" else 0.2)  # of uneven speed

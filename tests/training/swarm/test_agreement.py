@@ -197,6 +197,24 @@ def test_strangers_have_no_say_and_cannot_be_named():
             Decision.read(Decision(group_id=b"second", members=members).message(), PEERS)
 
 
+@pytest.mark.parametrize("own", [PEERS[0], PEERS[3]])
+def test_who_lives_and_knows_nothing_of_the_group_is_told_from_the_dead(own):
+    """Whether this peer is the referee and calls, or asks those before it."""
+
+    async def ask(peer, message):
+        if peer == PEERS[2]:
+            raise ConnectionError("it cannot be reached")
+        return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_ID)
+
+    async def decide_alone():
+        peers = tuple(peer for peer in PEERS if peer in (own, PEERS[1], PEERS[2]))
+        part = Agreement(own=own, group_id=b"first", peers=peers, referees=peers, ask=ask)
+        return await part.reach(TORN), part.absent
+
+    decision, absent = wait_for_result(decide_alone())
+    assert (decision.members, absent) == ((own,), {PEERS[1]})
+
+
 def test_a_verdict_on_an_all_reduce_that_has_not_begun_here_waits_for_it():
     """As for parts, hivemind's averager registers what it will take part in; here stands what of it is used."""
 

@@ -47,9 +47,14 @@ def test_common_weights_follow_nesterov_on_the_mean_of_both_peers_ways(rounds):
 
 @pytest.mark.swarm
 def test_peers_agree_on_the_common_weights(rounds):
+    """But for what 8 bit may be off by: each exchange leaves both within 2 % of its step, as the test before this one
+    has it, to either side; weights that were never averaged would be as far apart as the peers have gone."""
     for kind in range(len(pair.SIZES)):
-        ours, theirs = (notes["after"][kind] for notes, _ in rounds[-1])
-        assert pair.relative_error(ours, theirs) < 1e-2
+        begun = [notes["before"][kind].double() for notes, _ in rounds[0]]
+        ended = [notes["after"][kind].double() for notes, _ in rounds[-1]]
+        steps = sum(float((notes["after"][kind] - notes["before"][kind]).norm()) for (notes, _), _ in rounds)
+        apart = float(((ended[0] - ended[1]) - (begun[0] - begun[1])).norm())
+        assert apart < 2 * 0.02 * steps, kind
 
 
 @pytest.mark.swarm

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,18 +10,29 @@ from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.control import AveragingStage
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
+from hivemind.utils import ValueWithExpiration, get_dht_time
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.swarm.agreement import Decision
 from training.swarm.averaging import SwarmStateAverager
 from training.swarm.coroutine import wait_for_result
+from training.swarm.epochs import Ending
 from training.swarm.groups import Attempt, AveragedGroup, RoundReport
 from training.swarm.matchmaking import PatientMatchmaking
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.rounds import ReportingAverager
+from training.swarm.tracker import LivelyTracker
 from training.swarm.waiting import LeftBehindError, NobodyElseError, await_group
+
+
+@pytest.fixture(scope="module")
+def node():
+    dht = DHT(start=True)
+    yield dht
+    dht.shutdown()
 
 
 class Round:
@@ -29,14 +41,14 @@ class Round:
     stage = AveragingStage.LOOKING_FOR_GROUP
     cancelled = False
 
-    def __init__(self, looks):
-        self.looks = looks
+    def __init__(self, looks, group="a group"):
+        self.looks, self.group = looks, group
 
     def result(self, timeout):
         self.looks -= 1
         if self.looks >= 0:
             raise TimeoutError
-        return "a group"
+        return self.group
 
     def done(self):
         return False
@@ -69,33 +81,64 @@ def test_a_peer_stops_waiting_when_the_others_have_gone_on_or_are_gone(seen, err
     assert round_.cancelled
 
 
-def average_with_the_rest(group, others):
+def average_with_the_rest(group, others, tracker=None):
     """What a peer has whose group was this one, while so many others train; with what the next group was told."""
-    again, told = Round(0), []
+    first, again, told = Round(0, group), Round(0, averaged(senders=2, bytes_sent=20)), []
     again.allow_allreduce = lambda: told.append(again.weight)
+    first.weight = 32
     peer = SimpleNamespace(
-        grad_averager=SimpleNamespace(schedule_step=lambda timeout: again),
+        _run=SimpleNamespace(swarm=SimpleNamespace(matchmaking_seconds=0, request_timeout_seconds=0)),
+        tracker=tracker or SimpleNamespace(give_up=lambda peers: None),
+        grad_averager=SimpleNamespace(schedule_step=lambda timeout, epoch: told.append(epoch) or again),
         averaging_timeout=60,
-        _look_around=lambda: (7, others),
+        delay_grad_averaging=True,
+        _look_around=lambda: (8, others()),
         _expect_peers=lambda: None,
-        _await_group=lambda control, ending: averaged(senders=2, bytes_sent=20) if control is again else None,
     )
-    found = SwarmOptimizer._average_with_the_rest(peer, SimpleNamespace(weight=32), group, SimpleNamespace(notes=[]))
+    peer._await_group = partial(SwarmOptimizer._await_group, peer)
+    ending = Ending(epoch=7, samples=32, others=1, began=0.0)
+    found = SwarmOptimizer._average_with_the_rest(peer, first, peer._await_group(first, ending), ending)
     return found.report, told
 
 
 def averaged(**facts):
     unknown = dict.fromkeys(("own_share", "weight", "torn"))
-    return AveragedGroup({}, RoundReport(group_size=2, **unknown, **{"bytes_received": 1, "seconds": 1.0} | facts))
+    known = {"group_size": 2, "bytes_sent": 1, "bytes_received": 1, "seconds": 1.0}
+    return AveragedGroup({}, RoundReport(**unknown, **known | facts))
 
 
 def test_a_peer_whose_groupmates_are_all_lost_averages_with_those_who_are_left():
     alone = averaged(senders=1, bytes_sent=3, lost=("one that left",))
-    report, told = average_with_the_rest(alone, others=1)
+    report, told = average_with_the_rest(alone, others=lambda: 1)
     assert (report.senders, report.bytes_sent, report.bytes_received) == (2, 23, 2)
-    assert told == [32]  # the weight of the same gradients
-    report, told = average_with_the_rest(alone, others=0)
+    assert told == [7, 32]  # the gradients' epoch, though the peer is in the next one, and their weight
+    report, told = average_with_the_rest(alone, others=lambda: 0)
     assert (report.senders, told) == (1, [])
+
+
+def test_an_average_with_those_who_have_no_weight_is_one():
+    """Of three one died; the two that were left have averaged again, one of them without weight."""
+    report, told = average_with_the_rest(averaged(senders=1, group_size=3, lost=("dead",)), others=lambda: 1)
+    assert (report.senders, told) == (1, [])
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_groupmate_that_knew_nothing_of_the_group_is_not_taken_for_dead(lives, node):
+    """It lives, and looks for a group: the next one is with it. Without an answer it is not waited for."""
+    other = PeerID(b"other")
+    tracker = LivelyTracker(lively_seconds=60, dht=node, prefix="run", target_batch_size=64, start=False)
+    facts = {"epoch": 7, "samples_accumulated": 32, "samples_per_second": 10.0, "client_mode": False}
+    told = {"peer_id": other.to_bytes(), "time": get_dht_time() - 1, **facts}
+    records = {"other": ValueWithExpiration(value=told, expiration_time=get_dht_time() + 30)}
+
+    def others():
+        tracker._parse_swarm_progress_data(records)
+        return tracker.lively_peers - 1
+
+    alone = averaged(senders=1, lost=(str(other),), absent=(str(other),) if lives else ())
+    report, _ = average_with_the_rest(alone, others, tracker)
+    assert report.senders == (2 if lives else 1)
 
 
 def test_those_who_were_lost_are_known_also_where_nobody_is_left():
@@ -103,8 +146,8 @@ def test_those_who_were_lost_are_known_also_where_nobody_is_left():
     alone = Decision(group_id=b"again", members=(own,), solitary=True)
 
     async def all_reduce(tensors, group):
-        report = averaged(senders=2, bytes_sent=3).report
-        return Attempt(report=report, decision=alone, updates=(), fault=AllreduceException("lost"), weight=32.0)
+        facts = {"report": averaged(senders=2).report, "decision": alone, "fault": AllreduceException("lost")}
+        return Attempt(**facts, updates=(), weight=32.0, absent=frozenset([other]))
 
     async def run():
         registered = asyncio.Event()
@@ -114,7 +157,7 @@ def test_those_who_were_lost_are_known_also_where_nobody_is_left():
         return peer._last_report
 
     report = wait_for_result(run())
-    assert (report.senders, report.own_share, report.lost) == (1, 1.0, (str(other),))
+    assert (report.senders, report.own_share, report.lost, report.absent) == (1, 1.0, (str(other),), (str(other),))
 
 
 @pytest.mark.parametrize("looked", [1.5, 0.3])
@@ -159,8 +202,8 @@ def test_a_group_is_of_one_epoch(told, accepted, monkeypatch):
 
 
 @pytest.mark.parametrize("told, most, expected", [(2, 64, 2), (3, 64, 3), (9, 64, 3), (3, 2, 2), (0, 64, 2)])
-def test_a_group_waits_for_one_more_if_who_joins_knows_of_more(told, most, expected, monkeypatch):
-    """The one that comes first may be a newcomer; without it, the leader's group would be whole with another one."""
+def test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more(told, most, expected, monkeypatch):
+    """Else it would make the group whole in the place of one of the others."""
     leader, context = leader_of_two(monkeypatch, most), object()
     leader._arrivals[id(context)] = time.monotonic()
     assert leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, True, told])), context) is None
