@@ -8,7 +8,7 @@ from builder.figures import exercise_figures
 from builder.measured import measured_errors
 from calculator import browser
 from calculator.architectures import PRESETS
-from calculator.devices import DRIVER_BYTES
+from calculator.devices import DRIVER_BYTES, MIB
 from calculator.page.models import own_values
 from calculator.page.shown import HOST_PARTS, PARTS
 from calculator.page.words import show_bytes
@@ -171,7 +171,7 @@ def _gpus() -> list[dict]:
 
 def _card() -> dict:
     """The memory of a card that is not listed: a part of the choice of a GPU, not a control of its own."""
-    note = f"As sold, a whole number; the driver keeps {show_bytes(DRIVER_BYTES)}."
+    note = f"As sold, a whole number; the driver keeps {DRIVER_BYTES // MIB} MiB."
     return {"kind": "part", "key": "card", "label": "Its memory, GiB", "default": CARD_GIB, "note": note}
 
 
