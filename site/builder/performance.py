@@ -19,7 +19,7 @@ ASKED = {
     "swarm_death": "A peer is killed in the middle of an average: how long until the next whole update (`--death`).",
     "swarm_local": "One exchange of local updates after twenty minutes of computing.",
     "swarm_minute": "Epochs of a minute (`--epoch-seconds 60`): the share of the time that peers compute.",
-    "swarm_newcomer": "Five peers come later, one after the other: from the start of a program to its first samples.",
+    "swarm_newcomer": "Eight peers come later, one after the other: from the start of a program to its first samples.",
     "swarm_speeds": "Peers of speeds 1, 2 and 4: each is to give its share of the samples.",
 }
 """Further records of one program: what was asked of it."""
