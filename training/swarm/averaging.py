@@ -21,11 +21,9 @@ from torch import Tensor
 
 from training.swarm.codecs import exchange_codec
 from training.swarm.groups import AveragedGroup, Standing
-from training.swarm.rounds import ReportingAverager
+from training.swarm.rounds import LOOK_SECONDS, ReportingAverager
 from training.swarm.serving import Head, pack, unpack
 
-LOOK_SECONDS = 0.1
-"""A peer sees this often whether a round of parameters that is to end has found its group."""
 WEIGHT_OF_A_NEWCOMER = 1e-6
 """Weight of parameters that are behind the others', where theirs is 1; not 0, for all of a group may be newcomers."""
 

@@ -37,8 +37,8 @@ from training.swarm.matchmaking import PatientMatchmaking
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
 
-_LOOK_SECONDS = 0.1
-"""A peer that is asked about a group which it does not know sees this often whether it may still hear of it."""
+LOOK_SECONDS = 0.1
+"""A peer that waits for news of a group looks this often whether there are any."""
 _AGREEMENTS_KEPT = 8
 """Peers that end late may still ask what was decided on the last few all-reduces."""
 
@@ -259,7 +259,7 @@ class ReportingAverager(DecentralizedAverager):
             if isinstance(self._matchmaking, PatientMatchmaking) and self._matchmaking.has_no_group:
                 return False
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._pending_groups_registered.wait(), _LOOK_SECONDS)
+                await asyncio.wait_for(self._pending_groups_registered.wait(), LOOK_SECONDS)
         return True
 
     async def rpc_agree(
