@@ -6,7 +6,7 @@ behind it. Each is alone in its context, so that two pages of one test share not
 
 from __future__ import annotations
 
-from playwright.sync_api import Browser, CDPSession, Page
+from playwright.sync_api import Browser, CDPSession, ConsoleMessage, Page
 
 
 class KeptPages:
@@ -51,11 +51,19 @@ class KeptPages:
 
 
 def watch(page: Page) -> None:
-    """Notes in `page.complaints` each error, each dialog, and each request that leaves `page.origin`."""
+    """Notes in `page.complaints` each error, each dialog, and each request that leaves `page.origin`.
+
+    Chromium breaks its connections off, the local ones too, when a network interface of the machine comes or goes, as
+    those of containers do: that says nothing of the page, which has to cope.
+    """
     page.on("request", lambda request: _note_foreign(page, request.url))
     page.on("pageerror", lambda error: page.complaints.append(f"error: {error}"))
-    page.on("console", lambda line: line.type == "error" and page.complaints.append(f"console: {line.text}"))
+    page.on("console", lambda line: _is_error(line) and page.complaints.append(f"console: {line.text}"))
     page.on("dialog", lambda dialog: (page.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+
+def _is_error(line: ConsoleMessage) -> bool:
+    return line.type == "error" and "net::ERR_NETWORK_CHANGED" not in line.text
 
 
 def _note_foreign(page: Page, url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -84,6 +85,8 @@ class _Handler(SimpleHTTPRequestHandler):
         if name == "history" and "since" in query:
             since = int(query["since"][0])
             document = {"epochs": [row for row in document["epochs"] if row["epoch"] > since]}
+        if name == "state":  # made when it is asked for, as a monitor's
+            document = {**document, "time": time.time()}
         self._answer(json.dumps(document).encode(), "application/json")
 
     def _answer(self, content: bytes, kind: str) -> None:

@@ -110,6 +110,8 @@ def test_the_notebook_has_the_chosen_command(open_page, built_site, tmp_path):
         ".venv/bin/nox", "python -m nox"
     )
     page = open_page("join/?device=nvidia&gpu=6&recipe=dalle-2021&link=public")
+    # Before the script has made this command, the link is to the notebook of everyone.
+    expect(page.locator("[data-slot=command]")).to_contain_text("dalle-2021")
     with page.expect_download() as saved:
         page.get_by_role("link", name="Open as a notebook").click()
     saved.value.save_as(tmp_path / "join.ipynb")
