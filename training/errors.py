@@ -17,7 +17,7 @@ class BadInput(TrainingError):
 
 
 class RefusedByRun(TrainingError):
-    """The run does not accept this peer, which is on another recipe. Exit code 3."""
+    """The run does not accept this peer, which is on another recipe or other tokens. Exit code 3."""
 
     exit_code = 3
 

@@ -44,3 +44,4 @@ def run(
     left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
     print(f"Left out of {manifest.pictures} pictures: {left_out or 'none'}.")
     print(f"Mean squared error of the codec: {manifest.reconstruction_error:.5f}.")
+    print(f"Tokens {manifest.tokens_digest}: whoever joins the run must have the same, from this codec and tokenizer.")

@@ -74,6 +74,12 @@ class Manifest(BaseModel):
     splits: dict[Split, SplitEntry]
     files: dict[str, FileEntry]
 
+    @property
+    def tokens_digest(self) -> str:
+        """What the numbers in the shards mean: 16 hex digits of a digest of the image codec and the tokenizer."""
+        tokenizer = self.files[TOKENIZER_FILE].sha256 if TOKENIZER_FILE in self.files else ""
+        return hashlib.sha256(f"{self.codec_digest} {tokenizer}".encode()).hexdigest()[:16]
+
 
 def parse_manifest(text: str | bytes, *, source: str) -> Manifest:
     """A manifest from its JSON.

@@ -11,7 +11,7 @@ from training.config import RunConfig
 from training.events import EventLog
 from training.invitation import command_for
 from training.processes import StopRequest
-from training.swarm.dht import RECIPE_SECONDS, full_addresses, post_recipe, start_dht
+from training.swarm.dht import WORD_SECONDS, full_addresses, post_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
 
@@ -73,7 +73,7 @@ def run_bootstrap(
     waited = 0.0
     while not stop.wait(LOOK_SECONDS):
         waited += LOOK_SECONDS
-        if waited >= RECIPE_SECONDS / 3:
+        if waited >= WORD_SECONDS / 3:
             waited = 0.0
             post_recipe(dht, run, identity)
         try:

@@ -10,9 +10,10 @@ import json
 import re
 import socket
 import threading
+import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fastapi import FastAPI
 from hivemind.dht import DHT
 
 from training.config import RunConfig, parse_recipe, read_recipe
+from training.data.stream import open_manifest
 from training.errors import BadInput, TrainingError
 from training.events import EventLog
 from training.invitation import join_command
@@ -29,9 +31,10 @@ from training.processes import StopRequest
 from training.publish import live
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
-from training.swarm.dht import check_recipe, start_dht
+from training.swarm.dht import WORD_SECONDS, check_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
+from training.swarm.tokens import check_tokens, tell_tokens
 
 POLL_SECONDS = 1.0
 """How often the peers' records are read."""
@@ -67,7 +70,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
 
     Raises:
         BadInput: If the recipe, the port or a folder cannot be used, or the shards are not those of the checkpoints.
-        RefusedByRun: If the run has another recipe.
+        RefusedByRun: If the run has another recipe, or trains on other tokens than those of the shards.
         TrainingError: If another monitor writes the same history.
     """
     recipe_toml = read_recipe(flags.recipe)
@@ -81,6 +84,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     # hivemind's processes are forked and inherit open files: the history's lock and the port are taken after them.
     dht = start_dht(run, identity, initial_peers=flags.initial_peers, client_mode=True)
     check_recipe(dht, run)
+    tokens = _Tokens(dht, run, identity, shards)
     events = EventLog(flags.log_json)
     history = History(
         flags.run_dir / "history.sqlite",
@@ -116,12 +120,45 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         keeper.start()
         while not stop.wait(POLL_SECONDS):
             _observe(history, dht, run)
+            tokens.renew()
             keeper.look()
+        tokens.take_back()
         keeper.finish()
         _observe(history, dht, run)  # volunteers that have left together with it
         history.add_event("stopped", "monitor", "watches no more")
         events.write("stopped")
     history.close()
+
+
+class _Tokens:
+    """The maintainer's word on the tokens of the run, before the first volunteer says one.
+
+    None where the shards cannot be read, such as those of a run that was not prepared here.
+
+    Raises:
+        RefusedByRun: If volunteers train on other tokens already.
+    """
+
+    def __init__(self, dht: DHT, run: RunConfig, identity: Identity, shards: str):
+        self._dht, self._run, self._identity = dht, run, identity
+        self._digest = ""
+        with suppress(BadInput):
+            self._digest = open_manifest(shards).tokens_digest
+            check_tokens(dht, run, identity, self._digest, shards=shards)
+            print(f"Who joins must have the tokens {self._digest}, as {shards} has.", flush=True)
+        self._told = -WORD_SECONDS
+        self.renew()
+
+    def renew(self) -> None:
+        """Says it when that is due."""
+        if self._digest and time.monotonic() - self._told >= WORD_SECONDS / 3:
+            self._told = time.monotonic()
+            tell_tokens(self._dht, self._run, self._identity, self._digest)
+
+    def take_back(self) -> None:
+        """From now on the volunteers' words are the only ones."""
+        if self._digest:
+            tell_tokens(self._dht, self._run, self._identity, "")
 
 
 def _observe(history: History, dht: DHT, run: RunConfig) -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from training.arrival import arrive
 from training.choices import Choice, Choices, Wishes, choose
 from training.config import RunConfig
-from training.data.stream import Batch, open_shards, sample_stream
+from training.data.stream import Batch, open_manifest, open_shards, sample_stream
 from training.errors import TrainingError
 from training.events import EventLog
 from training.gradients import MicroBatches
@@ -43,13 +43,14 @@ from training.startup import (
 )
 from training.swarm.build import build_swarm_optimizer
 from training.swarm.codecs import exchange_codec
-from training.swarm.dht import RECIPE_SECONDS, check_recipe, connection_seconds, full_addresses, post_recipe, start_dht
+from training.swarm.dht import WORD_SECONDS, check_recipe, connection_seconds, full_addresses, post_recipe, start_dht
 from training.swarm.early import EarlyDownload
 from training.swarm.epochs import EpochReport
 from training.swarm.identity import Identity
 from training.swarm.metrics import MetricsBoard, PeerRecord, read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.selftest import check_exchange
+from training.swarm.tokens import check_tokens, tell_tokens
 
 SERVE_SECONDS = 30.0
 """After the last epoch of the schedule a peer serves its state for so long, for the last checkpoint."""
@@ -136,11 +137,14 @@ class Standing:
 
 
 class Reporter:
-    """A thread that posts the peer's record as often as the recipe says, also while an epoch runs."""
+    """A thread that posts the peer's record as often as the recipe says, also while an epoch runs.
 
-    def __init__(self, run: RunConfig, dht: DHT, identity: Identity, *, name: str, micro_batch_size: int):
+    Now and then it says the peer's recipe and tokens as well.
+    """
+
+    def __init__(self, run: RunConfig, dht: DHT, identity: Identity, *, name: str, micro_batch_size: int, tokens: str):
         self._run, self._dht, self._identity = run, dht, identity
-        self._name, self.micro_batch_size = name, micro_batch_size
+        self._name, self.micro_batch_size, self._tokens = name, micro_batch_size, tokens
         self._board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
         self._version = importlib.metadata.version("training-transformers-together") if _installed() else "checkout"
         self.standing = Standing()
@@ -159,6 +163,7 @@ class Reporter:
         self._news.set()
         self._thread.join(timeout_seconds)
         with suppress(Exception):  # the network may be gone already
+            tell_tokens(self._dht, self._run, self._identity, "")
             self._post(replace(self.standing, status="leaving")).result(timeout=timeout_seconds)
 
     def _work(self) -> None:
@@ -166,8 +171,9 @@ class Reporter:
         while not self._finished.is_set():
             with suppress(Exception):  # a record that is lost now is posted again soon
                 self._post(self.standing)
-                if time.monotonic() - renewed > RECIPE_SECONDS / 3:
+                if time.monotonic() - renewed > WORD_SECONDS / 3:
                     post_recipe(self._dht, self._run, self._identity)
+                    tell_tokens(self._dht, self._run, self._identity, self._tokens)
                     renewed = time.monotonic()
             self._news.wait(self._run.swarm.metrics_every_seconds)
             self._news.clear()
@@ -203,7 +209,9 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
     """
     _check(run, settings, events, console)
     console.print("Averaging in 8 and 16 bit works here.")
-    dht, link = _connect(run, settings, Identity(state_dir))
+    identity = Identity(state_dir)
+    dht, link = _connect(run, settings, identity)
+    _check_tokens(dht, run, settings, identity)
     choices = _choose(run, settings, events, console, build=cache(partial(_model, run, settings)))
     _show(link_in_use(link), console)
     batch = next(_batches(run, settings, seed=0, micro_batch_size=choices.micro_batch_size))
@@ -227,7 +235,7 @@ def run_peer(
     """Trains until the run's end, `settings.epochs`, or until it is asked to stop.
 
     Raises:
-        RefusedByRun: If the run trains another recipe.
+        RefusedByRun: If the run trains another recipe, or on other tokens.
         TrainingError: If something does not work; the message says what.
     """
     keep_freed_memory()
@@ -237,11 +245,12 @@ def run_peer(
     stop.listen()
     events.write("ready", addresses=[] if settings.client_mode else full_addresses(dht))
     early = _download_early(dht, run) if settings.resume is None else None
+    tokens = _check_tokens(dht, run, settings, identity)
     build = cache(partial(_model, run, settings))
     choices = _choose(run, settings, events, console, build=build)
 
     name = settings.name or f"volunteer-{str(identity.peer_id)[-4:]}"
-    reporter = Reporter(run, dht, identity, name=name, micro_batch_size=choices.micro_batch_size)
+    reporter = Reporter(run, dht, identity, name=name, micro_batch_size=choices.micro_batch_size, tokens=tokens)
     contribution_file = state_dir / "contribution.json"
     reporter.update(Standing(contribution=Contribution.read(contribution_file)))
     model = build()
@@ -269,6 +278,7 @@ def run_peer(
             early.drop()
         if source is None:
             return
+        _check_tokens(dht, run, settings, identity)  # another one may have come at the same time
         give_back_freed_memory()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         link = replace(
@@ -446,6 +456,19 @@ def _connect(run: RunConfig, settings: PeerSettings, identity: Identity) -> tupl
     )
     check_recipe(dht, run)
     return dht, Link(answer_seconds=tuple(seconds for seconds in _answers(settings) if seconds is not None))
+
+
+def _check_tokens(dht: DHT, run: RunConfig, settings: PeerSettings, identity: Identity) -> str:
+    """Digest of the tokens of this peer's shards, which are the run's.
+
+    Raises:
+        BadInput: If the shards cannot be read.
+        RefusedByRun: If the others train on other tokens.
+    """
+    shards = settings.shards or run.data.shards
+    digest = open_manifest(shards).tokens_digest
+    check_tokens(dht, run, identity, digest, shards=shards)
+    return digest
 
 
 def _download_early(dht: DHT, run: RunConfig) -> EarlyDownload:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PDaemonError
@@ -24,8 +25,10 @@ START_SECONDS = 45.0
 """Longest start of the network daemon, on a loaded machine."""
 SOCKET_FOLDER_CHARACTERS = 70
 """The path of a local socket may have 104 characters, of which hivemind's names take 33."""
-RECIPE_SECONDS = 600.0
-"""A peer's word on the recipe holds so long; it is renewed well before."""
+ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
+"""The DHT is asked this often, each time with this patience."""
+WORD_SECONDS = 600.0
+"""A peer's word, such as on the recipe, holds so long; it is renewed well before."""
 
 
 def start_dht(
@@ -86,14 +89,37 @@ def full_addresses(dht: DHT) -> list[str]:
 
 
 def post_recipe(dht: DHT, run: RunConfig, identity: Identity) -> None:
-    """Says which recipe this peer trains; renew it within `RECIPE_SECONDS`."""
+    """Says which recipe this peer trains; renew it within `WORD_SECONDS`."""
+    post_word(dht, f"{run.run_id}_recipe", run.digest, identity)
+
+
+def post_word(dht: DHT, key: str, word: str, identity: Identity) -> None:
+    """Stores this peer's word, of at most 64 characters, for `WORD_SECONDS`, in place of the one before."""
     dht.store(
-        f"{run.run_id}_recipe",
+        key,
         subkey=identity.signer().local_public_key,
-        value=run.digest,
-        expiration_time=get_dht_time() + RECIPE_SECONDS,
+        value=word,
+        expiration_time=get_dht_time() + WORD_SECONDS,
         return_future=True,
     )
+
+
+def posted_words(dht: DHT, key: str) -> dict[bytes, str]:
+    """The words of all peers by the keys that have signed them.
+
+    Raises:
+        TrainingError: If this node is too busy, or its network too slow, to find them within a minute.
+    """
+    for _ in range(ANSWER_TRIES):
+        with suppress(TimeoutError):
+            found = dht.get(key, latest=True, return_future=True).result(timeout=ANSWER_SECONDS)
+            break
+    else:
+        seconds = ANSWER_TRIES * ANSWER_SECONDS
+        raise TrainingError(f"The network has not answered within {seconds:.0f} s. Check it, and try again.")
+    entries = found.value if found is not None and isinstance(found.value, dict) else {}
+    values = {signer: entry.value for signer, entry in entries.items() if isinstance(entry, ValueWithExpiration)}
+    return {signer: value for signer, value in values.items() if isinstance(value, str) and len(value) <= 64}
 
 
 def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) -> None:
@@ -103,7 +129,7 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) ->
         RefusedByRun: If they train another recipe, or no peer knows a run of this name.
     """
     deadline = time.monotonic() + patience_seconds
-    while not (digests := _posted_digests(dht, run.run_id)):
+    while not (digests := set(posted_words(dht, f"{run.run_id}_recipe").values())):
         if time.monotonic() >= deadline:
             raise RefusedByRun(
                 f"The peers at the given addresses know no run named {run.run_id!r}. "
@@ -115,13 +141,6 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) ->
             f"The run {run.run_id!r} trains another recipe: its digest is {', '.join(sorted(digests))}, "
             f"yours is {run.digest}. Take the recipe from the run's page."
         )
-
-
-def _posted_digests(dht: DHT, run_id: str) -> set[str]:
-    found = dht.get(f"{run_id}_recipe", latest=True, return_future=True).result(timeout=15)
-    entries = found.value if found is not None and isinstance(found.value, dict) else {}
-    values = (entry.value for entry in entries.values() if isinstance(entry, ValueWithExpiration))
-    return {value for value in values if isinstance(value, str) and len(value) <= 64}
 
 
 def _parse(address: str) -> Multiaddr:

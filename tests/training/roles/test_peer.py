@@ -1,6 +1,8 @@
 """Bootstrap and volunteers as the programs that people start, on a tiny model and tiny shards."""
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from training.config import RECIPES, parse_recipe
+from training.config import RECIPES, load_recipe, parse_recipe
 from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
 from training.data.tokenizer import Tokenizer
+from training.errors import BadInput
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.publish.checkpoints import save_checkpoint
@@ -177,6 +180,15 @@ def checkpoint_of(run):
     )
 
 
+def with_other_tokens(run):
+    """The same shards, of another codec."""
+    folder = run.folder / "other-shards"
+    shutil.copytree(run.shards, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"codec_digest": "c" * 64}))
+    return folder
+
+
 def test_dry_run_checks_everything_and_trains_nothing(run):
     flags = ("--dry-run", "--precision", "bfloat16", "--checkpointing", "--device", "cpu")
     assert run.join("dry", *flags).wait(240) == 0, run.log("dry")
@@ -196,38 +208,42 @@ def test_a_device_that_is_not_there_is_refused(run):
     assert "finds no device 'cuda:9'" in run.log("nowhere") and "Traceback" not in run.log("nowhere")
 
 
-def test_another_recipe_is_refused(run):
-    recipe = run.folder / "other.toml"
-    recipe.write_text(tiny_recipe(**{"warmup_epochs = 25": "warmup_epochs = 26"}))
-    assert run.join("other", recipe=recipe).wait(240) == 3
+def test_another_recipe_and_a_run_that_nobody_knows_are_refused(run):
+    refused = {}
+    for name, changes in {
+        "unknown": {'run_id = "demo"': 'run_id = "unknown"'},  # which is asked for again and again before it is said
+        "other": {"warmup_epochs = 25": "warmup_epochs = 26"},
+    }.items():
+        recipe = run.folder / f"{name}.toml"
+        recipe.write_text(tiny_recipe(**changes))
+        refused[name] = run.join(name, recipe=recipe)
+    assert [process.wait(240) for process in refused.values()] == [3, 3]
+    assert "no run named 'unknown'" in run.log("unknown")
     assert "trains another recipe" in run.log("other") and "Traceback" not in run.log("other")
 
 
-def test_a_run_that_nobody_knows_is_refused(run):
-    recipe = run.folder / "unknown.toml"
-    recipe.write_text(tiny_recipe(**{'run_id = "demo"': 'run_id = "unknown"'}))
-    assert run.join("unknown", recipe=recipe).wait(240) == 3
-    assert "no run named 'unknown'" in run.log("unknown")
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+def test_initial_peers_that_do_not_answer_are_one_sentence(run):
+    assert run.join("lost", address=ADDRESS).wait(240) == 1
+    began, *lines = [line for line in run.log("lost").splitlines() if line]
+    assert began.startswith("Joining demo") and len(lines) == 1 and "No initial peer answers" in lines[0]
 
 
 @pytest.mark.parametrize(
-    "address, code, words",
-    [
-        ("/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", 1, "No initial peer answers"),
-        ("/ip4/127.0.0.1/tcp/9", 2, "lacks the peer's id"),
-        ("127.0.0.1:9", 2, "is no network address"),
-    ],
+    "address, words", [("/ip4/127.0.0.1/tcp/9", "lacks the peer's id"), ("127.0.0.1:9", "is no network address")]
 )
-def test_initial_peers_that_do_not_answer_are_one_sentence(run, address, code, words):
-    started = time.monotonic()
-    assert run.join("lost", address=address).wait(240) == code
-    assert time.monotonic() - started < 240
-    began, *lines = [line for line in run.log("lost").splitlines() if line]
-    assert began.startswith("Joining demo") and len(lines) == 1 and words in lines[0]
+def test_initial_peers_that_are_no_addresses_start_nothing(tmp_path, address, words):
+    with pytest.raises(BadInput, match=words):
+        start_dht(load_recipe("demo"), Identity(tmp_path), initial_peers=[ADDRESS, address])
 
 
 def test_volunteers_resume_join_die_and_leave(run):
-    """One resumes from a checkpoint, another gets its state from it and is killed, the first one goes on and leaves."""
+    """One resumes from a checkpoint, another gets its state from it and is killed, the first one goes on and leaves.
+
+    A third one, whose shards are of another codec, is not let in.
+    """
     checkpoint_of(run)
     ada = run.join("ada", "--resume", str(run.folder / "checkpoints"))
     joined = run.event("ada", "joined")
@@ -235,6 +251,7 @@ def test_volunteers_resume_join_die_and_leave(run):
     assert run.event("ada", "epoch")["epoch"] == RESUMED_EPOCH + 1
 
     grace = run.join("grace")
+    eve = run.join("eve", "--shards", str(with_other_tokens(run)))
     assert run.event("grace", "joined")["epoch"] >= RESUMED_EPOCH
     assert run.event("grace", "joined")["state"] == "the state of another peer"
     link = run.event("grace", "joined")["link"]
@@ -248,6 +265,10 @@ def test_volunteers_resume_join_die_and_leave(run):
     grace.kill()
     grace.wait()
     assert are_gone(family, within=3)
+
+    assert eve.wait(240) == 3
+    assert re.search(r"tokens of .*other-shards .\w{16}. are not those .* Take the shards", run.log("eve"))
+    assert run.events("eve", "joined") == [] and "Traceback" not in run.log("eve")
 
     before = len(run.events("ada", "epoch"))
     run.event("ada", "epoch", number=before + 3)

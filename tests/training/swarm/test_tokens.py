@@ -1,0 +1,56 @@
+"""What two real DHT nodes tell each other of their tokens, and who is refused by it."""
+
+import doctest
+
+import pytest
+
+from training.config import load_recipe
+from training.errors import RefusedByRun
+from training.swarm import tokens
+from training.swarm.dht import full_addresses, posted_words, start_dht
+from training.swarm.identity import Identity
+from training.swarm.tokens import check_tokens, tell_tokens
+
+pytestmark = pytest.mark.swarm
+RUN = load_recipe("demo")
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Two peers of the demo run: [(identity, node), ...]."""
+    started, addresses = [], []
+    for name in ("ada", "eve"):
+        identity = Identity(tmp_path / name)
+        dht = start_dht(RUN, identity, initial_peers=addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        addresses = addresses or full_addresses(dht)
+        started.append((identity, dht))
+    yield started
+    for _, dht in started:
+        dht.shutdown()
+
+
+def told(node, identity, digest):
+    """Says it, until this node reads it."""
+    tell_tokens(node, RUN, identity, digest)
+    while posted_words(node, "demo_tokens").get(identity.signer().local_public_key) != digest:
+        pass
+
+
+def test_who_has_other_tokens_than_the_others_is_refused_while_they_are_there(nodes):
+    (ada, first), (eve, second) = nodes
+    check_tokens(second, RUN, eve, "b" * 16, shards="s")  # nobody has said anything
+    told(second, eve, "b" * 16)
+    check_tokens(second, RUN, eve, "c" * 16, shards="s")  # its own word is not another's
+    told(first, ada, "a" * 16)
+    words = f"tokens of s .{'b' * 16}. are not .* demo trains on .{'a' * 16}.: .* Take the shards"
+    with pytest.raises(RefusedByRun, match=words):
+        check_tokens(second, RUN, eve, "b" * 16, shards="s")
+    with pytest.raises(RefusedByRun):  # two that have come at once: neither trains
+        check_tokens(first, RUN, ada, "a" * 16, shards="s")
+    check_tokens(second, RUN, eve, "a" * 16, shards="s")
+    told(first, ada, "")
+    check_tokens(second, RUN, eve, "b" * 16, shards="s")
+
+
+def test_most_words_count():
+    assert doctest.testmod(tokens).failed == 0
