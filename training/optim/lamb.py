@@ -87,8 +87,8 @@ class Lamb8bit(torch.optim.Optimizer):
                 f"LAMB needs lr and weight_decay >= 0, eps, max_grad_norm and trust_clamp > 0; got lr={lr}, "
                 f"weight_decay={weight_decay}, eps={eps}, max_grad_norm={max_grad_norm}, trust_clamp={trust_clamp}."
             )
-        if not all(0 <= beta < 1 for beta in betas):
-            raise BadInput(f"LAMB needs both betas in [0, 1); got {betas}.")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise BadInput(f"LAMB needs two betas in [0, 1); got {betas}.")
         if not 1 <= block_size <= _CHUNK_VALUES:
             raise BadInput(f"block_size must lie between 1 and {_CHUNK_VALUES}; got {block_size}.")
         self.max_grad_norm, self.block_size, self.min_8bit_size = max_grad_norm, block_size, min_8bit_size
@@ -276,23 +276,35 @@ class Lamb8bit(torch.optim.Optimizer):
         """Takes over groups and moments from `state_dict()`; 8-bit moments stay in 8 bit.
 
         Raises:
-            BadInput: If a moment has another size or another number of bits than here; then nothing has changed.
+            BadInput: If it is none, or a moment has another size or another number of bits than here, or no update
+                can have left it (not finite, a negative mean of squares); then nothing has changed.
         """
         own = [{key: _kind(value) for key, value in self.state[p].items()} for p in self._parameters()]
-        given = [
-            {key: _kind(value) for key, value in state.items()} for _, state in sorted(state_dict["state"].items())
-        ]
-        if own != given:
+        groups = [(len(group["params"]), self.defaults.keys()) for group in self.param_groups]
+        try:
+            states = [state for _, state in sorted(state_dict["state"].items())]
+            given = [{key: _kind(value) for key, value in state.items()} for state in states]
+            same_groups = groups == [
+                (len(group["params"]), self.defaults.keys() & group.keys()) for group in state_dict["param_groups"]
+            ]
+        except (AttributeError, KeyError, TypeError):
+            raise BadInput(
+                "This is no state of an optimizer: it has `state`, with the moments of each parameter, and "
+                "`param_groups`. Give what `state_dict()` gave."
+            ) from None
+        if own != given or not same_groups:
             raise BadInput(
                 f"The optimizer state does not fit: of {len(own)} parameters' moments and {len(given)} given ones, "
-                f"{sum(a == b for a, b in zip(own, given, strict=False))} agree in size and bits. "
+                f"{sum(a == b for a, b in zip(own, given, strict=False))} agree in size and bits"
+                f"{'' if same_groups else ', and its groups of parameters are others'}. "
                 "Use the recipe with which the state was made (block_size and min_8bit_size in particular)."
             )
+        _check_moments(states)
         kept = dict(self.state)
         # torch would cast each moment to its parameter's type and take new memory for it; these are written over
         _uncompiled(torch.optim.Optimizer.load_state_dict)(self, {**state_dict, "state": {}})
         self.state.update(kept)
-        for parameter, (_, state) in zip(self._parameters(), sorted(state_dict["state"].items()), strict=True):
+        for parameter, state in zip(self._parameters(), states, strict=True):
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     self.state[parameter][key].copy_(value)
@@ -402,7 +414,8 @@ def load_optimizer_tensors(optimizer: Lamb8bit, tensors: Mapping[str, Tensor]) -
     """Takes over what `optimizer_tensors` gave.
 
     Raises:
-        BadInput: If they are of another optimizer or another model.
+        BadInput: If they are of another optimizer or another model, or no update can have left them; then nothing has
+            changed.
     """
     own = optimizer_tensors(optimizer)
     if {name: _kind(value) for name, value in own.items()} != {name: _kind(value) for name, value in tensors.items()}:
@@ -410,13 +423,38 @@ def load_optimizer_tensors(optimizer: Lamb8bit, tensors: Mapping[str, Tensor]) -
             "The saved optimizer state does not fit this model and recipe; use the recipe saved beside it, "
             "or leave the state away to start with empty moments."
         )
-    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [
+        {name: tensors[f"{number}.{name}"] for name in optimizer.state[parameter]}
+        for number, parameter in enumerate(parameters)
+    ]
+    _check_moments(states)
+    for parameter, state in zip(parameters, states, strict=True):
         for name, value in optimizer.state[parameter].items():
-            saved = tensors[f"{number}.{name}"]
             if isinstance(value, Tensor):
-                value.copy_(saved)
+                value.copy_(state[name])
             else:
-                optimizer.state[parameter][name] = saved.item()
+                optimizer.state[parameter][name] = state[name].item()
+
+
+def _check_moments(states: Iterable[Mapping]) -> None:
+    """Whether updates can have left these moments; with others the next update would make weights of no use.
+
+    Raises:
+        BadInput: If a number is not finite, or a step, a scale or a mean of squares is negative.
+    """
+    for number, state in enumerate(states):
+        for name, value in state.items():
+            numbers = value if isinstance(value, Tensor) else torch.tensor(value)
+            if not numbers.numel():
+                continue
+            low, high = (float(extreme) for extreme in numbers.aminmax())
+            never_negative = name in ("step", "moment2") or name.endswith("_scales")
+            if not (math.isfinite(low) and math.isfinite(high)) or (never_negative and low < 0):
+                raise BadInput(
+                    f"The optimizer state is damaged: {name} of parameter {number} lies between {low:g} and {high:g}. "
+                    "Take another checkpoint, or leave the state away to start with empty moments."
+                )
 
 
 def _each(function: Callable[[slice], tuple[float, float]], chunks: list[slice], *, threads: int) -> list:

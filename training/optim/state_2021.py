@@ -65,8 +65,8 @@ def load_2021_state(optimizer: Lamb8bit, state_dict: Mapping) -> None:
     for number, (parameter, saved) in enumerate(zip(parameters, states, strict=True)):
         try:
             moments = [_moment(saved, place, parameter.numel()) for place in (1, 2)]
-            loaded.append((int(saved["step"]), moments))
-        except (KeyError, ValueError, TypeError) as error:
+            loaded.append((_step(saved), moments))
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
             fault = f"there is no {error}" if isinstance(error, KeyError) else str(error)
             raise BadInput(f"The moments of parameter {number} cannot be read: {fault}.") from None
     for parameter, (step, moments) in zip(parameters, loaded, strict=True):
@@ -76,20 +76,33 @@ def load_2021_state(optimizer: Lamb8bit, state_dict: Mapping) -> None:
             _store(moment, own, place, optimizer.block_size)
 
 
+def _step(saved: Mapping) -> int:
+    step = int(saved["step"])
+    if step < 0:
+        raise ValueError(f"step is {step}")
+    return step
+
+
+def _tensor(saved: Mapping, name: str) -> Tensor:
+    if not isinstance(saved, Mapping) or not isinstance(saved[name], Tensor):
+        raise ValueError(f"{name} is no tensor")
+    return saved[name].flatten()
+
+
 def _moment(saved: Mapping, place: int, size: int) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
     """Codes, scales, values and block size of one moment; of one in 32 bit only the first, which then are its numbers.
 
     Raises:
-        KeyError, ValueError: If it is incomplete, of another size, or not finite.
+        KeyError, ValueError: If it is incomplete, of another size, not finite, or a negative mean of squares.
     """
-    content = saved[f"state{place}"].flatten()
+    content = _tensor(saved, f"state{place}")
     if content.numel() != size:
         raise ValueError(f"state{place} has {content.numel()} values, the parameter {size}")
     if content.dtype == torch.float32:
         scales = values = None
         block_size = size
     elif content.dtype == torch.uint8:
-        scales, values = saved[f"absmax{place}"].flatten().float(), saved[f"qmap{place}"].flatten().float()
+        scales, values = (_tensor(saved, f"{part}{place}").float() for part in ("absmax", "qmap"))
         fitting = [block for block in _BLOCK_SIZES if blockwise.block_count(size, block) == scales.numel()]
         if not fitting or values.numel() != 256:
             raise ValueError(
@@ -100,6 +113,9 @@ def _moment(saved: Mapping, place: int, size: int) -> tuple[Tensor, Tensor | Non
         raise ValueError(f"state{place} is {content.dtype}, neither float32 nor uint8")
     if not all(bool(part.isfinite().all()) for part in (content, scales, values) if part is not None):
         raise ValueError(f"moment {place} is not finite")
+    numbers = (content,) if values is None else (scales, values)
+    if place == 2 and any(bool((part < 0).any()) for part in numbers):
+        raise ValueError("moment 2, a mean of squares, is negative")
     return content, scales, values, block_size
 
 
@@ -112,7 +128,7 @@ def _store(moment: tuple, own: dict, place: int, block_size: int) -> None:
         codes.copy_(content)
         own_scales.copy_(scales)
         return
-    numbers = content.float() if values is None else values[content.to(torch.int64)]
+    numbers = content.clone() if values is None else values[content.to(torch.int64)]  # written over below
     if scales is not None:
         numbers *= scales.repeat_interleave(saved_block_size)[: numbers.numel()]
     numbers = numbers.to(codes.device)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from training.config import OptimizerConfig
 from training.errors import BadInput
-from training.optim.lamb import Lamb8bit, parameter_groups
+from training.optim.lamb import Lamb8bit, build_optimizer, parameter_groups
 
 SETTINGS = dict(betas=(0.9, 0.96), eps=1e-6, weight_decay=0.045, max_grad_norm=4.0)
 
@@ -75,7 +76,7 @@ def test_32_bit_state_equals_float64_lamb(changes, overwrite_gradients):
         **settings,
     )
     for step in range(200):
-        gradients = gradients_at(step, shapes)
+        gradients = [(1 + step % 5) * gradient for gradient in gradients_at(step, shapes)]  # three of five are clipped
         oracle.step(gradients)
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient.clone()
@@ -227,6 +228,36 @@ def test_state_of_another_block_size_is_refused():
         Lamb8bit([weight.clone()], lr=1e-3, block_size=4096).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "damage, told",
+    [
+        (lambda saved: saved.pop("state"), "no state of an optimizer"),
+        (lambda saved: saved.update(param_groups=None), "no state of an optimizer"),
+        (lambda saved: saved.update(param_groups=[]), "groups of parameters"),
+        (lambda saved: saved["param_groups"][0].pop("trust_clamp"), "groups of parameters"),
+        (lambda saved: saved["state"].update({0: 5}), "no state of an optimizer"),
+        (lambda saved: saved["state"][0]["moment1_scales"].fill_(math.nan), "damaged: moment1_scales of parameter 0"),
+        (lambda saved: saved["state"][1]["moment2"][3:].fill_(-1e-9), "damaged: moment2 of parameter 1"),
+        (lambda saved: saved["state"][1].update(step=-1), "damaged: step"),
+    ],
+    ids=["no state", "no groups", "other groups", "a setting missing", "no moments", "NaN", "negative square", "step"],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage, told):
+    weights = tensors((300, 300), (40,))
+    optimizer = Lamb8bit(weights, lr=1e-3)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    before, saved = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict())
+    damage(saved)
+    with pytest.raises(BadInput, match=told):
+        optimizer.load_state_dict(saved)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for own, old in zip(after["state"].values(), before["state"].values(), strict=True):
+        assert all(torch.equal(torch.as_tensor(own[name]), torch.as_tensor(old[name])) for name in old)
+
+
 def test_gradients_that_are_not_finite_change_nothing():
     (weight,) = tensors((300, 300))
     optimizer = Lamb8bit([weight], lr=1e-3)
@@ -245,6 +276,21 @@ def test_all_state_exists_before_the_first_step():
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     assert names == set(optimizer.state[weight])
+
+
+def test_each_setting_of_the_recipe_reaches_the_optimizer():
+    config = OptimizerConfig(
+        name="lamb8bit", betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0, bias_correction=True,
+        trust_clamp=3.0, block_size=512, min_8bit_size=1000,
+    )  # fmt: skip
+    assert not any(value == getattr(OptimizerConfig(), name) for name, value in config if name != "name")
+    (weight,) = tensors((1000,))
+    optimizer = build_optimizer(config, [weight], lr=0.5)
+    used = vars(optimizer) | optimizer.param_groups[0]
+    assert {name: used[name] for name, _ in config if name != "name"} == config.model_dump(exclude={"name"})
+    assert used["lr"] == 0.5 and optimizer.state[weight]["moment1"].dtype == torch.uint8
+    whole = build_optimizer(config.model_copy(update={"name": "lamb"}), [weight], lr=0.5)
+    assert whole.state[weight]["moment1"].dtype == torch.float32
 
 
 def test_biases_norms_and_scales_do_not_decay():

@@ -47,3 +47,12 @@ def test_state_of_another_optimizer_is_refused():
     parameters, _ = small_run()
     with pytest.raises(BadInput, match="does not fit"):
         load_optimizer_tensors(optimizer, optimizer_tensors(Lamb8bit(parameters, lr=0.01)))
+
+
+def test_moments_that_no_update_leaves_are_refused():
+    _, optimizer = small_run()
+    damaged = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()}
+    damaged["1.moment2"][0] = float("inf")
+    with pytest.raises(BadInput, match="moment2 of parameter 1 lies between 0 and inf"):
+        load_optimizer_tensors(optimizer, damaged)
+    assert not optimizer_tensors(optimizer)["1.moment2"].any()

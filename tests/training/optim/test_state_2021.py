@@ -13,6 +13,7 @@ from training.optim.lamb import Lamb8bit
 from training.optim.state_2021 import load_2021_state
 
 SHAPES = [(300, 300), (64, 1024), (1000,), ()]
+CONTENTS = [(number, name) for number in range(len(SHAPES)) for name in ("state1", "state2")]
 THRESHOLD = 65_536
 
 
@@ -96,16 +97,20 @@ def test_the_run_goes_on_as_if_its_moments_had_been_made_here():
     assert torch.allclose(weights[2], expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("change", ["other blocks", "other values", "32 bit here", "blocks of 256 there"])
+@pytest.mark.parametrize("change", ["other blocks", "other values", "32 bit here", "8 bit here", "blocks of 256 there"])
 def test_moments_in_another_form_are_stored_anew(change):
     state_dict, meant = saved_state(block_size=256 if change == "blocks of 256 there" else 4096)
-    settings = {"other blocks": {"block_size": 256}, "32 bit here": {"min_8bit_size": 1 << 30}}.get(change, {})
+    here = {"other blocks": {"block_size": 256}, "32 bit here": {"min_8bit_size": 1 << 30}}
+    here["8 bit here"] = {"min_8bit_size": 0}
+    settings = here.get(change, {})
     if change == "other values":
         for state in state_dict["state"].values():
             if "qmap1" in state:  # the same numbers, told otherwise
                 state["qmap1"], state["state1"] = state["qmap1"].flip(0), 255 - state["state1"]
     weights, optimizer = optimizer_for(**settings)
+    given = copy.deepcopy(state_dict)
     load_2021_state(optimizer, state_dict)
+    assert all(torch.equal(given["state"][i][name], state_dict["state"][i][name]) for i, name in CONTENTS)
     for weight, expected in zip(weights, meant, strict=True):
         for ours, numbers in zip(moments_of(optimizer, weight), expected, strict=True):
             assert float((ours - numbers).norm()) <= 0.02 * float(numbers.norm())
@@ -121,9 +126,18 @@ def test_moments_in_another_form_are_stored_anew(change):
         (lambda state: state[2].update(state2=torch.full((1000,), float("nan"))), "not finite"),
         (lambda state: state[2].update(state2=torch.zeros(1000, dtype=torch.int16)), "int16"),
         (lambda state: state[1].pop("step"), "step"),
+        (lambda state: state[1].update(step=torch.tensor(float("inf"))), "infinity"),
+        (lambda state: state[1].update(step=-3), "step is -3"),
+        (lambda state: state[2].update(state1=[0.0] * 1000), "state1 is no tensor"),
+        (lambda state: state.update({0: torch.zeros(3)}), "state1 is no tensor"),
+        (lambda state: state[2]["state2"][7:].fill_(-1e-9), "negative"),
+        (lambda state: state[0]["absmax2"].neg_(), "negative"),
     ],
-    ids=["parameter missing", "scales missing", "scales torn", "other size", "not finite", "other type", "no step"],
-)
+    ids=[
+        "parameter missing", "scales missing", "scales torn", "other size", "not finite", "other type", "no step",
+        "endless steps", "step below zero", "a list", "no moments", "negative squares", "negative scales",
+    ],
+)  # fmt: skip
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage, told):
     state_dict, _ = saved_state()
     damage(state_dict["state"])
