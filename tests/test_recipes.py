@@ -44,6 +44,10 @@ def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
         ('run_id = "demo"', 'run_id = "My run!"', "run_id"),
         ('run_id = "demo"', "run_id = demo", "TOML"),
         ("matchmaking_seconds = 1.5", "matchmaking_seconds = inf", "matchmaking_seconds"),
+        ("min_group_size = 2", "min_group_size = 300", "min_group_size"),
+        ("delay_gradient_averaging = false", 'delay_gradient_averaging = true\nmode = "diloco"', "diloco awaits"),
+        ("min_8bit_size = 65536", "betas = [0.9, 1.0]", "optimizer.betas.1"),
+        ("min_8bit_size = 65536", "block_size = 100000", "optimizer.block_size"),
     ],
 )
 def test_a_wrong_recipe_is_refused_in_words(old, new, said):

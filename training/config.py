@@ -23,7 +23,7 @@ LARGEST_RECIPE_BYTES = 1 << 20
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 AttentionType = Literal["full", "row", "column", "conv"]
@@ -125,7 +125,7 @@ class OptimizerConfig(_Section):
 
     name: Literal["lamb8bit", "lamb"] = "lamb8bit"
     """`lamb8bit` keeps moments in block-wise 8 bit; `lamb` in 32 bit."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.96)
+    betas: tuple[Decay, Decay] = (0.9, 0.96)
     """Decay of the first and the second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
     """Added to the root of the second moment."""
@@ -137,7 +137,7 @@ class OptimizerConfig(_Section):
     """Whether moments are corrected for their zero start (the 2021 run: no)."""
     trust_clamp: Annotated[float, Field(gt=0)] = 10_000.0
     """The weight norm in the trust ratio is at most this (the 2021 run: as good as none)."""
-    block_size: Positive = 4096
+    block_size: Annotated[int, Field(gt=0, le=65_536)] = 4096
     """Values that share one 8-bit scale."""
     min_8bit_size: Positive = 65_536
     """Tensors with fewer values keep their moments in 32 bit."""
@@ -267,6 +267,13 @@ class RunConfig(_Section):
             raise ValueError("swarm.allreduce_timeout_seconds must be shorter than swarm.averaging_timeout_seconds")
         if swarm.delay_gradient_averaging and not swarm.delay_optimizer_step:
             raise ValueError("swarm.delay_gradient_averaging needs swarm.delay_optimizer_step; set both or neither")
+        if swarm.min_group_size > swarm.max_group_size:
+            raise ValueError("swarm.min_group_size must be at most swarm.max_group_size: no group could form")
+        if swarm.mode == "diloco" and swarm.delay_gradient_averaging:
+            raise ValueError(
+                "swarm.mode diloco awaits its exchanges: the updates that a peer made meanwhile would be lost; leave "
+                "swarm.delay_gradient_averaging out"
+            )
         if swarm.mode == "diloco" and (swarm.inner_batch_size > swarm.target_batch_size or swarm.powersgd_rank):
             raise ValueError(
                 "swarm.mode diloco needs swarm.inner_batch_size of at most swarm.target_batch_size, and "
