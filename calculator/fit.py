@@ -81,7 +81,7 @@ def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Ver
     'does not fit'
     """
     result = result or estimate(setup)
-    need = _taken(result, device)
+    need = taken_bytes(result, device)
     margin = device.usable_bytes - need
     standing = "does not fit" if margin < 0 else "tight" if _is_tight(margin, device) else "fits"
     figures = f"it needs {_in_words(result, device)}, and {_gib(device.usable_bytes)} can be used"
@@ -105,20 +105,21 @@ def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Ver
 
 
 def need_bytes(setup: Setup, device: Device) -> int:
-    """What a setup takes of a device: the peak, and what is outside of PyTorch's figures.
+    """What a setup takes of a device; see `taken_bytes`."""
+    return taken_bytes(estimate(setup), device)
+
+
+def taken_bytes(result: Estimate, device: Device) -> int:
+    """What an estimated step takes of a device: the peak, and what is outside of PyTorch's figures.
 
     With unified memory, what the host holds is in the same memory, and there is no CUDA context.
     """
-    return _taken(estimate(setup), device)
-
-
-def _taken(result: Estimate, device: Device) -> int:
     return result.gpu.total + (result.host.total if device.unified else result.overhead["total"])
 
 
 def _in_words(result: Estimate, device: Device) -> str:
     """The peak, as it stands first in every answer, and what comes on top."""
-    on_top = _taken(result, device) - result.gpu.total
+    on_top = taken_bytes(result, device) - result.gpu.total
     what = "the host" if device.unified else "CUDA itself"
     return _gib(result.gpu.total) + (f" and {_gib(on_top)} for {what}" if on_top else "")
 

@@ -137,10 +137,12 @@ class MicroBatches:
             )
 
 
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+"""Words of PyTorch's allocators, and of cuBLAS and cuDNN, which fail when PyTorch has taken all that a GPU has."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device or the host has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("can't allocate memory", "not enough memory", "out of memory")
-    )
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

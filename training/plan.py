@@ -13,7 +13,7 @@ from typing import Literal
 
 from calculator import BadSetup, Estimate, Setup, estimate
 from calculator.devices import Device
-from calculator.fit import ADVISED_SHARE, Suggestion, need_bytes, suggestions
+from calculator.fit import ADVISED_SHARE, Suggestion, suggestions, taken_bytes
 from training.config import ModelConfig, RunConfig
 from training.errors import BadInput
 
@@ -42,6 +42,10 @@ class Plan:
     """Of these layers, counted from the last, activations are kept instead."""
     stored_bytes: int
     """What that takes."""
+    local_bytes: int
+    """Of the device: what local updates keep there beside the rest; 0 in the synchronous mode."""
+    host_bytes: int
+    """Of the host."""
     device: Device
     need_bytes: int
     """Of the device, all in all."""
@@ -91,14 +95,17 @@ def make_plan(
     needed = need(samples)
     checkpointing = model.activation_budget_bytes == 0
     setup = setup_of(run, device, samples, precision=precision, checkpointing=checkpointing)
-    dtype = dtype_of(setup)
+    dtype, result = dtype_of(setup), estimate(setup)
+    local, more = bytes_of_the_mode(run, result, _count(model))
     return Plan(
         parameters=_count(model),
         computing_parameters=_count(built_on_paper(run.model.model_copy(update={"shared_groups": None}))),
         setup=setup,
-        estimate=estimate(setup),
+        estimate=result,
         stored_layers=model.stored_layers(samples, dtype) if run.model.reversible else 0,
         stored_bytes=stored_bytes(model, samples, dtype),
+        local_bytes=local,
+        host_bytes=result.host.total + more,
         device=device,
         need_bytes=needed,
         advised_micro_batch=advised,
@@ -154,9 +161,25 @@ def needed_bytes(
     checkpointing = model.activation_budget_bytes == 0
     setup = setup_of(run, device, micro_batch_size, precision=precision, checkpointing=checkpointing)
     try:
-        return need_bytes(setup, device) + stored_bytes(model, micro_batch_size, dtype_of(setup))
+        result = estimate(setup)
     except BadSetup as error:
         raise BadInput(f"The memory of this recipe's model cannot be estimated: {error}") from None
+    local, more = bytes_of_the_mode(run, result, _count(model))
+    beside = local + (more if device.unified else 0) + stored_bytes(model, micro_batch_size, dtype_of(setup))
+    return taken_bytes(result, device) + beside
+
+
+def bytes_of_the_mode(run: RunConfig, result: Estimate, parameters: int) -> tuple[int, int]:
+    """What the recipe's way of averaging takes of the device and of the host, beside the calculator's estimate.
+
+    With local updates LAMB's moments and the sum of an inner batch's gradients are where the model is, and the host
+    keeps a momentum in their place (training/swarm/local_updates.py). PowerSGD keeps what its products leave out
+    (training/swarm/powersgd.py); matrices are nearly all of a model.
+    """
+    copy = 4 * parameters
+    if run.swarm.mode == "diloco":
+        return result.host.optimizer_state + copy, copy - result.host.optimizer_state
+    return 0, copy if run.swarm.powersgd_rank else 0
 
 
 def stored_bytes(model, micro_batch_size: int, dtype=None) -> int:
@@ -187,13 +210,19 @@ def built_on_paper(config: ModelConfig, *, checkpointing: bool | None = None):
         config: The recipe's.
         checkpointing: True: all activations are computed again; False: all are kept; None: as the model has it, whose
             reversible layers keep some.
+
+    Raises:
+        BadInput: If its sizes are beyond all measure.
     """
     import torch
 
     from training.model.transformer import build_model
 
-    with torch.device("meta"):
-        model = build_model(config, seed=0)
+    try:
+        with torch.device("meta"):
+            model = build_model(config, seed=0)
+    except (RuntimeError, TypeError) as error:  # more values than 64 bits can count
+        raise BadInput(f"The recipe's model cannot be: {str(error).splitlines()[0].rstrip('.')}.") from None
     if checkpointing is not None:
         model.activation_budget_bytes = 0 if checkpointing else None
     return model

@@ -9,7 +9,7 @@ import torch
 from training.config import ModelConfig
 from training.data.stream import Batch
 from training.errors import TrainingError
-from training.gradients import MicroBatches
+from training.gradients import MicroBatches, is_out_of_memory
 from training.model.transformer import TextToImageTransformer
 from training.plan import Precision
 
@@ -21,8 +21,13 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
     """Additions and multiplications a second in products of matrices; takes a third of a second at most."""
     side, dtype, most = _FIRST_SIDE, getattr(torch, precision), 0.0
     while True:
-        matrix = torch.ones(side, side, dtype=dtype, device=device)
-        seconds = min(_timed(lambda m=matrix: m @ m, device) for _ in range(2))
+        try:
+            matrix = torch.ones(side, side, dtype=dtype, device=device)
+            seconds = min(_timed(lambda m=matrix: m @ m, device) for _ in range(2))
+        except (RuntimeError, MemoryError) as error:
+            if most and is_out_of_memory(error):  # a GPU that is nearly full: what was seen so far has to do
+                return most
+            raise
         most = max(most, 2 * side**3 / seconds)
         if seconds >= _LONG_ENOUGH_SECONDS or side >= _LARGEST_SIDE:
             return most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from dataclasses import asdict, replace
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from calculator.devices import device_named
 from training import choices as module
+from training import speed
 from training.choices import Wishes, choose
 from training.cli import build_app
 from training.config import load_recipe
@@ -117,6 +119,20 @@ def test_larger_products_are_not_taken_for_faster_ones():
     """The measured rate is one that this processor can have: between a slow one's and a large one's."""
     rate = matmul_flops_per_second(torch.device("cpu"), "float32")
     assert 1e8 < rate < 1e14
+
+
+def test_a_rate_is_that_of_the_matrices_for_which_there_was_memory(monkeypatch):
+    monkeypatch.setattr(speed, "_FIRST_SIDE", 1 << 8)
+    monkeypatch.setattr(speed, "_LONG_ENOUGH_SECONDS", math.inf)
+
+    def timed(work, device, timed=speed._timed):
+        return timed(lambda: torch.empty(1 << 60) if work.__defaults__[0].shape[0] > 512 else work(), device)
+
+    monkeypatch.setattr(speed, "_timed", timed)
+    assert 1e8 < matmul_flops_per_second(torch.device("cpu"), "float32") < 1e14
+    monkeypatch.setattr(speed, "_FIRST_SIDE", 1 << 10)
+    with pytest.raises(RuntimeError, match="memory"):
+        matmul_flops_per_second(torch.device("cpu"), "float32")
 
 
 def test_activations_are_kept_where_there_is_room(machine_with):

@@ -123,6 +123,26 @@ def test_where_one_sample_is_too_much_activations_go_first_and_then_it_says_so(m
     assert model.activation_budget_bytes == 0 and ["2 samples" in told[0], "computed again" in told[1]] == [True, True]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: out of memory",
+    ],
+)
+def test_libraries_that_get_no_memory_count_as_out_of_memory(model, expected, words):
+    """PyTorch raises plain errors for these, and cuBLAS takes its memory beside PyTorch's."""
+    failures = iter([True])
+
+    def run_out(module, inputs):
+        if next(failures, False):
+            raise RuntimeError(words)
+
+    model.final_norm.register_forward_pre_hook(run_out)
+    mean, pieces = total(model, MicroBatches(model, micro_batch_size=12, precision="float32"), batch_of())
+    assert [piece.samples for piece in pieces] == [6, 6] and error(mean, expected) < 1e-5
+
+
 def test_other_errors_are_not_taken_for_a_lack_of_memory(model):
     batch = batch_of()
     wrong = Batch(text=batch.text, codes=batch.codes + RUN.model.image_vocab_size, captions=batch.captions)

@@ -7,13 +7,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
+from calculator import estimate
 from calculator.devices import device_named
 from training.cli import build_app
-from training.config import load_recipe
+from training.config import load_recipe, read_recipe
 from training.errors import BadInput
 from training.machine import this_machine
 from training.model.transformer import build_model
-from training.plan import make_plan, stored_bytes
+from training.optim.lamb import build_optimizer, parameter_groups
+from training.plan import built_on_paper, bytes_of_the_mode, make_plan, needed_bytes, setup_of, stored_bytes
 
 SAMPLES = 4
 
@@ -109,6 +111,45 @@ def test_stored_layers_shrink_as_samples_grow():
     for samples in (1, 16, 32, 64, 500):
         assert stored_bytes(model, samples) <= model.activation_budget_bytes
     assert stored_bytes(model, 500) == 0 < stored_bytes(model, 32)
+
+
+def test_what_local_updates_and_powersgd_keep_is_counted(machine):
+    """Inner moments and summed gradients with the model, a momentum or what a product leaves out on the host."""
+    run = load_recipe("demo")
+    model = build_model(run.model, seed=0)
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    inner = build_optimizer(run.optimizer, parameter_groups(model, 0.0), lr=0.1)
+    moments = sum(t.nbytes for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor))
+
+    paper = built_on_paper(run.model)
+
+    def taken(device, **swarm):
+        there = run.model_copy(update={"swarm": run.swarm.model_copy(update=swarm)})
+        result = estimate(setup_of(there, device, SAMPLES))
+        _, more = bytes_of_the_mode(there, result, weights // 4)
+        return needed_bytes(there, device, paper, SAMPLES), result.host.total + more
+
+    blocks = 0.01 * weights  # what is estimated is whole blocks of the allocator
+    for device, local, product in (
+        (device_named("t4"), moments + weights, 0),
+        (machine, 2 * weights, weights),  # where host and device are one
+    ):
+        need, host = taken(device)
+        assert taken(device, mode="diloco") == pytest.approx((need + local, host + weights - moments), abs=blocks)
+        assert taken(device, powersgd_rank=4) == (need + product, host + weights)
+
+
+def test_the_command_names_what_local_updates_keep(tmp_path):
+    (tmp_path / "local.toml").write_text(read_recipe("demo").replace("[swarm]", '[swarm]\nmode = "diloco"'))
+    shown = CliRunner().invoke(build_app(), ["plan", "--recipe", str(tmp_path / "local.toml"), "--gpu", "t4"]).output
+    assert "lamb8bit and an inner batch's gradients" in shown and "host: averaged copies and SGD" in shown
+
+
+@pytest.mark.parametrize("size", [10**18, 10**30])
+def test_sizes_beyond_all_measure_are_refused(size):
+    config = load_recipe("demo").model
+    with pytest.raises(BadInput, match="model cannot be"):
+        built_on_paper(config.model_copy(update={"text_vocab_size": size}))
 
 
 def test_the_command_prints_both_counts_and_json(machine):

@@ -78,11 +78,13 @@ def run(
             "fits": plan.fits,
             "stored_layers": plan.stored_layers,
             "stored_bytes": plan.stored_bytes,
+            "local_bytes": plan.local_bytes,
+            "host_bytes": plan.host_bytes,
             "estimate": plan.estimate.as_dict(),
         }
         print(json.dumps(facts))
         return
-    gpu_memory, host = plan.estimate.gpu, plan.estimate.host
+    gpu_memory, local = plan.estimate.gpu, config.swarm.mode == "diloco"
     samples = plan.setup.micro_batch_size
     print(f"{config.title} ({config.run_id})")
     shared = plan.computing_parameters != plan.parameters
@@ -98,7 +100,8 @@ def run(
         "activations": gpu_memory.activations,
         f"activations kept of {plan.stored_layers} layers": plan.stored_bytes,
         "temporary": gpu_memory.temporary,
-        f"host: averaged copies and {config.optimizer.name}": host.total,
+        f"{config.optimizer.name} and an inner batch's gradients": plan.local_bytes,
+        f"host: averaged copies and {'SGD' if local else config.optimizer.name}": plan.host_bytes,
     }
     for name, size in rows.items():
         if size:

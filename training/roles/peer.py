@@ -25,7 +25,7 @@ from training.config import RunConfig
 from training.data.stream import Batch, open_manifest, open_shards, sample_stream
 from training.errors import TrainingError
 from training.events import EventLog
-from training.gradients import MicroBatches
+from training.gradients import MicroBatches, is_out_of_memory
 from training.machine import torch_device, usable_cores
 from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.model.transformer import TextToImageTransformer, build_model
@@ -531,7 +531,16 @@ def _show(choice: Choice, console: Console) -> None:
 
 
 def _model(run: RunConfig, settings: PeerSettings) -> TextToImageTransformer:
-    return build_model(run.model, run.seed).to(torch_device(settings.wishes.device))
+    device = torch_device(settings.wishes.device)
+    try:
+        return build_model(run.model, run.seed).to(device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"There is not memory enough for the model's weights on {device}. Close other programs, or choose another "
+            "device with --device; `python -m training plan` says what the model takes."
+        ) from None
 
 
 def _batches(run: RunConfig, settings: PeerSettings, *, seed: int, micro_batch_size: int) -> Iterator[Batch]:

@@ -14,13 +14,15 @@ import numpy as np
 import psutil
 import pytest
 
+from training.choices import Wishes
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
 from training.data.tokenizer import Tokenizer
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.publish.checkpoints import save_checkpoint
+from training.roles import peer
 from training.swarm.dht import start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import MetricsBoard, PeerRecord
@@ -45,6 +47,13 @@ def tiny_recipe(**changes):
         text = text.replace(before, after)
     assert tomllib.loads(text)["model"]["hidden_size"] == 32
     return text
+
+
+def test_weights_for_which_there_is_no_memory_are_one_sentence():
+    run = parse_recipe(tiny_recipe())
+    run = run.model_copy(update={"model": run.model.model_copy(update={"text_vocab_size": 10**13})})
+    with pytest.raises(TrainingError, match="not memory enough for the model's weights on cpu"):
+        peer._model(run, peer.PeerSettings(initial_peers=(), wishes=Wishes(device="cpu")))
 
 
 @pytest.fixture(scope="module")
