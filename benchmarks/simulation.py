@@ -3,14 +3,16 @@
     python benchmarks/simulation.py --json benchmarks/results/simulation.json
 
 Two constants are fitted, each to one measured swarm of two peers: what a micro-batch takes beside computing, and the
-share of a link's rate that an average reaches. All other cases are held out. Measured are `results/swarm.json` and
-`results/swarm_awaited.json` (`benchmarks/swarm.py`); the sweep takes half a minute.
+share of a link's rate that an average reaches. All other cases are held out: three and four peers, plain hivemind,
+peers of speeds 1, 2 and 4, epochs of a minute, local updates. Measured are the `results/swarm*.json` of `RECORDS`
+(`benchmarks/swarm.py`); the sweep takes half a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -29,15 +31,18 @@ from training.simulate.forecast import Outcome, collaboration_of, simulate  # no
 from training.simulate.population import Spread  # noqa: E402
 from training.simulate.swarm import Rules  # noqa: E402
 
-RECORDS = ("swarm.json", "swarm_awaited.json")
-PARAMETERS, SECONDS_A_SAMPLE, SAMPLES_A_PEER, MICRO_BATCH = 20_000_000, 0.125, 48, 4
+RECORDS = ("swarm.json", "swarm_awaited.json", "swarm_speeds.json", "swarm_minute.json", "swarm_local.json")
+"""Each kind of swarm once; the other records repeat some of these before something happens to them."""
+PARAMETERS, SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 20_000_000, 0.125, 6.0, 4
 """As in benchmarks/swarm.py, which needs torch and hivemind to be read."""
 BYTES_PER_SECOND = {"100mbit": 12.5e6}
 STACKS = {
     "hivemind with the settings of 2021": "2021",
     "ours, gradients awaited": "awaited",
     "ours, gradients delayed": "delayed",
+    "ours, local updates": "local",
 }
+METRIC = re.compile(r"(\d+) peers(?: of speeds ((?:[\d.]+, )*[\d.]+))?, (.*): seconds an epoch")
 SWEPT = (10, 30, 100, 300, 1000, 3000, 10_000)
 SWEPT_KIND = dict(gpu="t4", micro_batch_size=4, present=0.5, session_hours=8.0)
 PATIENT = dict(allreduce_timeout_seconds=600.0, averaging_timeout_seconds=900.0, next_chunk_timeout_seconds=120.0)
@@ -49,7 +54,10 @@ class Case:
 
     stack: str
     """A value of `STACKS`."""
-    peers: int
+    speeds: tuple[float, ...]
+    """Of each peer, as a multiple of the usual one."""
+    computing_seconds: float
+    """Of an epoch, by all peers together."""
     rate: str
     measured: float
     """Seconds an epoch."""
@@ -57,25 +65,41 @@ class Case:
     @property
     def fitted(self) -> bool:
         """Whether a constant is fitted to it."""
-        return self.peers == 2 and self.stack in ("awaited", "delayed")
+        usual = self.speeds == (1.0, 1.0) and self.computing_seconds == SECONDS_AN_EPOCH
+        return usual and self.stack in ("awaited", "delayed")
+
+    @property
+    def words(self) -> str:
+        """Which one it is."""
+        uneven = f" of speeds {', '.join(f'{speed:g}' for speed in self.speeds)}" if len(set(self.speeds)) > 1 else ""
+        longer = f", {self.computing_seconds:g} s of computing" if self.computing_seconds != SECONDS_AN_EPOCH else ""
+        return f"{len(self.speeds)} peers{uneven}, {self.stack}{longer}"
 
     def kinds(self) -> list[Volunteers]:
-        """Its peers: all alike."""
+        """Its peers: equal ones are of one kind."""
         rate = BYTES_PER_SECOND[self.rate]
         link = Link(up_bytes_per_second=rate, down_bytes_per_second=rate)
-        speed = 1 / SECONDS_A_SAMPLE
-        return [Volunteers(count=self.peers, samples_per_second=speed, micro_batch_size=MICRO_BATCH, link=link)]
+        return [
+            Volunteers(
+                count=self.speeds.count(speed),
+                samples_per_second=speed / SECONDS_A_SAMPLE,
+                micro_batch_size=MICRO_BATCH,
+                link=link,
+            )
+            for speed in dict.fromkeys(self.speeds)
+        ]
 
     def rules(self, costs: Costs = COSTS) -> Rules:
         """The settings of benchmarks/swarm.py."""
         old = self.stack == "2021"
         exchange = Exchange(
             parameters=PARAMETERS,
-            target_batch_size=SAMPLES_A_PEER * self.peers,
+            target_batch_size=int(self.computing_seconds / SECONDS_A_SAMPLE * sum(self.speeds)),
             gradient_codec="uniform8" if old else "blockwise8",
             state_bits=8 if old else 16,
             average_state_every=1 if old else 25,
             delay_gradient_averaging=self.stack == "delayed",
+            local_updates=self.stack == "local",
             matchmaking_seconds=1.5,
         )
         return Rules(exchange=exchange, costs=costs, patient=not old, request_timeout_seconds=1.0)
@@ -90,16 +114,22 @@ def measured_cases(folder: Path = ROOT / "benchmarks" / "results") -> Iterator[C
     found = {}
     for name in RECORDS:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
-        rate = content["link"]["rate"]
+        link = content["link"]
         for entry in content["results"]:
-            words, _, figure = entry["metric"].partition(": ")
-            if figure != "seconds an epoch":
+            if not (told := METRIC.fullmatch(entry["metric"])):
                 continue
-            peers, _, stack = words.partition(" peers, ")
-            case = Case(stack=STACKS[stack], peers=int(peers), rate=rate, measured=entry["ours"])
-            found[case.stack, case.peers] = case
+            peers, speeds, stack = told.groups()
+            case = Case(
+                stack=STACKS[stack],
+                speeds=tuple(map(float, speeds.split(", "))) if speeds else (1.0,) * int(peers),
+                computing_seconds=link.get("epoch_seconds", SECONDS_AN_EPOCH),
+                rate=link["rate"],
+                measured=entry["ours"],
+            )
+            found[case.words] = case
             if entry["peer"]:
-                found["2021", case.peers] = replace(case, stack="2021", measured=entry["peer"])
+                old = replace(case, stack="2021", measured=entry["peer"])
+                found[old.words] = old
     yield from found.values()
 
 
@@ -108,8 +138,8 @@ def fit(cases: list[Case]) -> Costs:
     delayed, awaited = (
         next(case for case in cases if case.fitted and case.stack == kind) for kind in ("delayed", "awaited")
     )
-    steps = SAMPLES_A_PEER / MICRO_BATCH
-    beside = (delayed.measured - SECONDS_A_SAMPLE * SAMPLES_A_PEER) / steps / PARAMETERS
+    steps = SECONDS_AN_EPOCH / SECONDS_A_SAMPLE / MICRO_BATCH
+    beside = (delayed.measured - SECONDS_AN_EPOCH) / steps / PARAMETERS
     costs = replace(COSTS, step_seconds_per_parameter=beside)
 
     def too_slow(share: float) -> bool:
@@ -127,11 +157,12 @@ def _bisect(above: Callable[[float], bool], low: float, high: float) -> float:
 
 def compare(case: Case, costs: Costs) -> dict:
     """One case: measured, simulated, by the closed form."""
-    simulated = case.simulated(costs)
-    computing = SECONDS_A_SAMPLE * SAMPLES_A_PEER
+    simulated, computing = case.simulated(costs), case.computing_seconds
     return {
         "stack": case.stack,
-        "peers": case.peers,
+        "peers": len(case.speeds),
+        "speeds": case.speeds,
+        "computing_seconds": computing,
         "rate": case.rate,
         "fitted": case.fitted,
         "measured_seconds": case.measured,
@@ -182,15 +213,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     flags = parser.parse_args(arguments)
-    cases = sorted(measured_cases(), key=lambda case: (case.stack, case.peers))
+    cases = sorted(
+        measured_cases(), key=lambda case: (case.stack, case.computing_seconds, len(case.speeds), case.words)
+    )
     costs = fit(cases)
     beside, share = costs.step_seconds_per_parameter, costs.link_share
     print(f"fitted: {beside:.3g} s a parameter and micro-batch, {share:.3f} of a link's rate")
     compared = [compare(case, costs) for case in cases]
-    print(f"\n{'':<10}{'peers':>6}{'measured':>10}{'simulated':>11}{'error':>8}{'closed form':>13}")
-    for row in compared:
+    print(f"\n{'':<40}{'measured':>10}{'simulated':>11}{'error':>8}{'closed form':>13}")
+    for case, row in zip(cases, compared, strict=True):
         print(
-            f"{row['stack']:<10}{row['peers']:>6}{row['measured_seconds']:>9.2f}s{row['simulated_seconds']:>10.2f}s"
+            f"{case.words:<40}{row['measured_seconds']:>9.2f}s{row['simulated_seconds']:>10.2f}s"
             f"{row['error']:>+8.1%}{row['closed_form_seconds']:>12.2f}s{'  fitted' if row['fitted'] else ''}"
         )
     swept = []
@@ -209,10 +242,10 @@ def main(arguments: list[str] | None = None) -> None:
         held_out = [abs(row["error"]) for row in compared if not row["fitted"]]
         entries = [
             result(
-                f"{row['peers']} peers, {row['stack']}: seconds an epoch", "s", row["simulated_seconds"],
+                f"{case.words}: seconds an epoch", "s", row["simulated_seconds"],
                 peer=row["measured_seconds"], peer_name="the measured swarm",
             )
-            for row in compared
+            for case, row in zip(cases, compared, strict=True)
         ]  # fmt: skip
         entries.append(result("worst error of a case that is held out", "", max(held_out)))
         record(flags.json, "simulation", {}, entries, fitted=asdict(costs), cases=compared, sweep=swept)

@@ -60,6 +60,8 @@ PROGRESS_COPIES = 8
 """A look at the progress is answered by each of 5 replicas and by some caches (benchmarks/progress_record.py)."""
 SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
 """Between two looks at the progress (training/swarm/build.py, tracker_opts)."""
+PATIENCE_WINDOWS = 4
+"""A group that is smaller than expected waits so many windows of matchmaking (training/swarm/matchmaking.py)."""
 ADVISED_WINDOWS = 5
 """An epoch should last so many times the matchmaking (training.config.SwarmConfig)."""
 DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / 4096)
@@ -187,7 +189,7 @@ class Shares:
     last_micro_batch: float
     """Waiting for the slowest's, where gradients are awaited."""
     meeting: float
-    """Waiting for a group."""
+    """Waiting for a group, and the work of those who do not fill one."""
     averaging: float
     """Waiting for the network, as far as computing does not hide it."""
     joining: float
@@ -289,22 +291,25 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         hidden = 0.0 if exchange.local_updates else stepping
         awaited = reduced + max(0.0, in_background - hidden)
     epoch = stepping + last + met + awaited
+    unshared, delay = _left_over(volunteers, exchange, epoch, meeting + reduced)
+    met += delay
+    epoch += delay
     lost, vanishing = _leaving(volunteers, len(group), epoch, reduced, exchange)
     epoch += vanishing
     trained = plain / ideal
-    counted = trained * computing / epoch * (1 - lost)
+    counted = trained * computing / epoch * (1 - lost) * (1 - unshared)
     shares = Shares(
         computing=counted,
         adding_up=trained * (stepping - computing) / epoch,
         last_micro_batch=trained * last / epoch,
-        meeting=trained * met / epoch,
+        meeting=trained * (met + computing * (1 - lost) * unshared) / epoch,
         averaging=trained * awaited / epoch,
         joining=1 - trained,
         leaving=trained * (vanishing + computing * lost) / epoch,
     )
     per_epoch = exchange.gradient_bytes + exchange.state_bytes / exchange.average_state_every
     sent = per_epoch * max(map(load, parts, [len(group)] * len(parts))) if len(group) > 1 else 0
-    epoch /= 1 - lost
+    epoch /= 1 - lost  # an update without those who found no group is smaller, not later
     made = Forecast(
         peers=peers,
         groups=max(1, math.ceil(peers / exchange.max_group_size)),
@@ -318,7 +323,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         newcomer_seconds=newcomer,
         limits=(),
     )
-    return replace(made, limits=tuple(_limits(made, volunteers, exchange, group)))
+    return replace(made, limits=tuple(_limits(made, volunteers, exchange, group, unshared)))
 
 
 def looks(epoch_seconds: float) -> float:
@@ -387,6 +392,29 @@ def _last_micro_batch(volunteers: Sequence[Volunteers], exchange: Exchange, cost
     return max(0.0, mean_last - own)
 
 
+def _left_over(
+    volunteers: Sequence[Volunteers], exchange: Exchange, epoch: float, others: float
+) -> tuple[float, float]:
+    """Share of peers whose work is lost since they do not fill a group; seconds an epoch for which they wait in vain.
+
+    Full groups average at once. The rest waits for more, and is lost where the others have gone on by then.
+
+    Args:
+        epoch: Seconds, without this.
+        others: Seconds until the full groups have averaged.
+    """
+    present = sum(kind.count * kind.present for kind in volunteers)
+    spread = math.sqrt(sum(kind.count * kind.present * (1 - kind.present) for kind in volunteers))
+    numbers = [present + step / 2 * spread for step in range(-3, 4)]  # as many as may be there, each as likely
+    most = exchange.max_group_size
+    rest = sum(peers % most / peers if peers >= most + 1 else 0.0 for peers in numbers) / len(numbers)
+    patience = (PATIENCE_WINDOWS - 1) * exchange.matchmaking_seconds  # the first window is before the epoch's end
+    if exchange.delay_gradient_averaging:
+        return (rest, 0.0) if patience > epoch else (0.0, 0.0)
+    noticed = max(exchange.matchmaking_seconds, others)
+    return (rest, rest * (noticed - others)) if noticed < patience else (0.0, rest * patience)
+
+
 def _leaving(
     volunteers: Sequence[Volunteers], group: int, epoch: float, reduced: float, exchange: Exchange
 ) -> tuple[float, float]:
@@ -399,7 +427,9 @@ def _leaving(
     return lost, 0.0 if exchange.delay_gradient_averaging else vanish * exchange.next_chunk_timeout_seconds
 
 
-def _limits(made: Forecast, volunteers: Sequence[Volunteers], exchange: Exchange, group: list[Link]) -> list[Limit]:
+def _limits(
+    made: Forecast, volunteers: Sequence[Volunteers], exchange: Exchange, group: list[Link], unshared: float
+) -> list[Limit]:
     """What stands in the way, worst first."""
     found: list[Limit] = []
 
@@ -471,6 +501,7 @@ def _limits(made: Forecast, volunteers: Sequence[Volunteers], exchange: Exchange
             "group size",
             False,
             f"Peers average in {made.groups} groups of at most {exchange.max_group_size}; groups know nothing of each "
-            "other until they mix in a later one, so that weights differ in between.",
+            "other until they mix in a later one, so that weights differ in between."
+            + (f" Who does not fill a group is left behind: {unshared:.0%} of the work is lost." if unshared else ""),
         )
     return sorted(found, key=lambda limit: not limit.stops)

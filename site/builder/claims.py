@@ -202,7 +202,7 @@ CLAIMS = (
             "training/simulate/test_simulation.py::test_measured_swarms_are_predicted_within_the_bound",
             "training/simulate/test_designer.py::test_a_designed_run_reaches_in_simulation_what_was_promised",
         ),
-        records=("simulation", "swarm"),
+        records=("simulation", "swarm", "swarm_awaited", "swarm_speeds", "swarm_minute", "swarm_local"),
         open="Two to four peers on links of 100 Mbit/s were measured, and no swarm of hundreds.",
     ),
     Claim(

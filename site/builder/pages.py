@@ -128,6 +128,7 @@ def _environment() -> jinja2.Environment:
         samples_a_second=figures.samples_a_second,
         most_peers=simulated.most_peers,
         simulation_error=simulated.simulation_error,
+        simulation_error_beside_computing=simulated.simulation_error_beside_computing,
         simulation_cases=simulated.simulation_cases,
         simulation_sweep=simulated.simulation_sweep,
         accuracy_table=accuracy.accuracy_table,

@@ -13,7 +13,10 @@ STACKS = {
     "2021": "plain hivemind, the settings of 2021",
     "awaited": "this trainer, gradients awaited",
     "delayed": "this trainer, gradients delayed",
+    "local": "this trainer, local updates",
 }
+USUAL_SECONDS = 6
+"""Of computing in an epoch, unless a case says otherwise (benchmarks/swarm.py)."""
 SHOWN = {
     "recipe": "The 2021 recipe as it is; links of 50/100 Mbit/s",
     "timeouts": "The same, with time-outs that suit the links",
@@ -27,7 +30,16 @@ SHOWN = {
 
 def simulation_error() -> str:
     """The worst error of a case that nothing was fitted to."""
-    return f"{100 * max(abs(row['error']) for row in record('simulation')['cases'] if not row['fitted']):.0f}\u00a0%"
+    return _worst("error")
+
+
+def simulation_error_beside_computing() -> str:
+    """The same of the time of an epoch that is not computing."""
+    return _worst("error_beside_computing")
+
+
+def _worst(name: str) -> str:
+    return f"{100 * max(abs(row[name]) for row in record('simulation')['cases'] if not row['fitted']):.0f}\u00a0%"
 
 
 def most_peers() -> str:
@@ -39,7 +51,7 @@ def simulation_cases() -> str:
     """HTML table: measured and simulated seconds of an epoch."""
     lines = [
         (
-            f"{row['peers']} peers, {STACKS[row['stack']]}",
+            _swarm(row),
             f"{row['measured_seconds']:.2f}",
             f"{row['simulated_seconds']:.2f}",
             "fitted" if row["fitted"] else f"{100 * row['error']:+.1f}\u00a0%".replace("-", "\u2212"),
@@ -48,6 +60,15 @@ def simulation_cases() -> str:
     ]
     head = ("Swarm", "Measured, s an epoch", "Simulated", "Error")
     return table("Measured and simulated swarms", head, lines)
+
+
+def _swarm(row: dict) -> str:
+    """Who took part, and for how long they computed where that differs from the other cases."""
+    speeds = [f"{speed:g}" for speed in row["speeds"]]
+    uneven = f" of speeds {', '.join(speeds[:-1])} and {speeds[-1]}" if len(set(speeds)) > 1 else ""
+    seconds = row["computing_seconds"]
+    longer = f", {seconds:g} s of computing" if seconds != USUAL_SECONDS else ""
+    return f"{row['peers']} peers{uneven}, {STACKS[row['stack']]}{longer}"
 
 
 def simulation_sweep() -> str:

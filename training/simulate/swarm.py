@@ -19,6 +19,7 @@ from calculator.exchange import Link, all_reduce_seconds, load
 from calculator.swarm import (
     COSTS,
     MESSAGE_BYTES,
+    PATIENCE_WINDOWS,
     PROGRESS_COPIES,
     PROGRESS_RECORD_BYTES,
     Costs,
@@ -28,8 +29,6 @@ from training.simulate.accounts import Accounts, Cause
 from training.simulate.clock import Clock
 from training.simulate.population import Person
 
-PATIENCE_WINDOWS = 4
-"""A group that is smaller than expected waits so many windows (training/swarm/matchmaking.py, `PATIENCE_WINDOWS`)."""
 EARLY_STEPS = 1.5
 """A peer looks for a group so many of its steps before the end, if these are longer than a window
 (training/swarm/optimizer.py, `_maybe_schedule_gradient_averaging`)."""

@@ -34,14 +34,8 @@ def saved_state(block_size=4096, step=7):
                 content = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
                 absmax = torch.rand(-(-size // block_size), generator=generator) * 1e-3
                 of_parameter[f"qmap{place}"], of_parameter[f"absmax{place}"] = qmap, absmax
-                meant.append(
-                    torch.tensor(
-                        [
-                            float(qmap[code]) * float(absmax[i // block_size])
-                            for i, code in enumerate(content.flatten().tolist())
-                        ]
-                    )
-                )
+                block_of = torch.arange(size) // block_size
+                meant.append(qmap[content.flatten().long()] * absmax[block_of])
             of_parameter[f"state{place}"] = content
         of_parameter |= {name: torch.tensor(1.0) for name in ("weight_norm", "step_norm", "trust_ratio")}
         state[number] = of_parameter

@@ -18,6 +18,7 @@ from calculator.exchange import CODECS, Link, balanced_parts, load, vector_bytes
 from calculator.flops import forward_flops
 from calculator.swarm import PROGRESS_RECORD_BYTES, Exchange
 from training.config import load_recipe
+from training.errors import BadInput
 from training.model.attention import allowed_pairs
 from training.model.layout import Layout
 from training.optim.lamb import build_optimizer
@@ -68,6 +69,25 @@ def test_the_recipe_says_which_tensors_are_large():
     everything = run.model_copy(update={"swarm": run.swarm.model_copy(update={"compression_threshold": 1})})
     assert collaboration_of(run, ()).exchange().small_parameters > 0
     assert collaboration_of(everything, ()).exchange().small_parameters == 0
+
+
+def test_what_the_recipe_says_of_the_exchange_is_simulated():
+    run = load_recipe("demo")
+    changes = dict(
+        target_batch_size=300, gradient_codec="uniform8", state_bits=8, newcomer_bits=8, average_state_every=7,
+        matchmaking_seconds=2.5, allreduce_timeout_seconds=16.0, next_chunk_timeout_seconds=6.0, max_group_size=30,
+    )  # fmt: skip
+    assert not any(value == getattr(run.swarm, name) for name, value in changes.items())
+
+    def exchange(**more):
+        swarm = run.swarm.model_copy(update=changes | more)
+        return collaboration_of(run.model_copy(update={"swarm": swarm}), ()).exchange()
+
+    assert {name: getattr(exchange(), name) for name in changes} == changes
+    assert exchange(delay_gradient_averaging=True).delay_gradient_averaging and exchange(mode="diloco").local_updates
+    assert not exchange().delay_gradient_averaging and not exchange().local_updates
+    with pytest.raises(BadInput, match="PowerSGD is not simulated"):
+        exchange(powersgd_rank=4)
 
 
 def test_a_newcomer_downloads_as_much_as_the_optimizer_keeps():
