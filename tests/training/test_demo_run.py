@@ -44,14 +44,13 @@ def marked(tmp_path):
     """Environment for all processes of this test, and a function that finds those that still run."""
     environment = {**os.environ, "DEMO_RUN_TEST": str(tmp_path)}
 
-    def running():
+    def running(mark="DEMO_RUN_TEST"):
         found = []
         for process in psutil.process_iter():
-            try:
-                if process.environ().get("DEMO_RUN_TEST") == str(tmp_path) and process.status() != "zombie":
+            with suppress(psutil.Error):
+                its = process.environ()
+                if its.get("DEMO_RUN_TEST") == str(tmp_path) and mark in its and process.status() != "zombie":
                     found.append(process)
-            except psutil.Error:
-                continue
         return found
 
     yield environment, running
@@ -144,10 +143,12 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, marked):
     asked = time.monotonic()
     assert demo.wait(timeout=20) == 130
     assert time.monotonic() - asked < 10
-    assert all("TRAINING_DEMO_PART" not in process.environ() for process in running())
+    assert running("TRAINING_DEMO_PART") == []
     fourth.terminate()
     fourth.wait(15)
-    time.sleep(4)  # torch's janitor of shared memory stays for two seconds
+    deadline = time.monotonic() + 20
+    while running() and time.monotonic() < deadline:  # torch's janitor of shared memory stays for two seconds
+        time.sleep(0.1)
     assert running() == []
 
     history = HistoryReader(run_dir / "history.sqlite")

@@ -32,11 +32,10 @@ FORKING = """
 
 
 def start(body, grace=5.0):
-    """A role with a forked child that has started a program, in a session of its own."""
+    """A role with a forked child that has started a program, in a session of its own; it may wait for `go_on`."""
     code = textwrap.dedent(FORKING).format(body=body, grace=grace)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes, text=True, start_new_session=True)
     assert process.stdout.readline() == "ready\n"
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -45,6 +44,12 @@ def start(body, grace=5.0):
             return process, family
         time.sleep(0.05)
     raise AssertionError("the child's program has not started")
+
+
+def go_on(process):
+    """Ends the role's `input()`."""
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def gone(family, within):
@@ -77,14 +82,16 @@ def test_what_a_role_killed_with_its_watchdog_has_left_is_removed_by_the_next_on
         member.kill()
     process.wait()
     assert gone(family, within=2) and folder.is_dir()
-    following, _ = start("time.sleep(0.1)")
+    following, _ = start("input()")
+    go_on(following)
     assert following.wait(10) == 0
     assert not folder.exists()
 
 
 def test_a_role_that_returns_takes_its_children_and_temporary_files_along():
-    process, family = start("import tempfile; print(tempfile.mkdtemp(), flush=True); time.sleep(1)")
+    process, family = start("import tempfile; print(tempfile.mkdtemp(), flush=True); input()")
     folder = Path(process.stdout.readline().strip())
+    go_on(process)
     assert process.wait(10) == 0
     assert gone(family, within=1)
     assert not folder.exists()
@@ -108,13 +115,11 @@ def test_a_role_that_does_not_stop_is_ended_after_its_grace():
 
 
 def test_a_second_ctrl_c_ends_it_at_once():
-    process, family = start("time.sleep(60); time.sleep(60)")
+    process, family = start("stop.wait(60); print('asked', flush=True); time.sleep(60)", grace=50)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    assert process.stdout.readline() == "asked\n"  # two signals that come at once are one
     process.send_signal(signal.SIGINT)
-    started = time.monotonic()
-    assert process.wait(5) == 128 + signal.SIGINT
-    assert time.monotonic() - started < 1
+    assert process.wait(20) == 128 + signal.SIGINT
     assert gone(family, within=1)
 
 
@@ -123,7 +128,8 @@ def test_a_second_ctrl_c_ends_it_at_once():
     [("e.TrainingError('x')", 1), ("e.BadInput('x')", 2), ("e.RefusedByRun('x')", 3), ("ValueError('x')", 1)],
 )
 def test_errors_become_exit_codes(error, code):
-    process, family = start(f"time.sleep(1); import training.errors as e; raise {error}")
+    process, family = start(f"input(); import training.errors as e; raise {error}")
+    go_on(process)
     assert process.wait(5) == code
     assert gone(family, within=1)
 

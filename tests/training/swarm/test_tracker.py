@@ -117,12 +117,12 @@ def test_an_epochs_beginning_is_told_at_once_and_each_micro_batch_is_not(telling
 
 
 def test_reports_come_after_a_pause_but_for_a_hurry():
-    event, waits = _PacedEvent(lambda: 0.2), []
+    event, waits = _PacedEvent(lambda: 0.8), []
     for hurried in (False, False, True):
         event.hurry() if hurried else event.set()
         began = time.monotonic()
         assert event.wait(5.0)
-        waits.append(time.monotonic() - began >= 0.1)
+        waits.append(time.monotonic() - began >= 0.6)
         event.clear()
     assert waits == [False, True, False]
     assert not event.wait(0.01)
