@@ -33,10 +33,14 @@ COMMANDS = {
 def build_app() -> typer.Typer:
     """The command line with every command registered."""
     app = typer.Typer(
-        help="Train a model together, over the Internet.", no_args_is_help=True, pretty_exceptions_enable=False
+        help="Train a model together, over the Internet.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # its tables cut the names of flags off in a terminal of 80 columns
     )
     for name, module in COMMANDS.items():
-        app.command(name=name)(importlib.import_module(module).run)
+        run = importlib.import_module(module).run
+        app.command(name=name, short_help=run.__doc__)(run)  # without it, the list of commands cuts it off
     return app
 
 

@@ -45,6 +45,10 @@ def run(
         export_run(HistoryReader(run_dir / "history.sqlite"), export, pictures=run_dir / "pictures")
         print(f"Wrote {export / 'live'} and {export / 'recipe.toml'}.")
         return
+    from training.errors import BadInput
+
+    if not initial_peers:
+        raise BadInput("No peer of the run is named. Give --initial-peers, an address that the bootstrap peer prints.")
     from training.processes import prepare_environment, run_role
 
     prepare_environment()

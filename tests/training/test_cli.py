@@ -1,0 +1,30 @@
+"""What the command line says of itself, in a terminal of the usual width."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from training.cli import COMMANDS, build_app
+from training.errors import BadInput
+
+APP = build_app()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_flag_in_full(name):
+    shown = CliRunner().invoke(APP, [name, "--help"], terminal_width=80).output
+    parameters = typer.main.get_command(APP).commands[name].params
+    flags = {flag for one in parameters for flag in (*one.opts, *one.secondary_opts) if flag.startswith("--")}
+    assert flags and flags <= set(shown.split())
+    assert "…" not in shown
+
+
+def test_help_says_what_every_command_does():
+    shown = " ".join(CliRunner().invoke(APP, ["--help"], terminal_width=80).output.split())
+    for command in typer.main.get_command(APP).commands.values():
+        assert " ".join(command.help.split()) in shown
+
+
+def test_a_monitor_of_no_run_is_refused_at_once(tmp_path):
+    ended = CliRunner().invoke(APP, ["monitor", "--run-dir", str(tmp_path)])
+    assert isinstance(ended.exception, BadInput) and "Give --initial-peers" in str(ended.exception)
