@@ -214,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     flags = parser.parse_args(arguments)
     cases = sorted(
-        measured_cases(), key=lambda case: (case.stack, case.computing_seconds, len(case.speeds), case.words)
+        measured_cases(), key=lambda case: (case.stack, case.computing_seconds, len(set(case.speeds)), case.words)
     )
     costs = fit(cases)
     beside, share = costs.step_seconds_per_parameter, costs.link_share
