@@ -127,6 +127,15 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
+            happens="A peer whose first look in an epoch comes seconds after its start takes itself for behind if the "
+            "others have ended it meanwhile: it throws its gradients away and downloads the state.",
+            where="`optim/optimizer.py`: `_should_check_synchronization_on_update`",
+            here="What it finds as it comes is its first look.",
+            tests=(
+                "training/swarm/test_tracker.py::test_a_peer_is_not_behind_those_who_have_just_ended_the_epoch_that_it_began_with_them",
+            ),
+        ),
+        Fault(
             happens="A peer that finds one other record and not its own takes itself for alone.",
             where="`optim/progress_tracker.py`: `_parse_swarm_progress_data`",
             here="It counts itself.",
@@ -134,6 +143,14 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
         ),
     ),
     "Settings and state": (
+        Fault(
+            happens="While a delayed update is under way, a newcomer gets weights without it, as those of the epoch "
+            "that begins with it.",
+            where="`optim/state_averager.py`: `get_current_state`",
+            here="A state is called by the last update in it; who takes one without the newest gets the others' "
+            "weights with the next round.",
+            tests=("training/swarm/test_download.py::test_download",),
+        ),
         Fault(
             happens="Behind a node in client mode the optimizer ends at its first epoch: a condition is inverted.",
             where="`optim/optimizer.py`: `client_mode`",

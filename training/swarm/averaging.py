@@ -92,6 +92,13 @@ class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
     round_own_parts = True
     wants_weights = False
     """Whether this peer takes the others' parameters and adds next to nothing of its own."""
+    lacks_update = False
+    """Whether the update by which the local epoch begins is still under way; delayed ones are for a while."""
+
+    def _update_scheduler(self) -> None:
+        """See hivemind, which calls it where an update has been made."""
+        super()._update_scheduler()
+        self.lacks_update = False
 
     def _weigh(self, control: StepControl) -> None:
         if self.wants_weights:
@@ -104,6 +111,7 @@ class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
         """
         if wait_for_delayed_updates or kwargs.get("averaging_round"):
             self._end_search()
+        self.lacks_update |= bool(kwargs.get("increment_epoch") and kwargs.get("optimizer_step"))
         return super().step(wait_for_delayed_updates, **kwargs)
 
     def _end_search(self) -> None:
@@ -118,9 +126,13 @@ class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
             time.sleep(LOOK_SECONDS)
 
     def get_current_state(self) -> tuple[dict, tuple[Tensor], list[Head]]:
-        """The state between two updates, packed to be sent; hivemind sends live memory, which changes on the way."""
+        """The state between two updates, packed to be sent; hivemind sends live memory, which changes on the way.
+
+        And it calls the state that of the epoch that has begun also where the update by which it begins is delayed.
+        """
         with self.lock_optimizer:
             metadata, tensors, infos = super().get_current_state()
+            metadata |= {"epoch": self.local_epoch - self.lacks_update, "wants_weights": self.wants_weights}
             with self.lock_averaged_tensors:
                 memory, heads = pack(tensors, infos, self.state_compression)
         return metadata, (memory,), heads

@@ -107,7 +107,7 @@ class CatchingUpOptimizer(hivemind.Optimizer):
         if state is None or not self._is_as_good_as_new(state):
             try:
                 state = download_newer_state(
-                    self.dht, self._run, shapes=self.parameter_shapes, first_epoch=self.local_epoch
+                    self.dht, self._run, shapes=self.parameter_shapes, first_epoch=self._oldest_of_use
                 )
             except TrainingError as error:
                 self._go_without_state(str(error))
@@ -130,12 +130,17 @@ class CatchingUpOptimizer(hivemind.Optimizer):
             with suppress(TimeoutError):
                 newest_epoch = max(newest_epoch, self._look_around()[0])
             self._begin_epoch(newest_epoch)
-        self._want_weights(newest_epoch > state.epoch)
+        self._want_weights(newest_epoch > state.epoch or state.wants_weights)
         return True
+
+    @property
+    def _oldest_of_use(self) -> int:
+        """The epoch of a state that is not behind this peer; one whose delayed update is under way is not."""
+        return max(self.local_epoch - self.delay_optimizer_step, 0)
 
     def _is_as_good_as_new(self, state: TrainingState) -> bool:
         """Whether one that was downloaded before is of use: not if it has lain for epochs, longer than it came."""
-        if state.epoch < self.local_epoch:
+        if state.epoch < self._oldest_of_use:
             return False
         if time.monotonic() - state.ended <= state.seconds:
             return True

@@ -44,6 +44,8 @@ class TrainingState:
     """hivemind's flat list: `{"type": "tensor", "index": i}` or `{"type": "value", "value": v}` an entry."""
     donor: str
     """The peer id that it came from."""
+    wants_weights: bool = False
+    """Whether the donor's parameters are not those of the others."""
     received_bytes: int = 0
     seconds: float = 0.0
     """From the first message to the last."""
@@ -209,6 +211,7 @@ class _Download:
             tensors=tuple(tensors),
             optimizer_metadata=metadata["optimizer_metadata"],
             donor=str(donor),
+            wants_weights=metadata.get("wants_weights") is True,
             received_bytes=received,
             seconds=ended - began,
             ended=ended,

@@ -93,12 +93,16 @@ class SwarmOptimizer(CatchingUpOptimizer):
         with suppress(LeftBehindError):
             super()._update_global_epoch(grad_scaler)
         if not ending.in_background:  # else it is reported when its average ends, which may have been before this
-            self._note_what_was_left_out(ending)
+            if not ending.left_behind:
+                self._note_what_was_left_out(ending)
             self._report(ending)
             if ending.left_behind:
                 self._catch_up()
 
     def _begin_averaging_gradients(self, grad_scaler: object) -> bool:
+        if self._out_of_step:  # so the last average has shown, for which this one has waited
+            self._fall_behind(self._ending)
+            raise LeftBehindError("the others have gone on without this peer")
         scheduled = self.scheduled_grads
         if scheduled is not None and (scheduled.triggered or scheduled.done()):
             self.scheduled_grads = None  # hivemind would not average at all, where it finds the last epoch's group
@@ -211,8 +215,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
             if any(standing.wants_weights for standing in told):
                 self._state_round_epoch = ending.epoch + 1 + self.delay_grad_averaging
         except LeftBehindError:
-            self._out_of_step, ending.left_behind = True, True
-            ending.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"
+            self._fall_behind(ending)
             if self.scheduled_grads is maybe_step_control:
                 self.scheduled_grads = None
             raise
@@ -225,6 +228,10 @@ class SwarmOptimizer(CatchingUpOptimizer):
                 del self._endings[maybe_step_control]
                 self._report(delayed)
         self._load_averaged_gradients_into_optimizer_()
+
+    def _fall_behind(self, ending: Ending) -> None:
+        self._out_of_step, ending.left_behind = True, True
+        ending.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"
 
     def _await_group(self, control: StepControl, ending: Ending) -> AveragedGroup:
         """The group's average, as long as there is hope for one; see `waiting`. Who was lost is not waited for."""

@@ -27,6 +27,10 @@ class LivelyTracker(ProgressTracker):
 
     hivemind tells the swarm of each micro-batch; a fast peer that has far to go then sends more of such words than of
     gradients. What lies between two reports is estimated by all anyway, from the rate in each of them.
+
+    And what it finds when it is made is its first look in an epoch. hivemind takes a peer for behind if the others are
+    at another epoch at that look; where that is seconds later, they may just have ended the epoch that they began with
+    it, and it would throw its gradients away.
     """
 
     def __init__(self, *, lively_seconds: float, start: bool = True, **kwargs):
@@ -35,6 +39,7 @@ class LivelyTracker(ProgressTracker):
         self._given_up: dict[bytes, float] = {}
         super().__init__(start=False, **kwargs)
         self.should_report_progress = self._reports = _PacedEvent(self._report_pause)
+        self.fetched_global_progress_this_epoch.set()
         if start:
             self.start()
 

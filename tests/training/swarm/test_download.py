@@ -20,7 +20,7 @@ from training.swarm.download import TrainingState, _check_count
 ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, signal, sys, threading, time
 from typing import AsyncIterator
 import hivemind, torch
 from hivemind.compression import NoCompression
@@ -104,6 +104,7 @@ def role(stop):
     await_donors(False)
     third = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     averager = donor(third, epoch=5, cls=SwarmStateAverager, codec=state_codec(8, threshold=1000))
+    averager.wants_weights = True
     await_donors(True)
     ours = {"averager": SwarmStateAverager}
     early = [download_early(observer, first_epoch) for first_epoch in (5, 6)]
@@ -113,6 +114,7 @@ def role(stop):
     results["early tensors"] = len(came.tensors) == 8 and all(map(torch.equal, came.tensors, short.tensors))
     results["early metadata"] = came.optimizer_metadata == short.optimizer_metadata
     results["nothing more"] = [state is None for state in (again, early[1].take())]
+    results["wants weights"] = state.wants_weights, short.wants_weights, came.wants_weights
     results["saved bytes"] = whole - short.received_bytes
     results["rounding"] = max(
         float((a.float() - b).norm() / b.norm()) for a, b in zip(short.tensors, MODEL.parameters())
@@ -125,6 +127,17 @@ def role(stop):
     with torch.no_grad():
         averager.optimizer.param_groups[0]["params"][0][0, 0] = float("nan")
     results["nan"] = attempt(**ours)
+    update_made = threading.Event()
+    for parameter in averager.optimizer.param_groups[0]["params"]:
+        parameter.data.fill_(1)
+        parameter.grad = torch.ones_like(parameter)
+    later = dict(increment_epoch=True, optimizer_step=True, delay_optimizer_step=True)
+    averager.step(wait_for_trigger=update_made.wait, **later)
+    meanwhile = attempt(**ours)
+    update_made.set()
+    averager.step(wait_for_delayed_updates=True)
+    updated = attempt(**ours)
+    results["delayed update"] = [(got.epoch, bool((got.tensors[0] == 1).all())) for got in (meanwhile, updated)]
     averager.allow_state_sharing = False
     await_donors(False)
     Stalling.__name__ = Dying.__name__ = SwarmStateAverager.__name__
@@ -170,6 +183,7 @@ def test_download():
     assert results["saved bytes"] == 4 * weights - (weights + 4 * math.ceil(weights / 512)) + 2 * 200
     assert 1e-4 < results["rounding"] < 0.02
     assert results["moments"]
+    assert results["wants weights"] == [False, True, True]  # hivemind's donor says nothing
     assert results["early"] == [5, True, True]
     assert results["early tensors"] and results["early metadata"]
     assert results["nothing more"] == [True, True]  # taken, too new an epoch
@@ -180,6 +194,7 @@ def test_download():
     assert "not at an epoch from 0 to 4" in results["too late"]
     assert "another model" in results["other model"]
     assert "not finite" in results["nan"]
+    assert results["delayed update"] == [[5, True], [6, False]]  # that of the epoch which has begun is still on its way
     assert "No peer has sent a sound state" in results["stalling"]
 
 
@@ -198,11 +213,12 @@ def test_a_state_that_was_cut_short_is_not_taken():
         (9, 50, 0, True),  # a new download would take longer than this one has lain
         (60, 7 + CATCH_UP_EPOCHS, 0, True),
         (60, 8 + CATCH_UP_EPOCHS, 0, False),
-        (9, 7, 8, False),
+        (9, 7, 8, True),  # the update by which the donor's next epoch begins was under way
+        (9, 7, 9, False),
     ],
 )
 def test_a_state_that_came_early_is_taken_unless_a_new_one_were_better(lain_seconds, newest_epoch, own_epoch, taken):
     ended = time.monotonic() - lain_seconds
     state = TrainingState(epoch=7, tensors=(), optimizer_metadata=[], donor="Qm", seconds=10.0, ended=ended)
-    peer = SimpleNamespace(local_epoch=own_epoch, _look_around=lambda: (newest_epoch, 2))
+    peer = SimpleNamespace(_oldest_of_use=max(own_epoch - 1, 0), _look_around=lambda: (newest_epoch, 2))
     assert CatchingUpOptimizer._is_as_good_as_new(peer, state) == taken

@@ -1,12 +1,14 @@
 """Who trains, by the records that a peer finds; a real node, and records as hivemind's peers store them."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from hivemind import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
+from training.swarm.catching_up import CatchingUpOptimizer
 from training.swarm.tracker import LivelyTracker, _PacedEvent
 
 LIVELY_SECONDS = 5.0
@@ -63,6 +65,21 @@ def test_a_peer_whose_others_have_left_is_alone_at_once(tracker, node):
     goodbye = ValueWithExpiration(value=None, expiration_time=get_dht_time() + 30)
     assert see(tracker, record(node.peer_id.to_bytes()), goodbye).num_peers == 1
     assert tracker.lively_peers == 1
+
+
+@pytest.mark.swarm
+def test_a_peer_is_not_behind_those_who_have_just_ended_the_epoch_that_it_began_with_them(tracker):
+    """Its first look after that comes when they have: it ends the epoch as well, and keeps its gradients."""
+    peer = object.__new__(CatchingUpOptimizer)
+    peer._out_of_step, peer._should_check_synchronization_on_update = False, True
+    peer.tracker, peer.state_averager = tracker, SimpleNamespace(local_epoch=0)
+    assert not peer._should_load_state_from_peers()
+    assert see(tracker, record(b"other", epoch=1)).epoch == 1
+    tracker.fetched_global_progress_this_epoch.set()
+    assert not peer._should_load_state_from_peers()
+    assert tracker.ready_to_update_epoch
+    see(tracker, record(b"other", epoch=2))
+    assert peer._should_load_state_from_peers()
 
 
 @pytest.mark.swarm

@@ -1,7 +1,10 @@
 """How long a peer waits for a group: what it makes of what it sees of the others meanwhile."""
 
 import asyncio
+import logging
+import queue
 import time
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -99,6 +102,26 @@ def average_with_the_rest(group, others, tracker=None):
     ending = Ending(epoch=7, samples=32, others=1, began=0.0)
     found = SwarmOptimizer._average_with_the_rest(peer, first, peer._await_group(first, ending), ending)
     return found.report, told
+
+
+def test_a_peer_that_learns_at_the_end_of_an_epoch_that_it_is_behind_does_not_average_it():
+    """What shows it is the last average, for which the next one waits where gradients are delayed.
+
+    It would look for a group that the others look for an epoch later, and be nobody's groupmate until then.
+    """
+    peer = object.__new__(SwarmOptimizer)
+    gradients = SimpleNamespace(local_samples_accumulated=20, reports=queue.SimpleQueue())
+    peer.state_averager = SimpleNamespace(local_epoch=3, reports=queue.SimpleQueue())
+    peer.state_averager.step = lambda wait_for_delayed_updates: setattr(peer, "_out_of_step", True)
+    peer.tracker = SimpleNamespace(global_progress=SimpleNamespace(num_peers=2), pause_updates=nullcontext)
+    peer.grad_averager, peer._out_of_step, peer.delay_optimizer_step = gradients, False, True
+    peer._schema_hash, peer._compute_schema_hash, peer.status_loglevel = 0, lambda: 0, logging.DEBUG
+    peer._reports, peer._expect_peers, caught_up = queue.SimpleQueue(), lambda: None, []
+    peer._catch_up = lambda: caught_up.append(peer._out_of_step)
+    peer._update_global_epoch(None)
+    (report,) = peer.take_epoch_reports()
+    assert report.missed and report.samples == 0 and "others were faster" in report.fault
+    assert caught_up == [True] and peer.local_epoch == 3
 
 
 def averaged(**facts):
