@@ -23,6 +23,7 @@ from hivemind.proto import averaging_pb2
 
 from training.swarm.agreement import Verdict
 from training.swarm.groups import RoundReport
+from training.swarm.streams import first_of
 
 
 class FiniteReducer(TensorPartReducer):
@@ -181,13 +182,18 @@ class ReportingRunner(AllReduceRunner):
 
     def _get_peer_stub(self, peer: PeerID) -> _CountingStub:
         on_end = partial(self._note_end, peer) if self.should_delay_results(self.peer_id) else None
-        return _CountingStub(super()._get_peer_stub(peer), self, on_end)
+        answers = self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
+        return _CountingStub(super()._get_peer_stub(peer), self, answers, on_end)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """See hivemind. Who sends to a peer that has given up is told so at once, whatever it waits for."""
-        answers = super().rpc_aggregate_part(self._incoming(stream, context.remote_id), context)
+        """See hivemind. Who sends to a peer that has given up is told so at once, whatever it waits for.
+
+        The sender may hang up as soon as it has all answers, so what comes after its last part is not waited for.
+        """
+        parts = first_of(stream, self.tensor_part_reducer.num_parts)
+        answers = super().rpc_aggregate_part(self._incoming(parts, context.remote_id), context)
         while True:
             coming = asyncio.ensure_future(anext(answers, None))
             try:
@@ -227,14 +233,16 @@ class _CountingStub:
     Args:
         stub: hivemind's.
         runner: Counts.
+        count: Answers that are to come; then it hangs up.
         on_end: Called if the first answer, awaited from the start, is none or a refusal; None: nobody needs to know.
     """
 
-    def __init__(self, stub: object, runner: ReportingRunner, on_end: Callable[[], None] | None = None):
-        self._stub, self._runner, self._on_end = stub, runner, on_end
+    def __init__(self, stub: object, runner: ReportingRunner, count: int, on_end: Callable[[], None] | None = None):
+        self._stub, self._runner, self._count, self._on_end = stub, runner, count, on_end
 
     async def rpc_aggregate_part(self, parts: AsyncIterator) -> AsyncIterator:
-        answers = self._runner._incoming(await self._stub.rpc_aggregate_part(self._runner._outgoing(parts)))
+        stream = await self._stub.rpc_aggregate_part(self._runner._outgoing(parts))
+        answers = self._runner._incoming(first_of(stream, self._count))
         return answers if self._on_end is None else self._listening(answers)
 
     def _listening(self, answers: AsyncIterator) -> AsyncIterator:

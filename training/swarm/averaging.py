@@ -23,6 +23,7 @@ from training.swarm.codecs import exchange_codec
 from training.swarm.groups import AveragedGroup, Standing
 from training.swarm.rounds import LOOK_SECONDS, ReportingAverager
 from training.swarm.serving import Head, pack, unpack
+from training.swarm.streams import until_hung_up
 
 WEIGHT_OF_A_NEWCOMER = 1e-6
 """Weight of parameters that are behind the others', where theirs is 1; not 0, for all of a group may be newcomers."""
@@ -143,6 +144,10 @@ class SwarmStateAverager(TrainingStateAverager, ReportingAverager):
         """See hivemind."""
         if not self.allow_state_sharing:
             return
+        async for message in until_hung_up(self._state_messages()):
+            yield message
+
+    async def _state_messages(self) -> AsyncIterator[averaging_pb2.DownloadData]:
         metadata, (memory,), heads = await self._get_current_state_from_host_process()
         for part in unpack(memory, heads):
             yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)

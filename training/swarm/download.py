@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import torch
@@ -185,6 +186,10 @@ class _Download:
         """
         stub = self.averager.get_stub(p2p, donor, namespace=_prefix(self.run_id))
         stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), self.chunk_seconds)
+        async with aclosing(stream):
+            return await self._take(stream, donor)
+
+    async def _take(self, stream: AsyncIterator[averaging_pb2.DownloadData], donor: PeerID) -> TrainingState:
         self.landing.begin()
         metadata, parts, tensors, received, began = None, [], [], 0, None
         async for message in aiter_with_timeout(stream, timeout=self.chunk_seconds):
@@ -197,15 +202,16 @@ class _Download:
                 metadata = self.averager.serializer.loads(message.metadata)
                 if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:
                     raise TrainingError(f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}")
-            if message.tensor_part.dtype and parts:
-                tensors.append(self._read(parts, len(tensors)))
-                parts = []
             parts.append(message.tensor_part)
+            if len(parts) < parts[0].chunks:
+                continue
+            tensors.append(self._read(parts, len(tensors)))
+            parts = []
+            if metadata and len(tensors) == len(self.shapes) + _moments(metadata["optimizer_metadata"]):
+                break  # the donor waits until who has everything hangs up
         ended = time.monotonic()
         if metadata is None:
             raise TrainingError("sent nothing")
-        if parts:
-            tensors.append(self._read(parts, len(tensors)))
         state = TrainingState(
             epoch=metadata["epoch"],
             tensors=tuple(tensors),
@@ -228,8 +234,12 @@ class _Download:
         return self.landing.put(tensor)
 
 
+def _moments(optimizer_metadata: list[dict]) -> int:
+    return sum(entry.get("type") == "tensor" for entry in optimizer_metadata)
+
+
 def _check_count(state: TrainingState, parameters: int) -> None:
-    moments = sum(entry.get("type") == "tensor" for entry in state.optimizer_metadata)
+    moments = _moments(state.optimizer_metadata)
     if len(state.tensors) != parameters + moments:
         raise TrainingError(f"sent {len(state.tensors)} tensors and announced {parameters + moments}")
 

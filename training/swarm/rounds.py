@@ -33,6 +33,7 @@ from training.swarm.agreement import Agreement
 from training.swarm.allreduce import ReportingRunner
 from training.swarm.groups import Attempt, AveragedGroup, Group, RoundReport
 from training.swarm.matchmaking import PatientMatchmaking
+from training.swarm.streams import until_hung_up
 
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
@@ -250,7 +251,14 @@ class ReportingAverager(DecentralizedAverager):
         if not await self._may_know(request.group_id):
             yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
             return
-        async for message in super().rpc_aggregate_part(achain(as_aiter(request), stream), context):
+        async for message in until_hung_up(super().rpc_aggregate_part(achain(as_aiter(request), stream), context)):
+            yield message
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """See hivemind."""
+        async for message in until_hung_up(super().rpc_join_group(request, context)):
             yield message
 
     async def _may_know(self, group_id: bytes) -> bool:

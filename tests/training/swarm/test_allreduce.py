@@ -83,6 +83,28 @@ def test_a_reducer_that_gives_up_tells_those_who_still_send():
     assert wait_for_result(send_and_wait()) == [averaging_pb2.CANCELLED]
 
 
+def test_a_reducer_answers_a_sender_of_which_nothing_more_comes():
+    """It has sent all its parts, and hangs up when it has all answers: its word that this was all may be lost."""
+
+    async def send_all():
+        peer = runner(own_share=1.0)
+        container, own = peer.tensor_part_container, asyncio.ensure_future(peer._communicate_with_peer(OWN))
+        parts = [
+            container.compression.compress(part, container.tensor_infos[0]) for part in peer.parts_for_local_averaging
+        ]
+
+        async def sender():
+            for part in parts:
+                yield Data(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"group", tensor_part=part, weight=1.0)
+            await asyncio.sleep(60)
+
+        answers = [answer async for answer in peer.rpc_aggregate_part(sender(), SimpleNamespace(remote_id=OTHER))]
+        await own
+        return len(answers) == len(parts) > 1 and not peer.report().torn
+
+    assert wait_for_result(asyncio.wait_for(send_all(), 5))
+
+
 # -- what a reducer takes ----------------------------------------------------------------------------------------------
 
 
