@@ -82,7 +82,7 @@ class CatchingUpOptimizer(hivemind.Optimizer):
         return True
 
     def _want_weights(self, wanted: bool) -> None:
-        self.grad_averager.wants_weights = self.state_averager.wants_weights = wanted
+        self.state_averager.wants_weights = wanted
 
     def _let_rounds_end(self) -> None:
         """Before the state changes: a group that waits for this peer goes on without weight, updates end."""

@@ -21,7 +21,7 @@ from training.errors import TrainingError
 from training.swarm.averaging import SwarmStateAverager, standings
 from training.swarm.catching_up import CatchingUpOptimizer
 from training.swarm.epochs import Ending, EpochReport
-from training.swarm.groups import AveragedGroup
+from training.swarm.groups import AveragedGroup, RoundReport
 from training.swarm.tracker import LivelyTracker
 from training.swarm.waiting import LOOK_SECONDS, LeftBehindError, NobodyElseError, await_group
 
@@ -38,6 +38,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
         self._reports: queue.SimpleQueue[EpochReport] = queue.SimpleQueue()
         self._endings: dict[StepControl, Ending] = {}
         self._ending: Ending | None = None
+        self._state_rounds: queue.SimpleQueue[RoundReport] = queue.SimpleQueue()
         self._state_round_epoch = 0
         self._step_seconds, self._last_step = 0.0, time.monotonic()
         super().__init__(run=run, **kwargs)
@@ -89,7 +90,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
             others=max(self.tracker.global_progress.num_peers - 1, 0),
             began=time.monotonic(),
         )
-        self._expect_peers()
+        self._prepare_to_average()
         with suppress(LeftBehindError):
             super()._update_global_epoch(grad_scaler)
         if not ending.in_background:  # else it is reported when its average ends, which may have been before this
@@ -121,9 +122,8 @@ class SwarmOptimizer(CatchingUpOptimizer):
     def _report(self, ending: Ending) -> None:
         """Tells how the end of an epoch went."""
         _drain(self.grad_averager.reports)
-        background = _drain(self.state_averager.reports)
-        if any(round_.senders > 1 and not round_.torn for round_ in background):
-            self._want_weights(False)
+        self._note_state_rounds()
+        background = _drain(self._state_rounds)
         report = ending.report
         averaging = report.seconds if report else 0.0
         self._reports.put(
@@ -144,11 +144,24 @@ class SwarmOptimizer(CatchingUpOptimizer):
             )
         )
 
-    def _expect_peers(self) -> None:
-        """Tells the averagers how many peers the tracker knows, so that they need not wait out their windows."""
+    def _note_state_rounds(self) -> None:
+        """Takes the reports of rounds of parameters; the weights that this peer may have wanted came with them."""
+        for round_ in _drain(self.state_averager.reports):
+            self._state_rounds.put(round_)
+            if round_.senders > 1 and not round_.torn:
+                self._want_weights(False)
+
+    def _prepare_to_average(self) -> None:
+        """Sets what the averagers tell the next group, and how many peers, whom the tracker knows, it waits for.
+
+        Weights are asked for once: a group that has heard of it averages its parameters, which costs all of its peers.
+        """
+        self._note_state_rounds()
         expected = min(self.tracker.lively_peers, self._run.swarm.max_group_size)
         self.grad_averager.expected_group_size = self.state_averager.expected_group_size = expected
         self.grad_averager.local_epoch = self.local_epoch
+        is_due = self._state_round_epoch > self.local_epoch
+        self.grad_averager.wants_weights = self.state_averager.wants_weights and not is_due
 
     def step(self, *args, **kwargs) -> Tensor | None:
         """See hivemind."""
@@ -161,7 +174,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
 
         And not while the last average is still under way: a group would start without this peer, which cannot answer.
         """
-        self._expect_peers()
+        self._prepare_to_average()
         if self._endings:
             return
         now, due = get_dht_time(), self.tracker.estimated_next_update_time
@@ -263,7 +276,7 @@ class SwarmOptimizer(CatchingUpOptimizer):
             return group
         if not others:
             return group
-        self._expect_peers()
+        self._prepare_to_average()
         again = self.grad_averager.schedule_step(timeout=self.averaging_timeout, epoch=ending.epoch)
         again.weight = control.weight
         again.allow_allreduce()

@@ -96,7 +96,7 @@ def average_with_the_rest(group, others, tracker=None):
         averaging_timeout=60,
         delay_grad_averaging=True,
         _look_around=lambda: (8, others()),
-        _expect_peers=lambda: None,
+        _prepare_to_average=lambda: None,
     )
     peer._await_group = partial(SwarmOptimizer._await_group, peer)
     ending = Ending(epoch=7, samples=32, others=1, began=0.0)
@@ -116,7 +116,8 @@ def test_a_peer_that_learns_at_the_end_of_an_epoch_that_it_is_behind_does_not_av
     peer.tracker = SimpleNamespace(global_progress=SimpleNamespace(num_peers=2), pause_updates=nullcontext)
     peer.grad_averager, peer._out_of_step, peer.delay_optimizer_step = gradients, False, True
     peer._schema_hash, peer._compute_schema_hash, peer.status_loglevel = 0, lambda: 0, logging.DEBUG
-    peer._reports, peer._expect_peers, caught_up = queue.SimpleQueue(), lambda: None, []
+    peer._reports, peer._state_rounds, caught_up = queue.SimpleQueue(), queue.SimpleQueue(), []
+    peer._prepare_to_average = lambda: None
     peer._catch_up = lambda: caught_up.append(peer._out_of_step)
     peer._update_global_epoch(None)
     (report,) = peer.take_epoch_reports()
@@ -124,10 +125,33 @@ def test_a_peer_that_learns_at_the_end_of_an_epoch_that_it_is_behind_does_not_av
     assert caught_up == [True] and peer.local_epoch == 3
 
 
+def test_a_peer_asks_for_the_weights_of_the_others_once():
+    """And for no more when a round of parameters has brought them, before it tells another group where it stands."""
+    peer = object.__new__(SwarmOptimizer)
+    peer._run = SimpleNamespace(swarm=SimpleNamespace(max_group_size=64))
+    peer.tracker, peer.grad_averager = SimpleNamespace(lively_peers=2), SimpleNamespace()
+    peer.state_averager = SimpleNamespace(local_epoch=7, reports=queue.SimpleQueue())
+    peer._state_rounds, peer._state_round_epoch = queue.SimpleQueue(), 0
+    peer._want_weights(True)
+
+    def asks(epoch):
+        peer.state_averager.local_epoch = epoch
+        peer._prepare_to_average()
+        return peer.grad_averager.wants_weights
+
+    assert asks(7)
+    peer._state_round_epoch = 9  # gradients are delayed: the group of epoch 7 has heard it in epoch 8
+    assert not asks(8) and peer.state_averager.wants_weights
+    assert asks(9)  # the round came to nothing
+    peer.state_averager.reports.put(averaged(senders=2, torn=False).report)
+    assert not asks(9) and not peer.state_averager.wants_weights
+    assert peer._state_rounds.qsize() == 1  # its bytes are told with the epoch's
+
+
 def averaged(**facts):
     unknown = dict.fromkeys(("own_share", "weight", "torn"))
     known = {"group_size": 2, "bytes_sent": 1, "bytes_received": 1, "seconds": 1.0}
-    return AveragedGroup({}, RoundReport(**unknown, **known | facts))
+    return AveragedGroup({}, RoundReport(**unknown | known | facts))
 
 
 def test_a_peer_whose_groupmates_are_all_lost_averages_with_those_who_are_left():
