@@ -268,6 +268,10 @@ class Lamb8bit(torch.optim.Optimizer):
         """As in torch."""
         _uncompiled(torch.optim.Optimizer.add_param_group)(self, param_group)
 
+    def _shape_of(self, groups: list[dict]) -> list[tuple[int, set[str]]]:
+        """How many parameters each has, and which settings; where a state was loaded, torch adds to the defaults."""
+        return [(len(group["params"]), self.defaults.keys() & group.keys()) for group in groups]
+
     def state_dict(self) -> dict:
         """As in torch: per parameter the step, both moments and, where they are in 8 bit, the blocks' scales."""
         return _uncompiled(torch.optim.Optimizer.state_dict)(self)
@@ -280,13 +284,10 @@ class Lamb8bit(torch.optim.Optimizer):
                 can have left it (not finite, a negative mean of squares); then nothing has changed.
         """
         own = [{key: _kind(value) for key, value in self.state[p].items()} for p in self._parameters()]
-        groups = [(len(group["params"]), self.defaults.keys()) for group in self.param_groups]
         try:
             states = [state for _, state in sorted(state_dict["state"].items())]
             given = [{key: _kind(value) for key, value in state.items()} for state in states]
-            same_groups = groups == [
-                (len(group["params"]), self.defaults.keys() & group.keys()) for group in state_dict["param_groups"]
-            ]
+            same_groups = self._shape_of(state_dict["param_groups"]) == self._shape_of(self.param_groups)
         except (AttributeError, KeyError, TypeError):
             raise BadInput(
                 "This is no state of an optimizer: it has `state`, with the moments of each parameter, and "
