@@ -292,7 +292,8 @@ def average_parameters(torch, run, dht, identity, name, stop):
 def come_late(torch, run, dht, identity, name, stop):
     """As `train`; the second comes when the first has done some epochs, and more go by before it has its state.
 
-    It accepts no connections. Each tells what has come of the recipe's time for a request in both of its averagers.
+    It accepts no connections. Each has the weights with which it ended each epoch, and tells what has come of the
+    recipe's time for a request in both of its averagers.
     """
     from training.swarm import catching_up as module
     from training.swarm.early import EarlyDownload
@@ -318,9 +319,17 @@ def come_late(torch, run, dht, identity, name, stop):
         timeouts.extend(averager.matchmaking_kwargs["request_timeout"] for averager in averagers)
         assert early is None or optimizer.load_state_from_peers(early)
 
-    tensors, reports = train(torch, run, dht, identity, name, stop, begin=begin, state_every=1_000_000)
+    weights, wanted = {}, set()
+
+    def watch(optimizer):
+        if optimizer.state_averager.wants_weights:
+            wanted.add(optimizer.local_epoch)
+        parameters = (parameter for group in optimizer.opt.param_groups for parameter in group["params"])
+        weights[optimizer.local_epoch] = [parameter.detach().clone() for parameter in parameters]
+
+    _, reports = train(torch, run, dht, identity, name, stop, begin=begin, watch=watch, state_every=1_000_000)
     facts = {"downloads": downloads, "second downloads": len(second_downloads), "request timeouts": timeouts}
-    return tensors, {"reports": reports, **facts}
+    return weights, {"reports": reports, "wanted weights": sorted(wanted), **facts}
 
 
 def progress_of_all(run, dht):
@@ -337,10 +346,10 @@ def await_both(name):
         time.sleep(0.05)
 
 
-def train(torch, run, dht, identity, name, stop, *, begin=None, state_every=1):
+def train(torch, run, dht, identity, name, stop, *, begin=None, watch=None, state_every=1):
     """Trains with the run's optimizer, from other weights than the other peer, until three epochs were averaged.
 
-    Both begin together, or as they are told.
+    Both begin together, or as they are told. Who watches sees the optimizer after each step.
     """
     from training.swarm.build import build_swarm_optimizer
 
@@ -358,6 +367,8 @@ def train(torch, run, dht, identity, name, stop, *, begin=None, state_every=1):
         for parameter, gradient in zip(model.parameters(), gradients_of(torch, model, name), strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
+        if watch is not None:
+            watch(optimizer)
         reports += optimizer.take_epoch_reports()
     optimizer.state_averager.step(wait_for_delayed_updates=True)
     facts = [{key: getattr(report, key) for key in report.__slots__} for report in reports]

@@ -181,7 +181,9 @@ def test_a_newcomer_whose_download_outlasts_epochs_takes_part_and_gets_the_weigh
         assert facts["request timeouts"] == [pair.LATE_REQUEST_SECONDS] * 2
     (joined, *_) = [report for report in second_facts["reports"] if report["senders"] == 2]
     assert joined["epoch"] > second_facts["downloads"][0] + 1  # others went on in the meantime
-    for kind, a, b in zip(pair.SIZES, first, second, strict=True):
+    came = second_facts["wanted weights"][-1]  # in this epoch, with the round of parameters at its beginning
+    assert not first_facts["wanted weights"] and joined["epoch"] <= came <= joined["epoch"] + 1
+    for kind, a, b in zip(pair.SIZES, first[came], second[came], strict=True):
         assert pair.relative_error(a, b) < 1e-3, kind
 
 
