@@ -38,9 +38,9 @@ class Costs:
     the measured swarms are held out (benchmarks/simulation.py).
     """
 
-    step_seconds_per_parameter: float = 1.76e-9
+    step_seconds_per_parameter: float = 1.82e-9
     """Added to each micro-batch: its gradient goes to the host and is added up."""
-    link_share: float = 0.887
+    link_share: float = 0.834
     """Share of a link's rate that an average reaches."""
     update_seconds_per_parameter: float = 7e-9
     """The optimizer's update on the host, one thread (benchmarks/results/optimizer_step.json)."""

@@ -6,6 +6,7 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from typer.testing import CliRunner
@@ -103,10 +104,10 @@ CAUSES = {
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_cause_costs_in_the_closed_form_what_it_costs_event_by_event(cause):
     kinds, exchange, most = CAUSES[cause]
-    outcomes = [simulate(kinds, Rules(exchange=exchange), epochs=40, spread=Spread.none(), seed=n) for n in range(3)]
-    made, share = forecast(kinds, exchange), sum(outcome.shares[cause] for outcome in outcomes) / 3
+    outcomes = [simulate(kinds, Rules(exchange=exchange), epochs=40, spread=Spread.none(), seed=n) for n in range(12)]
+    made, share = forecast(kinds, exchange), mean(outcome.shares[cause] for outcome in outcomes)
     assert getattr(made.shares, cause) == pytest.approx(share, rel=most)
-    throughput = sum(outcome.throughput_over_ideal for outcome in outcomes) / 3
+    throughput = mean(outcome.throughput_over_ideal for outcome in outcomes)
     assert made.shares.computing == pytest.approx(throughput, rel=0.03)
 
 
