@@ -233,8 +233,9 @@ def upstream_lists() -> str:
 
 def _told(fault: Fault) -> str:
     tests = ", ".join(map(test_link, fault.tests))
+    where = code(fault.where).replace("_", "&#95;")  # which Markdown takes for emphasis around a name
     words = f"**{code(fault.happens)}** {code(fault.here)}"
-    return f"{words}<br><small>In {code(fault.where)}. Held by {tests}.</small>"
+    return f"{words}<br><small>In {where}. Held by {tests}.</small>"
 
 
 def hivemind_version() -> str:

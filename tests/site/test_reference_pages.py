@@ -85,3 +85,5 @@ def test_every_fault_of_hivemind_is_there_and_held_by_a_test(open_page):
         assert files and all((package / file).is_file() for file in files)
     page = open_page("reference/hivemind/", scripts=False)
     assert page.locator("article li:has(small)").count() == len(faults)
+    shown = page.locator("article").inner_text()
+    assert all(word in shown for fault in faults for word in fault.where.split("`")[1::2])
