@@ -61,7 +61,7 @@ PROGRESS_COPIES = 8
 SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
 """Between two looks at the progress (training/swarm/build.py, tracker_opts)."""
 PATIENCE_WINDOWS = 4
-"""A group that is smaller than expected waits so many windows of matchmaking (training/swarm/matchmaking.py)."""
+"""A group waits so many windows of matchmaking for peers that are known to train; the trainer takes it from here."""
 ADVISED_WINDOWS = 5
 """An epoch should last so many times the matchmaking (training.config.SwarmConfig)."""
 DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / 4096)

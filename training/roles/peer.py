@@ -278,7 +278,8 @@ def run_peer(
             early.drop()
         if source is None:
             return
-        _check_tokens(dht, run, settings, identity)  # another one may have come at the same time
+        # another one may have come at the same time
+        check_tokens(dht, run, identity, tokens, shards=settings.shards or run.data.shards)
         give_back_freed_memory()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         link = replace(

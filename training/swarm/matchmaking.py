@@ -13,10 +13,8 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
+from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.groups import Standing
-
-PATIENCE_WINDOWS = 4
-"""Windows of matchmaking for which a group waits for peers that are known to train."""
 
 TURN_SHARE = 0.75
 """Of the longest wait for an answer; what is left is for the way there and back, and who waits longer is sent away."""
