@@ -93,9 +93,9 @@ def measure(side: str, name: str, batch_size: int, device: str) -> dict:
 def expected(model, batch_size: int, dtype) -> dict:
     """The peak over the built model by the calculator, and by which kernels attention is computed."""
     from calculator import estimate
+    from training.compute.machine import this_machine
+    from training.compute.plan import setup_of, stored_bytes
     from training.config import load_recipe
-    from training.machine import this_machine
-    from training.plan import setup_of, stored_bytes
 
     device = model.final_norm.weight.device
     run = load_recipe("dalle-2021").model_copy(update={"model": model.config})

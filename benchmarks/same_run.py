@@ -186,7 +186,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
     if flags.peer:
-        from training.processes import prepare_environment, run_role
+        from training.processes.environment import prepare_environment
+        from training.processes.role import run_role
 
         prepare_environment()
         run_role(lambda stop: one_peer(flags.folder, flags.peer, flags.codecs[0], flags.epochs, stop))

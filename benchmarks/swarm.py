@@ -451,7 +451,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
     if flags.peer:
-        from training.processes import prepare_environment, run_role
+        from training.processes.environment import prepare_environment
+        from training.processes.role import run_role
 
         prepare_environment()
         run_role(partial(peer, *json.loads(flags.peer)))

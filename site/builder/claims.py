@@ -85,7 +85,7 @@ CLAIMS = (
     Claim(
         page="join.md",
         says="The micro-batch is the largest power of two that fits with a margin.",
-        tests=("site/test_join_commands.py::test_the_micro_batch_is_the_plans", "training/test_plan.py"),
+        tests=("site/test_join_commands.py::test_the_micro_batch_is_the_plans", "training/compute/test_plan.py"),
     ),
     Claim(
         page="join.md",
@@ -104,7 +104,7 @@ CLAIMS = (
     Claim(
         page="join.md",
         says="Ctrl-C stops it in time, and nothing stays behind.",
-        tests=("training/test_processes.py", "training/roles/test_peer.py"),
+        tests=("training/processes/test_role.py", "training/roles/test_peer.py"),
     ),
     Claim(
         page="dashboard.md",
@@ -142,7 +142,7 @@ CLAIMS = (
     Claim(
         page="challenges/uneven-devices.md",
         says="The result is exactly the gradient of one large batch.",
-        tests=("training/swarm/test_same_run.py", "training/test_gradients.py"),
+        tests=("training/swarm/test_same_run.py", "training/compute/test_micro_batches.py"),
         records=("same_run", "swarm_speeds"),
         open="In 32 bit but for the order of additions; in 8 bit the loss goes up to 0.1 % off, as measured.",
     ),
@@ -252,7 +252,7 @@ CLAIMS = (
         page="results.md",
         says="How many pictures of 400 are right.",
         open="Recorded by hand from one run of evaluate; the demo's test only asks that it learns.",
-        tests=("training/test_demo_run.py", "training/generate/test_evaluate.py"),
+        tests=("training/demo/test_whole_run.py", "training/generate/test_evaluate.py"),
     ),
     Claim(
         page="reference/performance.md",

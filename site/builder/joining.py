@@ -14,8 +14,8 @@ from calculator import estimate
 from calculator.devices import DEVICES, Device
 from calculator.fit import ADVISED_SHARE, largest_micro_batch, need_bytes
 from calculator.page.words import show_bytes, show_count
+from training.compute.plan import MOST_SAMPLES, setup_of
 from training.config import RunConfig, load_recipe
-from training.plan import MOST_SAMPLES, setup_of
 from training.simulate.forecast import collaboration_of
 
 GIB = 2**30

@@ -196,15 +196,15 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             where="`averaging/averager.py`: `SIG_IGN` in the parent",
             here="Ctrl-C asks to stop, a second one ends the program.",
             tests=(
-                "training/test_processes.py::test_ctrl_c_asks_the_role_and_spares_the_children_until_it_returns",
-                "training/test_processes.py::test_a_second_ctrl_c_ends_it_at_once",
+                "training/processes/test_role.py::test_ctrl_c_asks_the_role_and_spares_the_children_until_it_returns",
+                "training/processes/test_role.py::test_a_second_ctrl_c_ends_it_at_once",
             ),
         ),
         Fault(
             happens="Where the program is killed, its node and averagers live on.",
             where="`p2p/p2p_daemon.py`, `averaging/averager.py`",
             here="They end with it.",
-            tests=("training/test_processes.py::test_children_and_temporary_files_go_when_the_role_is_killed",),
+            tests=("training/processes/test_role.py::test_children_and_temporary_files_go_when_the_role_is_killed",),
         ),
         Fault(
             happens="An averager is forked; if its parent has computed with several threads, it waits for threads that "
@@ -212,7 +212,7 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             where="`averaging/averager.py`: `mp.Process`",
             here="The child computes with one.",
             tests=(
-                "training/test_processes.py::test_a_forked_child_computes_though_its_parent_has_done_so_with_threads",
+                "training/processes/test_role.py::test_a_forked_child_computes_though_its_parent_has_done_so_with_threads",
             ),
         ),
     ),

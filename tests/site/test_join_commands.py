@@ -17,11 +17,11 @@ import torch
 
 from builder import joining
 from conftest import ROOT
+from training.compute.plan import MOST_SAMPLES, make_plan
 from training.config import RunConfig, load_recipe
 from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
 from training.data.tokenizer import Tokenizer
 from training.model.transformer import ACTIVATION_BUDGET_BYTES, build_model
-from training.plan import MOST_SAMPLES, make_plan
 from training.simulate.forecast import collaboration_of
 from training.swarm.codecs import exchange_codec
 

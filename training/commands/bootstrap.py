@@ -29,7 +29,8 @@ def run(
 ) -> None:
     """Start a run: welcome volunteers at an address that stays the same."""
     from training.config import load_recipe
-    from training.processes import prepare_environment, run_role
+    from training.processes.environment import prepare_environment
+    from training.processes.role import run_role
 
     config = load_recipe(recipe)
     prepare_environment()
@@ -37,7 +38,7 @@ def run(
     def role(stop):
         from rich.console import Console
 
-        from training.events import EventLog
+        from training.processes.events import EventLog
         from training.roles.bootstrap import BootstrapSettings, run_bootstrap
 
         settings = BootstrapSettings(

@@ -37,8 +37,8 @@ def run(
     ] = None,
 ) -> None:
     """Convert weights between dalle-pytorch and this project; which way is seen from IN."""
+    from training.checkpoints.conversion import export_checkpoint, import_weights
     from training.errors import BadInput
-    from training.publish.conversion import export_checkpoint, import_weights
 
     if source.is_dir():
         if optimizer is not None:

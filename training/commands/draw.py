@@ -17,7 +17,7 @@ def run(
 ) -> None:
     """Draw captioned pictures of coloured shapes, a training set that can be checked by rules."""
     from training.data.draw import draw_set
-    from training.progress import show_progress
+    from training.processes.progress import show_progress
 
     with show_progress(sys.stdout) as show:
         splits = draw_set(

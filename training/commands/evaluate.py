@@ -38,6 +38,7 @@ def run(
     from rich.console import Console
     from rich.table import Table
 
+    from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
     from training.data.captions import SPLITS
     from training.generate.evaluate import QUALITIES, captions_of, check_captions, choose_captions, evaluate_pictures
     from training.generate.pictures import (
@@ -51,8 +52,7 @@ def run(
     )
     from training.generate.ranking import draw_best
     from training.generate.small_clip import clip_of_run
-    from training.progress import show_progress
-    from training.publish.checkpoints import find_checkpoint, load_checkpoint
+    from training.processes.progress import show_progress
 
     loaded = load_checkpoint(find_checkpoint(checkpoint))
     codec, tokenizer = load_codec_and_tokenizer(loaded, shards)

@@ -44,6 +44,7 @@ def run(
     shards: Shards = None,
 ) -> None:
     """Draw pictures of prompts with a trained checkpoint."""
+    from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
     from training.errors import BadInput
     from training.generate.gallery import write_gallery
     from training.generate.pictures import (
@@ -57,8 +58,7 @@ def run(
     )
     from training.generate.ranking import check_ranking, draw_best
     from training.generate.small_clip import clip_of_run
-    from training.progress import show_progress
-    from training.publish.checkpoints import find_checkpoint, load_checkpoint
+    from training.processes.progress import show_progress
 
     wanted = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file is not None else [])]
     if not wanted:

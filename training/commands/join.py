@@ -81,7 +81,8 @@ def run(
 ) -> None:
     """Join a run: train its model together with the others."""
     from training.config import load_recipe
-    from training.processes import prepare_environment, run_role
+    from training.processes.environment import prepare_environment
+    from training.processes.role import run_role
 
     config = load_recipe(recipe)
     prepare_environment()
@@ -92,8 +93,8 @@ def run(
         print(f"Joining {config.run_id} ({config.title}). PyTorch and hivemind take some seconds to load.", flush=True)
         from rich.console import Console
 
-        from training.choices import Wishes
-        from training.events import EventLog
+        from training.compute.choices import Wishes
+        from training.processes.events import EventLog
         from training.roles.peer import PeerSettings, check_peer, run_peer
 
         settings = PeerSettings(

@@ -49,7 +49,8 @@ def run(
 
     if not initial_peers:
         raise BadInput("No peer of the run is named. Give --initial-peers, an address that the bootstrap peer prints.")
-    from training.processes import prepare_environment, run_role
+    from training.processes.environment import prepare_environment
+    from training.processes.role import run_role
 
     prepare_environment()
     from training.roles.monitor import MonitorFlags, run_monitor

@@ -32,11 +32,11 @@ def run(
 
     from PIL import Image
 
+    from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
     from training.generate.neighbours import find_neighbours, read_queries
     from training.generate.pictures import load_codec_and_tokenizer, shards_of
     from training.generate.small_clip import clip_of_run, decoded_samples
-    from training.progress import show_progress
-    from training.publish.checkpoints import find_checkpoint, load_checkpoint
+    from training.processes.progress import show_progress
 
     queries = read_queries(pictures)
     loaded = load_checkpoint(find_checkpoint(checkpoint))

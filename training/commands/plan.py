@@ -39,12 +39,12 @@ def run(
     from calculator import BadSetup
     from calculator.devices import device_named
     from calculator.page.words import show_bytes
-    from training.choices import Wishes, choose
+    from training.compute.choices import Wishes, choose
+    from training.compute.machine import torch_device
+    from training.compute.plan import make_plan
     from training.config import load_recipe
     from training.errors import BadInput
-    from training.machine import torch_device
     from training.model.transformer import build_model
-    from training.plan import make_plan
 
     config = load_recipe(recipe)
     if gpu is not None and device is not None:

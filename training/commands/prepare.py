@@ -23,7 +23,7 @@ def run(
     """Turn pictures with captions into compressed shards of image codes."""
     from training.config import load_recipe
     from training.data.prepare import prepare
-    from training.progress import show_progress
+    from training.processes.progress import show_progress
 
     run_config = load_recipe(recipe)
     with show_progress(sys.stdout) as show:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from training.checkpoints.checkpoint import Checkpoint, check_codec
 from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
 from training.model.sampling import Progress, check_sampling, sample_codes
-from training.publish.checkpoints import Checkpoint, check_codec
 
 if TYPE_CHECKING:
     from training.data.captions import Split

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from training.checkpoints.checkpoint import Checkpoint
 from training.data.shards import read_shard
 from training.data.stream import Shards
 from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
 from training.generate.pictures import shards_of
 from training.model.codec import ImageCodec
-from training.publish.checkpoints import Checkpoint
 
 FOLDER, FACTS_FILE = "clip", "trained-on.json"
 STEPS, BATCH_SIZE, LEARNING_RATE = 500, 128, 2e-3

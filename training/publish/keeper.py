@@ -10,14 +10,14 @@ from hivemind.dht import DHT
 from hivemind.optim.state_averager import load_optimizer_state
 from torch.optim.lr_scheduler import LambdaLR
 
+from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, save_checkpoint
 from training.config import RunConfig
 from training.data.stream import open_manifest
 from training.errors import BadInput, TrainingError
-from training.events import EventLog
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.optim.schedule import learning_rate_factor
-from training.publish.checkpoints import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, save_checkpoint
+from training.processes.events import EventLog
 from training.publish.history import History
 from training.publish.pictures import PictureDrawer
 from training.swarm.averaging import SwarmStateAverager

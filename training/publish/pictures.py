@@ -100,8 +100,8 @@ def main(shards: str) -> None:
 
 def _draw(shards: str, checkpoint_path: Path, folder: Path) -> list[dict]:
     """The fields of a `Picture` for each of the recipe's prompts; every time from the same seeds."""
+    from training.checkpoints.checkpoint import load_checkpoint
     from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
-    from training.publish.checkpoints import load_checkpoint
 
     checkpoint = load_checkpoint(checkpoint_path)
     codec, tokenizer = load_codec_and_tokenizer(checkpoint, shards)

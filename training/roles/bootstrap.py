@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 
 from training.config import RunConfig
-from training.events import EventLog
-from training.invitation import command_for
-from training.processes import StopRequest
+from training.processes.events import EventLog
+from training.processes.role import StopRequest
 from training.swarm.dht import WORD_SECONDS, full_addresses, post_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
+from training.volunteer.invitation import command_for
 
 LOOK_SECONDS = 5.0
 """How often it looks who is there."""

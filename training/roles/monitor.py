@@ -25,9 +25,8 @@ from hivemind.dht import DHT
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.stream import open_manifest
 from training.errors import BadInput, TrainingError
-from training.events import EventLog
-from training.invitation import join_command
-from training.processes import StopRequest
+from training.processes.events import EventLog
+from training.processes.role import StopRequest
 from training.publish import live
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
@@ -35,6 +34,7 @@ from training.swarm.dht import WORD_SECONDS, check_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
 from training.swarm.tokens import check_tokens, tell_tokens
+from training.volunteer.invitation import join_command
 
 POLL_SECONDS = 1.0
 """How often the peers' records are read."""

@@ -19,28 +19,18 @@ import torch
 from hivemind.dht import DHT
 from rich.console import Console
 
-from training.arrival import arrive
-from training.choices import Choice, Choices, Wishes, choose
+from training.compute.choices import Choice, Choices, Wishes, choose
+from training.compute.machine import torch_device, usable_cores
+from training.compute.micro_batches import MicroBatches, is_out_of_memory
+from training.compute.plan import built_on_paper
 from training.config import RunConfig
 from training.data.stream import Batch, open_manifest, open_shards, sample_stream
 from training.errors import TrainingError
-from training.events import EventLog
-from training.gradients import MicroBatches, is_out_of_memory
-from training.machine import torch_device, usable_cores
 from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.model.transformer import TextToImageTransformer, build_model
 from training.optim.lamb import parameter_groups
-from training.plan import built_on_paper
-from training.processes import StopRequest
-from training.startup import (
-    Link,
-    check_files,
-    check_flags,
-    check_times,
-    link_in_use,
-    link_warning,
-    settings_in_use,
-)
+from training.processes.events import EventLog
+from training.processes.role import StopRequest
 from training.swarm.build import build_swarm_optimizer
 from training.swarm.codecs import exchange_codec
 from training.swarm.dht import WORD_SECONDS, check_recipe, connection_seconds, full_addresses, post_recipe, start_dht
@@ -51,6 +41,16 @@ from training.swarm.metrics import MetricsBoard, PeerRecord, read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.selftest import check_exchange
 from training.swarm.tokens import check_tokens, tell_tokens
+from training.volunteer.arrival import arrive
+from training.volunteer.startup import (
+    Link,
+    check_files,
+    check_flags,
+    check_times,
+    link_in_use,
+    link_warning,
+    settings_in_use,
+)
 
 SERVE_SECONDS = 30.0
 """After the last epoch of the schedule a peer serves its state for so long, for the last checkpoint."""

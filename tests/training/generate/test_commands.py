@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from training.arrival import arrive
+from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.cli import build_app, main
 from training.config import RECIPES, parse_recipe
 from training.data.draw import draw_set
@@ -26,8 +26,8 @@ from training.model.codec import digest_of, load_codec
 from training.model.transformer import build_model
 from training.optim import blockwise
 from training.optim.lamb import build_optimizer, load_optimizer_tensors, parameter_groups
-from training.publish.checkpoints import load_checkpoint, save_checkpoint
 from training.publish.keeper import codec_of_run
+from training.volunteer.arrival import arrive
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 

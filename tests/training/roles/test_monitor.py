@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.config import RECIPES, load_recipe
 from training.errors import BadInput
-from training.publish.checkpoints import latest_checkpoint, load_checkpoint
 from training.roles.monitor import with_shards
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ from training.config import load_recipe
 from training.optim.schedule import learning_rate_factor
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, parameter_groups
-from training.processes import run_role
+from training.processes.role import run_role
 from training.swarm.averaging import SwarmStateAverager, state_codec
 from training.swarm.dht import full_addresses, post_recipe, start_dht
 from training.swarm.identity import Identity

@@ -14,14 +14,14 @@ import numpy as np
 import psutil
 import pytest
 
-from training.choices import Wishes
+from training.checkpoints.checkpoint import save_checkpoint
+from training.compute.choices import Wishes
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
 from training.data.tokenizer import Tokenizer
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
-from training.publish.checkpoints import save_checkpoint
 from training.roles import peer
 from training.swarm.dht import start_dht
 from training.swarm.identity import Identity

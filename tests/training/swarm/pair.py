@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from training.config import load_recipe
-from training.processes import prepare_environment, run_role
+from training.processes.environment import prepare_environment
+from training.processes.role import run_role
 
 ROOT = Path(__file__).parents[3]
 SIZES = {"eight_bit": (256, 256), "sixteen_bit": (100,), "scalar": ()}

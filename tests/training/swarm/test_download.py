@@ -29,7 +29,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.optim.state_averager import TrainingStateAverager
 from training.config import load_recipe
 from training.errors import TrainingError
-from training.processes import run_role
+from training.processes.role import run_role
 from training.swarm.averaging import SwarmStateAverager, state_codec
 from training.swarm.download import download_state, find_donors
 from training.swarm.early import EarlyDownload

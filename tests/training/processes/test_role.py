@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 FORKING = """
     import multiprocessing, subprocess, sys, time
-    from training.processes import run_role
+    from training.processes.role import run_role
 
     def child():
         subprocess.Popen(["sleep", "60"])
@@ -138,7 +138,7 @@ def test_a_forked_child_computes_though_its_parent_has_done_so_with_threads():
     """Shared out to OpenMP threads that were not forked, the child's sum would never end."""
     code = """
         import multiprocessing, torch
-        from training.processes import run_role
+        from training.processes.role import run_role
 
         def child():
             print(int(torch.ones(4_000_000).mul_(2).sum()), flush=True)

@@ -16,12 +16,12 @@ import psutil
 import pytest
 from PIL import Image
 
+from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.config import RECIPES
 from training.data.shards import read_manifest
-from training.publish.checkpoints import latest_checkpoint, load_checkpoint
 from training.publish.history import HistoryReader
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHANGES = {
     "hidden_size": 32,
     "num_heads": 2,

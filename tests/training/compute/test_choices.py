@@ -13,16 +13,16 @@ import torch
 from typer.testing import CliRunner
 
 from calculator.devices import device_named
-from training import choices as module
-from training import speed
-from training.choices import Wishes, choose
 from training.cli import build_app
+from training.compute import choices as module
+from training.compute import speed
+from training.compute.choices import Wishes, choose
+from training.compute.machine import group_bytes, this_machine
+from training.compute.plan import built_on_paper, needed_bytes
+from training.compute.speed import matmul_flops_per_second
 from training.config import load_recipe
 from training.errors import BadInput
-from training.machine import group_bytes, this_machine
 from training.model.transformer import ACTIVATION_BUDGET_BYTES, build_model
-from training.plan import built_on_paper, needed_bytes
-from training.speed import matmul_flops_per_second
 
 GIB = 2**30
 

@@ -12,10 +12,11 @@ import torch
 from hivemind.compression import CompressionInfo
 from hivemind.utils import TensorDescriptor
 
+from training.compute.machine import usable_cores
 from training.config import RECIPES, Codec, SwarmConfig, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
-from training.machine import usable_cores
-from training.startup import (
+from training.swarm.codecs import exchange_codec
+from training.volunteer.startup import (
     Link,
     all_reduce_bytes,
     check_files,
@@ -25,7 +26,6 @@ from training.startup import (
     link_warning,
     settings_in_use,
 )
-from training.swarm.codecs import exchange_codec
 
 DEMO = load_recipe("demo")
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe
 from training.data.stream import Batch
 from training.errors import TrainingError
-from training.gradients import MicroBatches
 from training.model.transformer import build_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUN = load_recipe("demo")
 SAMPLES = 12
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from training import arrival
 from training.config import load_recipe
+from training.volunteer import arrival
 
 
 def record(epoch, status="training"):

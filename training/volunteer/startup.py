@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from calculator.exchange import part_bytes, vector_bytes
 from calculator.page.words import show_bytes
 from calculator.swarm import PATIENCE_WINDOWS
-from training.choices import Choice
+from training.compute.choices import Choice
+from training.compute.machine import usable_cores
 from training.config import RunConfig
 from training.errors import BadInput
-from training.machine import usable_cores
 from training.optim.kernels import kernels
-from training.processes import FILE_LIMIT
+from training.processes.environment import FILE_LIMIT
 
 BASE_FILES = 256
 """Open files of a peer without connections; some 60 were counted, in a process that trains."""

@@ -2,8 +2,8 @@
 
 The same estimate as the site's calculator gives. It counts reversible layers with all activations computed again; what
 the model keeps within its budget (`training.model.transformer`) is added. Attention is counted by single products;
-fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities. `training.choices` decides
-upon it.
+fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities.
+`training.compute.choices` decides upon it.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def make_plan(
 
     Args:
         run: The recipe.
-        device: Where it is trained; see `training.machine`.
+        device: Where it is trained; see `training.compute.machine`.
         micro_batch_size: Samples computed at once; None: as many as are advised.
         precision: See `setup_of`.
         activation_budget_bytes: What the model may keep of its activations, see
-            `training.model.transformer.TextToImageTransformer`; `training.choices` chooses it.
+            `training.model.transformer.TextToImageTransformer`; `training.compute.choices` chooses it.
 
     Raises:
         BadInput: If the calculator does not know such a model.

@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.config import RECIPES, load_recipe, parse_recipe
-from training.errors import BadInput, TrainingError
-from training.model.transformer import build_model
-from training.publish.checkpoints import (
+from training.checkpoints.checkpoint import (
     codec_of,
     find_checkpoint,
     latest_checkpoint,
@@ -24,6 +21,9 @@ from training.publish.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
+from training.config import RECIPES, load_recipe, parse_recipe
+from training.errors import BadInput, TrainingError
+from training.model.transformer import build_model
 
 RECIPE = (RECIPES / "demo.toml").read_text()
 
@@ -114,7 +114,7 @@ def test_a_killed_writer_leaves_whole_checkpoints_only(tmp_path):
         from pathlib import Path
         from training.config import RECIPES, load_recipe
         from training.model.transformer import build_model
-        from training.publish.checkpoints import save_checkpoint
+        from training.checkpoints.checkpoint import save_checkpoint
         model = build_model(load_recipe("demo").model, seed=0)
         text = (RECIPES / "demo.toml").read_text()
         while True:

@@ -14,15 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from training import demo
+from training.demo import run as demo
 from training.errors import BadInput
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TINY = Path(__file__).with_name("tiny_trainer.py")
 RUN = """
 import sys
 from pathlib import Path
-from training import demo
+from training.demo import run as demo
 from training.errors import TrainingError
 demo.READY_SECONDS = float(sys.argv[4])
 try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from training.events import EventLog
+from training.processes.events import EventLog
 
 
 def test_each_event_is_one_line(tmp_path):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from training.compute.plan import Precision
 from training.data.stream import Batch
 from training.errors import TrainingError
 from training.model.transformer import TextToImageTransformer
-from training.plan import Precision
 
 FIRST_LOSS_SCALE = 2.0**14
 """float16 cannot hold gradients below 6e-8: the loss is multiplied by this before backward, and gradients are divided

@@ -6,12 +6,12 @@ import time
 
 import torch
 
+from training.compute.micro_batches import MicroBatches, is_out_of_memory
+from training.compute.plan import Precision
 from training.config import ModelConfig
 from training.data.stream import Batch
 from training.errors import TrainingError
-from training.gradients import MicroBatches, is_out_of_memory
 from training.model.transformer import TextToImageTransformer
-from training.plan import Precision
 
 _FIRST_SIDE, _LARGEST_SIDE, _LONG_ENOUGH_SECONDS = 256, 8192, 0.03
 """Square matrices are multiplied, each time larger ones, until a product takes long enough to be timed."""

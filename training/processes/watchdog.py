@@ -1,6 +1,6 @@
 """Kills the process group that it leads and removes a folder as soon as the process that started it is gone.
 
-It runs as a file, isolated, so it imports the standard library alone; `training.processes` starts it.
+It runs as a file, isolated, so it imports the standard library alone; `training.processes.children` starts it.
 """
 
 from __future__ import annotations

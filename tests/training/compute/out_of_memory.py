@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 
+from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe
 from training.data.stream import Batch
-from training.gradients import MicroBatches
 from training.model.transformer import build_model
-from training.processes import prepare_environment, run_role
+from training.processes.environment import prepare_environment
+from training.processes.role import run_role
 
 SAMPLES, AT_ONCE = 96, 64
 SPARE_BYTES = 60 << 20

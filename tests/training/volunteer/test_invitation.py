@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from training.invitation import join_command
+from training.volunteer.invitation import join_command
 
 
 def test_program_below_the_folder_is_named_from_there(monkeypatch, tmp_path):

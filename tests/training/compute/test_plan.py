@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from calculator import estimate
 from calculator.devices import device_named
 from training.cli import build_app
+from training.compute.machine import this_machine
+from training.compute.plan import built_on_paper, bytes_of_the_mode, make_plan, needed_bytes, setup_of, stored_bytes
 from training.config import load_recipe, read_recipe
 from training.errors import BadInput
-from training.machine import this_machine
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, parameter_groups
-from training.plan import built_on_paper, bytes_of_the_mode, make_plan, needed_bytes, setup_of, stored_bytes
 
 SAMPLES = 4
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from training.checkpoints.checkpoint import check_codec, latest_checkpoint, load_checkpoint
 from training.config import RunConfig
 from training.data.stream import open_manifest
-from training.processes import StopRequest
-from training.publish.checkpoints import check_codec, latest_checkpoint, load_checkpoint
+from training.processes.role import StopRequest
 from training.swarm.early import EarlyDownload
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer

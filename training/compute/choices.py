@@ -14,12 +14,12 @@ import torch
 from calculator.devices import Device
 from calculator.fit import ADVISED_SHARE
 from calculator.page.words import show_bytes
+from training.compute.machine import this_machine, torch_device
+from training.compute.plan import MOST_SAMPLES, Precision, built_on_paper, dtype_of, needed_bytes, setup_of
+from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.config import RunConfig
-from training.machine import this_machine, torch_device
 from training.model.pointwise import PLAIN
 from training.model.transformer import TextToImageTransformer
-from training.plan import MOST_SAMPLES, Precision, built_on_paper, dtype_of, needed_bytes, setup_of
-from training.speed import matmul_flops_per_second, step_seconds
 
 HOST_SHARE = 0.5
 """Of a processor's free memory, activations that could be computed again are kept up to this: it is shared with the
@@ -41,7 +41,7 @@ class Wishes:
     """What the volunteer has said; None: chosen here."""
 
     device: str | None = None
-    """See `training.machine.torch_device`."""
+    """See `training.compute.machine.torch_device`."""
     micro_batch_size: int | None = None
     """Samples computed at once."""
     precision: Precision | None = None

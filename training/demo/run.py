@@ -27,9 +27,9 @@ from rich.live import Live
 from rich.table import Table
 
 from training.config import RunConfig, load_recipe
+from training.demo.children import Part, ending, processes_of, read_events, sweep
 from training.errors import BadInput, TrainingError, reason_of
-from training.invitation import join_command
-from training.parts import Part, ending, processes_of, read_events, sweep
+from training.volunteer.invitation import join_command
 
 DEFAULT_PORT = 8000
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

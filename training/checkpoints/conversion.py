@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint, write_tensors
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.stream import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
@@ -19,7 +20,6 @@ from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_
 from training.model.transformer import TextToImageTransformer, build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.optim.state_2021 import load_2021_state, order_of_2021, saved_epoch
-from training.publish.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_tensors
 
 _INNER_NAMES = ("weights", "state_dict", "model")
 """Where files of training scripts hold the state dictionary, beside other things."""

@@ -1,0 +1,75 @@
+"""The child processes of a role: they go with it, however it ends.
+
+hivemind forks a process for the DHT and one for each averager, and starts the network daemon `p2pd`; when their parent
+is killed they stay. Here every forked child, with all that it starts, joins a process group that a watchdog leads: a
+Ctrl-C in the terminal does not reach it, and the group is killed when the role ends or is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from training.processes import watchdog
+
+_FOLDER = "training-role-"
+
+
+class ChildGroup:
+    """The process group of a role's children and their folder for temporary files, which go with them.
+
+    Make one a process, before anything is forked.
+    """
+
+    def __init__(self) -> None:
+        _remove_folders_of_the_dead()
+        self._folder = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")
+        os.environ["TMPDIR"] = self._folder
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), self._folder],
+            process_group=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.register_at_fork(after_in_child=self._enter)
+
+    def _enter(self) -> None:
+        with suppress(OSError):  # the watchdog was killed; then there is no group to enter
+            os.setpgid(0, self._watchdog.pid)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if (torch := sys.modules.get("torch")) is not None:
+            # The parent's OpenMP threads do not exist here, and work that is shared out to them would never end.
+            torch.set_num_threads(1)
+
+    def kill(self) -> None:
+        """Kills all children and the watchdog, and removes their temporary files."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._watchdog.pid, signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _remove_folders_of_the_dead() -> None:
+    """Removes temporary folders of roles that were killed together with their watchdogs."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        role = folder.name.removeprefix(_FOLDER).split("-")[0]
+        with suppress(OSError):
+            if role.isdigit() and folder.stat().st_uid == os.getuid() and not _is_running(int(role)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,86 @@
+"""A long-running role: it stops when it is asked to, in time, and its child processes with it.
+
+hivemind's averagers make their parent deaf to Ctrl-C, and some of its threads and processes never end by themselves; a
+role listens again after each averager, and ends without waiting for them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from training.errors import TrainingError
+from training.processes.children import ChildGroup
+
+GRACE_SECONDS = 5.0
+"""So long after Ctrl-C or SIGTERM a role may take leave; then it is ended."""
+
+
+class StopRequest:
+    """Whether the role was asked to stop, by SIGINT, SIGTERM or SIGHUP.
+
+    The first signal asks and gives `grace_seconds`; then, or at the second signal, the process ends at once.
+    """
+
+    def __init__(self, children: ChildGroup, grace_seconds: float = GRACE_SECONDS):
+        self._children = children
+        self._grace_seconds = grace_seconds
+        self._asked = threading.Event()
+
+    @property
+    def asked(self) -> bool:
+        """True from the first signal on."""
+        return self._asked.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleeps so long, or until it is asked; whether it was."""
+        return self._asked.wait(seconds)
+
+    def listen(self) -> None:
+        """Takes the signals. Call it again after an averager was made: hivemind makes its maker ignore SIGINT."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self._asked.is_set():
+            self._end(128 + number)
+        self._asked.set()
+        deadline = threading.Timer(self._grace_seconds, self._end, args=[0])
+        deadline.daemon = True
+        deadline.start()
+
+    def _end(self, code: int) -> NoReturn:
+        self._children.kill()
+        os._exit(code)
+
+
+def run_role(role: Callable[[StopRequest], None], *, grace_seconds: float = GRACE_SECONDS) -> NoReturn:
+    """Runs a role to its end and exits: 0 when it returns, an error's own code, 1 after any other exception.
+
+    The process ends without waiting for threads or children, some of which hivemind leaves hanging.
+    """
+    multiprocessing.set_start_method("fork", force=True)  # hivemind's processes cannot be pickled
+    children = ChildGroup()
+    stop = StopRequest(children, grace_seconds)
+    stop.listen()
+    code = 0
+    try:
+        role(stop)
+    except TrainingError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except BaseException:  # nothing is lost: it is printed, and the children must not stay
+        traceback.print_exc()
+        code = 1
+    children.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

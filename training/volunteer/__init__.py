@@ -1,0 +1,1 @@
+"""What a peer does from its start to its end: checks, arrival, training, reports."""
