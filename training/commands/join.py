@@ -95,7 +95,8 @@ def run(
 
         from training.compute.choices import Wishes
         from training.processes.events import EventLog
-        from training.roles.peer import PeerSettings, check_peer, run_peer
+        from training.roles.peer import check_peer, run_peer
+        from training.volunteer.settings import PeerSettings
 
         settings = PeerSettings(
             initial_peers=tuple(initial_peers),

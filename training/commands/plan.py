@@ -73,7 +73,7 @@ def run(
             "micro_batch_size": plan.setup.micro_batch_size,
             "precision": choices.precision,
             "activation_budget_bytes": choices.activation_budget_bytes,
-            "choices": [asdict(choice) for choice in choices.reasons],
+            "choices": [asdict(setting) for setting in choices.settings],
             "need_bytes": plan.need_bytes,
             "fits": plan.fits,
             "stored_layers": plan.stored_layers,
@@ -91,8 +91,8 @@ def run(
     like = f" and computes like one of {plan.computing_parameters:,}, since its layers share them" if shared else ""
     print(f"The model has {plan.parameters:,} different weights{like}.")
     print(f"\nOn {'such a GPU' if other else 'this machine'} `join` would choose now:")
-    for choice in choices.reasons:
-        print(f"  {choice.name:<12} {choice.value}: {choice.reason}.")
+    for setting in choices.settings:
+        print(f"  {setting.name:<12} {setting.value}: {setting.reason}.")
     print(f"\nMemory for {samples} sample{'s' * (samples > 1)} at once, {plan.setup.precision}:")
     rows = {
         "weights": gpu_memory.weights,

@@ -53,7 +53,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class Setting:
     """One setting and why it is so."""
 
     name: str
@@ -72,8 +72,8 @@ class Choices:
     """For `TextToImageTransformer.activation_budget_bytes`."""
     need_bytes: int
     """Of the device, as the calculator has it."""
-    reasons: tuple[Choice, ...]
-    """In the order in which they were made."""
+    settings: tuple[Setting, ...]
+    """What people are told of these choices, in the order in which they were made."""
 
 
 def choose(
@@ -110,7 +110,7 @@ def choose(
         precision=precision,
         activation_budget_bytes=budget,
         need_bytes=needed,
-        reasons=(
+        settings=(
             _said("device", machine.title, wishes.device, free),
             _said("precision", precision, wishes.precision, why_precision),
             *(_kernels(build(), precision, wishes) if build else []),
@@ -220,11 +220,11 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
     return lower, rates
 
 
-def _kernels(model: TextToImageTransformer, precision: Precision, wishes: Wishes) -> list[Choice]:
+def _kernels(model: TextToImageTransformer, precision: Precision, wishes: Wishes) -> list[Setting]:
     dtype = getattr(torch, precision)
     choice = model.kernel_choice(dtype)
     words = {"fused": "fused kernels", "products": "single products of matrices"}
-    choices = [Choice(name="attention", value=words[choice.kernels], reason=choice.reason)]
+    choices = [Setting(name="attention", value=words[choice.kernels], reason=choice.reason)]
     if wishes.compiled:
         outcome = model.compile_pointwise(dtype)
         used = "not used" if model.pointwise is PLAIN else "used"
@@ -277,6 +277,6 @@ def _tera(flops_per_second: float) -> str:
     return f"{flops_per_second / 1e12:.3g} TFLOP/s"
 
 
-def _said(name: str, value: str, wish: object, reason: str) -> Choice:
-    """A choice; where the volunteer has made it, that is the reason, and what was found follows."""
-    return Choice(name=name, value=value, reason=f"as you said; {reason}" if wish is not None else reason)
+def _said(name: str, value: str, wish: object, reason: str) -> Setting:
+    """A setting; where the volunteer has made it, that is its reason, and what was found follows."""
+    return Setting(name=name, value=value, reason=f"as you said; {reason}" if wish is not None else reason)

@@ -6,8 +6,6 @@ import threading
 from pathlib import Path
 
 import torch
-from hivemind.dht import DHT
-from hivemind.optim.state_averager import load_optimizer_state
 from torch.optim.lr_scheduler import LambdaLR
 
 from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, save_checkpoint
@@ -21,6 +19,8 @@ from training.processes.events import EventLog
 from training.publish.history import History
 from training.publish.pictures import PictureDrawer
 from training.swarm.averaging import SwarmStateAverager
+from training.swarm.catching_up import load_optimizer_state
+from training.swarm.dht import DHT
 from training.swarm.download import TrainingState, download_state
 
 DOWNLOAD_SECONDS = 300.0

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 import uvicorn
 from fastapi import FastAPI
-from hivemind.dht import DHT
 
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.stream import open_manifest
@@ -30,7 +29,7 @@ from training.processes.role import StopRequest
 from training.publish import live
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
-from training.swarm.dht import WORD_SECONDS, check_recipe, start_dht
+from training.swarm.dht import DHT, WORD_SECONDS, check_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
 from training.swarm.tokens import check_tokens, tell_tokens

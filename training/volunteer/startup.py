@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from calculator.exchange import part_bytes, vector_bytes
 from calculator.page.words import show_bytes
 from calculator.swarm import PATIENCE_WINDOWS
-from training.compute.choices import Choice
+from training.compute.choices import Setting
 from training.compute.machine import usable_cores
 from training.config import RunConfig
 from training.errors import BadInput
@@ -150,7 +150,7 @@ def all_reduce_bytes(run: RunConfig, parameters: int) -> int:
     return 2 * vector_bytes(parameters, 0, run.swarm.gradient_codec)
 
 
-def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[Choice, ...]:
+def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[Setting, ...]:
     """What is set beside `Choices`, by the recipe or by what this machine has, and why."""
     swarm, optimizer = run.swarm, run.optimizer
     compiled = "loops compiled for this processor" if kernels() else "PyTorch alone, as there is no C compiler"
@@ -167,25 +167,25 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[C
     sent = all_reduce_bytes(run, parameters)
     mbits = sent * 8 / swarm.allreduce_timeout_seconds / 1e6
     return (
-        Choice(
+        Setting(
             name="threads",
             value=str(threads),
             reason=f"this program may use {usable_cores()} processor cores",
         ),
-        Choice(
+        Setting(
             name="optimizer",
             value=f"{optimizer.name} with the model and SGD on the host" if local else f"{optimizer.name} on the host",
             reason=f"averaging needs weights and gradients there anyway; {compiled}"
             if optimizer.name == "lamb8bit"
             else "averaging needs weights and gradients there anyway",
         ),
-        Choice(
+        Setting(
             name=f"in {bits}",
             value=f"gradients ({swarm.gradient_codec}), {large}",
             reason=f"the recipe's; {small}parameters in {state} every {swarm.average_state_every} "
             f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in {swarm.newcomer_bits} bit",
         ),
-        Choice(
+        Setting(
             name="meanwhile",
             value=behind or "nothing",
             reason="local updates exchange at fixed points, so nothing is delayed"
@@ -194,14 +194,14 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[C
             if behind
             else "the recipe's; the next epoch waits for average and update",
         ),
-        Choice(
+        Setting(
             name="times",
             value=f"groups form for {swarm.matchmaking_seconds:g} s, then average for at most "
             f"{swarm.allreduce_timeout_seconds:g} s",
             reason=f"the recipe's; an average sends about {show_bytes(sent)}, in parts of "
             f"{show_bytes(part_bytes(parameters))}, so it takes a link of {mbits:.2g} Mbit/s at least",
         ),
-        Choice(
+        Setting(
             name="files",
             value=_files(),
             reason="each connection to another peer is one",
@@ -209,7 +209,7 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[C
     )
 
 
-def link_in_use(link: Link) -> Choice:
+def link_in_use(link: Link) -> Setting:
     """What is known of the network and what is not, and what others are told of it."""
     answers = f"{1000 * min(link.answer_seconds):.3g} ms" if link.answer_seconds else "not known"
     parts = "as large a part as the others" if link.mbits is None else f"a part that suits {link.mbits:.3g} Mbit/s"
@@ -220,7 +220,7 @@ def link_in_use(link: Link) -> Choice:
     else:
         reason = "no state was downloaded, so what you can send and receive a second is not measured"
     reason += f"; of each average you compute {parts}" + (", as you said" if link.told_mbits else "")
-    return Choice(name="link", value=f"an initial peer answers in {answers}", reason=reason)
+    return Setting(name="link", value=f"an initial peer answers in {answers}", reason=reason)
 
 
 def link_warning(run: RunConfig, link: Link, parameters: int) -> str | None:

@@ -40,7 +40,7 @@ def machine_with(monkeypatch):
 
 
 def reasons_of(choices):
-    return {choice.name: choice for choice in choices.reasons}
+    return {setting.name: setting for setting in choices.settings}
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_is_chosen_fits_and_more_would_not(machine_with, rates, gib):
         least = built_on_paper(run.model, checkpointing=True)
         assert needed_bytes(run, machine, least, 2 * chosen.micro_batch_size) > 0.9 * machine.usable_bytes
         assert "would not" in reasons_of(chosen)["micro-batch"].reason
-    assert all(choice.reason for choice in chosen.reasons)
+    assert all(setting.reason for setting in chosen.settings)
 
 
 @pytest.mark.parametrize("rate, expected", [(1e10, 1), (5e12, 4), (1e14, 32)])
@@ -170,7 +170,7 @@ def test_the_plan_is_what_join_chooses(machine_with, rates):
     run = load_recipe("dalle-2021")
     chosen = choose(run, Wishes(), build=lambda: built_on_paper(run.model))
     facts = json.loads(CliRunner().invoke(build_app(), ["plan", "--recipe", "dalle-2021", "--json"]).output)
-    assert facts["choices"] == [asdict(choice) for choice in chosen.reasons]
+    assert facts["choices"] == [asdict(setting) for setting in chosen.settings]
     for name in ("micro_batch_size", "precision", "activation_budget_bytes", "need_bytes"):
         assert facts[name] == getattr(chosen, name)
     assert facts["device"]["usable_bytes"] == machine.usable_bytes
@@ -182,8 +182,8 @@ def test_the_plan_says_what_the_volunteer_says(machine_with, rates):
     rates(float32=1e5, bfloat16=1e5)  # too slow for a step to be timed
     chosen = choose(load_recipe("demo"), Wishes(micro_batch_size=2, checkpointing=True))
     shown = CliRunner().invoke(build_app(), ["plan", "--micro-batch-size", "2", "--checkpointing"]).output
-    for choice in chosen.reasons:
-        assert f"{choice.name:<12} {choice.value}: {choice.reason}." in shown
+    for setting in chosen.settings:
+        assert f"{setting.name:<12} {setting.value}: {setting.reason}." in shown
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_what_the_volunteer_says_is_done(machine_with, precision, checkpointing,
     chosen = choose(load_recipe("demo"), wishes)
     assert (chosen.micro_batch_size, chosen.precision) == (size, precision)
     assert chosen.activation_budget_bytes == (0 if checkpointing else None)
-    assert all(choice.reason.startswith("as you said") for choice in chosen.reasons)
+    assert all(setting.reason.startswith("as you said") for setting in chosen.settings)
 
 
 def test_where_not_even_one_sample_fits_it_is_tried_and_said(machine_with):

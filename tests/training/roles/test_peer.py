@@ -22,10 +22,11 @@ from training.data.tokenizer import Tokenizer
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
-from training.roles import peer
 from training.swarm.dht import start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import MetricsBoard, PeerRecord
+from training.volunteer.preparation import model_on_device
+from training.volunteer.settings import PeerSettings
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900)]
 
@@ -53,7 +54,7 @@ def test_weights_for_which_there_is_no_memory_are_one_sentence():
     run = parse_recipe(tiny_recipe())
     run = run.model_copy(update={"model": run.model.model_copy(update={"text_vocab_size": 10**13})})
     with pytest.raises(TrainingError, match="not memory enough for the model's weights on cpu"):
-        peer._model(run, peer.PeerSettings(initial_peers=(), wishes=Wishes(device="cpu")))
+        model_on_device(run, PeerSettings(initial_peers=(), wishes=Wishes(device="cpu")))
 
 
 @pytest.fixture(scope="module")

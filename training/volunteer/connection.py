@@ -1,0 +1,90 @@
+"""A peer's connection to its run: the DHT node, and what was seen of the network on the way."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from training.compute.plan import built_on_paper
+from training.config import RunConfig
+from training.data.stream import open_manifest
+from training.optim.lamb import parameter_groups
+from training.swarm.dht import DHT, check_recipe, connection_seconds, start_dht
+from training.swarm.early import EarlyDownload
+from training.swarm.identity import Identity
+from training.swarm.tokens import check_tokens
+from training.volunteer.settings import PeerSettings
+from training.volunteer.startup import Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """A node that has found the run, which trains the same recipe."""
+
+    run: RunConfig
+    settings: PeerSettings
+    identity: Identity
+    dht: DHT
+    link: Link
+
+    @property
+    def name(self) -> str:
+        """What this peer is called on the leaderboard."""
+        return self.settings.name or f"volunteer-{str(self.identity.peer_id)[-4:]}"
+
+    @property
+    def shards(self) -> str:
+        """Folder or URL of what this peer trains on."""
+        return self.settings.shards or self.run.data.shards
+
+    def own_tokens(self) -> str:
+        """Digest of the tokens of this peer's shards.
+
+        Raises:
+            BadInput: If the shards cannot be read.
+        """
+        return open_manifest(self.shards).tokens_digest
+
+    def check_tokens(self, digest: str) -> None:
+        """Checks that the others train on the same tokens.
+
+        Raises:
+            RefusedByRun: If they do not.
+        """
+        check_tokens(self.dht, self.run, self.identity, digest, shards=self.shards)
+
+    def download_early(self) -> EarlyDownload:
+        """Begins to download the run's state, if it has one; meanwhile the peer is made."""
+        groups = parameter_groups(built_on_paper(self.run.model), self.run.optimizer.weight_decay)
+        shapes = [parameter.shape for group in groups for parameter in group["params"]]
+        return EarlyDownload(self.dht, self.run, shapes=shapes)
+
+
+def connect(run: RunConfig, settings: PeerSettings, identity: Identity) -> Connection:
+    """Starts a DHT node and checks that the run has this recipe.
+
+    Raises:
+        BadInput: If an address is malformed.
+        RefusedByRun: If the run trains another recipe.
+        TrainingError: If no initial peer answers.
+    """
+    dht = start_dht(
+        run,
+        identity,
+        initial_peers=settings.initial_peers,
+        host_maddrs=settings.host_maddrs,
+        announce_maddrs=settings.announce_maddrs,
+        client_mode=settings.client_mode,
+    )
+    check_recipe(dht, run)
+    link = Link(answer_seconds=tuple(seconds for seconds in answers_of(settings) if seconds is not None))
+    return Connection(run=run, settings=settings, identity=identity, dht=dht, link=link)
+
+
+def answers_of(settings: PeerSettings) -> list[float | None]:
+    """Seconds until each initial peer that answers has done so; None where that cannot be measured."""
+    answers = []
+    for address in settings.initial_peers:
+        with suppress(OSError):  # another one may answer
+            answers.append(connection_seconds(address))
+    return answers

@@ -1,0 +1,47 @@
+"""What a peer has contributed to its run, kept in a file over restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.swarm.epochs import EpochReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What a peer has done in all, over restarts."""
+
+    samples: int = 0
+    seconds: float = 0.0
+    averaged_epochs: int = 0
+    alone_epochs: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Contribution:
+        """From its file; an empty one if there is none or it cannot be read."""
+        with suppress(OSError, ValueError, TypeError):
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        return cls()
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all."""
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps(self.__dict__), encoding="utf-8")
+        os.replace(draft, path)
+
+    def plus(self, report: EpochReport, seconds: float) -> Contribution:
+        """With one more epoch."""
+        return Contribution(
+            samples=self.samples + report.samples,
+            seconds=self.seconds + seconds,
+            averaged_epochs=self.averaged_epochs + (report.senders > 1),
+            alone_epochs=self.alone_epochs + report.alone,
+            bytes_sent=self.bytes_sent + report.bytes_sent,
+            bytes_received=self.bytes_received + report.bytes_received,
+        )

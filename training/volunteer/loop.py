@@ -1,0 +1,147 @@
+"""The loop in which a peer trains: micro-batches, losses, and what each epoch brought."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from training.compute.choices import Choices
+from training.compute.micro_batches import MicroBatches
+from training.config import RunConfig
+from training.data.stream import Batch
+from training.errors import TrainingError
+from training.processes.role import StopRequest
+from training.swarm.epochs import EpochReport
+from training.swarm.optimizer import SwarmOptimizer
+from training.volunteer.notices import Notices
+from training.volunteer.reporter import PeerStatus, Reporter
+from training.volunteer.settings import PeerSettings
+
+SERVE_SECONDS = 30.0
+"""After the last epoch of the schedule a peer serves its state for so long, for the last checkpoint."""
+NOT_FINITE_IN_A_ROW = 10
+"""A peer whose loss is not finite so many times takes the state of the others anew."""
+
+
+@dataclass
+class _WeightedMean:
+    """Of losses, by samples."""
+
+    total: float = 0.0
+    samples: int = 0
+
+    def add(self, value: float, samples: int) -> None:
+        self.total += value * samples
+        self.samples += samples
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.samples
+
+
+@dataclass
+class TrainingLoop:
+    """The loop over micro-batches, with its count of the current epoch."""
+
+    run: RunConfig
+    settings: PeerSettings
+    choices: Choices
+    model: torch.nn.Module
+    optimizer: SwarmOptimizer
+    reporter: Reporter
+    contribution_file: Path
+    notices: Notices
+    not_finite: int = 0
+
+    def train(self, batches: Iterator[Batch], stop: StopRequest) -> None:
+        last = min(self.settings.epochs or self.run.schedule.total_epochs, self.run.schedule.total_epochs)
+        micro_batches = MicroBatches(
+            self.model,
+            micro_batch_size=self.choices.micro_batch_size,
+            precision=self.choices.precision,
+            tell=self.notices.warn,
+        )
+        losses = _WeightedMean()
+        began = time.monotonic()
+        self.model.train()
+        while self.optimizer.local_epoch < last and not stop.asked:
+            for piece in micro_batches.gradients_of(next(batches)):
+                self.reporter.micro_batch_size = micro_batches.micro_batch_size
+                if not self._is_finite(piece.loss):
+                    continue
+                losses.add(piece.loss, piece.samples)
+                self.optimizer.step(batch_size=piece.samples)
+                self.optimizer.zero_grad()
+                for report in self.optimizer.take_epoch_reports():
+                    if report.missed:
+                        self.notices.warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
+                        continue
+                    seconds, began = time.monotonic() - began, time.monotonic()
+                    self._end_epoch(report, losses.mean, seconds)
+                    losses = _WeightedMean()
+                if self.optimizer.local_epoch >= last or stop.asked:
+                    break
+        if self.optimizer.local_epoch >= self.run.schedule.total_epochs and not stop.asked:
+            self.notices.console.print(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
+            stop.wait(SERVE_SECONDS)
+
+    def _is_finite(self, loss: float) -> bool:
+        """Whether this loss can be trained on; a peer that has met many that cannot takes the others' state."""
+        if math.isfinite(loss):
+            self.not_finite = 0
+            return True
+        self.not_finite += 1
+        self.notices.warn(f"The loss is {loss}; this micro-batch is left out.")
+        if self.not_finite >= NOT_FINITE_IN_A_ROW and not self.optimizer.load_state_from_peers():
+            raise TrainingError(f"The loss was not finite {self.not_finite} times, and no peer gives a better state.")
+        return False
+
+    def _end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:
+        speed = report.samples / seconds if seconds else 0.0
+        contribution = self.reporter.status.contribution.plus(report, seconds)
+        contribution.write(self.contribution_file)
+        self.reporter.update(
+            PeerStatus(
+                status="training",
+                epoch=report.epoch,
+                loss=loss,
+                samples_per_second=speed,
+                group_size=report.senders,
+                contribution=contribution,
+            )
+        )
+        self.notices.events.write(
+            "epoch",
+            epoch=report.epoch,
+            loss=loss,
+            samples=report.samples,
+            group_size=report.group_size,
+            senders=report.senders,
+            own_share=report.own_share,
+            step_seconds=seconds,
+            averaging_seconds=report.averaging_seconds,
+            waiting_seconds=report.waiting_seconds,
+            bytes_sent=report.bytes_sent,
+            bytes_received=report.bytes_received,
+            update_samples=report.update_samples,
+        )
+        together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
+        self.notices.console.print(
+            f"epoch {report.epoch:>5}  loss {loss:.4f}  {report.samples:>5} samples  {speed:6.1f}/s  {together}"
+        )
+        self._warn_of(report)
+
+    def _warn_of(self, report: EpochReport) -> None:
+        """What went wrong in an epoch, if anything did."""
+        epoch, warn = f"Epoch {report.epoch}", self.notices.warn
+        if report.alone:
+            warn(f"{epoch} was not averaged though {report.others} others train: {report.fault}.")
+        elif report.fault:
+            warn(f"{epoch} was averaged in part: {report.fault}; the weights are averaged soon.")
+        if report.note:
+            warn(f"{epoch}: {report.note}.")

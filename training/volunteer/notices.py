@@ -1,0 +1,27 @@
+"""What a peer tells its volunteer on the console, and programs in the event log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from training.compute.choices import Setting
+from training.processes.events import EventLog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notices:
+    """Console and event log of a peer."""
+
+    events: EventLog
+    console: Console
+
+    def warn(self, text: str) -> None:
+        """Writes a warning to both."""
+        self.events.write("warning", text=text)
+        self.console.print(f"[yellow]{text}[/yellow]")
+
+    def show(self, setting: Setting) -> None:
+        """Prints a setting with its reason."""
+        self.console.print(f"{setting.name:<12} [bold]{setting.value}[/bold]: {setting.reason}.")

@@ -1,0 +1,96 @@
+"""What a peer does before it trains: it checks its settings, chooses how to train, and builds the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+import torch
+
+from training.compute.choices import Choices, choose
+from training.compute.machine import torch_device, usable_cores
+from training.compute.micro_batches import is_out_of_memory
+from training.compute.plan import built_on_paper
+from training.config import RunConfig
+from training.data.stream import Batch, open_shards, sample_stream
+from training.errors import TrainingError
+from training.model.transformer import TextToImageTransformer, build_model
+from training.swarm.codecs import exchange_codec
+from training.swarm.identity import Identity
+from training.swarm.selftest import check_exchange
+from training.volunteer.notices import Notices
+from training.volunteer.settings import PeerSettings
+from training.volunteer.startup import check_files, check_flags, check_times, settings_in_use
+
+
+def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> None:
+    """Checks flags, recipe, this process' limits and codecs, before anything else is done.
+
+    Raises:
+        BadInput: If two settings do not suit each other, or one does not suit this machine.
+        TrainingError: If averaging does not work here.
+    """
+    torch.set_num_threads(settings.threads or usable_cores())
+    check_flags(
+        run,
+        micro_batch_size=settings.wishes.micro_batch_size,
+        threads=settings.threads,
+        client_mode=settings.client_mode,
+        announce_maddrs=settings.announce_maddrs,
+    )
+    check_times(run)
+    if (few_files := check_files(run)) is not None:
+        notices.warn(few_files)
+    swarm = run.swarm
+    check_exchange(exchange_codec(swarm.compression_threshold, swarm.gradient_codec), swarm.compression_threshold)
+
+
+def choose_settings(
+    run: RunConfig, settings: PeerSettings, notices: Notices, *, build: Callable[[], TextToImageTransformer]
+) -> Choices:
+    """Chooses how this peer trains, and tells it with its reasons."""
+    choices = choose(run, settings.wishes, build=build)
+    parameters = sum(parameter.numel() for parameter in built_on_paper(run.model).parameters())
+    every = (*choices.settings, *settings_in_use(run, parameters=parameters, threads=torch.get_num_threads()))
+    for setting in every:
+        notices.show(setting)
+    notices.events.write("chosen", choices=[asdict(setting) for setting in every])
+    return choices
+
+
+def model_on_device(run: RunConfig, settings: PeerSettings) -> TextToImageTransformer:
+    """The model with its first weights, on the device that computes.
+
+    Raises:
+        TrainingError: If there is not memory enough.
+    """
+    device = torch_device(settings.wishes.device)
+    try:
+        return build_model(run.model, run.seed).to(device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"There is not memory enough for the model's weights on {device}. Close other programs, or choose another "
+            "device with --device; `python -m training plan` says what the model takes."
+        ) from None
+
+
+def training_batches(run: RunConfig, settings: PeerSettings, *, seed: int, micro_batch_size: int) -> Iterator[Batch]:
+    """Samples of the training split without end, in an order that `seed` decides."""
+    shards = open_shards(settings.shards or run.data.shards, "train")
+    return sample_stream(
+        shards,
+        model=run.model,
+        shuffle_buffer=run.data.shuffle_buffer,
+        peer_seed=seed,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+def sample_seed(settings: PeerSettings, identity: Identity, epoch: int) -> int:
+    """Another order for each peer, and for the same peer after a restart."""
+    if settings.seed is not None:
+        return settings.seed
+    return int.from_bytes(hashlib.sha256(f"{identity.peer_id}:{epoch}".encode()).digest()[:4])

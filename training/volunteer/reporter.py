@@ -1,0 +1,100 @@
+"""Tells the run how this peer is doing, as long as it is there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from training.config import RunConfig
+from training.swarm.dht import DHT, WORD_SECONDS, post_recipe
+from training.swarm.identity import Identity
+from training.swarm.metrics import MetricsBoard, PeerRecord
+from training.swarm.tokens import tell_tokens
+from training.volunteer.contribution import Contribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerStatus:
+    """How the peer is doing now; the trainer replaces it, the reporter reads it."""
+
+    status: str = "joining"
+    epoch: int = 0
+    loss: float | None = None
+    samples_per_second: float = 0.0
+    group_size: int = 0
+    contribution: Contribution = field(default_factory=Contribution)
+
+
+class Reporter:
+    """A thread that posts the peer's record as often as the recipe says, also while an epoch runs.
+
+    Now and then it says the peer's recipe and tokens as well.
+    """
+
+    def __init__(self, run: RunConfig, dht: DHT, identity: Identity, *, name: str, micro_batch_size: int, tokens: str):
+        self._run, self._dht, self._identity = run, dht, identity
+        self._name, self.micro_batch_size, self._tokens = name, micro_batch_size, tokens
+        self._board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
+        self._version = importlib.metadata.version("training-transformers-together") if _installed() else "checkout"
+        self.status = PeerStatus()
+        self._news, self._finished = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="reporter")
+        self._thread.start()
+
+    def update(self, status: PeerStatus) -> None:
+        """Has the new status posted soon."""
+        self.status = status
+        self._news.set()
+
+    def leave(self, timeout_seconds: float = 1.5) -> None:
+        """Posts the last word."""
+        self._finished.set()
+        self._news.set()
+        self._thread.join(timeout_seconds)
+        with suppress(Exception):  # the network may be gone already
+            tell_tokens(self._dht, self._run, self._identity, "")
+            self._post(replace(self.status, status="leaving")).result(timeout=timeout_seconds)
+
+    def _work(self) -> None:
+        renewed = -math.inf
+        while not self._finished.is_set():
+            with suppress(Exception):  # a record that is lost now is posted again soon
+                self._post(self.status)
+                if time.monotonic() - renewed > WORD_SECONDS / 3:
+                    post_recipe(self._dht, self._run, self._identity)
+                    tell_tokens(self._dht, self._run, self._identity, self._tokens)
+                    renewed = time.monotonic()
+            self._news.wait(self._run.swarm.metrics_every_seconds)
+            self._news.clear()
+
+    def _post(self, status: PeerStatus):
+        done = status.contribution
+        record = PeerRecord(
+            name=self._name,
+            peer_id=str(self._identity.peer_id),
+            status=status.status,
+            epoch=status.epoch,
+            loss=status.loss,
+            samples=done.samples,
+            samples_per_second=status.samples_per_second,
+            seconds=done.seconds,
+            group_size=status.group_size,
+            averaged_epochs=done.averaged_epochs,
+            alone_epochs=done.alone_epochs,
+            micro_batch_size=self.micro_batch_size,
+            bytes_sent=done.bytes_sent,
+            bytes_received=done.bytes_received,
+            version=self._version,
+            time=time.time(),
+        )
+        return self._board.post(record, self._identity)
+
+
+def _installed() -> bool:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.version("training-transformers-together"))
+    return False
