@@ -27,7 +27,8 @@ def run(
     pictures: Annotated[int, typer.Option(min=100, help="Pictures to draw for training.")] = 12_000,
 ) -> None:
     """Train a small model with three volunteers on this machine, and watch it at one URL."""
-    from training.demo.run import DemoConfig, run_demo
+    from training.demo.config import DemoConfig
+    from training.demo.run import run_demo
 
     config = DemoConfig(
         recipe=recipe,

@@ -12,22 +12,22 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 from training.config import RunConfig, load_recipe
 from training.demo.children import Part, ending, processes_of, read_events, sweep
+from training.demo.config import DemoConfig, command_again, short_command
+from training.demo.display import formatted, status_display
+from training.demo.interruption import Interrupted, Stop
+from training.demo.preparation import prepare
 from training.errors import BadInput, TrainingError, reason_of
 from training.volunteer.invitation import join_command
 
@@ -47,28 +47,6 @@ MONITOR_STOP_SECONDS = 3.0
 """The monitor may take a last checkpoint for so long while the volunteers still serve their state."""
 STOP_SECONDS, LAST_SECONDS = 5.0, 8.0
 """After so long from Ctrl-C, what still runs is killed, and what frees its memory; everything is gone within 10 s."""
-LINE_SECONDS = 10.0
-"""Without a terminal the status is a line this often."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoConfig:
-    """What the demo was asked for."""
-
-    recipe: str = "demo"
-    run_dir: Path = Path("runs/demo")
-    """Everything the run makes lies here; starting again goes on from it."""
-    site: Path | None = None
-    """Built site to serve."""
-    port: int | None = None
-    """Port of the site; None: 8000, or a free one if that is taken."""
-    volunteers: int = 3
-    epochs: int | None = None
-    """Stop when the run has done so many; None: go on until Ctrl-C."""
-    pictures: int = 12_000
-    """Pictures to draw for training."""
-    python: tuple[str, ...] = (sys.executable, "-m", "training")
-    """The command line of the trainer."""
 
 
 def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
@@ -83,18 +61,18 @@ def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
     """
     console = console or Console(highlight=False, soft_wrap=True)
     run = load_recipe(config.recipe)
-    with _only_one(config.run_dir), _Stop() as stop:
+    with _only_one(config.run_dir), Stop() as stop:
         demo = _Demo(config, run, console, stop)
         try:
-            demo.prepare()
+            prepare(config, console, stop)
             demo.start()
             demo.watch()
-        except _Interrupted:
+        except Interrupted:
             console.print(f"Stopping ({stop.reason}) ...")
         finally:
             demo.stop()
     if stop.signal_number is not None and not demo.finished:
-        console.print(f"All processes are gone. `{_again(config)}` goes on from the last checkpoint.")
+        console.print(f"All processes are gone. `{command_again(config)}` goes on from the last checkpoint.")
         return 128 + stop.signal_number
     console.print("All processes are gone.")
     return 0
@@ -107,7 +85,7 @@ class _Demo:
     config: DemoConfig
     run: RunConfig
     console: Console
-    stop_asked: _Stop
+    stop_asked: Stop
     bootstrap: Part | None = None
     monitor: Part | None = None
     volunteers: list[Part] = field(default_factory=list)
@@ -124,54 +102,6 @@ class _Demo:
         """Starts a role with its log and a fresh event log."""
         log = self._path("logs", f"{key}.log")
         return Part(name, [*self.config.python, *arguments, "--log-json", str(log.with_suffix(".jsonl"))], log)
-
-    def prepare(self) -> None:
-        """Draws the pictures and makes the shards, unless they are there from an earlier start."""
-        images, shards = self._path("images"), self._path("shards")
-        captions = images / "captions.jsonl"
-        if not (shards / "manifest.json").is_file():
-            if not captions.is_file():
-                self._work("draw", "--out", str(images), "--count", str(self.config.pictures))
-            self._work(
-                "prepare",
-                *("--recipe", self.config.recipe, "--images", str(images)),
-                *("--captions", str(captions), "--out", str(shards)),
-            )
-        else:
-            self.console.print(f"Shards are ready in {shards}.")
-
-    def _work(self, command: str, *arguments: str) -> None:
-        """Runs a command to its end: its progress bars on a terminal, else its lines and a sign of life in silences."""
-        self.console.print(f"{command}: starting ...")
-        part = Part(
-            command,
-            [*self.config.python, command, *arguments],
-            self._path("logs", f"{command}.log"),
-            output=self.console.file.fileno() if self.console.is_terminal else subprocess.PIPE,
-            threads=None,
-        )
-        started = time.monotonic()
-        said = [started]
-        reader = threading.Thread(target=_copy_output, args=(part, self.console, said), daemon=True)
-        if part.process.stdout is not None:
-            reader.start()
-        try:
-            while part.exit_code is None:
-                self.stop_asked.wait(0.2)
-                if reader.is_alive() and time.monotonic() - said[0] >= LINE_SECONDS:
-                    said[0] = time.monotonic()
-                    self.console.print(f"{command}: at work for {time.monotonic() - started:.0f} s")
-            if reader.is_alive():
-                reader.join(5)
-            if part.exit_code:
-                raise part.failure("failed")
-        except _Interrupted:
-            part.send(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                part.process.wait(3)
-            raise
-        finally:
-            sweep([part])
 
     def start(self) -> None:
         """Starts bootstrap peer, monitor and volunteers, each when the one before is ready."""
@@ -233,7 +163,7 @@ class _Demo:
         started = progressed = time.monotonic()
         answered = time.monotonic()
         last_epoch: int | None = None
-        with _status_display(self.console, self.config.epochs or self.run.schedule.total_epochs) as show:
+        with status_display(self.console, self.config.epochs or self.run.schedule.total_epochs) as show:
             while True:
                 self.stop_asked.wait(1.0)
                 self._look_after_parts()
@@ -251,7 +181,7 @@ class _Demo:
                 if not self.finished:
                     show(state, now - started)
                 if self.config.epochs is not None and (last_epoch or 0) >= self.config.epochs:
-                    self.console.print(f"Epoch {last_epoch} is done, loss {_figure(state['loss'], '.3f')}.")
+                    self.console.print(f"Epoch {last_epoch} is done, loss {formatted(state['loss'], '.3f')}.")
                     return
                 if self.finished:
                     continue
@@ -266,9 +196,11 @@ class _Demo:
     def _finish(self, state: dict) -> None:
         """Says that the schedule is done and what can be done now; the site goes on until Ctrl-C."""
         self.finished = True
-        evaluate = shlex.join([*_short(self.config.python), "evaluate", "--checkpoint", str(self.config.run_dir)])
+        evaluate = shlex.join(
+            [*short_command(self.config.python), "evaluate", "--checkpoint", str(self.config.run_dir)]
+        )
         self.console.print(
-            f"The run has finished its schedule of {state['epoch']} epochs, loss {_figure(state['loss'], '.3f')}.\n"
+            f"The run has finished its schedule of {state['epoch']} epochs, loss {formatted(state['loss'], '.3f')}.\n"
             f"{self.url} goes on showing it; Ctrl-C ends that. How many of its pictures are right:\n    {evaluate}"
         )
 
@@ -323,43 +255,6 @@ def volunteer_names(count: int) -> list[str]:
     return [NAMES[number] if number < len(NAMES) else f"volunteer-{number + 1}" for number in range(count)]
 
 
-class _Interrupted(Exception):
-    """Ctrl-C or SIGTERM came."""
-
-
-class _Stop:
-    """Notes SIGINT, SIGTERM and SIGHUP while it is entered; a second Ctrl-C makes the demo impatient."""
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-        self.impatient = False
-        self._event = threading.Event()
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> _Stop:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: object) -> None:
-        self.impatient = self.impatient or (number == self.signal_number == signal.SIGINT)
-        self.signal_number = self.signal_number or number
-        self._event.set()
-
-    @property
-    def reason(self) -> str:
-        return "Ctrl-C" if self.signal_number == signal.SIGINT else signal.Signals(self.signal_number).name
-
-    def wait(self, seconds: float) -> None:
-        """Sleeps so long, or raises `_Interrupted` as soon as a signal came."""
-        if self._event.wait(seconds):
-            raise _Interrupted
-
-
 @contextmanager
 def _only_one(run_dir: Path) -> Iterator[None]:
     """Holds the run's folder for this demo alone."""
@@ -376,71 +271,6 @@ def _only_one(run_dir: Path) -> Iterator[None]:
         except OSError:
             raise BadInput(f"Another demo runs in {run_dir} now; stop it, or give another --run-dir.") from None
         yield
-
-
-@contextmanager
-def _status_display(console: Console, epochs: int) -> Iterator[Callable[[dict, float], None]]:
-    """Shows the run's state: a table that stays in place on a terminal, else a line now and then."""
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
-            yield lambda state, seconds: live.update(_table(state, seconds, epochs))
-        return
-    shown_at = float("-inf")
-
-    def show(state: dict, seconds: float) -> None:
-        nonlocal shown_at
-        if seconds - shown_at >= LINE_SECONDS:
-            shown_at = seconds
-            console.print("  ".join(f"{name} {value}" for name, value in _figures(state, seconds, epochs).items()))
-
-    yield show
-
-
-def _figures(state: dict, seconds: float, epochs: int) -> dict[str, str]:
-    return {
-        "epoch": f"{_figure(state['epoch'], 'd')}, until {epochs}",
-        "loss": _figure(state["loss"], ".3f"),
-        "active": str(state["active_peers"]),
-        "samples/s": _figure(state["samples_per_second"], ".1f"),
-        "samples": f"{state['total_samples']:,}",
-        "time": f"{seconds // 60:.0f}:{seconds % 60:02.0f}",
-    }
-
-
-def _table(state: dict, seconds: float, epochs: int) -> Table:
-    figures = _figures(state, seconds, epochs)
-    table = Table(*figures, box=None, padding=(0, 3, 0, 0))
-    table.add_row(*figures.values())
-    return table
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _again(config: DemoConfig) -> str:
-    """The command that goes on with this run: with all that was asked for but its end."""
-    usual, words = DemoConfig(), [*_short(config.python), "demo"]
-    for name in ("recipe", "run_dir", "site", "port", "volunteers", "pictures"):
-        if (value := getattr(config, name)) != getattr(usual, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
-
-
-def _short(command: Sequence[str]) -> list[str]:
-    """A command with its program as people would type it."""
-    program = Path(command[0])
-    return [str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program.name), *command[1:]]
-
-
-def _copy_output(part: Part, console: Console, said: list[float]) -> None:
-    """Writes a part's lines to its log and to people, and notes when."""
-    with part.log.open("a", encoding="utf-8") as log:
-        for line in part.process.stdout:
-            log.write(line.decode(errors="replace"))
-            if text := line.decode(errors="replace").rstrip():
-                said[0] = time.monotonic()
-                console.print(f"{part.name}: {text}", markup=False)
 
 
 def _fetch_json(url: str) -> dict | None:

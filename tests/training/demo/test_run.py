@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from training.demo import run as demo
+from training.demo.config import DemoConfig, command_again
 from training.errors import BadInput
 
 ROOT = Path(__file__).parents[3]
@@ -253,6 +254,6 @@ def test_names_are_all_different():
 
 def test_the_command_that_goes_on_names_the_same_run():
     python = ("python", "-m", "training")
-    assert demo._again(demo.DemoConfig(python=python, epochs=3)) == "python -m training demo"
-    other = demo.DemoConfig(python=python, run_dir=Path("my runs"), recipe="my.toml", volunteers=2)
-    assert demo._again(other) == "python -m training demo --recipe my.toml --run-dir 'my runs' --volunteers 2"
+    assert command_again(DemoConfig(python=python, epochs=3)) == "python -m training demo"
+    other = DemoConfig(python=python, run_dir=Path("my runs"), recipe="my.toml", volunteers=2)
+    assert command_again(other) == "python -m training demo --recipe my.toml --run-dir 'my runs' --volunteers 2"

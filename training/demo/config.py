@@ -1,0 +1,44 @@
+"""What the demo was asked for, and the command that asks for it again."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """What the demo was asked for."""
+
+    recipe: str = "demo"
+    run_dir: Path = Path("runs/demo")
+    """Everything the run makes lies here; starting again goes on from it."""
+    site: Path | None = None
+    """Built site to serve."""
+    port: int | None = None
+    """Port of the site; None: 8000, or a free one if that is taken."""
+    volunteers: int = 3
+    epochs: int | None = None
+    """Stop when the run has done so many; None: go on until Ctrl-C."""
+    pictures: int = 12_000
+    """Pictures to draw for training."""
+    python: tuple[str, ...] = (sys.executable, "-m", "training")
+    """The command line of the trainer."""
+
+
+def command_again(config: DemoConfig) -> str:
+    """The command that goes on with this run: with all that was asked for but its end."""
+    usual, words = DemoConfig(), [*short_command(config.python), "demo"]
+    for name in ("recipe", "run_dir", "site", "port", "volunteers", "pictures"):
+        if (value := getattr(config, name)) != getattr(usual, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def short_command(command: Sequence[str]) -> list[str]:
+    """A command with its program as people would type it."""
+    program = Path(command[0])
+    return [str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program.name), *command[1:]]

@@ -1,0 +1,54 @@
+"""The run's state as the demo shows it in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+LINE_SECONDS = 10.0
+"""Without a terminal the status is a line this often."""
+
+
+@contextmanager
+def status_display(console: Console, epochs: int) -> Iterator[Callable[[dict, float], None]]:
+    """Shows the run's state: a table that stays in place on a terminal, else a line now and then."""
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            yield lambda state, seconds: live.update(_table(state, seconds, epochs))
+        return
+    shown_at = float("-inf")
+
+    def show(state: dict, seconds: float) -> None:
+        nonlocal shown_at
+        if seconds - shown_at >= LINE_SECONDS:
+            shown_at = seconds
+            console.print("  ".join(f"{name} {value}" for name, value in _figures(state, seconds, epochs).items()))
+
+    yield show
+
+
+def _figures(state: dict, seconds: float, epochs: int) -> dict[str, str]:
+    return {
+        "epoch": f"{formatted(state['epoch'], 'd')}, until {epochs}",
+        "loss": formatted(state["loss"], ".3f"),
+        "active": str(state["active_peers"]),
+        "samples/s": formatted(state["samples_per_second"], ".1f"),
+        "samples": f"{state['total_samples']:,}",
+        "time": f"{seconds // 60:.0f}:{seconds % 60:02.0f}",
+    }
+
+
+def _table(state: dict, seconds: float, epochs: int) -> Table:
+    figures = _figures(state, seconds, epochs)
+    table = Table(*figures, box=None, padding=(0, 3, 0, 0))
+    table.add_row(*figures.values())
+    return table
+
+
+def formatted(value: float | None, form: str) -> str:
+    """The value so formatted, or a dash while there is none."""
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,43 @@
+"""Ctrl-C and other signals that end the demo, noted in one place."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM came."""
+
+
+class Stop:
+    """Notes SIGINT, SIGTERM and SIGHUP while it is entered; a second Ctrl-C makes the demo impatient."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self.impatient = False
+        self._event = threading.Event()
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Stop:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.impatient = self.impatient or (number == self.signal_number == signal.SIGINT)
+        self.signal_number = self.signal_number or number
+        self._event.set()
+
+    @property
+    def reason(self) -> str:
+        return "Ctrl-C" if self.signal_number == signal.SIGINT else signal.Signals(self.signal_number).name
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps so long, or raises `Interrupted` as soon as a signal came."""
+        if self._event.wait(seconds):
+            raise Interrupted

@@ -1,0 +1,86 @@
+"""What the demo needs before its run: drawn pictures, and shards made of them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+
+from rich.console import Console
+
+from training.demo.children import Part, sweep
+from training.demo.config import DemoConfig
+from training.demo.display import LINE_SECONDS
+from training.demo.interruption import Interrupted, Stop
+
+
+def prepare(config: DemoConfig, console: Console, stop: Stop) -> None:
+    """Draws the pictures and makes the shards, unless they are there from an earlier start.
+
+    Raises:
+        Interrupted: If a signal came.
+        TrainingError: If a command has failed.
+    """
+    images, shards = config.run_dir / "images", config.run_dir / "shards"
+    captions = images / "captions.jsonl"
+    if (shards / "manifest.json").is_file():
+        console.print(f"Shards are ready in {shards}.")
+        return
+    if not captions.is_file():
+        _work(config, console, stop, "draw", "--out", str(images), "--count", str(config.pictures))
+    _work(
+        *(config, console, stop, "prepare"),
+        *("--recipe", config.recipe, "--images", str(images)),
+        *("--captions", str(captions), "--out", str(shards)),
+    )
+
+
+def _work(config: DemoConfig, console: Console, stop: Stop, command: str, *arguments: str) -> None:
+    """Runs a command to its end: its progress bars on a terminal, else its lines and a sign of life in silences."""
+    console.print(f"{command}: starting ...")
+    part = Part(
+        command,
+        [*config.python, command, *arguments],
+        config.run_dir / "logs" / f"{command}.log",
+        output=console.file.fileno() if console.is_terminal else subprocess.PIPE,
+        threads=None,
+    )
+    try:
+        _await_end(part, console, stop)
+        if part.exit_code:
+            raise part.failure("failed")
+    except Interrupted:
+        part.send(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            part.process.wait(3)
+        raise
+    finally:
+        sweep([part])
+
+
+def _await_end(part: Part, console: Console, stop: Stop) -> None:
+    """Waits for a part's end, and copies what it says to people if it says it to a pipe."""
+    started = time.monotonic()
+    said = [started]
+    reader = threading.Thread(target=_copy_output, args=(part, console, said), daemon=True)
+    if part.process.stdout is not None:
+        reader.start()
+    while part.exit_code is None:
+        stop.wait(0.2)
+        if reader.is_alive() and time.monotonic() - said[0] >= LINE_SECONDS:
+            said[0] = time.monotonic()
+            console.print(f"{part.name}: at work for {time.monotonic() - started:.0f} s")
+    if reader.is_alive():
+        reader.join(5)
+
+
+def _copy_output(part: Part, console: Console, said: list[float]) -> None:
+    """Writes a part's lines to its log and to people, and notes when."""
+    with part.log.open("a", encoding="utf-8") as log:
+        for line in part.process.stdout:
+            log.write(line.decode(errors="replace"))
+            if text := line.decode(errors="replace").rstrip():
+                said[0] = time.monotonic()
+                console.print(f"{part.name}: {text}", markup=False)
