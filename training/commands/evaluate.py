@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
 
+if TYPE_CHECKING:
+    from training.checkpoints.checkpoint import Checkpoint as LoadedCheckpoint
+    from training.generate.evaluate import Evaluation
+
+Captions = Annotated[
+    str,
+    typer.Option(help="held-out, new-pairs or train (of the shards), or a file with a caption a line."),
+]
+Candidates = Annotated[
+    int, typer.Option(min=1, help="Draw so many for each of them, and judge the one that CLIP finds nearest.")
+]
+Clip = Annotated[str | None, typer.Option(help="Folder or name of a CLIP model. Default: as generate has it.")]
+Out = Annotated[Path | None, typer.Option(help="Keep the pictures, with their verdicts, in this folder.")]
+
 
 def run(
     checkpoint: Checkpoint = Path("runs/demo"),
-    captions: Annotated[
-        str,
-        typer.Option(help="held-out, new-pairs or train (of the shards), or a file with a caption a line."),
-    ] = "held-out",
+    captions: Captions = "held-out",
     count: Annotated[int, typer.Option(min=1, help="Pictures to judge.")] = 200,
-    candidates: Annotated[
-        int, typer.Option(min=1, help="Draw so many for each of them, and judge the one that CLIP finds nearest.")
-    ] = 1,
-    clip: Annotated[
-        str | None, typer.Option(help="Folder or name of a CLIP model. Default: as generate has it.")
-    ] = None,
+    candidates: Candidates = 1,
+    clip: Clip = None,
     seed: Annotated[int, typer.Option(help="Decides captions and pictures.")] = 0,
     top_k: TopK = None,
     top_p: TopP = None,
     temperature: Temperature = None,
     shards: Shards = None,
-    out: Annotated[Path | None, typer.Option(help="Keep the pictures, with their verdicts, in this folder.")] = None,
+    out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Print the share of generated pictures whose shape and colour match the prompt, and what chance is."""
-    import json
-    from dataclasses import asdict
-
-    from rich.console import Console
-    from rich.table import Table
-
     from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
     from training.data.captions import SPLITS
     from training.generate.evaluate import QUALITIES, captions_of, check_captions, choose_captions, evaluate_pictures
@@ -63,7 +66,7 @@ def run(
     if out is not None:
         make_folder(out)
     with show_progress() as show:
-        total = count * candidates
+        total = len(prompts) * candidates
         draw = drawer(loaded, codec, tokenizer, sampling=sampling, seed=seed, total=total, show=show)
         if candidates == 1:
             pictures = draw(prompts, seed)
@@ -75,25 +78,31 @@ def run(
     if out is not None:
         notes = [{quality: getattr(verdict, quality) for quality in QUALITIES} for verdict in result.verdicts]
         save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=notes)
-    low, high = result.matched_interval
     if as_json:
-        facts = {
-            "checkpoint": str(loaded.path),
-            "run_id": loaded.config.run_id,
-            "epoch": loaded.epoch,
-            "captions": captions,
-            "count": result.count,
-            "candidates": candidates,
-            **result.shares,
-            "matched_interval": [low, high],
-            "chance": result.chance,
-            "seed": seed,
-            "sampling": asdict(sampling),
-        }
-        print(json.dumps(facts))
-        return
-    best = f", the best of {candidates} each by CLIP" if candidates > 1 else ""
-    table = Table(title=f"{result.count} pictures of {captions} captions, epoch {loaded.epoch}{best}")
+        asked = {"captions": captions, "count": result.count, "candidates": candidates}
+        print(json.dumps(_facts(loaded, asked, result) | {"seed": seed, "sampling": asdict(sampling)}))
+    else:
+        best = f", the best of {candidates} each by CLIP" if candidates > 1 else ""
+        _print_table(result, f"{result.count} pictures of {captions} captions, epoch {loaded.epoch}{best}")
+
+
+def _facts(loaded: LoadedCheckpoint, asked: dict[str, object], result: Evaluation) -> dict[str, object]:
+    return {
+        "checkpoint": str(loaded.path),
+        "run_id": loaded.config.run_id,
+        "epoch": loaded.epoch,
+        **asked,
+        **result.shares,
+        "matched_interval": list(result.matched_interval),
+        "chance": result.chance,
+    }
+
+
+def _print_table(result: Evaluation, title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
     table.add_column("right")
     table.add_column("share", justify="right")
     table.add_column("by chance", justify="right")
@@ -103,10 +112,11 @@ def run(
         "matched": "shape and colour",
         "exact": "all that the caption says",
     }
-    for quality in QUALITIES:
+    for quality, words in names.items():
         by_chance = f"{result.chance[quality]:.1%}" if result.chance else "–"
-        table.add_row(names[quality], f"{result.shares[quality]:.1%}", by_chance)
+        table.add_row(words, f"{result.shares[quality]:.1%}", by_chance)
     Console().print(table)
+    low, high = result.matched_interval
     print(f"Shape and colour: between {low:.1%} and {high:.1%} with 95 % confidence.")
     if result.chance:
         print("Chance: the same pictures, judged by the captions of others.")

@@ -9,38 +9,41 @@ import typer
 
 from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
 
+Prompts = Annotated[list[str] | None, typer.Argument(help="What to draw, each in quotes.", show_default=False)]
+PromptsFile = Annotated[
+    Path | None, typer.Option("--prompts", help="Text file with one prompt a line, drawn after those named.")
+]
+Out = Annotated[Path, typer.Option(help="Folder for the PNGs, pictures.json and index.html, a page of them.")]
+Candidates = Annotated[
+    int | None,
+    typer.Option(min=1, help="Draw so many of each prompt and keep the best by CLIP; the 2021 run took 128."),
+]
+Clip = Annotated[
+    str | None,
+    typer.Option(
+        help="CLIP that ranks: a folder or a name on the Hugging Face Hub. Default: ViT-B/32 for a VQ-GAN run, "
+        "else the run's own small one, trained when it is first needed (a minute or two)."
+    ),
+]
+Guidance = Annotated[
+    float, typer.Option(help="Classifier-free guidance; above 1 only for models trained with captions left out.")
+]
+
 
 def run(
-    prompts: Annotated[
-        list[str] | None, typer.Argument(help="What to draw, each in quotes.", show_default=False)
-    ] = None,
-    prompts_file: Annotated[
-        Path | None, typer.Option("--prompts", help="Text file with one prompt a line, drawn after those named.")
-    ] = None,
+    prompts: Prompts = None,
+    prompts_file: PromptsFile = None,
     checkpoint: Checkpoint = Path("runs/demo"),
-    out: Annotated[
-        Path, typer.Option(help="Folder for the PNGs, pictures.json and index.html, a page of them.")
-    ] = Path("runs/pictures"),
+    out: Out = Path("runs/pictures"),
     count: Annotated[int, typer.Option(min=1, help="Pictures of each prompt, without --candidates.")] = 4,
-    candidates: Annotated[
-        int | None,
-        typer.Option(min=1, help="Draw so many of each prompt and keep the best by CLIP; the 2021 run took 128."),
-    ] = None,
+    candidates: Candidates = None,
     keep: Annotated[int, typer.Option(min=1, help="Kept of each prompt's candidates, the best first.")] = 4,
-    clip: Annotated[
-        str | None,
-        typer.Option(
-            help="CLIP that ranks: a folder or a name on the Hugging Face Hub. Default: ViT-B/32 for a VQ-GAN run, "
-            "else the run's own small one, trained when it is first needed (a minute or two)."
-        ),
-    ] = None,
+    clip: Clip = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures; picture i has seed + i.")] = 0,
     top_k: TopK = None,
     top_p: TopP = None,
     temperature: Temperature = None,
-    guidance: Annotated[
-        float, typer.Option(help="Classifier-free guidance; above 1 only for models trained with captions left out.")
-    ] = 1.0,
+    guidance: Guidance = 1.0,
     shards: Shards = None,
 ) -> None:
     """Draw pictures of prompts with a trained checkpoint."""
@@ -68,9 +71,8 @@ def run(
         check_ranking(candidates=candidates, keep=keep)
     loaded = load_checkpoint(find_checkpoint(checkpoint))
     codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
-    sampling = choose_sampling(
-        loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature, guidance=guidance
-    )
+    how = {"top_k": top_k, "top_p": top_p, "temperature": temperature, "guidance": guidance}
+    sampling = choose_sampling(loaded.config.monitor, **how)
     make_folder(out)
     notes, facts = None, None
     with show_progress() as show:

@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from dataclasses import asdict
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from training.compute.choices import Choices
+    from training.compute.plan import Plan
+    from training.config import RunConfig
+
+MicroBatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Samples computed at once. Without it: as `join` would choose.")
+]
+Precision = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(help="In which layers compute. Without it: as `join` would choose."),
+]
+Checkpointing = Annotated[
+    bool | None,
+    typer.Option(
+        "--checkpointing/--no-checkpointing",
+        help="Compute activations again, or keep them all. Without it: as `join` would choose.",
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda or cuda:1 and so on. Without it: the first GPU, if there is one.")
+]
+Gpu = Annotated[str | None, typer.Option(help="Plan for this GPU, such as t4 or rtx-3090, instead of this machine.")]
 
 
 def run(
     recipe: Annotated[str, typer.Option(help="Recipe of the run: a name, a TOML file or a URL.")] = "demo",
-    micro_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples computed at once. Without it: as `join` would choose.")
-    ] = None,
-    precision: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="In which layers compute. Without it: as `join` would choose."),
-    ] = None,
-    checkpointing: Annotated[
-        bool | None,
-        typer.Option(
-            "--checkpointing/--no-checkpointing",
-            help="Compute activations again, or keep them all. Without it: as `join` would choose.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:1 and so on. Without it: the first GPU, if there is one.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Plan for this GPU, such as t4 or rtx-3090, instead of this machine.")
-    ] = None,
+    micro_batch_size: MicroBatchSize = None,
+    precision: Precision = None,
+    checkpointing: Checkpointing = None,
+    device: Device = None,
+    gpu: Gpu = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")] = False,
 ) -> None:
     """Say how `join` would train here, how much memory that takes, and whether this machine has it."""
-    import json
-    from dataclasses import asdict
-    from functools import cache
-
     from calculator import BadSetup
     from calculator.devices import device_named
-    from calculator.page.words import show_bytes
     from training.compute.choices import Wishes, choose
     from training.compute.machine import torch_device
     from training.compute.plan import make_plan
@@ -56,45 +63,71 @@ def run(
     wishes = Wishes(device=device, micro_batch_size=micro_batch_size, precision=precision, checkpointing=checkpointing)
     build = None if other else cache(lambda: build_model(config.model, config.seed).to(torch_device(device)))
     choices = choose(config, wishes, machine=other, build=build)
-    machine = choices.machine
     plan = make_plan(
         config,
-        machine,
+        choices.machine,
         micro_batch_size=choices.micro_batch_size,
         precision=choices.precision,
         activation_budget_bytes=choices.activation_budget_bytes,
     )
     if as_json:
-        facts = {
-            "run_id": config.run_id,
-            "parameters": plan.parameters,
-            "computing_parameters": plan.computing_parameters,
-            "device": {"name": machine.name, "title": machine.title, "usable_bytes": machine.usable_bytes},
-            "micro_batch_size": plan.setup.micro_batch_size,
-            "precision": choices.precision,
-            "activation_budget_bytes": choices.activation_budget_bytes,
-            "choices": [asdict(setting) for setting in choices.settings],
-            "need_bytes": plan.need_bytes,
-            "fits": plan.fits,
-            "stored_layers": plan.stored_layers,
-            "stored_bytes": plan.stored_bytes,
-            "local_bytes": plan.local_bytes,
-            "host_bytes": plan.host_bytes,
-            "estimate": plan.estimate.as_dict(),
-        }
-        print(json.dumps(facts))
-        return
-    gpu_memory, local = plan.estimate.gpu, config.swarm.mode == "diloco"
-    samples = plan.setup.micro_batch_size
+        print(json.dumps(_facts(config, choices, plan)))
+    else:
+        _print_report(config, choices, plan, here=other is None)
+
+
+def _facts(config: RunConfig, choices: Choices, plan: Plan) -> dict[str, object]:
+    machine = choices.machine
+    return {
+        "run_id": config.run_id,
+        "parameters": plan.parameters,
+        "computing_parameters": plan.computing_parameters,
+        "device": {"name": machine.name, "title": machine.title, "usable_bytes": machine.usable_bytes},
+        "micro_batch_size": plan.setup.micro_batch_size,
+        "precision": choices.precision,
+        "activation_budget_bytes": choices.activation_budget_bytes,
+        "choices": [asdict(setting) for setting in choices.settings],
+        "need_bytes": plan.need_bytes,
+        "fits": plan.fits,
+        "stored_layers": plan.stored_layers,
+        "stored_bytes": plan.stored_bytes,
+        "local_bytes": plan.local_bytes,
+        "host_bytes": plan.host_bytes,
+        "estimate": plan.estimate.as_dict(),
+    }
+
+
+def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool) -> None:
+    from calculator.page.words import show_bytes
+
     print(f"{config.title} ({config.run_id})")
     shared = plan.computing_parameters != plan.parameters
     like = f" and computes like one of {plan.computing_parameters:,}, since its layers share them" if shared else ""
     print(f"The model has {plan.parameters:,} different weights{like}.")
-    print(f"\nOn {'such a GPU' if other else 'this machine'} `join` would choose now:")
+    print(f"\nOn {'this machine' if here else 'such a GPU'} `join` would choose now:")
     for setting in choices.settings:
         print(f"  {setting.name:<12} {setting.value}: {setting.reason}.")
+    samples = plan.setup.micro_batch_size
     print(f"\nMemory for {samples} sample{'s' * (samples > 1)} at once, {plan.setup.precision}:")
-    rows = {
+    for name, size in _parts(config, plan).items():
+        if size:
+            print(f"  {name:<44}{show_bytes(size):>12}")
+    print(f"  Peak: {plan.estimate.peak.instant}")
+    verdict = "fits" if plan.fits else "does not fit"
+    print(
+        f"\nIt {verdict}: {show_bytes(plan.need_bytes)} of {show_bytes(choices.machine.usable_bytes)} "
+        f"that can be used ({choices.machine.title})."
+    )
+    for suggestion in plan.suggestions:
+        print(f"  {suggestion.sentence}")
+    if plan.advised_micro_batch == 0:
+        print("Not even one sample at once fits so; take a machine with more memory, or a smaller model.")
+
+
+def _parts(config: RunConfig, plan: Plan) -> dict[str, int]:
+    """Bytes by what they hold."""
+    gpu_memory, local = plan.estimate.gpu, config.swarm.mode == "diloco"
+    return {
         "weights": gpu_memory.weights,
         "gradients": gpu_memory.gradients,
         "activations": gpu_memory.activations,
@@ -103,16 +136,3 @@ def run(
         f"{config.optimizer.name} and an inner batch's gradients": plan.local_bytes,
         f"host: averaged copies and {'SGD' if local else config.optimizer.name}": plan.host_bytes,
     }
-    for name, size in rows.items():
-        if size:
-            print(f"  {name:<44}{show_bytes(size):>12}")
-    print(f"  Peak: {plan.estimate.peak.instant}")
-    verdict = "fits" if plan.fits else "does not fit"
-    print(
-        f"\nIt {verdict}: {show_bytes(plan.need_bytes)} of {show_bytes(machine.usable_bytes)} "
-        f"that can be used ({machine.title})."
-    )
-    for suggestion in plan.suggestions:
-        print(f"  {suggestion.sentence}")
-    if plan.advised_micro_batch == 0:
-        print("Not even one sample at once fits so; take a machine with more memory, or a smaller model.")
