@@ -449,6 +449,47 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+METRICS = (
+    ("cold start to a recomputed answer", "CPU s", "cold_cpu"),
+    ("cold start to a recomputed answer", "ms", "cold_wall"),
+    ("warm start", "CPU s", "warm_cpu"),
+    ("warm start", "ms", "warm_wall"),
+    ("requests for the runtime at a warm start", "requests", "warm_requests"),
+    ("first contentful paint", "ms", "paint"),
+    ("longest freeze of the page", "ms", "freeze"),
+    ("longest freeze of the page, CPU time alone", "ms", "freeze_cpu"),
+    ("recompute, a reader's changes, median", "ms", "shown_median"),
+    ("recompute, a reader's changes, 95th percentile", "ms", "shown_p95"),
+    ("the same until its frame is drawn, median", "ms", "frame_median"),
+    ("the same until its frame is drawn, 95th percentile", "ms", "frame_p95"),
+    ("recompute, worker, nothing known, median", "ms", "recompute_median"),
+    ("recompute, worker, nothing known, 95th percentile", "ms", "recompute_p95"),
+    ("the same in a rush, median", "ms", "rushed_median"),
+    ("the same in a rush, 95th percentile", "ms", "rushed_p95"),
+)
+"""What is measured of a page: its name, its unit, and where `Measured` has it."""
+
+
+def _rows(ours: Measured, peer: Measured) -> list[dict]:
+    """The median of each metric, beside the other page's where that was measured."""
+    rows = []
+    for metric, unit, name in METRICS:
+        values, others = getattr(ours, name), getattr(peer, name)
+        rows.append(
+            result(
+                metric,
+                unit,
+                statistics.median(values),
+                peer=statistics.median(others) if others else None,
+                peer_name=PEER if others else None,
+                runs=len(values),
+                min=min(values),
+                max=max(values),
+            )
+        )
+    return rows
+
+
 def main() -> int:
     """Measures; returns the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -487,38 +528,7 @@ def main() -> int:
         version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout.strip()
     server.close()
 
-    rows = []
-    for metric, unit, name in (
-        ("cold start to a recomputed answer", "CPU s", "cold_cpu"),
-        ("cold start to a recomputed answer", "ms", "cold_wall"),
-        ("warm start", "CPU s", "warm_cpu"),
-        ("warm start", "ms", "warm_wall"),
-        ("requests for the runtime at a warm start", "requests", "warm_requests"),
-        ("first contentful paint", "ms", "paint"),
-        ("longest freeze of the page", "ms", "freeze"),
-        ("longest freeze of the page, CPU time alone", "ms", "freeze_cpu"),
-        ("recompute, a reader's changes, median", "ms", "shown_median"),
-        ("recompute, a reader's changes, 95th percentile", "ms", "shown_p95"),
-        ("the same until its frame is drawn, median", "ms", "frame_median"),
-        ("the same until its frame is drawn, 95th percentile", "ms", "frame_p95"),
-        ("recompute, worker, nothing known, median", "ms", "recompute_median"),
-        ("recompute, worker, nothing known, 95th percentile", "ms", "recompute_p95"),
-        ("the same in a rush, median", "ms", "rushed_median"),
-        ("the same in a rush, 95th percentile", "ms", "rushed_p95"),
-    ):
-        values, others = getattr(ours, name), getattr(peer, name)
-        rows.append(
-            result(
-                metric,
-                unit,
-                statistics.median(values),
-                peer=statistics.median(others) if others else None,
-                peer_name=PEER if others else None,
-                runs=len(values),
-                min=min(values),
-                max=max(values),
-            )
-        )
+    rows = _rows(ours, peer)
     rows += sizes(built, peer=not chosen.ours_only)
     rows.append(result("requests to other origins", "requests", len(origins)))
     print(table(rows))

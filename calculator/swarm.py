@@ -8,7 +8,7 @@ the same rules event by event, and is held against this and against measured swa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from calculator.errors import BadSetup
@@ -271,29 +271,23 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
     state = all_reduce_seconds(group, exchange.state_bytes, parts, costs.link_share)
     meeting = 0.0 if len(group) < 2 else costs.join_seconds * len(group) + 4 * max(x.latency_seconds for x in group)
     joining, newcomer = _joining(volunteers, exchange, costs)
-
-    def rate(kind: Volunteers) -> float:
-        return kind.count * kind.present * (1 - joining[kind])
-
+    there = {kind: kind.count * kind.present * (1 - joining[kind]) for kind in volunteers}
     ideal = sum(kind.count * kind.present * kind.samples_per_second for kind in volunteers)
-    plain = sum(rate(kind) * kind.samples_per_second for kind in volunteers)
-    slowed = sum(rate(kind) * kind.micro_batch_size / kind.step_seconds(exchange, costs) for kind in volunteers)
+    plain = sum(there[kind] * kind.samples_per_second for kind in volunteers)
+    slowed = sum(there[kind] * kind.micro_batch_size / kind.step_seconds(exchange, costs) for kind in volunteers)
     if not plain:
         raise BadSetup("All sessions end before the state is downloaded; longer sessions or faster links are needed.")
     computing, stepping = exchange.target_batch_size / plain, exchange.target_batch_size / slowed
-    update = costs.update_seconds_per_parameter * exchange.parameters
-    in_background = state / exchange.average_state_every + update
+    in_background = state / exchange.average_state_every + costs.update_seconds_per_parameter * exchange.parameters
     if exchange.delay_gradient_averaging:
-        last, awaited, met = 0.0, max(0.0, meeting + reduced + in_background - stepping), 0.0
+        last, met, awaited = 0.0, 0.0, max(0.0, meeting + reduced + in_background - stepping)
     else:
         last = _last_micro_batch(volunteers, exchange, costs) if peers > 1 else 0.0
         met = max(0.0, meeting - min(stepping, exchange.matchmaking_seconds))  # a peer looks for a group before the end
-        hidden = 0.0 if exchange.local_updates else stepping
-        awaited = reduced + max(0.0, in_background - hidden)
+        awaited = reduced + max(0.0, in_background - (0.0 if exchange.local_updates else stepping))
     epoch = stepping + last + met + awaited
     unshared, delay = _left_over(volunteers, exchange, epoch, meeting + reduced)
-    met += delay
-    epoch += delay
+    met, epoch = met + delay, epoch + delay
     lost, vanishing = _leaving(volunteers, len(group), epoch, reduced, exchange)
     epoch += vanishing
     trained = plain / ideal
@@ -307,8 +301,6 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         joining=1 - trained,
         leaving=trained * (vanishing + computing * lost) / epoch,
     )
-    per_epoch = exchange.gradient_bytes + exchange.state_bytes / exchange.average_state_every
-    sent = per_epoch * max(map(load, parts, [len(group)] * len(parts))) if len(group) > 1 else 0
     epoch /= 1 - lost  # an update without those who found no group is smaller, not later
     made = Forecast(
         peers=peers,
@@ -318,12 +310,12 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         computing_seconds=computing,
         all_reduce_seconds=reduced,
         shares=shares,
-        sent_bytes=round(sent),
+        sent_bytes=_sent_bytes(exchange, parts, len(group)),
         progress_bytes=round(looks(epoch) * PROGRESS_COPIES * PROGRESS_RECORD_BYTES * peers),
         newcomer_seconds=newcomer,
         limits=(),
     )
-    return replace(made, limits=tuple(_limits(made, volunteers, exchange, group, unshared)))
+    return replace(made, limits=tuple(_limits(made, exchange, group, unshared)))
 
 
 def looks(epoch_seconds: float) -> float:
@@ -427,81 +419,99 @@ def _leaving(
     return lost, 0.0 if exchange.delay_gradient_averaging else vanish * exchange.next_chunk_timeout_seconds
 
 
-def _limits(
-    made: Forecast, volunteers: Sequence[Volunteers], exchange: Exchange, group: list[Link], unshared: float
-) -> list[Limit]:
+def _sent_bytes(exchange: Exchange, parts: Sequence[float], peers: int) -> int:
+    """What the peer with the most to send sends in an epoch."""
+    if peers < 2:
+        return 0
+    per_epoch = exchange.gradient_bytes + exchange.state_bytes / exchange.average_state_every
+    return round(per_epoch * max(load(part, peers) for part in parts))
+
+
+def _limits(made: Forecast, exchange: Exchange, group: list[Link], unshared: float) -> list[Limit]:
     """What stands in the way, worst first."""
-    found: list[Limit] = []
+    found = [
+        *_progress_limits(made, group),
+        *_average_limits(made, exchange, group),
+        *_pace_limits(made, exchange, group, unshared),
+    ]
+    return sorted(found, key=lambda limit: not limit.stops)
 
-    def meets(name: str, stops: bool, sentence: str) -> None:
-        found.append(Limit(name=name, sentence=sentence, stops=stops))
 
+def _progress_limits(made: Forecast, group: list[Link]) -> Iterator[Limit]:
+    """Of the record of all peers' progress."""
     most = MESSAGE_BYTES // PROGRESS_RECORD_BYTES
     if made.peers > most:
-        meets(
-            "progress record",
-            True,
-            f"All peers' progress is one record of the DHT, and an answer of more than {MESSAGE_BYTES // 2**20} MiB is "
-            f"refused: beyond {most:,} peers nobody learns that an epoch is over.",
+        yield Limit(
+            name="progress record",
+            stops=True,
+            sentence=f"All peers' progress is one record of the DHT, and an answer of more than "
+            f"{MESSAGE_BYTES // 2**20} MiB is refused: beyond {most:,} peers nobody learns that an epoch is over.",
         )
     up = sorted(link.up_bytes_per_second for link in group)[len(group) // 2]
     record = made.peers * PROGRESS_RECORD_BYTES
     traffic = looks(made.epoch_seconds) * record * made.peers / made.epoch_seconds
     if made.peers > 1 and traffic > up / 2:
-        meets(
-            "progress traffic",
-            record * made.peers / up > made.epoch_seconds,
-            f"Each of the few peers that hold the progress record sends it to {made.peers:,.0f} others, "
+        yield Limit(
+            name="progress traffic",
+            stops=record * made.peers / up > made.epoch_seconds,
+            sentence=f"Each of the few peers that hold the progress record sends it to {made.peers:,.0f} others, "
             f"{traffic * 8 / 1e6:,.0f} Mbit/s in all; a usual one of these has {up * 8 / 1e6:,.0f}. Peers learn late "
             "that an epoch is over.",
         )
+
+
+def _average_limits(made: Forecast, exchange: Exchange, group: list[Link]) -> Iterator[Limit]:
+    """Of the links, in an average and in a download of the state."""
     reducers = sum(not link.client_mode for link in group)
     each = {link: exchange.message_seconds(link, reducers) for link in set(group)}
     waits = [each[link] for link in group]
     late = sum(seconds > exchange.next_chunk_timeout_seconds for seconds in waits)
     if late:
-        meets(
-            "links too slow for the group",
-            late > len(group) // 2,
-            f"In a group of {len(group)}, {late} peers need up to {max(waits):,.3g} s from one part to the next and "
-            f"are given up after {exchange.next_chunk_timeout_seconds:g} s (next_chunk_timeout_seconds).",
+        yield Limit(
+            name="links too slow for the group",
+            stops=late > len(group) // 2,
+            sentence=f"In a group of {len(group)}, {late} peers need up to {max(waits):,.3g} s from one part to the "
+            f"next and are given up after {exchange.next_chunk_timeout_seconds:g} s (next_chunk_timeout_seconds).",
         )
     if made.all_reduce_seconds > exchange.allreduce_timeout_seconds:
-        meets(
-            "average times out",
-            True,
-            f"One average takes {made.all_reduce_seconds:,.3g} s and is given up after "
+        yield Limit(
+            name="average times out",
+            stops=True,
+            sentence=f"One average takes {made.all_reduce_seconds:,.3g} s and is given up after "
             f"{exchange.allreduce_timeout_seconds:g} s (allreduce_timeout_seconds): everyone would train alone.",
         )
     if made.shares.joining > 0.5:
-        meets(
-            "state download",
-            made.shares.joining > 0.99,
-            f"Newcomers spend {made.shares.joining:.0%} of the time to fetch {exchange.newcomer_bytes / 1e6:,.0f} MB "
-            "of state: sessions are too short for the links.",
+        yield Limit(
+            name="state download",
+            stops=made.shares.joining > 0.99,
+            sentence=f"Newcomers spend {made.shares.joining:.0%} of the time to fetch "
+            f"{exchange.newcomer_bytes / 1e6:,.0f} MB of state: sessions are too short for the links.",
         )
+
+
+def _pace_limits(made: Forecast, exchange: Exchange, group: list[Link], unshared: float) -> Iterator[Limit]:
+    """Of the epochs' length and of the group's size, which only slow the run down."""
     windows = ADVISED_WINDOWS * exchange.matchmaking_seconds
     if made.peers > 1 and made.computing_seconds < windows:
-        meets(
-            "short epochs",
-            False,
-            f"Peers compute an epoch in {made.computing_seconds:,.3g} s; it should last {windows:g} s, "
+        yield Limit(
+            name="short epochs",
+            stops=False,
+            sentence=f"Peers compute an epoch in {made.computing_seconds:,.3g} s; it should last {windows:g} s, "
             f"{ADVISED_WINDOWS} windows of matchmaking. A larger target batch helps.",
         )
     if made.all_reduce_seconds > made.computing_seconds:
         slowest = min(link.slower_bytes_per_second for link in group) * 8 / 1e6
-        meets(
-            "averages longer than epochs",
-            False,
-            f"One average takes {made.all_reduce_seconds:,.3g} s, computing {made.computing_seconds:,.3g} s. The "
-            f"slowest link of a group, {slowest:,.3g} Mbit/s, sets the pace; a larger batch or local updates help.",
+        yield Limit(
+            name="averages longer than epochs",
+            stops=False,
+            sentence=f"One average takes {made.all_reduce_seconds:,.3g} s, computing {made.computing_seconds:,.3g} s. "
+            f"The slowest link of a group, {slowest:,.3g} Mbit/s, sets the pace; a larger batch or local updates help.",
         )
     if made.groups > 1:
-        meets(
-            "group size",
-            False,
-            f"Peers average in {made.groups} groups of at most {exchange.max_group_size}; groups know nothing of each "
-            "other until they mix in a later one, so that weights differ in between."
+        yield Limit(
+            name="group size",
+            stops=False,
+            sentence=f"Peers average in {made.groups} groups of at most {exchange.max_group_size}; groups know "
+            "nothing of each other until they mix in a later one, so that weights differ in between."
             + (f" Who does not fill a group is left behind: {unshared:.0%} of the work is lost." if unshared else ""),
         )
-    return sorted(found, key=lambda limit: not limit.stops)

@@ -65,25 +65,8 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     batch, exchange = int(values["batch"]), float(values["exchange"])
     equal, counted = equal_shares(speeds, batch), by_samples(speeds, batch)
     left, right = (118, canvas.width - 24) if canvas.narrow else (136, canvas.width - 60)
-    along = Scale(0, FASTEST, left, right)
     canvas.text(0, 14, "Samples a second: drag the ends", "strong")
-    handles = []
-    for device, speed in enumerate(speeds):
-        y = 36 + 26 * device
-        canvas.text(left - 14, y + 4, DEVICES[device], "soft", anchor="end")
-        canvas.rect(left, y - 7, along.at(speed) - left, 14, f"fill-{device + 1}", radius=2)
-        # The slider's value at the edges of the whole drawing, which reaches beyond the bars.
-        per_unit = FASTEST / (right - left)
-        ends = (-left * per_unit, (canvas.width - left) * per_unit)
-        handles.append(
-            Handle(
-                label=f"Speed of the {DEVICES[device]}",
-                x=along.at(speed),
-                y=y,
-                x_control=f"speed{device + 1}",
-                x_ends=(round(ends[0], 4), round(ends[1], 4)),
-            )
-        )
+    handles = [_speed_bar(canvas, device, speed, left, right) for device, speed in enumerate(speeds)]
     longest = max(equal.computing_seconds, counted.computing_seconds) + exchange
     time = Scale(0, longest, left, right)
     top = 36 + 26 * len(DEVICES) + 24
@@ -119,6 +102,22 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
             for device in range(len(DEVICES))
         ],
         handles=tuple(handles),
+    )
+
+
+def _speed_bar(canvas: Canvas, device: int, speed: float, left: float, right: float) -> Handle:
+    """Draws a device's speed as a bar from `left`, as long as `right` at most; its end can be dragged."""
+    y, end = 36 + 26 * device, Scale(0, FASTEST, left, right).at(speed)
+    canvas.text(left - 14, y + 4, DEVICES[device], "soft", anchor="end")
+    canvas.rect(left, y - 7, end - left, 14, f"fill-{device + 1}", radius=2)
+    # The slider's value at the edges of the whole drawing, which reaches beyond the bars.
+    per_unit = FASTEST / (right - left)
+    return Handle(
+        label=f"Speed of the {DEVICES[device]}",
+        x=end,
+        y=y,
+        x_control=f"speed{device + 1}",
+        x_ends=(round(-left * per_unit, 4), round((canvas.width - left) * per_unit, 4)),
     )
 
 

@@ -92,12 +92,8 @@ def save_checkpoint(
     config = parse_recipe(recipe_toml)
     if config.model != model.config:
         raise BadInput(f"The model to save is none of the recipe {config.run_id}: its sizes differ.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in [*folder.glob(f"{_UNFINISHED}*"), *folder.glob(f"{_OUTGOING}*")]:
-        shutil.rmtree(leftover, ignore_errors=True)
     target = folder / f"epoch-{epoch:06d}"
-    draft = folder / f"{_UNFINISHED}{target.name}-{os.getpid()}"
-    draft.mkdir()
+    draft = _new_draft(target)
     write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
     if extra_tensors:
         extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
@@ -113,21 +109,40 @@ def save_checkpoint(
         "shards": shards,
         "codec_digest": codec_digest,
         "written_at": clock(),
-        "files": {
-            path.name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for path in sorted(draft.iterdir())
-        },
+        "files": {path.name: _facts_of(path) for path in sorted(draft.iterdir())},
     }
     (draft / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    for path in draft.iterdir():
-        _flush(path)
-    if target.exists():
-        os.replace(target, folder / f"{_OUTGOING}{target.name}-{os.getpid()}")
-    os.replace(draft, target)
-    _flush(folder)
-    shutil.rmtree(folder / f"{_OUTGOING}{target.name}-{os.getpid()}", ignore_errors=True)
+    _put_in_place(draft, target)
     if keep is not None:
         prune_checkpoints(folder, keep=keep)
     return target
+
+
+def _new_draft(target: Path) -> Path:
+    """An empty folder beside the checkpoint; drafts of programs that were killed while they wrote one are removed."""
+    folder = target.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in [*folder.glob(f"{_UNFINISHED}*"), *folder.glob(f"{_OUTGOING}*")]:
+        shutil.rmtree(leftover, ignore_errors=True)
+    draft = folder / f"{_UNFINISHED}{target.name}-{os.getpid()}"
+    draft.mkdir()
+    return draft
+
+
+def _facts_of(file: Path) -> dict[str, object]:
+    return {"sha256": _sha256(file), "bytes": file.stat().st_size}
+
+
+def _put_in_place(draft: Path, target: Path) -> None:
+    """Renames a finished folder, once all of it is on the disk; an older one of that name gives way only then."""
+    for path in draft.iterdir():
+        _flush(path)
+    outgoing = target.with_name(f"{_OUTGOING}{target.name}-{os.getpid()}")
+    if target.exists():
+        os.replace(target, outgoing)
+    os.replace(draft, target)
+    _flush(target.parent)
+    shutil.rmtree(outgoing, ignore_errors=True)
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:

@@ -26,6 +26,7 @@ from training.data.captions import SPLITS, Split
 from training.data.shards import (
     MANIFEST_FILE,
     TOKENIZER_FILE,
+    FileEntry,
     Manifest,
     SplitEntry,
     describe_file,
@@ -98,25 +99,66 @@ def prepare(
     """
     rows, left_out = read_rows(captions)
     digest = _input_digest(images, captions, rows, run, [codec_file, tokenizer_file], [codec_steps, seed], progress)
+    if (finished := _finished(out, digest, replace=replace)) is not None:
+        return finished, False
+    work = out.with_name(f".{out.name}.part-{digest[:12]}")
+    work.mkdir(parents=True, exist_ok=True)
+    kept = _filtered(rows, run.data, left_out, seed)
+    tokenizer = _tokenizer(kept, run, tokenizer_file)
+    tokenizer.save(work / TOKENIZER_FILE)
+    codec = _codec(images, kept, run, codec_file, work, codec_steps, seed, progress)
+    splits, squared_error = _encode(images, kept, work, run, codec, left_out, progress)
+
+    manifest = Manifest(
+        run_id=run.run_id,
+        input_digest=digest,
+        image_seq_len=run.model.image_seq_len,
+        image_vocab_size=run.model.image_vocab_size,
+        text_vocab_size=tokenizer.vocab_size,
+        codec_digest=json.loads((work / CONFIG_FILE).read_text())["digest"],
+        reconstruction_error=squared_error / sum(split.samples for split in splits.values()),
+        pictures=len(rows) + left_out["broken line"],
+        left_out=dict(sorted(left_out.items())),
+        splits=splits,
+        files=_files(work, splits),
+    )
+    _finish(work, out, manifest)
+    return manifest, True
+
+
+def _finished(out: Path, digest: str, *, replace: bool) -> Manifest | None:
+    """The manifest of shards that were made of this very input before; None if there is work to do.
+
+    Raises:
+        BadInput: If something else is there that may not be replaced.
+    """
     if (out / MANIFEST_FILE).exists():
         manifest = read_manifest(out)
         if manifest.input_digest == digest:
-            return manifest, False
+            return manifest
         if not replace:
             raise BadInput(f"{out} holds shards of other input. Give another --out, or --replace.")
     elif out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty and holds no prepared shards. Give another --out.")
+    return None
 
-    work = out.with_name(f".{out.name}.part-{digest[:12]}")
-    work.mkdir(parents=True, exist_ok=True)
-    kept = _filtered(rows, run.data, left_out)
-    random.Random(seed).shuffle(kept)
-    tokenizer = _tokenizer(kept, run, tokenizer_file)
-    tokenizer.save(work / TOKENIZER_FILE)
-    codec = _codec(images, kept, run, codec_file, work, codec_steps, seed, progress)
 
+def _encode(
+    images: Path,
+    kept: list[Row],
+    work: Path,
+    run: RunConfig,
+    codec: ImageCodec,
+    left_out: Counter[str],
+    progress: Progress,
+) -> tuple[dict[Split, SplitEntry], float]:
+    """Encodes all rows into shards; the splits, and the sum of the pictures' mean squared errors.
+
+    Raises:
+        BadInput: If no picture can be trained on.
+    """
     splits: dict[Split, SplitEntry] = {}
-    done, squared_error, samples = 0, 0.0, 0
+    done, squared_error = 0, 0.0
     for split in SPLITS:
         chosen = [row for row in kept if row.split == split]
         names, count = [], 0
@@ -132,34 +174,11 @@ def prepare(
                 names.append(name)
             count += note["samples"]
             squared_error += note["squared_error"]
-        samples += count
         splits[split] = SplitEntry(samples=count, shards=tuple(names))
     if not splits["train"].samples:
         reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "captions.jsonl is empty"
         raise BadInput(f"No picture is left to train on ({reasons}). Check --images and --captions.")
-
-    shard_names = [name for split in splits.values() for name in split.shards]
-    manifest = Manifest(
-        run_id=run.run_id,
-        input_digest=digest,
-        image_seq_len=run.model.image_seq_len,
-        image_vocab_size=run.model.image_vocab_size,
-        text_vocab_size=tokenizer.vocab_size,
-        codec_digest=json.loads((work / CONFIG_FILE).read_text())["digest"],
-        reconstruction_error=squared_error / samples,
-        pictures=len(rows) + left_out["broken line"],
-        left_out=dict(sorted(left_out.items())),
-        splits=splits,
-        files={
-            name: describe_file(work / name)
-            for name in [WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, *sorted(shard_names)]
-        },
-    )
-    for note in work.glob("*.note.json"):
-        note.unlink()
-    (work / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    _put_in_place(work, out)
-    return manifest, True
+    return splits, squared_error
 
 
 def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
@@ -225,7 +244,8 @@ def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> n
     return np.asarray(picture).transpose(2, 0, 1)
 
 
-def _filtered(rows: list[Row], data: DataConfig, left_out: Counter[str]) -> list[Row]:
+def _filtered(rows: list[Row], data: DataConfig, left_out: Counter[str], seed: int) -> list[Row]:
+    """Rows that the recipe takes, shuffled."""
     kept = []
     for row in rows:
         if len(row.caption) < data.min_caption_characters:
@@ -234,6 +254,7 @@ def _filtered(rows: list[Row], data: DataConfig, left_out: Counter[str]) -> list
             left_out["marked unsafe"] += 1
         else:
             kept.append(row)
+    random.Random(seed).shuffle(kept)
     return kept
 
 
@@ -376,8 +397,16 @@ def _shard(
     return note
 
 
-def _put_in_place(work: Path, out: Path) -> None:
-    """Renames the finished folder; an older one, and unfinished work on other input, give way only then."""
+def _files(work: Path, splits: dict[Split, SplitEntry]) -> dict[str, FileEntry]:
+    shards = sorted(name for split in splits.values() for name in split.shards)
+    return {name: describe_file(work / name) for name in [WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, *shards]}
+
+
+def _finish(work: Path, out: Path, manifest: Manifest) -> None:
+    """Adds the manifest and renames the folder; an older one, and unfinished work on other input, give way then."""
+    for note in work.glob("*.note.json"):
+        note.unlink()
+    (work / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     if out.exists():
         older = out.with_name(f".{out.name}.old-{os.getpid()}")
         os.replace(out, older)

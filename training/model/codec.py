@@ -136,16 +136,38 @@ class _CodebookTrainer:
     Args:
         codec: Its codebook is changed in place.
         generator: Chooses first and moved entries.
+        free_steps: First steps, in which vectors are not quantized.
     """
 
     DECAY, DEAD_AFTER_STEPS = 0.97, 20
 
-    def __init__(self, codec: SmallCodec, generator: torch.Generator):
+    def __init__(self, codec: SmallCodec, generator: torch.Generator, free_steps: int):
         self.codec = codec
         self.generator = generator
+        self.free_steps = free_steps
+        self.recent: list[Tensor] = []
         self.counts = torch.ones(len(codec.codebook))
         self.sums = codec.codebook.clone()
         self.idle_steps = torch.zeros(len(codec.codebook))
+
+    def quantize(self, encoded: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Encoded patches (B, C, G, G) as the decoder gets them in this step, and the loss of their distance to codes.
+
+        The gradient goes past the quantization as if there were none.
+        """
+        vectors = encoded.permute(0, 2, 3, 1).reshape(-1, self.codec.CODE_WIDTH)
+        if step < self.free_steps:
+            self.recent = [*self.recent[-3:], vectors.detach()]
+            return encoded, torch.zeros(())
+        if step == self.free_steps:
+            self.start(torch.cat([*self.recent, vectors.detach()]))
+        with torch.no_grad():
+            codes = self.codec.nearest(vectors)
+            quantized = self.codec.codebook[codes]
+            self.update(vectors.detach(), codes)
+        straight_through = vectors + (quantized - vectors).detach()
+        shape = (len(encoded), self.codec.grid, self.codec.grid, -1)
+        return straight_through.view(shape).permute(0, 3, 1, 2), F.mse_loss(vectors, quantized)
 
     def start(self, vectors: Tensor) -> None:
         """Begins with k-means++ and ten rounds of k-means over vectors (n, C)."""
@@ -219,35 +241,19 @@ def train_small_codec(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         codec = SmallCodec(config)
-    codebook = _CodebookTrainer(codec, generator)
+    codebook = _CodebookTrainer(codec, generator, free_steps=steps // 8)
     optimizer = torch.optim.AdamW(
         codec.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
     )
     patches = F.pixel_unshuffle(pictures, config.downsampling)
     contrasts = F.pixel_unshuffle(_edge_contrasts(pictures), config.downsampling)
-    free_steps = steps // 8
-    recent: list[Tensor] = []
     difficulty = torch.ones(len(pictures))
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min((step + 1) / 50, 1 - step / steps + 0.01, 1)
         chosen = torch.multinomial(difficulty, batch_size, replacement=True, generator=generator)
         batch = patches[chosen].float() / 255
-        encoded = codec.encoder(2 * batch - 1)
-        vectors = encoded.permute(0, 2, 3, 1).reshape(-1, codec.CODE_WIDTH)
-        commitment = torch.zeros(())
-        if step < free_steps:
-            recent = [*recent[-3:], vectors.detach()]
-        else:
-            if step == free_steps:
-                codebook.start(torch.cat([*recent, vectors.detach()]))
-            with torch.no_grad():
-                codes = codec.nearest(vectors)
-                quantized = codec.codebook[codes]
-                codebook.update(vectors.detach(), codes)
-            commitment = F.mse_loss(vectors, quantized)
-            straight_through = vectors + (quantized - vectors).detach()
-            encoded = straight_through.view(batch_size, codec.grid, codec.grid, -1).permute(0, 3, 1, 2)
+        encoded, commitment = codebook.quantize(codec.encoder(2 * batch - 1), step)
         losses = _distance(codec.paint(encoded).flatten(1, 2), batch, contrasts[chosen])
         difficulty[chosen] = losses.detach().square().clamp(min=1e-8)
         loss = losses.mean() + commitment

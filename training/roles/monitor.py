@@ -116,17 +116,22 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         history.add_event("started", "monitor", f"watches at {flags.url}")
         events.write("ready", url=flags.url)
         print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
-        keeper.start()
-        while not stop.wait(POLL_SECONDS):
-            _observe(history, dht, run)
-            tokens.renew()
-            keeper.look()
-        tokens.take_back()
-        keeper.finish()
-        _observe(history, dht, run)  # volunteers that have left together with it
+        _watch(history, dht, run, keeper, tokens, stop)
         history.add_event("stopped", "monitor", "watches no more")
         events.write("stopped")
     history.close()
+
+
+def _watch(history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _Tokens, stop: StopRequest) -> None:
+    """Follows the run until it is asked to stop, and takes leave of it."""
+    keeper.start()
+    while not stop.wait(POLL_SECONDS):
+        _observe(history, dht, run)
+        tokens.renew()
+        keeper.look()
+    tokens.take_back()
+    keeper.finish()
+    _observe(history, dht, run)  # volunteers that have left together with it
 
 
 class _Tokens:
