@@ -1,6 +1,7 @@
 """What stands where, and which arrows hold between the rooms."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"calculator", "training", "site", "benchmarks", "tests"}
+LONGEST_FUNCTION = 60
+"""Lines of a function, its docstring included."""
+STILL_LONGER = {"benchmarks/swarm.py: main", "benchmarks/swarm.py: peer"}
+"""Functions that are yet to be divided; none comes in, and the last one takes this set along."""
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -67,3 +72,67 @@ def test_readme_and_ci_run_the_same_test_command():
     command = "python3 -m venv .venv && .venv/bin/pip install nox && .venv/bin/nox -s tests"
     assert command in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+def imported_names(path: Path) -> set[str]:
+    """Full names of all that a file imports, inside functions too: modules, and what is taken from them."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_no_file_stands_at_the_trainers_top_but_what_all_its_folders_need():
+    files = {path.stem for path in (ROOT / "training").glob("*.py")}
+    assert files == {"__init__", "__main__", "cli", "config", "errors", "native"}
+
+
+def test_packages_of_the_trainer_import_each_other_in_no_circle():
+    packages = {path.parent.name for path in (ROOT / "training").glob("*/__init__.py")}
+    needs = {package: set() for package in packages}
+    for package in packages:
+        for path in (ROOT / "training" / package).rglob("*.py"):
+            parts = [name.split(".") for name in imported_names(path)]
+            needs[package] |= {name[1] for name in parts if name[0] == "training"} & packages - {package}
+    assert any(needs.values())
+    graphlib.TopologicalSorter(needs).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("path", files_of("training"), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_hivemind_is_imported_by_the_swarm_only(path):
+    if path.relative_to(ROOT / "training").parts[0] != "swarm":
+        assert "hivemind" not in imported_modules(path)
+
+
+def long_functions(path: Path) -> set[str]:
+    """Functions of a file that are longer than `LONGEST_FUNCTION`, methods and inner functions too."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    name = path.relative_to(ROOT).as_posix()
+    return {f"{name}: {node.name}" for node in functions if node.end_lineno - node.lineno >= LONGEST_FUNCTION}
+
+
+def test_no_function_is_longer_than_a_screen():
+    files = [path for room in sorted(ROOMS - {"tests"}) for path in files_of(room)]
+    assert set().union(*map(long_functions, [*files, ROOT / "noxfile.py"])) == STILL_LONGER
+
+
+def test_the_readme_has_a_line_for_each_folder_of_two_levels():
+    listed = subprocess.run(["git", "ls-files", *sorted(ROOMS)], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [Path(line).parts for line in listed.stdout.splitlines()]
+    folders = {f"{path[0]}/" for path in paths} | {f"{path[0]}/{path[1]}/" for path in paths if len(path) > 2}
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree\n\n```\n")[1].split("```")[0]
+    told, room = set(), ""
+    for line in tree.splitlines():
+        name, _, what = line.strip().partition(" ")
+        assert what.strip(), f"the tree says nothing of {name}"
+        if not line.startswith(" "):
+            room = name
+        told.add(name if name == room else room + name)
+    assert {name for name in told if name.split("/")[0] in ROOMS} == folders
