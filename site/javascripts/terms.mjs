@@ -4,47 +4,61 @@
 const LEFT_AFTER_MS = 200;
 const GAP = 6;
 
+/** The one box for all sentences; made when it is first needed. */
 let tip = null;
+/** The word whose sentence is in sight. */
 let opened = null;
+/** Timer of its closing, when the pointer has left it. */
 let leaving = 0;
+/** Whether the reader's last touch of the page was by a finger. */
+let touched = false;
 
 const termAt = (target) => target?.closest?.("a.term") ?? null;
 
 export function startTerms() {
-  document.addEventListener("pointerover", ({ target, pointerType }) => {
-    if (pointerType === "touch") return;
-    if (termAt(target)) open(termAt(target));
-    else if (tip?.contains(target)) clearTimeout(leaving);
-    else if (opened && document.activeElement !== opened) {
-      clearTimeout(leaving);
-      leaving = setTimeout(close, LEFT_AFTER_MS);
-    }
-  });
-  document.addEventListener("focusin", ({ target }) => {
-    if (!termAt(target)) close();
-    else if (target.matches(":focus-visible")) open(target);
-  });
-  document.addEventListener("focusout", () => close());
+  document.addEventListener("pointerover", onPointerOver);
+  document.addEventListener("pointerdown", onPointerDown);
+  document.addEventListener("focusin", onFocus);
+  document.addEventListener("focusout", close);
   document.addEventListener("keydown", ({ key }) => key === "Escape" && close());
-  // Who tabs to a word may thereby scroll the page.
-  const moved = () => opened && (document.activeElement === opened ? place(opened) : close());
-  document.addEventListener("scroll", moved, { passive: true, capture: true });
-  let touched = false;
-  document.addEventListener("pointerdown", ({ target, pointerType }) => {
-    touched = pointerType === "touch";
-    if (opened && !termAt(target) && !tip.contains(target)) close();
-  });
-  document.addEventListener(
-    "click",
-    (event) => {
-      const term = termAt(event.target);
-      if (!term || !touched || term === opened) return;
-      event.preventDefault();
-      event.stopPropagation();
-      open(term);
-    },
-    { capture: true },
-  );
+  document.addEventListener("scroll", onScroll, { passive: true, capture: true });
+  // Before the theme's own listener, which would follow the link.
+  document.addEventListener("click", onClick, { capture: true });
+}
+
+function onPointerOver({ target, pointerType }) {
+  if (pointerType === "touch") return;
+  if (termAt(target)) open(termAt(target));
+  else if (tip?.contains(target)) clearTimeout(leaving);
+  else if (opened && document.activeElement !== opened) {
+    clearTimeout(leaving);
+    leaving = setTimeout(close, LEFT_AFTER_MS);
+  }
+}
+
+function onPointerDown({ target, pointerType }) {
+  touched = pointerType === "touch";
+  if (opened && !termAt(target) && !tip.contains(target)) close();
+}
+
+function onFocus({ target }) {
+  if (!termAt(target)) close();
+  else if (target.matches(":focus-visible")) open(target);
+}
+
+/** Who tabs to a word may thereby scroll the page: then the sentence stays with the word. */
+function onScroll() {
+  if (!opened) return;
+  if (document.activeElement === opened) place(opened);
+  else close();
+}
+
+function onClick(event) {
+  const term = termAt(event.target);
+  if (!term || !touched || term === opened) return;
+  event.preventDefault();
+  event.stopPropagation();
+  open(term);
 }
 
 function open(term) {

@@ -56,28 +56,31 @@ function begin(runtime) {
     name: JSON.stringify({ ...runtime, folder }),
   });
   worker.onmessage = ({ data }) => {
-    if (data.started) {
-      way = data.started;
-      for (const id of waiting.keys()) watch(id);
-      return;
-    }
-    if (data.ahead) {
-      for (const [input, answer] of data.ahead) learn(`answer ${input}`, JSON.parse(answer));
-      return;
-    }
-    const asked = waiting.get(data.id);
-    waiting.delete(data.id);
-    clearTimeout(asked?.timer);
-    if (data.failed) {
-      asked?.reject(new Error(data.failed));
-      if (!way) end("Python did not start");
-    } else {
-      const answer = JSON.parse(data.answer);
-      if (asked?.ask === "answer") learn(asked.question, answer);
-      asked?.resolve(answer);
-    }
+    if (data.started) onStarted(data.started);
+    else if (data.ahead) for (const [input, answer] of data.ahead) learn(`answer ${input}`, JSON.parse(answer));
+    else onAnswer(data);
   };
   worker.onerror = () => end("Python did not start");
+}
+
+/** Only now the time counts that an answer may take: a slow network may bring Python late. */
+function onStarted(started) {
+  way = started;
+  for (const id of waiting.keys()) watch(id);
+}
+
+function onAnswer({ id, answer, failed }) {
+  const asked = waiting.get(id);
+  waiting.delete(id);
+  clearTimeout(asked?.timer);
+  if (failed) {
+    asked?.reject(new Error(failed));
+    if (!way) end("Python did not start");
+    return;
+  }
+  const parsed = JSON.parse(answer);
+  if (asked?.ask === "answer") learn(asked.question, parsed);
+  asked?.resolve(parsed);
 }
 
 function watch(id) {

@@ -1,157 +1,203 @@
 // One figure: its controls' values go to Python, and what comes back is shown. While an answer is on its way only the
 // reader's latest wish is kept, so that the drawing never lags behind the hand.
 
-import { makeControls } from "./controls.mjs";
-import { makeHandles } from "./handles.mjs";
+import { makeControls, readControls, showValues, sliderOf, wordsFor, writeControls } from "./controls.mjs";
+import { makeHandles, showHandles } from "./handles.mjs";
 
 const STARTING = "Starting Python in your browser …";
 const SAID_AFTER_MS = 150;
 const SPOKEN_AFTER_MS = 600;
+const SHARED_MS = 2000;
+
+/**
+ * @typedef {object} Figure the figure's state
+ * @property {HTMLElement} element
+ * @property {string} name
+ * @property {(which: string) => HTMLElement} slot a place of the figure by its name
+ * @property {object} page ask(request) -> answer; changed() to be called at each change; address() of the page; signal,
+ *   aborted when the page goes
+ * @property {object} controls see controls.mjs
+ * @property {object} handles see handles.mjs
+ * @property {MediaQueryList} phone whether the drawing is the narrow one
+ * @property {object | null} wanted the newest request, until Python is asked
+ * @property {boolean} busy whether an answer is on its way
+ * @property {boolean} awake whether the reader has shown interest: before, Python is not asked
+ * @property {number} resting timer of what a screen reader hears when the reader rests
+ * @property {object | null} shown the answer in sight; null while it is the HTML's
+ */
 
 /**
  * @param {HTMLElement} element
- * @param {{ask: Function, changed: Function, address: Function, signal: AbortSignal}} page
+ * @param {object} page see Figure
+ * @returns {Figure}
  */
-export function makeFigure(element, { ask, changed, address, signal }) {
-  const name = element.dataset.figure;
+export function makeFigure(element, page) {
   const slot = (which) => element.querySelector(`[data-slot="${which}"]`);
   const controls = makeControls(element);
-  const handles = makeHandles(slot("handles"), controls);
-  const phone = matchMedia("(max-width: 30em)");
+  const figure = {
+    element,
+    name: element.dataset.figure,
+    slot,
+    page,
+    controls,
+    handles: makeHandles(slot("handles"), { slider: (name) => sliderOf(controls, name), words: (name) => wordsFor(controls, name) }),
+    phone: matchMedia("(max-width: 30em)"),
+    wanted: null,
+    busy: false,
+    awake: false,
+    resting: 0,
+    shown: null,
+  };
+  listen(figure);
+  // A reader may be faster than this script.
+  if (queryOf(figure).length) update(figure);
+  return figure;
+}
+
+function listen(figure) {
+  const { element, slot, phone, page } = figure;
+  const { signal } = page;
   const twin = slot("twin");
-  let wanted = null;
-  let busy = false;
-  let awake = false;
-  let resting = 0;
-  let shown = null;
-
-  function update() {
-    awake = true;
-    wanted = { name, values: controls.read(), narrow: phone.matches };
-    if (!busy) run();
-  }
-
-  async function run() {
-    busy = true;
-    const late = setTimeout(() => {
-      element.dataset.state = "computing";
-      write("note", STARTING);
-    }, SAID_AFTER_MS);
-    while (wanted && !signal.aborted) {
-      const request = wanted;
-      wanted = null;
-      let answer;
-      try {
-        answer = await ask(request);
-      } catch (error) {
-        answer = { error: `The browser's Python failed: ${error.message}. The drawing shows the last values it answered.` };
-      }
-      clearTimeout(late);
-      if (signal.aborted) break;
-      if (answer.error) {
-        element.dataset.state = "failed";
-        write("note", answer.error);
-      } else show(answer, !wanted);
-    }
-    clearTimeout(late);
-    busy = false;
-  }
-
-  /** What has not changed is not touched. `last` tells whether the reader has moved on meanwhile. */
-  function show(answer, last) {
-    shown = answer;
-    if (last) controls.write(answer.values);
-    controls.show(answer);
-    slot("drawing").innerHTML = answer.drawing;
-    slot("drawing").ariaLabel = answer.label;
-    handles.show(answer);
-    write("caption", answer.caption);
-    write("note", answer.note);
-    offer(answer.file);
-    if (twin.open) list();
-    element.dataset.state = "shown";
-    clearTimeout(resting);
-    resting = setTimeout(() => write("spoken", answer.caption), SPOKEN_AFTER_MS);
-  }
-
-  function write(which, text) {
-    const place = slot(which);
-    if (place.textContent !== text) place.textContent = text;
-  }
-
-  /** The file that goes with the values, in figures that have one; where there is none the link leads nowhere. */
-  function offer(file) {
-    const link = slot("file");
-    if (!link) return;
-    link.closest("p").hidden = !file;
-    slot("file-text").closest("details").hidden = !file;
-    if (!file) return;
-    link.href = `data:text/plain;charset=utf-8,${encodeURIComponent(file.text)}`;
-    write("file-text", file.text);
-  }
-
-  /** The table twin, filled while it is open. */
-  function list() {
-    const row = (cells, tag) => {
-      const line = document.createElement("tr");
-      cells.forEach((text, index) => {
-        const cell = document.createElement(index ? tag : "th");
-        if (cell.tagName === "TH") cell.scope = tag === "th" ? "col" : "row";
-        cell.textContent = text;
-        line.append(cell);
-      });
-      return line;
-    };
-    const table = slot("table");
-    table.tHead.replaceChildren(row(shown.head, "th"));
-    table.tBodies[0].replaceChildren(...shown.rows.map((cells) => row(cells, "td")));
-  }
-
-  function onInput() {
-    changed();
-    update();
-  }
-
-  element.addEventListener("input", onInput, { signal });
+  element.addEventListener("input", () => changed(figure), { signal });
   element.addEventListener("submit", (event) => event.preventDefault(), { signal });
-  twin.addEventListener("toggle", () => twin.open && shown && list(), { signal });
-  phone.addEventListener("change", () => awake && update(), { signal });
+  twin.addEventListener("toggle", () => twin.open && figure.shown && list(figure), { signal });
+  phone.addEventListener("change", () => figure.awake && update(figure), { signal });
   for (const kind of ["pointerenter", "focusin", "touchstart"]) {
-    element.addEventListener(kind, () => awake || update(), { passive: true, signal });
+    element.addEventListener(kind, () => figure.awake || update(figure), { passive: true, signal });
   }
   slot("reset").addEventListener("click", () => {
-    controls.write(controls.defaults);
-    onInput();
+    writeControls(figure.controls, figure.controls.defaults);
+    changed(figure);
   });
-  slot("share").addEventListener("click", async () => {
-    const link = new URL(address());
-    link.hash = element.id;
-    const done = await navigator.clipboard.writeText(link.href).then(() => "Link copied", () => "The link is in the address bar");
-    slot("share").textContent = done;
-    setTimeout(() => (slot("share").textContent = "Copy a link to this"), 2000);
+  slot("share").addEventListener("click", () => share(figure));
+}
+
+function changed(figure) {
+  figure.page.changed();
+  update(figure);
+}
+
+/** Asks for the values, now or when the answer before has come. */
+function update(figure, values = readControls(figure.controls)) {
+  figure.awake = true;
+  figure.wanted = { name: figure.name, values, narrow: figure.phone.matches };
+  if (!figure.busy) run(figure);
+}
+
+/** Asks until nothing is wanted any more. */
+async function run(figure) {
+  figure.busy = true;
+  const late = setTimeout(() => {
+    figure.element.dataset.state = "computing";
+    write(figure, "note", STARTING);
+  }, SAID_AFTER_MS);
+  while (figure.wanted && !figure.page.signal.aborted) {
+    const request = figure.wanted;
+    figure.wanted = null;
+    const answer = await answerTo(figure, request);
+    clearTimeout(late);
+    if (figure.page.signal.aborted) break;
+    if (answer.error) showFailure(figure, answer.error);
+    else show(figure, answer);
+  }
+  clearTimeout(late);
+  figure.busy = false;
+}
+
+async function answerTo({ page }, request) {
+  try {
+    return await page.ask(request);
+  } catch (error) {
+    return { error: `The browser's Python failed: ${error.message}. The drawing shows the last values it answered.` };
+  }
+}
+
+function showFailure(figure, error) {
+  figure.element.dataset.state = "failed";
+  write(figure, "note", error);
+}
+
+/** What has not changed is not touched. */
+function show(figure, answer) {
+  const { slot, controls } = figure;
+  figure.shown = answer;
+  // Where the reader has moved on meanwhile, the controls stay under the hand.
+  if (!figure.wanted) writeControls(controls, answer.values);
+  showValues(controls, answer);
+  slot("drawing").innerHTML = answer.drawing;
+  slot("drawing").ariaLabel = answer.label;
+  showHandles(figure.handles, answer.handles);
+  write(figure, "caption", answer.caption);
+  write(figure, "note", answer.note);
+  offer(figure, answer.file);
+  if (slot("twin").open) list(figure);
+  figure.element.dataset.state = "shown";
+  clearTimeout(figure.resting);
+  figure.resting = setTimeout(() => write(figure, "spoken", answer.caption), SPOKEN_AFTER_MS);
+}
+
+function write({ slot }, which, text) {
+  const place = slot(which);
+  if (place.textContent !== text) place.textContent = text;
+}
+
+/** The file that goes with the values, in figures that have one; where there is none the link leads nowhere. */
+function offer(figure, file) {
+  const link = figure.slot("file");
+  if (!link) return;
+  link.closest("p").hidden = !file;
+  figure.slot("file-text").closest("details").hidden = !file;
+  if (!file) return;
+  link.href = `data:text/plain;charset=utf-8,${encodeURIComponent(file.text)}`;
+  write(figure, "file-text", file.text);
+}
+
+/** The table twin, filled while it is open. */
+function list({ slot, shown }) {
+  const table = slot("table");
+  table.tHead.replaceChildren(row(shown.head, "th"));
+  table.tBodies[0].replaceChildren(...shown.rows.map((cells) => row(cells, "td")));
+}
+
+/** The first cell is a heading: of its column in the table's head, and of its row below. */
+function row(cells, tag) {
+  const line = document.createElement("tr");
+  cells.forEach((text, index) => {
+    const cell = document.createElement(index ? tag : "th");
+    if (cell.tagName === "TH") cell.scope = tag === "th" ? "col" : "row";
+    cell.textContent = text;
+    line.append(cell);
   });
+  return line;
+}
 
-  /** What differs from the first values, as [name, value] of an address. */
-  function query() {
-    const values = controls.read();
-    return Object.keys(values)
-      .filter((control) => values[control] !== controls.defaults[control])
-      .map((control) => [`${name}.${control}`, values[control]]);
-  }
+async function share({ slot, page, element }) {
+  const link = new URL(page.address());
+  link.hash = element.id;
+  const done = await navigator.clipboard.writeText(link.href).then(() => "Link copied", () => "The link is in the address bar");
+  slot("share").textContent = done;
+  setTimeout(() => (slot("share").textContent = "Copy a link to this"), SHARED_MS);
+}
 
-  /** Takes over what an address says, be it allowed or not: Python judges it. */
-  function read(given) {
-    const values = { ...controls.defaults };
-    for (const control of Object.keys(values)) values[control] = given.get(`${name}.${control}`) ?? values[control];
-    const now = controls.read();
-    if (!Object.keys(values).some((control) => values[control] !== now[control])) return;
-    controls.write(values);
-    awake = true;
-    wanted = { name, values, narrow: phone.matches };
-    if (!busy) run();
-  }
+/** What differs from the first values, as [name, value] of an address. */
+export function queryOf({ name, controls }) {
+  return differing(readControls(controls), controls.defaults).map(([control, value]) => [`${name}.${control}`, value]);
+}
 
-  // A reader may be faster than this script.
-  if (query().length) update();
-  return { query, read };
+/** The values that are not as in `others`, as [name, value]. */
+export function differing(values, others) {
+  return Object.entries(values).filter(([name, value]) => value !== others[name]);
+}
+
+/** Takes over what an address says, be it allowed or not: Python judges it. */
+export function readQuery(figure, given) {
+  const values = valuesIn(given, figure.name, figure.controls.defaults);
+  if (!differing(values, readControls(figure.controls)).length) return;
+  writeControls(figure.controls, values);
+  update(figure, values);
+}
+
+/** A figure's values in an address; those that it does not name are the first ones. */
+export function valuesIn(given, name, defaults) {
+  return Object.fromEntries(Object.entries(defaults).map(([control, first]) => [control, given.get(`${name}.${control}`) ?? first]));
 }

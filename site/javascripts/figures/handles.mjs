@@ -1,88 +1,125 @@
 // What can be dragged in a drawing. A handle moves the sliders of one or two controls, by pointer, touch and arrow keys;
 // all else follows from their input events.
 
+/**
+ * @typedef {object} Handle as Python tells it
+ * @property {string} label
+ * @property {number} left in percent of the drawing, as is `top`
+ * @property {number} top
+ * @property {Direction | null} x what it moves sideways
+ * @property {Direction | null} y what it moves up and down
+ *
+ * @typedef {object} Direction
+ * @property {string} control
+ * @property {number[]} ends the slider's value at the drawing's left and right end, or at its top and bottom
+ *
+ * @typedef {object} Handles
+ * @property {HTMLElement} stage where they are
+ * @property {object} controls slider(name) -> input, words(name) -> its value in words
+ * @property {Handle[]} told
+ */
+
+/** @returns {Handles} */
 export function makeHandles(stage, controls) {
-  let told = JSON.parse(stage.dataset.handles);
-
-  function set(name, value) {
-    const slider = controls.slider(name);
-    const before = slider.value;
-    slider.value = value;
-    if (slider.value !== before) slider.dispatchEvent(new Event("input", { bubbles: true }));
-  }
-
-  const between = ([start, end], share) => start + Math.min(1, Math.max(0, share)) * (end - start);
-
-  function drag(index, event) {
-    const { left, top, width, height } = stage.parentElement.getBoundingClientRect();
-    const { x, y } = told[index];
-    if (x) set(x.control, between(x.ends, (event.clientX - left) / width));
-    if (y) set(y.control, between(y.ends, (event.clientY - top) / height));
-  }
-
-  /** Arrows go the way they point; on a handle with one direction both pairs do. */
-  function onKey(index, event) {
-    const { x, y } = told[index];
-    const sideways = { ArrowLeft: -1, ArrowRight: 1, Home: -1e6, End: 1e6 }[event.key];
-    const upwards = { ArrowUp: 1, ArrowDown: -1, PageUp: 10, PageDown: -10 }[event.key];
-    if (sideways === undefined && upwards === undefined) return;
-    event.preventDefault();
-    const moved = sideways === undefined ? (y ?? x) : (x ?? y);
-    const slider = controls.slider(moved.control);
-    const rises = moved === y ? moved.ends[0] >= moved.ends[1] : moved.ends[1] >= moved.ends[0];
-    // A handle that moves up and down alone has a slider that grows to the right.
-    const sense = moved === y && sideways !== undefined ? 1 : rises ? 1 : -1;
-    set(moved.control, Number(slider.value) + sense * (sideways ?? upwards) * Number(slider.step || 1));
-  }
-
-  function made(index) {
-    const handle = document.createElement("div");
-    handle.className = "handle";
-    return prepared(handle, index);
-  }
-
-  function prepared(handle, index) {
-    handle.setAttribute("role", "slider");
-    handle.tabIndex = 0;
-    handle.addEventListener("pointerdown", (event) => {
-      if (!told[index]) return;
-      handle.setPointerCapture(event.pointerId);
-      handle.focus({ preventScroll: true });
-      event.preventDefault();
-    });
-    handle.addEventListener("pointermove", (event) => handle.hasPointerCapture(event.pointerId) && drag(index, event));
-    handle.addEventListener("keydown", (event) => told[index] && onKey(index, event));
-    return handle;
-  }
-
-  function show({ handles }) {
-    told = handles;
-    while (stage.children.length > handles.length) stage.lastElementChild.remove();
-    while (stage.children.length < handles.length) stage.append(made(stage.children.length));
-    handles.forEach(({ label, left, top, x, y }, index) => {
-      const handle = stage.children[index];
-      for (const place of ["", "narrow-"]) {
-        handle.style.setProperty(`--${place}left`, `${left}%`);
-        handle.style.setProperty(`--${place}top`, `${top}%`);
-      }
-      describe(handle, label, x, y);
-    });
-  }
-
-  /** The name, and the values of its sliders. */
-  function describe(handle, label, x, y) {
-    const slider = controls.slider((x ?? y).control);
-    handle.ariaLabel = label;
-    handle.ariaValueNow = slider.value;
-    handle.ariaValueMin = slider.min;
-    handle.ariaValueMax = slider.max;
-    handle.ariaValueText = [x, y].filter(Boolean).map(({ control }) => controls.words(control) || slider.value).join(", ");
-    if (!x) handle.ariaOrientation = "vertical";
-  }
-
-  [...stage.children].forEach((handle, index) => {
-    prepared(handle, index);
-    describe(handle, told[index].label, told[index].x, told[index].y);
+  const handles = { stage, controls, told: JSON.parse(stage.dataset.handles) };
+  [...stage.children].forEach((element, index) => {
+    prepare(handles, element, index);
+    describe(handles, element, handles.told[index]);
   });
-  return { show };
+  return handles;
+}
+
+export function showHandles(handles, told) {
+  const { stage } = handles;
+  handles.told = told;
+  while (stage.children.length > told.length) stage.lastElementChild.remove();
+  while (stage.children.length < told.length) stage.append(made(handles, stage.children.length));
+  told.forEach((handle, index) => {
+    place(stage.children[index], handle);
+    describe(handles, stage.children[index], handle);
+  });
+}
+
+function made(handles, index) {
+  const element = document.createElement("div");
+  element.className = "handle";
+  prepare(handles, element, index);
+  return element;
+}
+
+function prepare(handles, element, index) {
+  element.setAttribute("role", "slider");
+  element.tabIndex = 0;
+  element.addEventListener("pointerdown", (event) => {
+    if (!handles.told[index]) return;
+    element.setPointerCapture(event.pointerId);
+    element.focus({ preventScroll: true });
+    event.preventDefault();
+  });
+  element.addEventListener("pointermove", (event) => element.hasPointerCapture(event.pointerId) && drag(handles, index, event));
+  element.addEventListener("keydown", (event) => handles.told[index] && onKey(handles, index, event));
+}
+
+function place(element, { left, top }) {
+  for (const width of ["", "narrow-"]) {
+    element.style.setProperty(`--${width}left`, `${left}%`);
+    element.style.setProperty(`--${width}top`, `${top}%`);
+  }
+}
+
+/** The name, and the values of its sliders. */
+function describe({ controls }, element, { label, x, y }) {
+  const slider = controls.slider((x ?? y).control);
+  element.ariaLabel = label;
+  element.ariaValueNow = slider.value;
+  element.ariaValueMin = slider.min;
+  element.ariaValueMax = slider.max;
+  element.ariaValueText = [x, y].filter(Boolean).map(({ control }) => controls.words(control) || slider.value).join(", ");
+  if (!x) element.ariaOrientation = "vertical";
+}
+
+/** Sets a slider as if the reader had moved it. */
+function set({ controls }, name, value) {
+  const slider = controls.slider(name);
+  const before = slider.value;
+  slider.value = value;
+  if (slider.value !== before) slider.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+function drag(handles, index, event) {
+  const { left, top, width, height } = handles.stage.parentElement.getBoundingClientRect();
+  const { x, y } = handles.told[index];
+  if (x) set(handles, x.control, between(x.ends, (event.clientX - left) / width));
+  if (y) set(handles, y.control, between(y.ends, (event.clientY - top) / height));
+}
+
+/** The value at a share of the way between two ends; beyond them, the end. */
+export function between([start, end], share) {
+  return start + Math.min(1, Math.max(0, share)) * (end - start);
+}
+
+function onKey(handles, index, event) {
+  const move = moveBy(handles.told[index], event.key);
+  if (!move) return;
+  event.preventDefault();
+  const slider = handles.controls.slider(move.control);
+  set(handles, move.control, Number(slider.value) + move.steps * Number(slider.step || 1));
+}
+
+const SIDEWAYS = { ArrowLeft: -1, ArrowRight: 1, Home: -1e6, End: 1e6 };
+const UPWARDS = { ArrowUp: 1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
+
+/**
+ * What a key does to a handle: {control, steps}, or null. Arrows go the way they point; on a handle with one direction
+ * both pairs do. A million steps lead to a slider's end.
+ */
+export function moveBy({ x, y }, key) {
+  const isSideways = key in SIDEWAYS;
+  if (!isSideways && !(key in UPWARDS)) return null;
+  const moved = isSideways ? (x ?? y) : (y ?? x);
+  const isUpright = moved === y;
+  const rises = isUpright ? moved.ends[0] >= moved.ends[1] : moved.ends[1] >= moved.ends[0];
+  // A handle that moves up and down alone has a slider that grows to the right.
+  const sense = (isUpright && isSideways) || rises ? 1 : -1;
+  return { control: moved.control, steps: sense * (SIDEWAYS[key] ?? UPWARDS[key]) };
 }

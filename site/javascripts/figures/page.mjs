@@ -3,54 +3,62 @@
 
 import { askPython, startedBy } from "../calculator/python.mjs";
 import { keepForOffline } from "../calculator/offline.mjs";
-import { makeFigure } from "./figure.mjs";
+import { makeFigure, queryOf, readQuery } from "./figure.mjs";
 
 const REMEMBERED_AFTER_MS = 300;
 
+/**
+ * @typedef {object} Figures the page's state
+ * @property {object} runtime where the browser's Python is; see calculator/python.mjs
+ * @property {AbortController} ended aborted when the theme has put another page in this one's place
+ * @property {Figure[]} figures see figure.mjs
+ * @property {number} pause timer of the address's change
+ */
+
+/** Starts the page's figures; returns what stops them. */
 export function start(root) {
-  const runtime = JSON.parse(root.dataset.runtime);
-  const ended = new AbortController();
-  let pause = 0;
-
-  async function ask(request) {
-    const answer = await askPython(runtime, "figure", request);
-    root.dataset.python = startedBy();
-    keepForOffline(runtime);
-    return answer;
-  }
-
-  /** Browsers allow few changes of the address a second: it follows when the reader rests. */
-  function changed() {
-    clearTimeout(pause);
-    pause = setTimeout(remember, REMEMBERED_AFTER_MS);
-  }
-
-  function address() {
-    const url = new URL(location.href);
-    const query = new URLSearchParams();
-    for (const figure of figures) for (const [name, value] of figure.query()) query.append(name, value);
-    url.search = query.toString();
-    return url.href;
-  }
-
-  function remember() {
-    const url = address();
-    if (url !== location.href && !ended.signal.aborted) history.replaceState(history.state, "", url);
-  }
-
-  const figures = [...root.querySelectorAll("[data-figure]")].map((element) =>
-    makeFigure(element, { ask, changed, address, signal: ended.signal }),
-  );
-
-  function readAddress() {
-    const given = new URLSearchParams(location.search);
-    for (const figure of figures) figure.read(given);
-  }
-
-  addEventListener("popstate", readAddress, { signal: ended.signal });
-  if (location.search) readAddress();
-  return () => {
-    clearTimeout(pause);
-    ended.abort();
+  const page = { runtime: JSON.parse(root.dataset.runtime), ended: new AbortController(), figures: [], pause: 0 };
+  const { signal } = page.ended;
+  const given = {
+    ask: (request) => ask(root, page.runtime, request),
+    changed: () => rememberSoon(page),
+    address: () => addressOf(page.figures),
+    signal,
   };
+  page.figures = [...root.querySelectorAll("[data-figure]")].map((element) => makeFigure(element, given));
+  addEventListener("popstate", () => readAddress(page), { signal });
+  if (location.search) readAddress(page);
+  return () => {
+    clearTimeout(page.pause);
+    page.ended.abort();
+  };
+}
+
+async function ask(root, runtime, request) {
+  const answer = await askPython(runtime, "figure", request);
+  root.dataset.python = startedBy();
+  keepForOffline(runtime);
+  return answer;
+}
+
+/** Browsers allow few changes of the address a second: it follows when the reader rests. */
+function rememberSoon(page) {
+  clearTimeout(page.pause);
+  page.pause = setTimeout(() => remember(page), REMEMBERED_AFTER_MS);
+}
+
+function remember({ figures, ended }) {
+  const url = addressOf(figures);
+  if (url !== location.href && !ended.signal.aborted) history.replaceState(history.state, "", url);
+}
+
+function addressOf(figures) {
+  const url = new URL(location.href);
+  url.search = new URLSearchParams(figures.flatMap(queryOf)).toString();
+  return url.href;
+}
+
+function readAddress({ figures }) {
+  const given = new URLSearchParams(location.search);
+  for (const figure of figures) readQuery(figure, given);
 }
