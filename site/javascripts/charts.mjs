@@ -31,74 +31,102 @@ export function plain(text) {
 }
 
 /**
- * A chart in `element` that redraws with `update(traces)` and follows the palette.
+ * @typedef {object} Chart
+ * @property {HTMLElement} element its place
+ * @property {string} plotly address of the library
+ * @property {{x: string, y: string, top?: number | null}} axes titles and, where lines may leave the chart, its top
+ * @property {number | null} from 0 where the upright axis begins at zero
+ * @property {() => object[] | null} traces Plotly's traces in the present colours, or null while there is nothing to
+ *   draw: what stands there stays
+ * @property {boolean} visible whether it has come into sight: before, nothing is fetched
+ * @property {boolean} drawn
+ * @property {Promise} waiting settled when it is as it was asked for until now: drawings follow each other
+ * @property {() => void} stop forgets all that it listens to
+ */
+
+/**
+ * A chart that is drawn when it comes into sight, and again with `drawChart` and when the palette changes.
  *
  * @param {HTMLElement} element
- * @param {object} options plotly: address of the library; axes: {x, y} titles and, where lines may leave the chart, its
- *   top; traces() -> Plotly traces made with the present colours, or null while there is nothing to draw: what stands
- *   there stays
+ * @param {{plotly: string, axes: object, traces: Function, from?: number}} options see Chart
+ * @returns {Chart}
  */
 export function makeChart(element, { plotly: address, axes, traces, from = null }) {
-  let visible = false;
-  let drawn = false;
-  let waiting = Promise.resolve();
+  const chart = { element, plotly: address, axes, from, traces, visible: false, drawn: false, waiting: Promise.resolve(), stop: null };
   if (!element.hasChildNodes()) element.append(waitNote());
-
-  function layout(lines) {
-    const axis = { tickangle: 0, gridcolor: colour("line"), linecolor: colour("line-strong"), zeroline: false, automargin: true };
-    return {
-      autosize: true,
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: colour("ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
-      margin: { l: 48, r: 12, t: 8, b: 56 },
-      hovermode: "x unified",
-      hoverlabel: { bgcolor: colour("panel"), font: { color: colour("ink") } },
-      showlegend: true,
-      legend: { orientation: "h", y: 1.04, yanchor: "bottom", x: 0, title: { text: lines > 1 ? axes.y : "", side: "top" }, font: { color: colour("ink") } },
-      xaxis: { ...axis, title: { text: axes.x } },
-      yaxis: { ...axis, ...(axes.top ? { range: [0, axes.top] } : { rangemode: from === 0 ? "tozero" : "normal" }) },
-      uirevision: "kept",
-    };
-  }
-
-  function draw() {
-    if (!visible) return;
-    waiting = waiting.then(async () => {
-      try {
-        await painted();
-        const library = await loadPlotly(address);
-        if (!element.isConnected) return;
-        const shown = traces();
-        if (!shown) return;
-        if (!drawn) element.replaceChildren();
-        drawn = true;
-        await library.react(element, shown, layout(shown.length), { displayModeBar: false, responsive: true });
-        if (!element.dataset.drawn) element.on("plotly_afterplot", () => setTexts(element));
-        setTexts(element);
-        element.dataset.drawn = "true";
-      } catch (error) {
-        element.textContent = `The chart cannot be drawn: ${error.message}. The table below has its numbers.`;
-      }
-    });
-  }
-
-  const sight = new IntersectionObserver((entries) => {
-    if (entries.some((entry) => entry.isIntersecting) && !visible) {
-      visible = true;
-      draw();
-    }
-  }, { rootMargin: "600px" });
+  const sight = new IntersectionObserver((entries) => onSight(chart, entries), { rootMargin: "600px" });
+  const draw = () => drawChart(chart);
   sight.observe(element);
   document.addEventListener("palette", draw);
-  return {
-    draw,
-    stop() {
-      sight.disconnect();
-      document.removeEventListener("palette", draw);
-      if (drawn) window.Plotly.purge(element);
-    },
+  chart.stop = () => {
+    sight.disconnect();
+    document.removeEventListener("palette", draw);
   };
+  return chart;
+}
+
+function onSight(chart, entries) {
+  if (chart.visible || !entries.some((entry) => entry.isIntersecting)) return;
+  chart.visible = true;
+  drawChart(chart);
+}
+
+/** Draws what `traces` says now, when the drawings before are done. */
+export function drawChart(chart) {
+  if (!chart.visible) return;
+  chart.waiting = chart.waiting.then(async () => {
+    try {
+      await drawNow(chart);
+    } catch (error) {
+      chart.element.textContent = `The chart cannot be drawn: ${error.message}. The table below has its numbers.`;
+    }
+  });
+}
+
+async function drawNow(chart) {
+  const { element } = chart;
+  await painted();
+  const library = await loadPlotly(chart.plotly);
+  if (!element.isConnected) return;
+  const traces = chart.traces();
+  if (!traces) return;
+  if (!chart.drawn) element.replaceChildren();
+  chart.drawn = true;
+  await library.react(element, traces, layout(chart, traces.length), { displayModeBar: false, responsive: true });
+  if (!element.dataset.drawn) element.on("plotly_afterplot", () => setTexts(element));
+  setTexts(element);
+  element.dataset.drawn = "true";
+}
+
+export function stopChart(chart) {
+  chart.stop();
+  if (chart.drawn) window.Plotly.purge(chart.element);
+}
+
+/** Plotly's layout in the present colours. */
+function layout({ axes, from }, lines) {
+  const ink = { color: colour("ink") };
+  const axis = { tickangle: 0, gridcolor: colour("line"), linecolor: colour("line-strong"), zeroline: false, automargin: true };
+  const legendTitle = { text: lines > 1 ? axes.y : "", side: "top" };
+  return {
+    autosize: true,
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { ...ink, family: getComputedStyle(document.body).fontFamily, size: 12 },
+    margin: { l: 48, r: 12, t: 8, b: 56 },
+    hovermode: "x unified",
+    hoverlabel: { bgcolor: colour("panel"), font: ink },
+    showlegend: true,
+    legend: { orientation: "h", y: 1.04, yanchor: "bottom", x: 0, title: legendTitle, font: ink },
+    xaxis: { ...axis, title: { text: axes.x } },
+    yaxis: { ...axis, ...rangeOf(axes.top, from) },
+    uirevision: "kept",
+  };
+}
+
+/** The upright axis's range: to a fixed top, from zero, or as the lines have it. */
+function rangeOf(top, from) {
+  return top ? { range: [0, top] } : { rangemode: from === 0 ? "tozero" : "normal" };
 }
 
 /** What stands in a chart's place until it is drawn. */

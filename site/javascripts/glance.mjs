@@ -1,68 +1,80 @@
 // The run at a glance, on the home page.
 
+import { element } from "./elements.mjs";
+import { describe, isOver } from "./feed.mjs";
 import { showCount, showNumber } from "./format.mjs";
-import { describe, followRun, isOver, siteURL } from "./live.mjs";
+import { followRun, siteURL } from "./live.mjs";
+
+const MOST_PICTURES = 4;
 
 export function start(root) {
   const slot = (name) => root.querySelector(`[data-slot="${name}"]`);
-
-  function show(feed) {
-    if (feed.phase === "loading" || (!feed.changed && !feed.lost)) return;
-    const { kind, label, text } = describe(feed);
-    slot("status").dataset.kind = kind;
-    slot("status-label").textContent = label;
-    slot("status-text").textContent = text;
-    const known = feed.phase === "known";
-    slot("numbers").classList.toggle("hidden", !known);
-    slot("key").classList.toggle("hidden", !known);
-    slot("hint").classList.toggle("hidden", known);
-    if (!known) return;
-    slot("title").textContent = feed.run.title;
-    slot("loss").textContent = showNumber(feed.state.loss);
-    slot("active").textContent = showCount(isOver(feed) ? feed.volunteers.length : feed.state.active_peers);
-    slot("samples").textContent = showCount(feed.state.total_samples);
-    const points = feed.epochs.filter((row) => row.loss !== null).map((row) => [row.epoch, row.loss]);
-    const peers = feed.epochs.map((row) => [row.epoch, row.active_peers]);
-    slot("curve").replaceChildren(...(points.length > 1 ? [curve(points, peers)] : []));
-    const latest = feed.snapshots.at(-1)?.pictures.slice(0, 4) ?? [];
-    slot("pictures").replaceChildren(
-      ...latest.map((picture) => {
-        const image = document.createElement("img");
-        image.src = siteURL(picture.file);
-        image.alt = `Drawn by the model: “${picture.prompt}”`;
-        image.width = image.height = 72;
-        const caption = document.createElement("figcaption");
-        caption.textContent = picture.prompt;
-        const figure = document.createElement("figure");
-        figure.append(image, caption);
-        return figure;
-      }),
-    );
-  }
-
-  return followRun(show, { documents: ["leaderboard", "pictures"] });
+  return followRun((feed) => show(slot, feed), { documents: ["leaderboard", "pictures"] });
 }
 
-/** Loss, and below it the volunteers: the same picture as `spark_svg` of site/builder/plots.py. */
+function show(slot, feed) {
+  if (feed.phase === "loading" || (!feed.changed && !feed.lost)) return;
+  const { kind, label, text } = describe(feed);
+  slot("status").dataset.kind = kind;
+  slot("status-label").textContent = label;
+  slot("status-text").textContent = text;
+  const known = feed.phase === "known";
+  slot("numbers").classList.toggle("hidden", !known);
+  slot("key").classList.toggle("hidden", !known);
+  slot("hint").classList.toggle("hidden", known);
+  if (known) showRun(slot, feed);
+}
+
+function showRun(slot, feed) {
+  const { run, state, epochs, volunteers, snapshots } = feed;
+  slot("title").textContent = run.title;
+  slot("loss").textContent = showNumber(state.loss);
+  slot("active").textContent = showCount(isOver(feed) ? volunteers.length : state.active_peers);
+  slot("samples").textContent = showCount(state.total_samples);
+  const points = epochs.filter((row) => row.loss !== null).map((row) => [row.epoch, row.loss]);
+  const peers = epochs.map((row) => [row.epoch, row.active_peers]);
+  slot("curve").replaceChildren(...(points.length > 1 ? [curve(points, peers)] : []));
+  slot("pictures").replaceChildren(...(snapshots.at(-1)?.pictures ?? []).slice(0, MOST_PICTURES).map(drawn));
+}
+
+function drawn({ file, prompt }) {
+  const image = document.createElement("img");
+  image.src = siteURL(file);
+  image.alt = `Drawn by the model: “${prompt}”`;
+  image.width = image.height = 72;
+  return element("figure", [image, element("figcaption", [prompt])]);
+}
+
+/** Loss, and below it the volunteers, in a picture of 300 x 102: the same as `spark_svg` of site/builder/plots.py. */
 function curve(points, peers) {
-  const SVG = "http://www.w3.org/2000/svg";
+  const { loss, people, label } = curvePaths(points, peers);
+  const svg = svgElement("svg", { viewBox: "0 0 300 102", role: "img", "aria-label": label });
+  svg.append(svgElement("polyline", { points: loss }), svgElement("path", { class: "people", d: people }));
+  return svg;
+}
+
+function svgElement(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+/**
+ * The curve's points, the volunteers' path, and both in words.
+ *
+ * @param {number[][]} points [epoch, loss], the oldest first
+ * @param {number[][]} peers [epoch, how many volunteers]
+ */
+export function curvePaths(points, peers) {
   const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];
   const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  const at = ([x, y]) =>
-    `${(4 + (292 * (x - left)) / (right - left || 1)).toFixed(1)},${(76 - (72 * (y - low)) / (high - low || 1)).toFixed(1)}`;
-  const svg = document.createElementNS(SVG, "svg");
   const most = Math.max(...peers.map(([, count]) => count)) || 1;
-  svg.setAttribute("viewBox", "0 0 300 102");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `Loss from ${showNumber(ys[0])} at epoch ${left} to ${showNumber(ys.at(-1))} at epoch ${right}; below, how many volunteers trained: at most ${most}`);
-  const path = document.createElementNS(SVG, "polyline");
-  path.setAttribute("points", points.map(at).join(" "));
-  const people = document.createElementNS(SVG, "path");
-  const steps = peers
-    .filter(([x]) => x >= left)
-    .map(([x, count]) => `L${(4 + (292 * (x - left)) / (right - left || 1)).toFixed(1)},${(100 - (12 * count) / most).toFixed(1)}`);
-  people.setAttribute("class", "people");
-  people.setAttribute("d", `M4,100${steps.join("")}L296,100Z`);
-  svg.append(path, people);
-  return svg;
+  const across = (x) => (4 + (292 * (x - left)) / (right - left || 1)).toFixed(1);
+  const loss = points.map(([x, y]) => `${across(x)},${(76 - (72 * (y - low)) / (high - low || 1)).toFixed(1)}`);
+  const steps = peers.filter(([x]) => x >= left).map(([x, count]) => `L${across(x)},${(100 - (12 * count) / most).toFixed(1)}`);
+  return {
+    loss: loss.join(" "),
+    people: `M4,100${steps.join("")}L296,100Z`,
+    label: `Loss from ${showNumber(ys[0])} at epoch ${left} to ${showNumber(ys.at(-1))} at epoch ${right}; below, how many volunteers trained: at most ${most}`,
+  };
 }

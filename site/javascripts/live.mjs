@@ -1,11 +1,14 @@
 // Follows a run through /live/*.json of the site's own origin: the monitor answers there while a run is on; on a
 // static site the same paths hold the recorded run, or an empty run.json where none was recorded.
 
-import { showCount, showDate, showDuration } from "./format.mjs";
+import { emptyFeed, isBefore, merged, pauseAfter, takeLists, tellTime } from "./feed.mjs";
 
 const ROOT = new URL("..", import.meta.url);
 const REST_EVERY_SECONDS = 10;
 const ANSWER_WITHIN_SECONDS = 10;
+const TOLD_EVERY_MS = 1000;
+
+const now = () => Date.now() / 1000;
 
 /** Address of a file that a document names by its absolute path, also where the site lies below a sub-path. */
 export function siteURL(path) {
@@ -13,11 +16,20 @@ export function siteURL(path) {
 }
 
 /**
+ * @typedef {object} Following
+ * @property {Feed} feed what is known; see feed.mjs
+ * @property {(feed: Feed) => void} onChange
+ * @property {string[]} documents which ones to ask for, beside the run, its state and its history
+ * @property {boolean} stopped
+ * @property {number} turn which loop goes on: one that finds another number here ends
+ * @property {number} timer of the next question
+ * @property {number} answeredAt when the last answer came, in seconds; 0 before the first
+ * @property {number} serverAhead by how many seconds the server's clock is ahead of this computer's
+ * @property {number} restAt when all the documents are asked for again, even without a new epoch
+ */
+
+/**
  * Calls `onChange(feed)` with what is known of the run, at each news and at least every second.
- *
- * feed: {phase: "loading" | "none" | "known", run, state, epochs, peers, volunteers, snapshots, events,
- *        changed: true where more than the time went on, age: seconds since the last answer,
- *        now: the server's clock, lost: whether answers are overdue}
  *
  * @param {object} options
  * @param {string[]} options.documents which of losses, leaderboard, pictures, events to follow
@@ -25,155 +37,93 @@ export function siteURL(path) {
  */
 export function followRun(onChange, { documents = [] } = {}) {
   const feed = emptyFeed("loading");
-  let stopped = false;
-  let timer = 0;
-  let turn = 0;
-  let answeredAt = 0;
-  let serverAhead = 0;
-  let restAt = 0;
-
-  async function get(name) {
-    const response = await fetch(new URL(`live/${name}`, ROOT), {
-      cache: "no-cache",
-      signal: AbortSignal.timeout(ANSWER_WITHIN_SECONDS * 1000),
-    });
-    if (!response.ok) throw new Error(`${name}: ${response.status}`);
-    const dated = Date.parse(response.headers.get("date") ?? "");
-    if (!Number.isNaN(dated)) serverAhead = dated / 1000 - Date.now() / 1000;
-    return response.json();
-  }
-
-  async function update() {
-    const first = feed.phase !== "known";
-    if (first) {
-      const run = await get("run.json").catch(() => null);
-      if (!run?.run_id) {
-        feed.phase = "none";
-        return;
-      }
-      feed.run = run;
-    }
-    const state = await get("state.json");
-    const before = feed.state;
-    if (before && ((state.epoch ?? -1) < (before.epoch ?? -1))) {
-      // Another run, or the same one from an earlier checkpoint: forget what was drawn.
-      Object.assign(feed, emptyFeed("loading"));
-      return update();
-    }
-    feed.state = state;
-    const newEpoch = first || state.epoch !== before.epoch || state.status !== before.status;
-    if (newEpoch || Date.now() / 1000 >= restAt) {
-      const since = feed.epochs.length ? `?since=${feed.epochs.at(-1).epoch - 2}` : "";
-      const wanted = [get(`history.json${since}`), ...documents.map((name) => get(`${name}.json`))];
-      const [history, ...others] = await Promise.all(wanted);
-      const known = new Map(feed.epochs.map((row) => [row.epoch, row]));
-      for (const row of history.epochs) known.set(row.epoch, row);
-      feed.epochs = [...known.values()].sort((a, b) => a.epoch - b.epoch);
-      for (const other of others) {
-        for (const key of ["peers", "volunteers", "snapshots", "events"]) {
-          if (key in other) feed[key] = other[key];
-        }
-      }
-      restAt = Date.now() / 1000 + REST_EVERY_SECONDS;
-    }
-    feed.phase = "known";
-    answeredAt = Date.now() / 1000;
-    feed.changed = true;
-  }
-
-  async function loop(mine) {
-    let wait = feed.state?.updated_every_seconds ?? 2;
-    if (!document.hidden) {
-      const before = feed.phase;
-      try {
-        await update();
-      } catch {
-        // Shown by the age of the last answer; asked again below.
-      }
-      if (stopped || mine !== turn) return;
-      if (feed.phase !== before) feed.changed = true;
-      tell();
-      if (feed.phase === "none") wait = 15;
-      if (isOver(feed) && feed.state.active_peers === 0) wait = 30;
-    }
-    timer = setTimeout(loop, wait * 1000, mine);
-  }
-
-  function tell() {
-    const now = Date.now() / 1000;
-    feed.now = now + serverAhead;
-    feed.age = answeredAt ? Math.max(now - answeredAt, isOver(feed) ? 0 : feed.now - feed.state.time) : 0;
-    feed.lost = feed.phase === "known" && !isOver(feed) && feed.age > overdueAfter(feed);
-    onChange(feed);
-    feed.changed = false;
-  }
-
-  function onVisible() {
-    if (document.hidden) return;
-    clearTimeout(timer);
-    loop(++turn);
-  }
-
+  const following = { feed, onChange, documents, stopped: false, turn: 0, timer: 0, answeredAt: 0, serverAhead: 0, restAt: 0 };
+  const onVisible = () => goOn(following);
   document.addEventListener("visibilitychange", onVisible);
-  const ticker = setInterval(() => !document.hidden && tell(), 1000);
-  loop(turn);
+  const ticker = setInterval(() => !document.hidden && tell(following), TOLD_EVERY_MS);
+  loop(following, following.turn);
   return () => {
-    stopped = true;
-    clearTimeout(timer);
+    following.stopped = true;
+    clearTimeout(following.timer);
     clearInterval(ticker);
     document.removeEventListener("visibilitychange", onVisible);
   };
 }
 
-/** Whether nobody trains this run any more. */
-export function isOver(feed) {
-  return feed.state?.status === "finished" || feed.state?.status === "stopped";
+/** The reader sees the page again: what happened meanwhile is asked at once. */
+function goOn(following) {
+  if (document.hidden) return;
+  clearTimeout(following.timer);
+  loop(following, ++following.turn);
 }
 
-/** How the run stands: {kind, label, text}, in words for people. */
-export function describe(feed) {
-  const { phase, run, state } = feed;
-  if (phase === "loading") return { kind: "loading", label: "Looking", text: "Looking for a run …" };
-  if (phase === "none") {
-    return { kind: "none", label: "No run", text: "No run is live here now, and none was recorded yet." };
+/** Asks again and again, but nothing while nobody sees the page. */
+async function loop(following, mine) {
+  if (!document.hidden) {
+    const { phase } = following.feed;
+    // An answer that does not come shows by the age of the last one, and is asked for again.
+    await update(following).catch(() => {});
+    if (following.stopped || mine !== following.turn) return;
+    if (following.feed.phase !== phase) following.feed.changed = true;
+    tell(following);
   }
-  if (feed.lost) {
-    const text = `The monitor has not answered for ${showDuration(feed.age)}. Volunteers go on without it; this page shows what it said last.`;
-    return { kind: "lost", label: "No news", text };
-  }
-  const ended = state.last_epoch_at ? ` on ${showDate(state.last_epoch_at)}` : "";
-  const epoch = state.epoch === null ? "before its first epoch" : `after epoch ${showCount(state.epoch)}`;
-  switch (state.status) {
-    case "finished":
-      return { kind: "finished", label: "Finished", text: `This run finished${ended}, ${epoch}.` };
-    case "stopped":
-      return { kind: "stopped", label: "Stopped", text: `This run stopped${ended}, ${epoch}. It can go on from its last checkpoint.` };
-    case "waiting":
-      return { kind: "waiting", label: "Waiting", text: "No volunteer is active now. The run goes on as soon as somebody joins." };
-  }
-  const quiet = state.last_epoch_at ? feed.now - state.last_epoch_at : 0;
-  if (quiet > slowAfter(feed)) {
-    const text = `No epoch was finished for ${showDuration(quiet)}, longer than usual: volunteers may be leaving or joining.`;
-    return { kind: "slow", label: "Slow", text };
-  }
-  const goal = run.total_epochs ? ` of ${showCount(run.total_epochs)}` : "";
-  const where = state.epoch === null ? "the first epoch has not finished yet" : `epoch ${showCount(state.epoch)}${goal}`;
-  return { kind: "running", label: "Live", text: `Training now: ${where}.` };
+  following.timer = setTimeout(loop, pauseAfter(following.feed) * 1000, following, mine);
 }
 
-function slowAfter(feed) {
-  const times = feed.epochs.slice(-20).map((row) => row.time);
-  if (times.length < 3) return 180;
-  return Math.max(60, (6 * (times.at(-1) - times[0])) / (times.length - 1));
+/** Tells the page what is known now. */
+function tell(following) {
+  const { feed } = following;
+  tellTime(feed, { ...following, now: now() });
+  following.onChange(feed);
+  feed.changed = false;
 }
 
-function overdueAfter(feed) {
-  return Math.max(8, 3 * (feed.state.updated_every_seconds ?? 2));
+/** Asks for the run, while none is known, and for its state; for the rest where that says that there is something new. */
+async function update(following) {
+  const { feed } = following;
+  const first = feed.phase !== "known";
+  if (first && !(await findRun(following))) return;
+  const state = await get(following, "state.json");
+  const before = feed.state;
+  if (isBefore(state, before)) {
+    // What was drawn is another run's, or comes again: all of it is forgotten.
+    Object.assign(feed, emptyFeed("loading"));
+    return update(following);
+  }
+  feed.state = state;
+  const isNew = first || state.epoch !== before.epoch || state.status !== before.status;
+  if (isNew || now() >= following.restAt) await updateRest(following);
+  feed.phase = "known";
+  feed.changed = true;
+  following.answeredAt = now();
 }
 
-function emptyFeed(phase) {
-  return {
-    phase, run: null, state: null, epochs: [], peers: {}, volunteers: [], snapshots: [], events: [],
-    changed: true, age: 0, now: Date.now() / 1000, lost: false,
-  };
+/** Whether there is a run. */
+async function findRun(following) {
+  const run = await get(following, "run.json").catch(() => null);
+  if (run?.run_id) following.feed.run = run;
+  else following.feed.phase = "none";
+  return Boolean(run?.run_id);
+}
+
+async function updateRest(following) {
+  const { feed, documents } = following;
+  // The last two epochs come once more: what volunteers report late changes them.
+  const since = feed.epochs.length ? `?since=${feed.epochs.at(-1).epoch - 2}` : "";
+  const names = [`history.json${since}`, ...documents.map((name) => `${name}.json`)];
+  const [history, ...others] = await Promise.all(names.map((name) => get(following, name)));
+  feed.epochs = merged(feed.epochs, history.epochs);
+  takeLists(feed, others);
+  following.restAt = now() + REST_EVERY_SECONDS;
+}
+
+async function get(following, name) {
+  const response = await fetch(new URL(`live/${name}`, ROOT), {
+    cache: "no-cache",
+    signal: AbortSignal.timeout(ANSWER_WITHIN_SECONDS * 1000),
+  });
+  if (!response.ok) throw new Error(`${name}: ${response.status}`);
+  const dated = Date.parse(response.headers.get("date") ?? "");
+  if (!Number.isNaN(dated)) following.serverAhead = dated / 1000 - now();
+  return response.json();
 }

@@ -6,10 +6,10 @@ import { startTerms } from "./terms.mjs";
 
 const PARTS = {
   calculator: () => import("./calculator/page.mjs"),
-  dashboard: () => import("./dashboard.mjs"),
+  dashboard: () => import("./dashboard/page.mjs"),
   figures: () => import("./figures/page.mjs"),
   glance: () => import("./glance.mjs"),
-  join: () => import("./join.mjs"),
+  join: () => import("./join/page.mjs"),
 };
 
 /** A network that fails for a moment is asked again, after these. */

@@ -1,0 +1,66 @@
+// The buttons beside the form: a pasted config.json, a copied link, saved files.
+
+import { usePasted } from "./form.mjs";
+
+const SHOWN_MS = 2000;
+
+/**
+ * @param {(name: string) => HTMLElement} slot
+ * @param {Form} form
+ * @param {object} page askPython(function, request) -> answer, or {error}; changed() to be called when the form was changed
+ */
+export function startPasting(slot, form, page) {
+  const text = slot("config-text");
+  slot("config-use").addEventListener("click", async () => {
+    const { error, config, own } = await page.askPython("read_config", { text: text.value });
+    showReading(slot, error);
+    if (error) return;
+    form.element.elements.config.value = config;
+    usePasted(form, own);
+    page.changed();
+  });
+  slot("config-used").addEventListener("click", () => {
+    form.element.elements.config.value = text.value = slot("config-note").textContent = "";
+    page.changed();
+    form.element.elements.model.focus();
+  });
+}
+
+/** Says how a pasted text was read; the field is focused where it was refused, since its note says why. */
+function showReading(slot, error) {
+  const text = slot("config-text");
+  slot("config-note").textContent = error ?? "It is in use.";
+  text.setAttribute("aria-invalid", Boolean(error));
+  if (error) text.focus();
+}
+
+export function startSharing(button) {
+  const usual = button.textContent;
+  button.addEventListener("click", async () => {
+    const copied = navigator.clipboard.writeText(location.href);
+    button.textContent = await copied.then(() => "Link copied", () => "The link is in the address bar");
+    setTimeout(() => (button.textContent = usual), SHOWN_MS);
+  });
+}
+
+/**
+ * @param {(name: string) => HTMLElement} slot
+ * @param {object} page askExport() -> what to save, or {error}; say(sentence)
+ */
+export function startSaving(slot, page) {
+  for (const kind of ["json", "csv"]) {
+    slot(`save-${kind}`).addEventListener("click", async () => {
+      const answer = await page.askExport();
+      if (answer.error) page.say(answer.error);
+      else save(`memory.${kind}`, answer[kind]);
+    });
+  }
+}
+
+function save(name, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text]));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

@@ -1,0 +1,59 @@
+// The volunteers of a run: who gave how much, and what happened.
+
+import { element, heading } from "../elements.mjs";
+import { isOver } from "../feed.mjs";
+import { showClock, showCount, showDuration, showNumber } from "../format.mjs";
+import { seriesOf } from "./lines.mjs";
+
+const MOST_EVENTS = 100;
+
+/** Fills the leaderboard's body; `seen` gives volunteers their colours, see lines.mjs. */
+export function showBoard(board, feed, seen) {
+  board.replaceChildren(...feed.volunteers.map((volunteer) => volunteerRow(volunteer, feed, seriesOf(seen, volunteer.name))));
+}
+
+function volunteerRow(volunteer, feed, series) {
+  const swatch = element("span", []);
+  swatch.className = "swatch";
+  swatch.style.setProperty("--swatch", `var(--series-${series})`);
+  const name = heading("", "row");
+  name.append(swatch, volunteer.name);
+  const row = element("tr", [name, ...volunteerTexts(volunteer, feed).map((text) => element("td", [text]))]);
+  row.dataset.active = volunteer.active;
+  return row;
+}
+
+/** Samples, share, time, and what the volunteer does now. */
+export function volunteerTexts(volunteer, feed) {
+  const { samples, share, seconds } = volunteer;
+  return [showCount(samples), share === null ? "–" : `${Math.round(100 * share)} %`, showDuration(seconds), nowOf(volunteer, feed)];
+}
+
+function nowOf({ active, samples_per_second, last_seen }, feed) {
+  if (active) return samples_per_second === null ? "active" : `${showNumber(samples_per_second)} samples/s`;
+  return isOver(feed) ? "gone" : `gone ${showDuration(feed.now - last_seen)} ago`;
+}
+
+/** Fills the list of events. It is left alone where nothing is new, so that a reader who scrolls in it stays there. */
+export function showEvents(list, feed) {
+  const events = eventsToTell(feed.events);
+  const state = JSON.stringify(events[0] ?? null) + events.length;
+  if (list.dataset.state === state) return;
+  list.dataset.state = state;
+  list.replaceChildren(...(events.length ? events.map(eventLine) : [element("li", ["Nothing yet."])]));
+}
+
+/** The newest first, and of the many checkpoints the last one alone. */
+export function eventsToTell(events) {
+  const saved = events.findLast((event) => event.kind === "checkpoint");
+  const told = events.filter((event) => event.kind !== "checkpoint" || event === saved);
+  return told.reverse().slice(0, MOST_EVENTS);
+}
+
+function eventLine({ time, name, kind, text }) {
+  const clock = element("time", [showClock(time)]);
+  clock.dateTime = new Date(time * 1000).toISOString();
+  const line = element("li", [clock, " ", ...(name ? [element("strong", [name]), " "] : []), text]);
+  line.dataset.kind = kind;
+  return line;
+}

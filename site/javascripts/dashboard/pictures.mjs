@@ -1,0 +1,94 @@
+// The pictures that the model has drawn, as a table: a row for each prompt, a column for each epoch, the newest first.
+
+import { element, heading } from "../elements.mjs";
+import { siteURL } from "../live.mjs";
+
+/** In the table of pictures; at phones' widths both are less, and two columns fit. */
+const PROMPT_WIDTH = 120;
+const PICTURE_WIDTH = 130;
+
+const SOME =
+  "The same prompts, drawn again as the run goes on; the newest stand first. A tick says that shape or colour is as the prompt asks, by a rule that looks at the pixels; stray things beside it count as wrong.";
+const NONE = "No picture was drawn yet: the first ones come with the first checkpoint.";
+
+/**
+ * Fills the table with as many epochs as have room, or with all where the reader wants them.
+ *
+ * @param {(name: string) => HTMLElement} slot
+ * @param {object[]} snapshots {epoch, pictures: [{prompt, file, shape, colour}]}, the oldest first
+ */
+export function showPictures(slot, snapshots) {
+  const table = slot("pictures");
+  const room = columnsIn(table.closest(".scroll").clientWidth);
+  const chosen = chosenOf(snapshots, showsAll(slot("pictures-all"), snapshots.length, room) ? snapshots.length : room);
+  // The same pictures once more would be fetched and decoded again.
+  const state = JSON.stringify(chosen.map(({ epoch }) => epoch));
+  if (table.dataset.state === state) return;
+  table.dataset.state = state;
+  slot("pictures-text").textContent = chosen.length ? SOME : NONE;
+  table.replaceChildren(...(chosen.length ? [head(chosen), body(chosen)] : []));
+}
+
+/** How many columns fit. */
+export function columnsIn(width) {
+  return Math.max(2, Math.floor((width - PROMPT_WIDTH) / PICTURE_WIDTH));
+}
+
+/** Of some snapshots at most so many, evenly spread, the first and the last among them; the newest first. */
+export function chosenOf(snapshots, most) {
+  return spread(snapshots, most).reverse();
+}
+
+function spread(list, most) {
+  if (list.length <= most) return [...list];
+  return Array.from({ length: most }, (_, place) => list[Math.round((place * (list.length - 1)) / (most - 1))]);
+}
+
+/** Brings the button for all epochs up to date; returns whether it is pressed. */
+function showsAll(button, count, room) {
+  button.hidden = count <= room;
+  button.textContent = `Pictures of all ${count} epochs`;
+  return button.getAttribute("aria-pressed") === "true";
+}
+
+function head(snapshots) {
+  return element("thead", [element("tr", [heading("Prompt", "col"), ...snapshots.map(({ epoch }) => heading(`epoch ${epoch}`, "col"))])]);
+}
+
+function body(snapshots) {
+  const prompts = [...new Set(snapshots.flatMap(({ pictures }) => pictures.map(({ prompt }) => prompt)))];
+  const rows = prompts.map((prompt) => element("tr", [heading(prompt, "row"), ...snapshots.map((snapshot) => cell(snapshot, prompt))]));
+  return element("tbody", rows);
+}
+
+function cell({ epoch, pictures }, prompt) {
+  return element("td", pictures.filter((picture) => picture.prompt === prompt).map((picture) => drawn(picture, epoch)));
+}
+
+function drawn(picture, epoch) {
+  const image = element("img", []);
+  image.src = siteURL(picture.file);
+  image.width = image.height = 96;
+  image.loading = "lazy";
+  image.alt = altOf(picture, epoch);
+  const marks = marksOf(picture);
+  if (!marks) return element("div", [image]);
+  const note = element("span", [marks]);
+  note.className = "verdict";
+  note.ariaHidden = "true"; // the image's text says the same
+  return element("div", [image, note]);
+}
+
+/** Shape and colour, each with whether it is right; without those that no rule has judged. */
+function judged({ shape, colour }) {
+  return [["shape", shape], ["colour", colour]].filter(([, right]) => right !== null);
+}
+
+export function altOf(picture, epoch) {
+  const verdicts = judged(picture).map(([what, right]) => `; ${what} ${right ? "right" : "wrong"}`);
+  return `“${picture.prompt}” as drawn at epoch ${epoch}${verdicts.join("")}`;
+}
+
+export function marksOf(picture) {
+  return judged(picture).map(([what, right]) => `${right ? "✓" : "✗"} ${what}`).join("  ");
+}
