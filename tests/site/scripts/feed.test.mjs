@@ -1,0 +1,166 @@
+// What is known of a run, how it stands, and how it is followed.
+
+import assert from "node:assert/strict";
+import { beforeEach, mock, test } from "node:test";
+
+import { describe, emptyFeed, isBefore, merged, pauseAfter, takeLists, tellTime } from "../../../site/javascripts/feed.mjs";
+
+const rows = (...epochs) => epochs.map((epoch) => ({ epoch, time: 10 * epoch, loss: 5 - epoch / 10 }));
+const known = (state, more = {}) => ({
+  ...emptyFeed("known"), run: { total_epochs: 40 }, epochs: rows(1, 2, 3, 4), now: 45,
+  state: { status: "running", epoch: 4, last_epoch_at: 40, updated_every_seconds: 2, time: 44, active_peers: 3, ...state }, ...more,
+});
+const kind = (state, more) => describe(known(state, more)).kind;
+
+test("how a run stands", () => {
+  assert.equal(describe(emptyFeed("loading")).kind, "loading");
+  assert.equal(describe(emptyFeed("none")).kind, "none");
+  assert.deepEqual(describe(known({})), { kind: "running", label: "Live", text: "Training now: epoch 4 of 40." });
+  assert.match(describe(known({ epoch: null, last_epoch_at: null })).text, /the first epoch has not finished yet/);
+  for (const status of ["finished", "stopped", "waiting"]) assert.equal(kind({ status }), status);
+  assert.match(describe(known({ status: "stopped", epoch: null, last_epoch_at: null })).text, /^This run stopped, before its first epoch/);
+  assert.equal(kind({ status: "finished" }, { lost: true, age: 60 }), "lost");
+});
+
+test("a run is slow after six times its usual pause, and at least a minute", () => {
+  assert.equal(kind({}, { now: 40 + 59 }), "running");
+  assert.equal(kind({}, { now: 40 + 61 }), "slow");
+  const seldom = rows(1, 2, 3, 4).map((row) => ({ ...row, time: 100 * row.epoch }));
+  assert.equal(kind({ last_epoch_at: 400 }, { epochs: seldom, now: 400 + 599 }), "running");
+  assert.equal(kind({ last_epoch_at: 400 }, { epochs: seldom, now: 400 + 601 }), "slow");
+  assert.equal(kind({}, { epochs: rows(3, 4), now: 40 + 179 }), "running", "two epochs tell no usual pause");
+});
+
+test("silence makes a run lost; one that is over may be silent", () => {
+  const told = (state, clock) => {
+    const feed = known(state);
+    tellTime(feed, { now: 100, serverAhead: 0, answeredAt: 99, ...clock });
+    return [feed.age, feed.lost];
+  };
+  assert.deepEqual(told({ time: 99 }), [1, false]);
+  assert.deepEqual(told({ time: 92 }), [8, false]);
+  assert.deepEqual(told({ time: 91 }), [9, true], "an answer of now may tell of a state long ago");
+  assert.deepEqual(told({ time: 91, updated_every_seconds: 10 }), [9, false]);
+  assert.deepEqual(told({ time: 101 }, { serverAhead: 5 }), [4, false]);
+  assert.deepEqual(told({ time: 1, status: "finished" }), [1, false]);
+  assert.deepEqual(told({}, { answeredAt: 0 }), [0, false]);
+});
+
+test("news are added to what is known", () => {
+  assert.deepEqual(merged(rows(1, 2), [{ epoch: 2, loss: 9 }, ...rows(3)]).map((row) => [row.epoch, row.loss]), [[1, 4.9], [2, 9], [3, 4.7]]);
+  const feed = known({});
+  takeLists(feed, [{ peers: { ada: [] } }, { events: [1], secrets: [2] }]);
+  assert.deepEqual([feed.peers, feed.events, feed.volunteers, feed.secrets], [{ ada: [] }, [1], [], undefined]);
+});
+
+test("a state from before is another run's", () => {
+  assert.equal(isBefore({ epoch: 3 }, { epoch: 4 }), true);
+  assert.equal(isBefore({ epoch: null }, { epoch: 0 }), true);
+  assert.equal(isBefore({ epoch: 4 }, { epoch: 4 }), false);
+  assert.equal(isBefore({ epoch: 0 }, null), false);
+});
+
+test("a run that is over, or is not there, is asked for seldom", () => {
+  assert.equal(pauseAfter(emptyFeed("loading")), 2);
+  assert.equal(pauseAfter(emptyFeed("none")), 15);
+  assert.equal(pauseAfter(known({ updated_every_seconds: 0.3 })), 0.3);
+  assert.equal(pauseAfter(known({ status: "stopped" })), 2, "somebody is still there");
+  assert.equal(pauseAfter(known({ status: "stopped", active_peers: 0 })), 30);
+});
+
+let documents;
+let asked;
+let listeners;
+
+/** Lets what was asked be answered; timers stand still. */
+const settled = async () => {
+  for (let turn = 0; turn < 50; turn++) await Promise.resolve();
+};
+
+beforeEach(() => {
+  mock.timers.reset();
+  mock.timers.enable({ apis: ["setTimeout", "setInterval"] });
+  asked = [];
+  listeners = {};
+  globalThis.document = {
+    hidden: false,
+    addEventListener: (name, listener) => (listeners[name] = listener),
+    removeEventListener: (name) => delete listeners[name],
+  };
+  globalThis.fetch = async (url) => {
+    const name = url.href.split("/live/")[1];
+    asked.push(name);
+    const found = documents[name.split(".")[0]];
+    return { ok: Boolean(found), status: 404, headers: new Headers(), json: async () => structuredClone(found) };
+  };
+  documents = {
+    run: { run_id: "shapes", total_epochs: 40 },
+    state: { status: "running", epoch: 4, time: Date.now() / 1000, active_peers: 1, updated_every_seconds: 2 },
+    history: { epochs: rows(1, 2, 3, 4) },
+    events: { events: ["began"] },
+  };
+});
+
+const { followRun, siteURL } = await import("../../../site/javascripts/live.mjs");
+
+test("a run is followed: all at first, then its state, and the rest with a new epoch", async () => {
+  const told = [];
+  const stop = followRun((feed) => told.push({ phase: feed.phase, changed: feed.changed, epochs: feed.epochs.length }), { documents: ["events"] });
+  await settled();
+  assert.deepEqual(asked, ["run.json", "state.json", "history.json", "events.json"]);
+  assert.deepEqual(told, [{ phase: "known", changed: true, epochs: 4 }]);
+  mock.timers.tick(2000);
+  await settled();
+  assert.deepEqual(asked.slice(4), ["state.json"]);
+  documents.state.epoch = 5;
+  documents.history.epochs = rows(4, 5);
+  mock.timers.tick(2000);
+  await settled();
+  assert.deepEqual(asked.slice(5), ["state.json", "history.json?since=2", "events.json"]);
+  assert.equal(told.at(-1).epochs, 5);
+  stop();
+  mock.timers.tick(60_000);
+  await settled();
+  assert.equal(asked.length, 8);
+  assert.deepEqual(listeners, {});
+});
+
+test("after another run's state all is asked for anew", async () => {
+  let feed;
+  const stop = followRun((news) => (feed = news));
+  await settled();
+  documents.run = { run_id: "other" };
+  documents.state.epoch = 1;
+  documents.history.epochs = rows(1);
+  mock.timers.tick(2000);
+  await settled();
+  assert.deepEqual([feed.run.run_id, feed.epochs.length], ["other", 1]);
+  stop();
+});
+
+test("nobody asks while the page is hidden, and at once when it is seen again", async () => {
+  const stop = followRun(() => {});
+  await settled();
+  document.hidden = true;
+  mock.timers.tick(60_000);
+  await settled();
+  assert.equal(asked.length, 3);
+  document.hidden = false;
+  listeners.visibilitychange();
+  await settled();
+  assert.equal(asked.length, 4);
+  stop();
+});
+
+test("without a run the page says so", async () => {
+  documents = {};
+  const phases = [];
+  const stop = followRun(({ phase }) => phases.push(phase));
+  await settled();
+  assert.deepEqual([asked, phases], [["run.json"], ["none"]]);
+  stop();
+});
+
+test("files of a run lie below the site, wherever that is", () => {
+  assert.match(siteURL("/live/pictures/1.png"), /site\/live\/pictures\/1\.png$/);
+});

@@ -1,0 +1,87 @@
+// A setup as the form's texts: what applies, the request, and what is one change away.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  alternatives, applicable, fitting, memoryOf, neighbours, parsed, parsedConfig, queryFor, requestFor, valuesFrom,
+} from "../../../site/javascripts/calculator/setup.mjs";
+import { DEFAULTS, FIELDS, ownOf } from "./form_fields.mjs";
+
+const names = (fields) => fields.map(({ name }) => name);
+const request = (values) => requestFor(FIELDS, { ...DEFAULTS, ...values }, ownOf({ ...DEFAULTS, ...values }));
+
+test("a request leaves out what is empty, usual, or does not apply", () => {
+  assert.deepEqual(request({}), { setup: { model: "gpt2" }, gpu: "t4" });
+  assert.deepEqual(request({ optimizer: "adamw", micro_batch_size: "1" }).setup, { model: "gpt2" });
+  assert.deepEqual(request({ delta_rule: "true" }).setup, { model: "gpt2" });
+  assert.deepEqual(request({ delta_rule: "true", offload_optimizer: "true" }).setup, {
+    model: "gpt2", offload_optimizer: true, delta_rule: true,
+  });
+});
+
+test("a GPU stands beside the setup, and none is an empty text", () => {
+  assert.equal(request({ gpu: "" }).gpu, "");
+  assert.deepEqual(request({ gpu: "cuda-20gb" }), { setup: { model: "gpt2" }, gpu: "cuda-20gb" });
+});
+
+test("a pasted config.json takes the model's place", () => {
+  const { setup } = request({ config: '{"model_type": "gpt2"}' });
+  assert.deepEqual(setup, { config: { model_type: "gpt2" } });
+  assert.equal(request({ config: "no JSON" }).setup.config, "no JSON");
+});
+
+test("what cannot be combined has a reason, what has no meaning is left out", () => {
+  const plain = fitting(DEFAULTS, ownOf(DEFAULTS));
+  assert.ok(!plain.impossible.offload_optimizer && plain.needless.delta_rule && plain.needless.reversible);
+  const paged = fitting({ ...DEFAULTS, optimizer: "paged-adamw", offload_optimizer: "true" }, ownOf(DEFAULTS));
+  assert.match(paged.impossible.offload_optimizer, /by itself/);
+  assert.ok(paged.needless.delta_rule, "a paged optimizer is not offloaded");
+  const painter = { ...DEFAULTS, model: "dalle" };
+  assert.match(fitting(painter, ownOf(painter)).impossible.checkpointing, /nothing is left to checkpoint/);
+  assert.ok(!fitting({ ...painter, reversible: "false" }, ownOf(painter)).impossible.checkpointing);
+  assert.ok(!names(applicable(FIELDS, fitting(painter, ownOf(painter)))).includes("checkpointing"));
+});
+
+test("a card by its memory is told from a card by its name", () => {
+  assert.equal(memoryOf("cuda-20gb"), "20");
+  assert.equal(memoryOf("cuda-gb"), "");
+  assert.equal(memoryOf("cuda-<b>\ngb"), "<b>\n");
+  assert.equal(memoryOf("rtx-3090"), null);
+  assert.equal(memoryOf(undefined), null);
+});
+
+test("texts become the values that JSON has for them", () => {
+  assert.deepEqual(["true", "false", "12", "-0.5", "1e3"].map(parsed), [true, false, 12, -0.5, 1000]);
+  assert.deepEqual(["", "1e999", "0x10", " 1", "12a", "Infinity", "NaN"].map(parsed), ["", "1e999", "0x10", " 1", "12a", "Infinity", "NaN"]);
+  assert.deepEqual([parsedConfig("[1]"), parsedConfig("{")], [[1], "{"]);
+});
+
+test("an address has what differs, and names that are not ours are dropped", () => {
+  const values = { ...DEFAULTS, model: "dalle", gpu: "" };
+  const query = queryFor(values, DEFAULTS);
+  assert.equal(query.toString(), "model=dalle&gpu=");
+  query.append("pin", "model=x");
+  assert.deepEqual({ ...DEFAULTS, ...valuesFrom(query, DEFAULTS) }, values);
+});
+
+test("one change away: a switch the other way, numbers near, all that a list offers", () => {
+  const field = (name) => FIELDS.find((one) => one.name === name);
+  assert.deepEqual(alternatives(field("offload_optimizer"), "true", "20"), ["false"]);
+  assert.deepEqual(alternatives(field("micro_batch_size"), "7", "20"), ["8", "6", "14", "3"]);
+  assert.deepEqual(alternatives(field("micro_batch_size"), "1", "20"), ["2", "2"]);
+  assert.deepEqual(alternatives({ kind: "number", placeholder: "1024" }, "", "20")[0], "1025");
+  assert.deepEqual(alternatives(field("micro_batch_size"), "many", "20"), []);
+  assert.deepEqual(alternatives(field("gpu"), "t4", "20"), ["", "t4", "cuda-20gb"]);
+  assert.deepEqual(alternatives(field("gpu"), "cuda-20gb", "20").slice(3), ["cuda-21gb", "cuda-19gb", "cuda-40gb", "cuda-10gb"]);
+  assert.deepEqual(alternatives(field("config"), "{}", "20"), []);
+});
+
+test("what was turned last is asked ahead first, and other models last", () => {
+  const ahead = (changed) => neighbours(FIELDS, DEFAULTS, { changed, card: "20", ownOf });
+  assert.equal(ahead("gpu")[0].gpu, "");
+  assert.equal(ahead("card")[0].gpu, "", "the card's memory is part of the GPU");
+  assert.equal(ahead("micro_batch_size")[0].setup.micro_batch_size, 2);
+  assert.equal(ahead(undefined).at(-1).setup.model, "dalle");
+  assert.ok(!ahead("delta_rule").some(({ setup }) => "delta_rule" in setup), "it does not apply");
+});
