@@ -110,9 +110,9 @@ def one_peer(folder: Path, name: str, mode: str, updates: int, stop: object) -> 
     import torch
 
     from training.model.transformer import build_model
-    from training.swarm.build import build_swarm_optimizer
     from training.swarm.dht import full_addresses, start_dht
     from training.swarm.identity import Identity
+    from training.swarm.optimizer import SwarmOptimizer
 
     torch.set_num_threads(1)
     run, identity, address = recipe(mode, updates), Identity(folder / name), folder / "address"
@@ -126,7 +126,7 @@ def one_peer(folder: Path, name: str, mode: str, updates: int, stop: object) -> 
         (folder / "new").write_text(full_addresses(dht)[0], encoding="ascii")
         (folder / "new").rename(address)
     model, micro = build_model(run.model, run.seed), BATCH // 4
-    optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=micro)
+    optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity, micro_batch_size=micro)
     stop.listen()
     batches = samples(run.model, seed=1 if name == "first" else 2, size=micro)
     epochs = updates // UPDATES_PER_EXCHANGE if mode == "diloco" else SYNCHRONOUS_EPOCHS

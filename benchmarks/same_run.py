@@ -61,9 +61,9 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
     import torch
 
     from training.model.transformer import build_model
-    from training.swarm.build import build_swarm_optimizer
     from training.swarm.dht import full_addresses, start_dht
     from training.swarm.identity import Identity
+    from training.swarm.optimizer import SwarmOptimizer
 
     torch.set_num_threads(1)
     run, identity, address = recipe(codec), Identity(folder / name), folder / "address"
@@ -77,7 +77,7 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
         (folder / "new").write_text(full_addresses(dht)[0], encoding="ascii")
         (folder / "new").rename(address)
     model = build_model(run.model, run.seed)
-    optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=MICRO_BATCH)
+    optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity, micro_batch_size=MICRO_BATCH)
     stop.listen()
     _meet(folder, name, "ready")
     batches = samples(run.model, seed=1 + PEERS.index(name), size=MICRO_BATCH)
@@ -87,7 +87,7 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
         optimizer.step()
         optimizer.zero_grad()
         if not (folder / f"{name}.known").is_file():  # both know of each other before an epoch can end
-            while optimizer.tracker.global_progress.num_peers < len(PEERS):
+            while optimizer.progress.num_peers < len(PEERS):
                 time.sleep(0.05)
             _meet(folder, name, "known")
         for report in optimizer.take_epoch_reports():

@@ -143,10 +143,10 @@ def peer(
     import hivemind
     import torch
 
-    from training.swarm.build import build_swarm_optimizer
     from training.swarm.dht import start_dht
     from training.swarm.early import EarlyDownload
     from training.swarm.identity import Identity
+    from training.swarm.optimizer import SwarmOptimizer
 
     say(event="imported", time=time.monotonic())
     torch.set_num_threads(1)
@@ -162,7 +162,7 @@ def peer(
     if stack == "2021":
         optimizer = _optimizer_2021(model, run, dht, peers)
     else:
-        optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=MICRO_BATCH)
+        optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity, micro_batch_size=MICRO_BATCH)
     say(event="built", time=time.monotonic())
     stop.listen()
     while late and not optimizer.local_epoch:
@@ -178,7 +178,7 @@ def peer(
         began = time.monotonic()
         optimizer.step()
         steps.append((time.monotonic() - began, optimizer.local_epoch != epoch))
-        if not contributed and optimizer.grad_averager.local_samples_accumulated:
+        if not contributed and _samples_added_up(optimizer):
             contributed = True
             say(event="contributed", time=time.monotonic(), epoch=optimizer.local_epoch)
         if optimizer.local_epoch != epoch:
@@ -193,6 +193,12 @@ def peer(
                 say(event="report", epoch=report.epoch, alone=report.alone, missed=report.missed, **facts)
     if stack != "2021":
         optimizer.say_goodbye()
+
+
+def _samples_added_up(optimizer) -> int:
+    """Of this epoch, by hivemind's optimizer or ours."""
+    averager = getattr(optimizer, "gradients", None)
+    return averager.samples if averager is not None else optimizer.grad_averager.local_samples_accumulated
 
 
 def waited(steps: list[tuple[float, bool]], *, ends_alone: bool) -> float:

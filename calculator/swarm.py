@@ -59,7 +59,7 @@ MESSAGE_BYTES = 4 * 2**20
 PROGRESS_COPIES = 8
 """A look at the progress is answered by each of 5 replicas and by some caches (benchmarks/progress_record.py)."""
 SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
-"""Between two looks at the progress (training/swarm/build.py, tracker_opts)."""
+"""Between two looks at the progress (training/swarm/optimizer.py)."""
 PATIENCE_WINDOWS = 4
 """A group waits so many windows of matchmaking for peers that are known to train; the trainer takes it from here."""
 ADVISED_WINDOWS = 5

@@ -173,8 +173,8 @@ def bytes_of_the_mode(run: RunConfig, result: Estimate, parameters: int) -> tupl
     """What the recipe's way of averaging takes of the device and of the host, beside the calculator's estimate.
 
     With local updates LAMB's moments and the sum of an inner batch's gradients are where the model is, and the host
-    keeps a momentum in their place (training/swarm/local_updates.py). PowerSGD keeps what its products leave out
-    (training/swarm/powersgd.py); matrices are nearly all of a model.
+    keeps a momentum in their place (training/swarm/strategies/local_updates.py). PowerSGD keeps what its products leave
+    out (training/swarm/powersgd.py); matrices are nearly all of a model.
     """
     copy = 4 * parameters
     if run.swarm.mode == "diloco":

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint, save_checkpoint
 from training.config import RunConfig
@@ -14,14 +13,12 @@ from training.data.stream import open_manifest
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
-from training.optim.schedule import learning_rate_factor
 from training.processes.events import EventLog
 from training.publish.history import History
 from training.publish.pictures import PictureDrawer
-from training.swarm.averaging import SwarmStateAverager
-from training.swarm.catching_up import load_optimizer_state
 from training.swarm.dht import DHT
 from training.swarm.download import TrainingState, download_state
+from training.swarm.host import load_optimizer_state
 
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
@@ -88,8 +85,6 @@ class Keeper:
             parameter_groups(self._model, run.optimizer.weight_decay),
             lr=run.schedule.peak_learning_rate,
         )
-        # The peers' schedule adds a field to each group, and the state is read by its fields' order.
-        LambdaLR(self._optimizer, lambda epoch: learning_rate_factor(epoch, run.schedule))
         run_dir.mkdir(parents=True, exist_ok=True)
         self._drawer_log = (run_dir / "pictures.log").open("ab")
         self._drawer = PictureDrawer(shards, self._drawer_log)
@@ -169,7 +164,6 @@ class Keeper:
             total_seconds=seconds,
             max_bytes=STATE_BYTES + STATE_BYTES_PER_PARAMETER * self.parameters,
             epochs=range(wanted_epoch, self._epoch() + EPOCHS_AHEAD),
-            averager=SwarmStateAverager,
         )
         self._load(parameters, state)
         last = self._history.last_epoch() or {}

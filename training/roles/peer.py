@@ -13,10 +13,10 @@ from training.errors import TrainingError
 from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
-from training.swarm.build import build_swarm_optimizer
 from training.swarm.dht import full_addresses
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
+from training.swarm.optimizer import SwarmOptimizer
 from training.volunteer.arrival import arrive
 from training.volunteer.connection import Connection, answers_of, connect
 from training.volunteer.contribution import Contribution
@@ -53,7 +53,7 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
     console.print(
         f"The run {run.run_id} is there, with this recipe ({run.digest}); it trains with {len(others)} peers."
     )
-    console.print("All is well: leave --dry-run away to train.")
+    console.print("All is well: omit --dry-run to train.")
 
 
 def run_peer(
@@ -91,10 +91,9 @@ def run_peer(
     reporter.update(PeerStatus(contribution=Contribution.read(contribution_file)))
     model = build()
     model.activation_budget_bytes = choices.activation_budget_bytes
-    optimizer = build_swarm_optimizer(
+    optimizer = SwarmOptimizer(
         model, run, dht=dht, identity=identity, micro_batch_size=samples, client_mode=settings.client_mode
     )
-    stop.listen()  # hivemind's averagers have made this process ignore SIGINT
     try:
         resume, shards = settings.resume, connection.shards
         source = arrive(optimizer, run, early=early, resume=resume, shards=shards, stop=stop, console=console)

@@ -1,17 +1,20 @@
 """Whether an all-reduce counts: a group agrees on that, or on a repetition among those who are left.
 
-A peer that dies in the middle leaves results that differ: some parts are the average of all, some of the others, and
-those that it should have averaged are each peer's own. So nobody uses a result before the group has agreed on it. Each
-peer tells its verdict to the referee, which is the first of the group's order that answers. If all verdicts that
-arrive are good, the result counts. If one is bad, all end their part at once, and those who have spoken repeat the
-all-reduce with the tensors that they still hold: nothing of theirs is lost.
+A peer that dies in the middle of an all-reduce leaves the others with different results: some parts are the mean of
+all senders, some of the remaining ones, and the parts that it should have reduced are each peer's own. So no peer uses
+its result before the group has agreed on it:
 
-Nobody is taken for dead because a stream of his broke: the referee calls those who are silent, and waits for those
-whom it reaches. A peer that stands in for a dead referee asks them as well whether they know of a decision.
+1. Each peer sends its verdict to the referee, the first peer in the group's order that answers.
+2. If all verdicts are good, the result counts.
+3. If one is bad, all peers end the all-reduce at once, and those that sent a verdict repeat it among themselves. They
+   still hold their tensors, so nothing is lost.
 
-It is not a consensus that survives everything: where a network splits, or the referee dies with the only peer that it
-has told, peers may go apart. They then say so (`RoundReport.torn`) and take common weights in the next round of
-parameters.
+A broken stream does not make a peer dead: the referee calls the peers that are silent, and waits for those that it
+reaches. A peer that stands in for a dead referee also asks the others whether they know of a decision.
+
+This is no consensus protocol. If the network splits, or the referee dies together with the only peer that it told,
+peers may decide differently. Their reports then say so (`RoundReport.torn`), and the next round of parameters gives
+them common weights.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ Ask = Callable[[PeerID, Message], Awaitable[Message]]
 """Sends a verdict to a peer; its answer."""
 
 GOOD_SECONDS = 1.0
-"""From the first verdict on, the referee waits so long for the others while all are good: who has the whole average
-knows that everybody's tensors have arrived, so nothing but a late peer's own result can still fail."""
+"""From the first verdict on, the referee waits so long for the others while all verdicts are good. A peer that has the
+whole average knows that everybody's tensors arrived, so only a late peer's own result can still fail."""
 VERDICT_SECONDS = 3.0
-"""From the first bad verdict on, it waits so long for those who may live."""
+"""From the first bad verdict on, it waits so long for the peers that may be alive."""
 HOLD_SECONDS = 1.0
-"""A referee answers within this time, if only that it has not decided yet."""
+"""A referee answers within this time, even if it can only say that it has not decided yet."""
 SILENCE_SECONDS = 4.0
-"""A referee that is silent for so long is passed over; one that answers without a decision after twice this time."""
+"""A peer asks the next referee if one is silent for so long, or answers without a decision for twice this time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,16 +50,16 @@ class Verdict:
     whole: bool
     """Whether all parts came back as the average of all that were sent."""
     faulty: frozenset[PeerID] = frozenset()
-    """Groupmates whose averages were not finite; who is so to most of the others has no part in the repetition."""
+    """Groupmates whose answers were not finite. A peer that most of the others name is left out of the repetition."""
 
     def message(self, group_id: bytes) -> Message:
-        """As it travels."""
+        """The message that carries it."""
         code = averaging_pb2.ACCEPTED if self.whole else averaging_pb2.CANCELLED
         return Message(code=code, group_id=group_id, ordered_peer_ids=[peer.to_bytes() for peer in self.faulty])
 
     @classmethod
     def read(cls, message: Message) -> Verdict:
-        """From a message; what is no praise is taken for blame."""
+        """From a message; any code but ACCEPTED counts as a failure."""
         faulty = frozenset(PeerID(peer) for peer in message.ordered_peer_ids)
         return cls(whole=message.code == averaging_pb2.ACCEPTED, faulty=faulty)
 
@@ -68,9 +71,9 @@ class Decision:
     group_id: bytes = b""
     """Of the repetition; empty if the result counts."""
     members: tuple[PeerID, ...] = ()
-    """Who repeats it, in the group's order."""
+    """The peers that repeat it, in the group's order."""
     solitary: bool = False
-    """Whether the peer decided for itself, for it found nobody to ask."""
+    """Whether the peer decided for itself, because it reached no referee."""
 
     @property
     def counts(self) -> bool:
@@ -78,7 +81,7 @@ class Decision:
         return not self.group_id
 
     def message(self) -> Message:
-        """As it travels; what a peer has decided for itself is nobody else's concern."""
+        """The message that carries it. A peer that decided for itself tells others that it is in no group."""
         if self.solitary:
             return Message(code=averaging_pb2.BAD_GROUP_ID)
         return Message(
@@ -92,7 +95,7 @@ class Decision:
         """From a referee's answer to one of `peers`.
 
         Raises:
-            ValueError: If it is none, or names a stranger.
+            ValueError: If it is no decision, or names a peer that is not in the group.
         """
         if message.code == averaging_pb2.ACCEPTED:
             return cls()
@@ -137,9 +140,9 @@ class Agreement:
         self._judging: asyncio.Task | None = None
 
     async def reach(self, verdict: Verdict) -> Decision:
-        """This peer's all-reduce has ended; waits for what the group decides.
+        """This peer's all-reduce has ended; waits for the group's decision.
 
-        A peer that finds no referee decides for itself: without the others there is none to repeat it with.
+        A peer that reaches no referee decides for itself: there is nobody to repeat the all-reduce with.
         """
         self._hear(self.own, verdict)
         for referee in self.referees:
@@ -148,7 +151,7 @@ class Agreement:
             if referee == self.own:
                 self._judge_from_now_on()
                 break
-            with suppress(Exception):  # it is gone, has another program, or talks nonsense: the next one is asked
+            with suppress(Exception):  # it is gone, or its answer makes no sense: the next one is asked
                 self._decide(await self._decision_of(referee, verdict))
         else:
             again = {} if verdict.whole else {"group_id": DHTID.generate().to_bytes(), "members": (self.own,)}
@@ -156,14 +159,14 @@ class Agreement:
         return await asyncio.shield(self._decision)
 
     async def hear(self, peer: PeerID, message: Message) -> Message:
-        """A groupmate takes this peer for the referee, or is the referee and calls; the answer.
+        """Answers a groupmate that takes this peer for the referee, or that is the referee and calls this peer.
 
-        That is the decision if there is one within `HOLD_SECONDS`, else NOT_DECLARED.
+        The answer is the decision if there is one within `HOLD_SECONDS`, otherwise NOT_DECLARED.
         """
         if peer not in self.peers or peer == self.own:
             return Message(code=averaging_pb2.PROTOCOL_VIOLATION)
         self._hear(peer, Verdict.read(message), counts=not self._is_before_this_one(peer))
-        if self.own == self.referees[0]:  # another one asks those before it first, and may have to wait for that
+        if self.own == self.referees[0]:  # any other one asks the referees before it first
             self._judge_from_now_on()
         try:
             decision = await asyncio.wait_for(asyncio.shield(self._decision), HOLD_SECONDS)
@@ -172,7 +175,7 @@ class Agreement:
         return decision.message()
 
     def _is_before_this_one(self, peer: PeerID) -> bool:
-        """Whether `peer` never asks this one, as it is the referee before this one is: then it has called."""
+        """Whether `peer` comes before this one as a referee: then its message is a call, not a verdict."""
         order = self.referees
         return peer in order and (self.own not in order or order.index(peer) < order.index(self.own))
 
@@ -189,7 +192,7 @@ class Agreement:
             self._decision.set_result(decision)
 
     async def _decision_of(self, referee: PeerID, verdict: Verdict) -> Decision:
-        """What a referee has decided; asks again while it answers that it has not."""
+        """A referee's decision; asks again while the referee has none."""
         loop = asyncio.get_running_loop()
         until = loop.time() + 2 * SILENCE_SECONDS
         while True:
@@ -222,7 +225,7 @@ class Agreement:
         self._decide(Decision(group_id=DHTID.generate().to_bytes(), members=members or (self.own,)))
 
     async def _listen(self, seconds: float, *, enough: Callable[[], bool]) -> None:
-        """Waits until all have spoken who are not gone, or something else is enough, or the time is over."""
+        """Waits until all peers that are not gone have sent a verdict, or `enough()`, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._awaited() and not enough():
@@ -230,7 +233,7 @@ class Agreement:
                     await self._news.wait()
 
     async def _call(self, peer: PeerID) -> None:
-        """Tells a silent peer how things stand; learns whether it is gone, or knows of a decision."""
+        """Tells a silent peer how the all-reduce stands; learns whether the peer is gone, or knows of a decision."""
         if peer == self.own:
             return
         verdict = Verdict(whole=not self._bad)
@@ -239,7 +242,7 @@ class Agreement:
             self._note_absence(peer, answer)
             if answer.code != averaging_pb2.NOT_DECLARED:
                 self._decide(Decision.read(answer, self.peers))
-        except Exception:  # whatever it is, this peer will not repeat anything with the others
+        except Exception:  # whatever the fault is, this peer cannot repeat the all-reduce with the others
             self._gone.add(peer)
         self._news.set()
 
@@ -248,6 +251,6 @@ class Agreement:
         return set(self.peers) - self._verdicts.keys() - self._gone
 
     def _is_blamed(self, peer: PeerID) -> bool:
-        """Whether most of the others that have spoken got nonsense from it; one alone may be at fault itself."""
+        """Whether most of the others got numbers from it that are not finite; a single one may be at fault itself."""
         others = [verdict for judge, verdict in self._verdicts.items() if judge != peer]
         return sum(peer in verdict.faulty for verdict in others) * 2 > len(others)

@@ -1,8 +1,9 @@
 """One all-reduce with the group in view: who sent, how much of the average is one's own, how many bytes it took.
 
-hivemind reports a round as done with a group of n also when nobody else's tensors arrived: parts that fail are
-replaced by one's own with a warning in the log. Here they are counted. And numbers that are not finite stay where they
-are: a sender's part is left out of the average, a reducer that answers with such is given up.
+In a butterfly all-reduce each peer is the reducer of some parts: it gets them from all senders, and answers with the
+mean. hivemind reports a round as done with a group of n even if nobody else's tensors arrived: it replaces parts that
+fail by the peer's own, with a warning in the log. Here they are counted. And numbers that are not finite spread no
+further: the reducer leaves out such a part, and a reducer that answers with such a part is given up.
 """
 
 from __future__ import annotations
@@ -10,89 +11,71 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
-from hivemind.averaging.partition import TensorPartReducer
-from hivemind.compression import CompressionBase, CompressionInfo, deserialize_torch_tensor
+from hivemind.averaging.partition import DEFAULT_PART_SIZE_BYTES
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, deserialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm.agreement import Verdict
 from training.swarm.groups import RoundReport
+from training.swarm.reducer import CheckedParts, FiniteReducer
 from training.swarm.streams import first_of
-
-
-class FiniteReducer(TensorPartReducer):
-    """hivemind's mean of a part of all peers, without what is not finite.
-
-    Where nothing is left, or nobody has any weight, each peer keeps its own; hivemind divides by zero.
-    """
-
-    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int):
-        super().__init__(part_shapes, num_senders)
-        self.refused: Counter[int] = Counter()
-        """Parts that were left out, by the sender's number."""
-        self.spoiled = False
-        """Whether a sum of finite numbers was not finite, so that no mean came of it."""
-        self._empty: set[int] = set()
-
-    async def accumulate_part(
-        self, sender_index: int, part_index: int, tensor_part: torch.Tensor, weight: float = 1.0
-    ) -> torch.Tensor:
-        """See hivemind. A refused part becomes zeros in place, for what is answered is the way from it to the mean."""
-        if not (math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(tensor_part).all())):
-            self.refused[sender_index] += 1
-            tensor_part.detach().zero_()
-            weight = 0.0
-        # A connection that breaks cancels its handler, and with it what the handler awaits: that is the mean of this
-        # part, for which the other senders wait as well.
-        average = await asyncio.shield(
-            asyncio.ensure_future(super().accumulate_part(sender_index, part_index, tensor_part, weight=weight))
-        )
-        return tensor_part if part_index in self._empty else average
-
-    def check_current_part_finished(self) -> None:
-        """See hivemind."""
-        if self.current_part_accumulated_from == self.num_current_senders:
-            finite = math.isfinite(self.denominator) and bool(torch.isfinite(self.accumulator).all())
-            if not finite or not self.denominator:
-                self.spoiled |= not finite
-                self._empty.add(self.current_part_index)
-                self.denominator = 1.0
-        super().check_current_part_finished()
 
 
 class ReportingRunner(AllReduceRunner):
     """An all-reduce that counts bytes and notes the others' weights as they arrive.
 
     Args:
-        round_own_parts: Reduce this peer's own parts as the others would have received them. Peers whose tensors are
-            equal then keep them; else the reducer's exact and the others' rounded tensors have a mean that is none's.
-        on_fault: Called when the average can be whole no more.
+        tensors: See hivemind.
+        peer_fractions: Share of the values that each peer averages; 0 in client mode.
+        compression: How parts travel; None: in 32 bit.
+        part_size_bytes: Longest part.
+        tensor_infos: How each tensor is encoded; None: all alike.
+        round_own_parts: Average this peer's own parts as the others would have received them. Peers whose tensors are
+            equal then keep them; otherwise the mean of the reducer's exact and the others' rounded tensors differs
+            from both.
+        on_fault: Called when the average can no longer be whole.
         kwargs: See hivemind.
     """
 
-    reducer = FiniteReducer
-    """What forms the mean of a part, as hivemind's `TensorPartReducer` does."""
-
-    def __init__(self, *, round_own_parts: bool = False, on_fault: Callable[[], None] = lambda: None, **kwargs):
-        super().__init__(**kwargs)
-        self.tensor_part_reducer.finished.set()  # hivemind's own, which would complain that it was not used
-        shapes = tuple(part.shape for part in self.parts_for_local_averaging)
-        self.tensor_part_reducer = self.reducer(shapes, len(self.sender_peer_ids))
-        self._take_part = self.tensor_part_container.register_processed_part
-        self.tensor_part_container.register_processed_part = self._take_finite_part
+    def __init__(
+        self,
+        *,
+        tensors: Sequence[torch.Tensor],
+        peer_fractions: Sequence[float],
+        compression: CompressionBase | None = None,
+        part_size_bytes: int = DEFAULT_PART_SIZE_BYTES,
+        tensor_infos: Sequence[CompressionInfo] | None = None,
+        round_own_parts: bool = False,
+        on_fault: Callable[[], None] = lambda: None,
+        **kwargs,
+    ):
+        parts = dict(
+            compression=compression or NoCompression(), part_size_bytes=part_size_bytes, tensor_infos=tensor_infos
+        )
+        super().__init__(tensors=tensors, peer_fractions=tuple(peer_fractions), **parts, **kwargs)
+        # hivemind has made a reducer and parts of its own; ours take their places.
+        self.tensor_part_reducer.finished.set()  # or it would complain of the parts that never came
+        self.tensor_part_reducer = FiniteReducer(
+            tuple(part.shape for part in self.parts_for_local_averaging), len(self.sender_peer_ids)
+        )
+        self.tensor_part_container.finalize()
+        self.tensor_part_container = CheckedParts(
+            tensors, peer_fractions, return_deltas=True, check=self._check_answer, **parts
+        )
         self._round_own_parts, self._on_fault = round_own_parts, on_fault
         self._began = time.monotonic()
         self._bytes_sent = self._bytes_received = 0
         self._weights: dict[PeerID, float] = {}
         self._faulty: set[PeerID] = set()
         self._talks: dict[PeerID, asyncio.Future] = {}
-        self._ended: set[PeerID] = set()
+        self._hung_up: set[PeerID] = set()
+        self._given_up = asyncio.get_running_loop().create_future()
 
     def report(self) -> RoundReport:
         """What has happened so far."""
@@ -122,7 +105,7 @@ class ReportingRunner(AllReduceRunner):
         )
 
     def verdict(self, fault: Exception | None) -> Verdict:
-        """Whether all has gone well so far, and who sent nonsense; `fault` is what has ended it early."""
+        """Whether all went well so far, and who sent numbers that are not finite; `fault` is what ended it early."""
         return Verdict(whole=fault is None and not self.report().torn, faulty=frozenset(self._faulty))
 
     @property
@@ -130,76 +113,97 @@ class ReportingRunner(AllReduceRunner):
         """Bytes so far; an answer to a groupmate may leave when this peer has all that it needs."""
         return {"bytes_sent": self._bytes_sent, "bytes_received": self._bytes_received}
 
+    def finalize(self, *, cancel: bool = False, exception: BaseException | None = None) -> None:
+        """Ends this peer's part; with `cancel`, peers that still send are told at once that it has given up."""
+        super().finalize(cancel=cancel, exception=exception)
+        if cancel and not self._given_up.done():
+            self._given_up.set_result(None)
+
+    # -- as a sender -----------------------------------------------------------------------------------------------
+
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
-        if not (self._round_own_parts and peer_id == self.peer_id):
-            try:
-                await self._talk_to(peer_id)
-            except Exception:
-                self._on_fault()
-                if peer_id in self.sender_peer_ids and peer_id not in self.active_senders:
-                    await self._ban_sender(peer_id)  # it is gone before it began to send: nobody waits for it
-                raise
+        """Sends a reducer its parts and takes the means.
+
+        hivemind goes on with the other reducers if one fails, and takes this peer's own parts in place of the means.
+        Here the failure is told at once, so that the group can repeat the all-reduce.
+        """
+        if self._round_own_parts and peer_id == self.peer_id:
+            await self._reduce_rounded_parts()
             return
-        container, loop = self.tensor_part_container, asyncio.get_running_loop()
-        own, sender = self.ordered_peer_ids.index(peer_id), self.sender_peer_ids.index(peer_id)
-        for index, (part, info) in enumerate(tuple(container._input_parts_by_peer[own])):
-            rounded = await loop.run_in_executor(None, _rounded, container.compression, part, info)
+        try:
+            await self._talk_to(peer_id)
+        except Exception:
+            self._on_fault()
+            if peer_id in self.sender_peer_ids and peer_id not in self.active_senders:
+                await self._ban_sender(peer_id)  # it is gone before it began to send: nobody waits for it
+            raise
+
+    async def _reduce_rounded_parts(self) -> None:
+        """This peer's own parts go through the codec before they are averaged, as everybody else's do."""
+        container = self.tensor_part_container
+        own, sender = self.ordered_peer_ids.index(self.peer_id), self.sender_peer_ids.index(self.peer_id)
+        index = 0
+        async for message in container.iterate_input_parts_for(own):
+            rounded = deserialize_torch_tensor(message)
             averaged = await self.tensor_part_reducer.accumulate_part(sender, index, rounded, weight=self.weight)
             container.register_processed_part(own, index, averaged - rounded)
+            index += 1
 
     async def _talk_to(self, peer_id: PeerID) -> None:
-        """hivemind's exchange with a reducer; a peer in client mode, too, hears at once that it ends.
+        """hivemind's exchange with a reducer, which also ends when the reducer of a peer in client mode is gone.
 
-        hivemind has such a peer read nothing until it has sent everything, which it never has if the reducer is gone.
+        hivemind has such a peer read nothing until it has sent everything, and it never has if the reducer is gone.
         """
         talking = self._talks[peer_id] = asyncio.ensure_future(super()._communicate_with_peer(peer_id))
         try:
             await talking
         except asyncio.CancelledError:
-            if peer_id in self._ended:
+            if peer_id in self._hung_up:
                 raise AllreduceException(f"{peer_id} has ended the exchange") from None
             raise
 
-    def _note_end(self, peer_id: PeerID) -> None:
+    def _note_hang_up(self, peer_id: PeerID) -> None:
         """A reducer will not answer this peer, which is still sending."""
-        self._ended.add(peer_id)
+        self._hung_up.add(peer_id)
         self._talks[peer_id].cancel()
 
+    def _check_answer(self, peer_index: int, part: torch.Tensor) -> None:
+        """Refuses a reducer's answer that would spoil this peer's tensors."""
+        peer = self.ordered_peer_ids[peer_index]
+        if peer != self.peer_id and not bool(torch.isfinite(part).all()):
+            self._faulty.add(peer)
+            raise AllreduceException(f"{peer} has sent numbers that are not finite")
+
+    def _get_peer_stub(self, peer: PeerID) -> _CountingStub:
+        """How a reducer is called: bytes are counted, and the stream is closed by its reader (see `streams`)."""
+        on_hang_up = partial(self._note_hang_up, peer) if self.should_delay_results(self.peer_id) else None
+        answers = self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
+        return _CountingStub(super()._get_peer_stub(peer), self, answers, on_hang_up)
+
+    # -- as a reducer ----------------------------------------------------------------------------------------------
+
     async def _ban_sender(self, peer_id: PeerID) -> None:
-        """See hivemind, which waits for the first part of a banned sender all the same."""
+        """Goes on without a sender; hivemind would wait for its first part all the same."""
         await super()._ban_sender(peer_id)
         self._on_fault()
         if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
             self.all_senders_started.set()
 
-    def _take_finite_part(self, peer_index: int, part_index: int, part: torch.Tensor) -> None:
-        """Takes a reducer's answer, unless it would spoil this peer's tensors."""
-        peer = self.ordered_peer_ids[peer_index]
-        if peer != self.peer_id and not bool(torch.isfinite(part).all()):
-            self._faulty.add(peer)
-            raise AllreduceException(f"{peer} has sent numbers that are not finite")
-        self._take_part(peer_index, part_index, part)
-
-    def _get_peer_stub(self, peer: PeerID) -> _CountingStub:
-        on_end = partial(self._note_end, peer) if self.should_delay_results(self.peer_id) else None
-        answers = self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
-        return _CountingStub(super()._get_peer_stub(peer), self, answers, on_end)
-
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """See hivemind. Who sends to a peer that has given up is told so at once, whatever it waits for.
+        """A sender's parts come, and their means go back.
 
-        The sender may hang up as soon as it has all answers, so what comes after its last part is not waited for.
+        If this peer gives up, the sender is told at once, whatever it waits for. Nothing is awaited after the last
+        part: the sender hangs up as soon as it has all answers, and its end of the stream may be lost.
         """
         parts = first_of(stream, self.tensor_part_reducer.num_parts)
         answers = super().rpc_aggregate_part(self._incoming(parts, context.remote_id), context)
         while True:
             coming = asyncio.ensure_future(anext(answers, None))
             try:
-                if not self._future.done():
-                    await asyncio.wait({coming, self._future}, return_when=asyncio.FIRST_COMPLETED)
-                if self._future.cancelled() and not coming.done():
+                await asyncio.wait({coming, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
                     yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED)
                     return
                 message = await coming
@@ -223,34 +227,31 @@ class ReportingRunner(AllReduceRunner):
             yield message
 
 
-def _rounded(codec: CompressionBase, part: torch.Tensor, info: CompressionInfo) -> torch.Tensor:
-    return deserialize_torch_tensor(codec.compress(part.detach(), info, allow_inplace=False))
-
-
 class _CountingStub:
     """A groupmate's reducer, with the bytes to and from it counted.
 
     Args:
         stub: hivemind's.
         runner: Counts.
-        count: Answers that are to come; then it hangs up.
-        on_end: Called if the first answer, awaited from the start, is none or a refusal; None: nobody needs to know.
+        count: Answers that must come; then the stream is closed.
+        on_hang_up: Called if the stream ends before the first answer, or that answer is a refusal. None: the caller
+            reads answers while it sends, and sees that by itself.
     """
 
-    def __init__(self, stub: object, runner: ReportingRunner, count: int, on_end: Callable[[], None] | None = None):
-        self._stub, self._runner, self._count, self._on_end = stub, runner, count, on_end
+    def __init__(self, stub: object, runner: ReportingRunner, count: int, on_hang_up: Callable[[], None] | None = None):
+        self._stub, self._runner, self._count, self._on_hang_up = stub, runner, count, on_hang_up
 
     async def rpc_aggregate_part(self, parts: AsyncIterator) -> AsyncIterator:
         stream = await self._stub.rpc_aggregate_part(self._runner._outgoing(parts))
         answers = self._runner._incoming(first_of(stream, self._count))
-        return answers if self._on_end is None else self._listening(answers)
+        return answers if self._on_hang_up is None else self._listening(answers)
 
     def _listening(self, answers: AsyncIterator) -> AsyncIterator:
         first = asyncio.ensure_future(anext(answers, None))
 
         def look(first: asyncio.Future) -> None:
             if not first.cancelled() and (first.exception() is not None or not _is_answer(first.result())):
-                self._on_end()
+                self._on_hang_up()
 
         async def all_answers() -> AsyncIterator:
             if (message := await first) is not None:

@@ -19,7 +19,6 @@ from hivemind.compression import (
     SizeAdaptiveCompression,
     Uniform8BitQuantization,
 )
-from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
@@ -46,7 +45,7 @@ class BlockwiseCodec(CompressionBase):
         self._form = {"block_size": BLOCK_SIZE, "signed": True, "native": native}
 
     def compress(self, tensor: Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
-        """See hivemind.
+        """The message of a tensor: its blocks' scales and codes.
 
         Raises:
             ValueError: For a tensor of integers, such as an optimizer's 8-bit state.
@@ -70,7 +69,7 @@ class BlockwiseCodec(CompressionBase):
         )
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> Tensor:
-        """See hivemind.
+        """The tensor of a message.
 
         Raises:
             ValueError: If the message is not as long as its shape says, or not of floating-point numbers.
@@ -90,7 +89,7 @@ class BlockwiseCodec(CompressionBase):
         return values.view(shape).to(dtype).requires_grad_(serialized_tensor.requires_grad)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        """See hivemind."""
+        """Bits of a value on the wire over those in memory; hivemind cuts tensors into parts by it."""
         return (8 + 32 / BLOCK_SIZE) / torch.finfo(info.descriptor.dtype).bits
 
 
@@ -103,16 +102,10 @@ def _faulty_blocks(values: Tensor) -> Tensor:
     return (places // BLOCK_SIZE).unique()
 
 
-def read_blockwise() -> BlockwiseCodec:
-    """From now on this process reads what comes block-wise with this codec, not with hivemind's; the codec."""
-    codec = _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()
-    return codec
-
-
 def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
     """How gradients or parameters travel: large tensors as told, others in 16 bit (paper, section 3.3).
 
-    A peer must have called this before it can read what others send block-wise.
+    A process can read what others send block-wise after `engine.prepare`.
 
     Args:
         threshold: Tensors with at least so many values are large.
@@ -120,5 +113,5 @@ def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
     """
     if large in ("float16", "float32"):
         return Float16Compression() if large == "float16" else NoCompression()
-    codec = Uniform8BitQuantization() if large == "uniform8" else read_blockwise()
+    codec = Uniform8BitQuantization() if large == "uniform8" else BlockwiseCodec()
     return SizeAdaptiveCompression(threshold=threshold, less=Float16Compression(), greater_equal=codec)

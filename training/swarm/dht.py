@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from hivemind.dht import DHT
-from hivemind.p2p import P2P, P2PDaemonError
+from hivemind.p2p import P2PDaemonError
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
 from training.config import RunConfig
 from training.errors import BadInput, RefusedByRun, TrainingError
-from training.swarm import metrics
+from training.swarm import engine, metrics
 from training.swarm.identity import Identity
 
 REACH_SECONDS = 5.0
 """Longest wait for an initial peer to accept a connection."""
 START_SECONDS = 45.0
 """Longest start of the network daemon, on a loaded machine."""
-SOCKET_FOLDER_CHARACTERS = 70
-"""The path of a local socket may have 104 characters, of which hivemind's names take 33."""
 ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
 """The DHT is asked this often, each time with this patience."""
 WORD_SECONDS = 600.0
@@ -54,12 +51,11 @@ def start_dht(
         BadInput: If an address is malformed.
         TrainingError: If no initial peer answers or the node does not start; known within a minute.
     """
+    engine.prepare()
     for address in (*initial_peers, *host_maddrs, *announce_maddrs):
         _parse(address)
     if initial_peers:
         _check_reachable(initial_peers)
-    if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:  # hivemind leaves its sockets behind in /tmp
-        P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
     try:
         dht = DHT(
             initial_peers=list(initial_peers),

@@ -1,7 +1,7 @@
 """Fetches the training state from a peer as a newcomer does, without ever entering an averaging group.
 
-hivemind 1.1.12 downloads inside an averager, which is a process of its own that others may take for a trainer, and
-waits for ever if no timeout is given. This is the same protocol, with a limit on every wait and on the bytes.
+hivemind 1.1.12 downloads inside an averager, a process that other peers may take for a trainer, and waits for ever if
+no timeout is given. This is the same protocol, with a limit on every wait and on the bytes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import torch
-from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import deserialize_torch_tensor
 from hivemind.dht import DHT
-from hivemind.optim.state_averager import TrainingStateAverager
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import ValueWithExpiration
 from hivemind.utils.asyncio import aiter_with_timeout
+from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.streaming import combine_from_streaming
 
 from training.config import RunConfig
 from training.errors import TrainingError
-from training.swarm.averaging import SwarmStateAverager
-from training.swarm.codecs import read_blockwise
 from training.swarm.coroutine import wait_for_result
+from training.swarm.engine import open_connection
+from training.swarm.parameters import state_prefix
+from training.swarm.serving import StateService, offers_key
 
 DOWNLOAD_SECONDS = 1800.0
 """Longest download of the state from one donor, for a peer that trains."""
@@ -70,7 +70,7 @@ class Landing:
 
 def find_donors(dht: DHT, run_id: str) -> list[PeerID]:
     """Peers that offer their state, in random order: their own claims of priority are not heeded."""
-    found = dht.get(f"{_prefix(run_id)}.all_averagers", latest=True)
+    found = dht.get(offers_key(state_prefix(run_id)), latest=True)
     donors = [
         PeerID(key)
         for key, entry in (found.value.items() if found is not None and isinstance(found.value, dict) else ())
@@ -92,7 +92,6 @@ def download_newer_state(
         total_seconds=DOWNLOAD_SECONDS,
         max_bytes=most_state_bytes(shapes),
         epochs=range(first_epoch, run.schedule.total_epochs + 1),
-        averager=SwarmStateAverager,
         landing=landing,
     )
 
@@ -116,7 +115,7 @@ def download_state(
     total_seconds: float,
     max_bytes: int,
     epochs: range,
-    averager: type[DecentralizedAverager] = TrainingStateAverager,
+    service: type[ServicerBase] = StateService,
     landing: Landing | None = None,
 ) -> TrainingState:
     """The state of the first donor that sends a sound one.
@@ -129,20 +128,19 @@ def download_state(
         total_seconds: Longest download from one donor.
         max_bytes: A donor that sends more is given up.
         epochs: A state of another epoch is refused, before its tensors are sent.
-        averager: Class of the peers' state averager: its name is part of the protocol.
+        service: Class that answers at the donor; its name is part of the protocol.
         landing: Where tensors are put; None: nowhere in particular.
 
     Raises:
         TrainingError: If no donor has sent a sound state; the message says what each of them did.
     """
-    read_blockwise()
     donors = [donor for donor in find_donors(dht, run_id) if donor != dht.peer_id]
     if not donors:
         raise TrainingError("No peer offers its state yet.")
 
     download = _Download(
         run_id=run_id,
-        averager=averager,
+        service=service,
         shapes=shapes,
         chunk_seconds=chunk_seconds,
         max_bytes=max_bytes,
@@ -151,7 +149,7 @@ def download_state(
     )
 
     async def fetch(donor: PeerID) -> TrainingState:
-        p2p = await P2P.replicate(await asyncio.to_thread(dht.run_coroutine, DHT._get_p2p_daemon_listen_maddr))
+        p2p = await open_connection(dht)
         try:
             return await asyncio.wait_for(download.fetch(p2p, donor), total_seconds)
         finally:
@@ -171,7 +169,7 @@ class _Download:
     """What is asked of each donor, and how it is taken; see `download_state`."""
 
     run_id: str
-    averager: type[DecentralizedAverager]
+    service: type[ServicerBase]
     shapes: Sequence[torch.Size]
     chunk_seconds: float
     max_bytes: int
@@ -184,7 +182,7 @@ class _Download:
         Raises:
             TrainingError: What is wrong with it.
         """
-        stub = self.averager.get_stub(p2p, donor, namespace=_prefix(self.run_id))
+        stub = self.service.get_stub(p2p, donor, namespace=state_prefix(self.run_id))
         stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), self.chunk_seconds)
         async with aclosing(stream):
             return await self._take(stream, donor)
@@ -199,7 +197,7 @@ class _Download:
                 raise TrainingError(f"sent more than {self.max_bytes} bytes")
             self.landing.arrived(received)
             if message.metadata:
-                metadata = self.averager.serializer.loads(message.metadata)
+                metadata = MSGPackSerializer.loads(message.metadata)
                 if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:
                     raise TrainingError(f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}")
             parts.append(message.tensor_part)
@@ -242,8 +240,3 @@ def _check_count(state: TrainingState, parameters: int) -> None:
     moments = _moments(state.optimizer_metadata)
     if len(state.tensors) != parameters + moments:
         raise TrainingError(f"sent {len(state.tensors)} tensors and announced {parameters + moments}")
-
-
-def _prefix(run_id: str) -> str:
-    """Prefix of the state averager's keys and calls, as `hivemind.Optimizer` makes it."""
-    return f"{run_id}_state_averager"

@@ -41,25 +41,28 @@ class RoundReport:
     """From the group's forming to the last part."""
 
 
-class AveragedGroup(dict):
-    """What an averager returns, peer id -> what that peer gave to gather, with the round's report."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AveragedGroup:
+    """What comes of a round."""
 
-    def __init__(self, gathered: dict, report: RoundReport):
-        super().__init__(gathered)
-        self.report = report
-
-    def __reduce__(self) -> tuple:
-        return AveragedGroup, (dict(self), self.report)
+    told: dict[PeerID, object]
+    """What each peer of the group told it, without the peers that were lost."""
+    report: RoundReport
 
     @classmethod
-    def of_those_left(cls, gathered: dict, report: RoundReport) -> AveragedGroup:
-        """Without the peers that were lost."""
-        return cls({peer: told for peer, told in gathered.items() if str(peer) not in report.lost}, report)
+    def of_those_left(cls, told: dict[PeerID, object], report: RoundReport) -> AveragedGroup:
+        """Leaves out the peers that were lost on the way."""
+        return cls(told={peer: said for peer, said in told.items() if str(peer) not in report.lost}, report=report)
+
+    @property
+    def announcements(self) -> list[Announcement]:
+        """What the peers of a gradients' group announce; anything malformed is left out."""
+        return [one for said in self.told.values() if (one := Announcement.read(said)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a peer stands, as it tells a gradients' group."""
+class Announcement:
+    """What a peer tells a gradients' group of itself."""
 
     epoch: int
     wants_weights: bool
@@ -68,16 +71,16 @@ class Standing:
     """How many a newcomer knows to train, with itself; 0 from all others, and if it does not know."""
 
     @classmethod
-    def read(cls, told: object) -> Standing | None:
-        """From what was told; None if that is no such thing.
+    def read(cls, told: object) -> Announcement | None:
+        """From what a groupmate sent; None if it is malformed.
 
-        >>> Standing.read([7, False, 3])
-        Standing(epoch=7, wants_weights=False, expected_peers=3)
+        >>> Announcement.read([7, False, 3])
+        Announcement(epoch=7, wants_weights=False, expected_peers=3)
         """
         is_list = isinstance(told, (list, tuple))
         return cls(*told) if is_list and [type(fact) for fact in told] == [int, bool, int] else None
 
-    def told(self) -> list:
+    def packed(self) -> list:
         """As it travels."""
         return [self.epoch, self.wants_weights, self.expected_peers]
 

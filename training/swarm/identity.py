@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import IO
 
@@ -50,6 +51,7 @@ class Identity:
             os.replace(new, self.path)
         stored = self.path.read_bytes()
         self.peer_id = PeerID.from_identity(stored)
+        # hivemind makes a new key with each `RSAPrivateKey()` and reads none from bytes, except when it is unpickled.
         self.private_key = RSAPrivateKey.__new__(RSAPrivateKey)
         self.private_key.__setstate__({"_private_key": crypto_pb2.PrivateKey.FromString(stored).data})
 
@@ -63,7 +65,7 @@ def peer_id_of(subkey: bytes) -> PeerID | None:
 
     Source: libp2p's peer id is the hash of the public key (github.com/libp2p/specs, peer-ids/peer-ids.md).
     """
-    found = RSASignatureValidator._PUBLIC_KEY_RE.findall(subkey)
+    found = re.findall(RSASignatureValidator.PUBLIC_KEY_REGEX, subkey)
     if len(found) != 1:
         return None
     try:

@@ -5,21 +5,41 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
+from hivemind.utils import get_dht_time
 from hivemind.utils.serializer import MSGPackSerializer
 
 from calculator.swarm import PATIENCE_WINDOWS
-from training.swarm.groups import Standing
+from training.swarm.groups import Announcement
 
 TURN_SHARE = 0.75
-"""Of the longest wait for an answer; what is left is for the way there and back, and who waits longer is sent away."""
+"""A leader rejects a request that has waited for longer than this share of the requester's patience: its answer could
+arrive when the requester has given up. The rest of the patience is for the answer's way."""
 _LOOK_SECONDS = 0.1
 """Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """A search for a group, with the fields that hivemind's matchmaking reads of a step."""
+
+    data_for_gather: bytes
+    """What the group is told."""
+    deadline: float
+    """DHT time at which the search ends."""
+    scheduled_time: float
+    """DHT time at which this peer's first window ends."""
+
+    def get_timeout(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self.deadline - get_dht_time())
 
 
 class PatientMatchmaking(Matchmaking):
@@ -29,13 +49,16 @@ class PatientMatchmaking(Matchmaking):
     for longer than the window is left out. Here a group starts as soon as all expected peers have come, and a smaller
     one only after some windows. The number is a hint: too low a one splits a group for a round, too high a one, as
     after a peer's death, costs `PATIENCE_WINDOWS` windows.
+
+    Args:
+        min_group_size: A smaller group does not average.
+        target_group_size: A group of this size starts at once; None: there is no largest size.
+        epochs_apart: So far apart the epochs of a group's gradients may be.
+        kwargs: See hivemind.
     """
 
-    epochs_apart = 0
-    """So far apart the epochs of a group's gradients may be."""
-
-    def __init__(self, *args, min_group_size: int, target_group_size: int | None, **kwargs):
-        self._least, self._most = min_group_size, target_group_size
+    def __init__(self, *args, min_group_size: int, target_group_size: int | None, epochs_apart: int = 0, **kwargs):
+        self._least, self._most, self._epochs_apart = min_group_size, target_group_size, epochs_apart
         self._expected, self._patient_until = 0, -math.inf
         self._arrivals: dict[int, float] = {}
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
@@ -44,10 +67,20 @@ class PatientMatchmaking(Matchmaking):
             manager.dht, manager.prefix, manager.group_bits, manager.target_group_size
         )
 
-    def expect(self, peers: int) -> None:
-        """A search for a group of so many peers begins; 0: nobody knows."""
-        self._expected = min(peers, self._most or peers)
+    async def find_group(self, told: bytes, *, deadline: float, expected_peers: int) -> GroupInfo | None:
+        """A group for one average; None if there was none until the deadline.
+
+        Args:
+            told: What its peers are told.
+            deadline: In DHT time.
+            expected_peers: How many peers the group should have; 0: nobody knows.
+        """
+        self._expected = min(expected_peers, self._most or expected_peers)
         self._patient_until = time.monotonic() + PATIENCE_WINDOWS * self.min_matchmaking_time
+        window_ends = get_dht_time() + self.min_matchmaking_time
+        return await self.look_for_group(Search(data_for_gather=told, deadline=deadline, scheduled_time=window_ends))
+
+    # hivemind compares the sizes of its groups with these two whenever a peer comes or a window ends.
 
     @property
     def target_group_size(self) -> int | None:
@@ -76,8 +109,12 @@ class PatientMatchmaking(Matchmaking):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """As in hivemind, where two peers that ask each other at once both wait until they give up, and then are in a
-        group of which one knows nothing. Here the one that would refuse does so at once."""
+        """A peer asks this one to lead it.
+
+        In hivemind, two peers that ask each other at the same moment both wait until they give up, since each holds
+        the lock that the other's request needs; then one is in a group of which the other knows nothing. Here a
+        request that would be rejected is rejected before it waits for the lock.
+        """
         if (reason := self._check_reasons_to_reject(request, context)) is not None:
             yield reason
             return
@@ -91,11 +128,10 @@ class PatientMatchmaking(Matchmaking):
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader | None:
-        """As in hivemind, but who has waited long for its turn may have given up, and is sent away.
+        """hivemind's reasons, and two more: the requester may have given up, or its gradients are of another epoch.
 
-        And peers whose gradients are of epochs too far apart do not form a group. One that comes late to the end of an
-        epoch would else wait with one of the others for the end of the next, and leave a third one without them. For
-        the same reason a group waits for one peer more if a newcomer joins that knows of more: it is not counted yet.
+        A peer that comes late to the end of an epoch would otherwise wait with one of the others for the end of the
+        next epoch, and leave a third one without them.
         """
         reason = super()._check_reasons_to_reject(request, context)
         if reason is not None:
@@ -103,21 +139,28 @@ class PatientMatchmaking(Matchmaking):
         arrived = self._arrivals.get(id(context))
         if arrived is not None and time.monotonic() - arrived > TURN_SHARE * self.request_timeout:
             return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
-        own, other = _standing_of(self.step_control.data_for_gather), _standing_of(request.gather)
+        own, other = _announcement_in(self.step_control.data_for_gather), _announcement_in(request.gather)
         if own is None or other is None:
             return None
-        if abs(own.epoch - other.epoch) > self.epochs_apart:
+        if abs(own.epoch - other.epoch) > self._epochs_apart:
             return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)
         if arrived is not None and self._expected:
-            most = min(self._expected + 1, self._most or self._expected + 1)
-            self._expected = max(self._expected, min(other.expected_peers, most))
+            self._make_room_for(other)
         return None
 
+    def _make_room_for(self, newcomer: Announcement) -> None:
+        """The group waits for one peer more if a newcomer knows of more: the others do not count it yet.
 
-def _standing_of(gather: bytes) -> Standing | None:
+        It would otherwise make the group whole in the place of one of them.
+        """
+        most = min(self._expected + 1, self._most or self._expected + 1)
+        self._expected = max(self._expected, min(newcomer.expected_peers, most))
+
+
+def _announcement_in(gather: bytes) -> Announcement | None:
     """From what hivemind's join requests carry: bandwidth, mode, and what the peer tells."""
     try:
-        return Standing.read(MSGPackSerializer.loads(MSGPackSerializer.loads(gather)[2]))
+        return Announcement.read(MSGPackSerializer.loads(MSGPackSerializer.loads(gather)[2]))
     except Exception:  # a stranger's bytes; the group makes of them what it can
         return None
 

@@ -1,8 +1,6 @@
-"""hivemind's optimizer with a run's settings, which says how each epoch's averaging went.
+"""A peer's optimizer: decides when to average with the others and when to update; hivemind's parts do the work below.
 
-The known faults of hivemind 1.1.12 that are met here: `client_mode` must be given (its condition is inverted), the
-gradient averager gets its settings from a factory alone (`averager_opts` do not reach it; see `build`), downloads of
-the state have an end (see `catching_up`), and an epoch that was not averaged is told from one that was.
+The package's docstring (`training/swarm/__init__.py`) tells an epoch's life and which module does what.
 """
 
 from __future__ import annotations
@@ -12,308 +10,288 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from hivemind.averaging.control import StepControl
-from hivemind.utils import get_dht_time
-from torch import Tensor
+from hivemind.dht import DHT
+from torch import Tensor, nn
 
 from training.config import RunConfig
-from training.errors import TrainingError
-from training.swarm.averaging import SwarmStateAverager, standings
-from training.swarm.catching_up import CatchingUpOptimizer
-from training.swarm.epochs import Ending, EpochReport
-from training.swarm.groups import AveragedGroup, RoundReport
-from training.swarm.tracker import LivelyTracker
-from training.swarm.waiting import LOOK_SECONDS, LeftBehindError, NobodyElseError, await_group
+from training.swarm.alignment import AlignmentState
+from training.swarm.catching_up import CatchingUp
+from training.swarm.codecs import exchange_codec
+from training.swarm.early import EarlyDownload
+from training.swarm.epochs import EpochEnd, EpochReport
+from training.swarm.exchange import Exchange
+from training.swarm.host import Host
+from training.swarm.identity import Identity
+from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
+from training.swarm.pipe import AveragerSettings
+from training.swarm.progress import Progress, RefreshSeconds
+from training.swarm.strategies import Parts, strategy_of
+from training.swarm.updates import Updates
+from training.swarm.waiting import LeftBehindError
 
 LIVELY_WINDOWS = 6
 """A peer that has not reported a sample for so many windows of matchmaking is not waited for."""
 LAST_AVERAGE_SECONDS = 5.0
 """A peer that leaves waits so long for an average that runs; it must be gone ten seconds after it was asked."""
+LOOK_SECONDS = 0.1
 
 
-class SwarmOptimizer(CatchingUpOptimizer):
-    """`hivemind.Optimizer` for a run; make it with `build.build_swarm_optimizer`."""
+class SwarmOptimizer:
+    """Trains a model together with the other peers of a run.
 
-    def __init__(self, *, run: RunConfig, **kwargs):
+    To the training loop it is an optimizer whose `step` comes after each micro-batch. It adds gradients up until the
+    peers of the run have computed `target_batch_size` samples together; then it averages them with the others' and
+    updates the weights once. That is an epoch.
+
+        optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity)
+        optimizer.load_state_from_peers()              # a newcomer begins where the others are
+        for batch in batches:
+            loss_of(model, batch).backward()           # a mean over the batch's samples
+            optimizer.step(len(batch))                 # sometimes exchanges and updates; usually only adds up
+            optimizer.zero_grad()
+            for report in optimizer.take_epoch_reports():
+                print(report.epoch, report.senders, report.fault)
+
+    Which setting of the recipe's `[swarm]` to turn, by what the reports show:
+
+    - `alone` often, with "no group": groups form too slowly. Raise `matchmaking_seconds`; an epoch should last five
+      times as long, so raise `target_batch_size` with it.
+    - `averaging_seconds` is a large part of the epoch: the links are slow for this model. Set
+      `delay_gradient_averaging`, then a larger `target_batch_size`, then `gradient_codec`, `powersgd_rank`, or
+      `mode = "diloco"`, which exchanges rarely.
+    - "a peer was lost" often: volunteers come and go within an average. A smaller `next_chunk_timeout_seconds` notices
+      it sooner; a smaller `max_group_size` loses less.
+    - the loss jumps when newcomers come: lower `average_state_every`, or set `state_bits = 16`.
+    - "the others were faster": this peer's micro-batches last as long as an epoch. Give it a smaller micro-batch, or
+      the run a larger `target_batch_size`.
+
+    Starts two averagers, each a process.
+
+    Args:
+        model: Its parameters are trained; host copies in float32 belong to the optimizer.
+        run: The recipe.
+        dht: A running node that signs with `identity`.
+        identity: Signs this peer's progress; None: a key of this process.
+        micro_batch_size: Samples of a `step` that is not told another number.
+        client_mode: Accept no incoming connections.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        run: RunConfig,
+        *,
+        dht: DHT,
+        identity: Identity | None = None,
+        micro_batch_size: int | None = None,
+        client_mode: bool = False,
+    ):
+        self.run, self.dht = run, dht
+        self.local_epoch = 0
+        """Updates that this peer has done or begun."""
+        self._micro_batch_size, self._client_mode = micro_batch_size, client_mode
         self._reports: queue.SimpleQueue[EpochReport] = queue.SimpleQueue()
-        self._endings: dict[StepControl, Ending] = {}
-        self._ending: Ending | None = None
-        self._state_rounds: queue.SimpleQueue[RoundReport] = queue.SimpleQueue()
-        self._state_round_epoch = 0
-        self._step_seconds, self._last_step = 0.0, time.monotonic()
-        super().__init__(run=run, **kwargs)
+        strategy, swarm = strategy_of(run.swarm), run.swarm
+        self.alignment = AlignmentState()
+        self.progress = _make_progress(run, dht, identity, client_mode)
+        self.host = strategy.make_host(model, run)
+        settings = _averager_settings(run, state_prefix(run.run_id), client_mode)
+        self.parameters = _make_parameter_averager(self.host, self.alignment, run, dht, settings)
+        settings = replace(settings, prefix=f"{run.run_id}_grad_averager", epochs_apart=strategy.epochs_apart)
+        self.gradients = strategy.make_averager(self.host, run, dht=dht, settings=settings)
+        with self.gradients.get_tensors() as averaged:
+            self.host.use_gradients(averaged)
+        self.exchange = Exchange(
+            swarm, self.gradients, self.progress, self.alignment, epochs_ahead=strategy.epochs_apart
+        )
+        self.updates = Updates(
+            self.host,
+            self.parameters,
+            self.alignment,
+            round_seconds=swarm.averaging_timeout_seconds,
+            search_seconds=swarm.matchmaking_seconds + swarm.request_timeout_seconds,
+        )
+        self.strategy = strategy(
+            Parts(
+                run=run,
+                model=model,
+                host=self.host,
+                updates=self.updates,
+                exchange=self.exchange,
+                begin_update=self._begin_update,
+                report=self._report,
+            )
+        )
+        self.catching_up = CatchingUp(
+            run,
+            dht,
+            self.host,
+            self.progress,
+            self.alignment,
+            let_rounds_end=self._let_rounds_end,
+            begin_epoch=self._begin_epoch,
+        )
+        if not client_mode:
+            self.parameters.offer_state(0)
+        self.progress.start()  # its threads begin when the averagers' processes have been forked
 
-    def _make_state_averager(self, **kwargs) -> SwarmStateAverager:
-        swarm = self._run.swarm
-        return SwarmStateAverager(
-            dht=self.dht,
-            prefix=f"{self.run_id}_state_averager",
-            min_matchmaking_time=self.matchmaking_time,
-            request_timeout=swarm.request_timeout_seconds,
-            min_group_size=swarm.min_group_size,
-            allreduce_timeout=self.allreduce_timeout,
-            next_chunk_timeout=self.next_chunk_timeout,
-            shutdown_timeout=self.shutdown_timeout,
-            offload_optimizer=self.offload_optimizer,
-            custom_gradients=self.offload_optimizer,
-            status_loglevel=self.status_loglevel,
-            client_mode=self.client_mode,
-            auxiliary=self.auxiliary,
-            start=True,
-            **kwargs,
+    # -- the training loop -----------------------------------------------------------------------------------------
+
+    def step(self, batch_size: int | None = None) -> None:
+        """A micro-batch's gradients are in the model: adds them up, and ends the epoch if all samples are there.
+
+        A peer that is behind the others comes to where they are instead; its gradients are dropped.
+
+        Args:
+            batch_size: Samples of this micro-batch, over which its loss is a mean; None: as many as usual.
+        """
+        samples = self._micro_batch_size if batch_size is None else batch_size
+        self.updates.apply()
+        if self.alignment.behind or self.progress.is_behind(self.local_epoch):
+            self._catch_up()
+            return
+        self.strategy.add_gradients(samples, self.local_epoch)
+        self.progress.report(self.local_epoch, self.gradients.samples)
+        self.exchange.look_for_group_early(self.local_epoch)
+        if self.progress.ready_to_update_epoch:
+            self._end_epoch()
+
+    def zero_grad(self) -> None:
+        """Drops the model's gradients."""
+        for parameter in self.host.model_parameters:
+            parameter.grad = None
+
+    def take_epoch_reports(self) -> list[EpochReport]:
+        """Reports of the epochs that have ended since the last call."""
+        reports = []
+        while not self._reports.empty():
+            reports.append(self._reports.get_nowait())
+        return reports
+
+    # -- the end of an epoch ---------------------------------------------------------------------------------------
+
+    def _end_epoch(self) -> None:
+        end = EpochEnd(epoch=self.local_epoch, others=max(self.progress.num_peers - 1, 0))
+        with suppress(LeftBehindError), self.progress.pause():
+            self.strategy.end_epoch(end)
+            self._begin_epoch(end.epoch + 1)
+        if not end.in_background:  # else it is reported when its average ends, which may have been before this
+            self._report(end)
+        if end.left_behind:
+            self._catch_up()
+
+    def _begin_update(self, epoch: int, **gradients_ready) -> None:
+        """The update that ends an epoch, and the round of parameters that is due with it."""
+        is_due = (epoch + 1) % self.run.swarm.average_state_every == 0
+        is_wanted = epoch + 1 == self.exchange.parameters_wanted_at
+        self.updates.begin(
+            epoch,
+            **gradients_ready,
+            average_parameters=self.progress.num_peers > 1 and (is_due or is_wanted),
+            expected_peers=self.exchange.expected_peers,
         )
 
-    @property
-    def average_state_every(self) -> int:
-        """Parameters are averaged where the epoch divides by this: as the recipe says, or now for a newcomer's sake."""
-        return 1 if self.local_epoch + 1 == self._state_round_epoch else self._average_state_every
+    def _begin_epoch(self, epoch: int) -> None:
+        """Goes on with an epoch, of which nothing is computed yet; the progress must be paused."""
+        self.local_epoch = epoch
+        self.strategy.forget()
+        self.progress.begin_epoch(epoch)
+        if not self._client_mode:
+            self.parameters.offer_state(epoch)
 
-    @average_state_every.setter
-    def average_state_every(self, value: int) -> None:
-        self._average_state_every = value
+    def _report(self, end: EpochEnd) -> None:
+        self._reports.put(end.report(self.updates.take_reports()))
+
+    # -- where the others are --------------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        if not self.catching_up.skip_epochs(self.local_epoch):
+            self.load_state_from_peers()
+
+    def load_state_from_peers(self, early: EarlyDownload | None = None) -> bool:
+        """Takes the state of the run from a peer; whether one gave it. See `CatchingUp.load_state_from_peers`."""
+        # A state whose delayed update is under way is not behind this peer, whose own may be under way as well.
+        oldest_epoch = max(self.local_epoch - self.run.swarm.delay_optimizer_step, 0)
+        return self.catching_up.load_state_from_peers(oldest_epoch, early)
+
+    def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
+        """Goes on from a checkpoint of the run: weights, moments (none: they start from zero) and epoch."""
+        self.catching_up.load_checkpoint(model, optimizer_state, epoch)
+
+    @property
+    def last_download(self) -> tuple[int, float]:
+        """Bytes and seconds of the last state that was downloaded; zeros before."""
+        return self.catching_up.last_download
+
+    def _let_rounds_end(self) -> None:
+        """Before the weights change: leaves the group that is being looked for, and lets updates end."""
+        self.exchange.leave_group()
+        self.updates.wait()
+
+    # -- this peer and the others ----------------------------------------------------------------------------------
 
     def declare_bandwidth(self, mbits: float | None) -> None:
         """Tells groupmates what this peer's link carries, both ways, in Mbit/s: slow ones average smaller parts.
 
         Who does not know (None) counts as the mean of those who do; hivemind, averaging/load_balancing.py.
         """
-        self.grad_averager.bandwidth = self.state_averager.bandwidth = mbits
+        self.gradients.bandwidth = self.parameters.bandwidth = mbits
 
-    def take_epoch_reports(self) -> list[EpochReport]:
-        """Reports of the epochs that have ended since the last call."""
-        return _drain(self._reports)
+    def say_goodbye(self) -> None:
+        """Tells the others not to wait for this peer.
 
-    def _update_global_epoch(self, grad_scaler: object) -> None:
-        ending = self._ending = Ending(
-            epoch=self.local_epoch,
-            samples=self.grad_averager.local_samples_accumulated,
-            others=max(self.tracker.global_progress.num_peers - 1, 0),
-            began=time.monotonic(),
-        )
-        self._prepare_to_average()
-        with suppress(LeftBehindError):
-            super()._update_global_epoch(grad_scaler)
-        if not ending.in_background:  # else it is reported when its average ends, which may have been before this
-            if not ending.left_behind:
-                self._note_what_was_left_out(ending)
-            self._report(ending)
-            if ending.left_behind:
-                self._catch_up()
-
-    def _begin_averaging_gradients(self, grad_scaler: object) -> bool:
-        if self._out_of_step:  # so the last average has shown, for which this one has waited
-            self._fall_behind(self._ending)
-            raise LeftBehindError("the others have gone on without this peer")
-        scheduled = self.scheduled_grads
-        if scheduled is not None and (scheduled.triggered or scheduled.done()):
-            self.scheduled_grads = None  # hivemind would not average at all, where it finds the last epoch's group
-        began = super()._begin_averaging_gradients(grad_scaler)
-        if began and self.delay_grad_averaging:
-            self._note_what_was_left_out(self._ending)
-            self._ending.in_background = True
-            self._endings[self.scheduled_grads] = self._ending
-        return began
-
-    def _note_what_was_left_out(self, ending: Ending) -> None:
-        if self.grad_averager.not_finite:
-            ending.samples = 0
-            ending.notes.append("this peer's own gradients were not finite and were left out")
-
-    def _report(self, ending: Ending) -> None:
-        """Tells how the end of an epoch went."""
-        _drain(self.grad_averager.reports)
-        self._note_state_rounds()
-        background = _drain(self._state_rounds)
-        report = ending.report
-        averaging = report.seconds if report else 0.0
-        self._reports.put(
-            EpochReport(
-                epoch=ending.epoch + (not ending.left_behind),
-                samples=0 if ending.left_behind else ending.samples,
-                group_size=report.group_size if report else 1,
-                senders=report.senders if report else 1 - ending.left_behind,
-                own_share=report.own_share if report else 1.0,
-                update_samples=report.weight if report else (None if ending.left_behind else ending.samples),
-                others=ending.others,
-                waiting_seconds=max(time.monotonic() - ending.began - averaging, 0.0),
-                averaging_seconds=averaging,
-                bytes_sent=sum(r.bytes_sent for r in (report, *background) if r),
-                bytes_received=sum(r.bytes_received for r in (report, *background) if r),
-                fault=ending.fault if ending.others else None,
-                note="; ".join(ending.notes) or None,
-            )
-        )
-
-    def _note_state_rounds(self) -> None:
-        """Takes the reports of rounds of parameters; the weights that this peer may have wanted came with them."""
-        for round_ in _drain(self.state_averager.reports):
-            self._state_rounds.put(round_)
-            if round_.senders > 1 and not round_.torn:
-                self._want_weights(False)
-
-    def _prepare_to_average(self) -> None:
-        """Sets what the averagers tell the next group, and how many peers, whom the tracker knows, it waits for.
-
-        Weights are asked for once: a group that has heard of it averages its parameters, which costs all of its peers.
-        """
-        self._note_state_rounds()
-        expected = min(self.tracker.lively_peers, self._run.swarm.max_group_size)
-        self.grad_averager.expected_group_size = self.state_averager.expected_group_size = expected
-        self.grad_averager.local_epoch = self.local_epoch
-        is_due = self._state_round_epoch > self.local_epoch
-        self.grad_averager.wants_weights = self.state_averager.wants_weights and not is_due
-
-    def step(self, *args, **kwargs) -> Tensor | None:
-        """See hivemind."""
-        now = time.monotonic()
-        self._step_seconds, self._last_step = now - self._last_step, now
-        return super().step(*args, **kwargs)
-
-    def _maybe_schedule_gradient_averaging(self) -> None:
-        """As in hivemind, but early enough for a peer whose steps are longer than the window.
-
-        And not while the last average is still under way: a group would start without this peer, which cannot answer.
-        """
-        self._prepare_to_average()
-        if self._endings:
-            return
-        now, due = get_dht_time(), self.tracker.estimated_next_update_time
-        if due - now > max(self.matchmaking_time, 1.5 * self._step_seconds):
-            return
-        if self.scheduled_grads is None or self.scheduled_grads.triggered or self.scheduled_grads.done():
-            self.scheduled_grads = self.grad_averager.schedule_step(timeout=self.averaging_timeout)
-
-    def _make_progress_tracker(self, target_batch_size: int, **kwargs) -> LivelyTracker:
-        return LivelyTracker(
-            lively_seconds=LIVELY_WINDOWS * self.matchmaking_time,
-            dht=self.dht,
-            prefix=self.run_id,
-            target_batch_size=target_batch_size,
-            client_mode=self.client_mode,
-            status_loglevel=self.status_loglevel,
-            start=True,
-            **kwargs,
-        )
-
-    def _average_gradients_and_load_into_optimizer(self, maybe_step_control: StepControl | None) -> None:
-        """Waits for the average and keeps its report, or the reason why there is none.
-
-        Without an average the optimizer uses what the averager's buffers hold, this peer's own gradients. hivemind
-        would fill them anew from accumulators that it has emptied before, and step with zero gradients.
-        """
-        delayed = self._endings.get(maybe_step_control)
-        ending = delayed or self._ending
-        try:
-            if maybe_step_control is None:
-                raise TrainingError("no group was looked for")
-            group = self._average_with_the_rest(
-                maybe_step_control, self._await_group(maybe_step_control, ending), ending
-            )
-            ending.report = group.report
-            if group.report.senders < 2:
-                ending.fault = "no other peer's gradients arrived"
-            elif group.report.torn:
-                ending.fault = "a peer was lost in the middle of the average"
-            elif group.report.repeated:
-                lost = "a peer" if group.report.lost else "a connection"
-                left = f"{group.report.senders} of {group.report.group_size}"
-                ending.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
-            if group.report.refused:
-                refused = ", ".join(group.report.refused)
-                ending.notes.append(f"what {refused} sent was not finite and was left out")
-            if group.report.torn:  # the others' update is not the same
-                self._want_weights(True)
-            told = standings(group)
-            self._out_of_step |= max((standing.epoch for standing in told), default=0) > ending.epoch
-            if any(standing.wants_weights for standing in told):
-                self._state_round_epoch = ending.epoch + 1 + self.delay_grad_averaging
-        except LeftBehindError:
-            self._fall_behind(ending)
-            if self.scheduled_grads is maybe_step_control:
-                self.scheduled_grads = None
-            raise
-        except Exception as error:  # also what the averager's process has met; the peer goes on and says so
-            ending.fault = str(error) or type(error).__name__
-            if maybe_step_control is not None and not maybe_step_control.done():
-                maybe_step_control.cancel()
-        finally:
-            if delayed:
-                del self._endings[maybe_step_control]
-                self._report(delayed)
-        self._load_averaged_gradients_into_optimizer_()
-
-    def _fall_behind(self, ending: Ending) -> None:
-        self._out_of_step, ending.left_behind = True, True
-        ending.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"
-
-    def _await_group(self, control: StepControl, ending: Ending) -> AveragedGroup:
-        """The group's average, as long as there is hope for one; see `waiting`. Who was lost is not waited for."""
-        swarm = self._run.swarm
-        try:
-            group = await_group(
-                control,
-                usual_seconds=swarm.matchmaking_seconds + swarm.request_timeout_seconds,
-                timeout_seconds=self.averaging_timeout,
-                newest_epoch=ending.epoch + self.delay_grad_averaging,  # delayed, all begin the next one at once
-                look_around=self._look_around,
-            )
-        except NobodyElseError:
-            ending.others = 0
-            raise
-        self.tracker.give_up(set(group.report.lost) - set(group.report.absent))
-        return group
-
-    def _average_with_the_rest(self, control: StepControl, group: AveragedGroup, ending: Ending) -> AveragedGroup:
-        """What comes of another group with the same gradients, where all others of the first were lost on the way.
-
-        A peer of a small group that breaks would else step alone although others train, who then wait for it.
-        """
-        if not group.report.lost or len(group.report.lost) < group.report.group_size - 1:
-            return group
-        try:
-            _, others = self._look_around()
-        except TimeoutError:
-            return group
-        if not others:
-            return group
-        self._prepare_to_average()
-        again = self.grad_averager.schedule_step(timeout=self.averaging_timeout, epoch=ending.epoch)
-        again.weight = control.weight
-        again.allow_allreduce()
-        ending.notes.append("all others of its group were lost, so it has looked for another one")
-        try:
-            found = self._await_group(again, ending)
-        except TimeoutError:
-            again.cancel()
-            return group
-        found.report = replace(
-            found.report,
-            bytes_sent=found.report.bytes_sent + group.report.bytes_sent,
-            bytes_received=found.report.bytes_received + group.report.bytes_received,
-        )
-        return found
-
-    def __del__(self):
-        """Nothing: hivemind would wait here for a group that waits for this peer. The role's end ends its processes."""
-
-    def say_goodbye(self, timeout_seconds: float = 2.0) -> None:
-        """Tells the others not to wait for this peer; the processes end with the role.
-
-        An average that runs in the background is ended first, for the others need this peer's part of it.
+        An average that runs may end before that, within some seconds: its group would have to repeat it.
         """
         deadline = time.monotonic() + LAST_AVERAGE_SECONDS
-        while self._endings and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS / 5)
-        self.state_averager.allow_state_sharing = False
-        for scheduled in (self.scheduled_grads, self.scheduled_state):  # first: no group is to begin with this peer
-            if scheduled is not None and not scheduled.done() and not scheduled.triggered:
-                scheduled.cancel()
-        self.tracker.shutdown(timeout_seconds)
+        while self.exchange.under_way and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        self.parameters.offer_state(None)
+        self.exchange.drop_search()
+        self.progress.shutdown()
+
+    def shutdown(self) -> None:
+        """Ends the averagers' processes; a role's processes end with the role."""
+        self.say_goodbye()
+        for averager in (self.gradients, self.parameters):
+            averager.shutdown()
 
 
-def _drain(reports: queue.SimpleQueue) -> list:
-    drained = []
-    with suppress(queue.Empty):
-        while True:
-            drained.append(reports.get_nowait())
-    return drained
+def _make_progress(run: RunConfig, dht: DHT, identity: Identity | None, client_mode: bool) -> Progress:
+    seconds = run.swarm.matchmaking_seconds
+    return Progress(
+        dht=dht,
+        prefix=run.run_id,
+        target_batch_size=run.swarm.target_batch_size,
+        private_key=identity.private_key if identity is not None else None,
+        client_mode=client_mode,
+        lively_seconds=LIVELY_WINDOWS * seconds,
+        record_seconds=run.swarm.metrics_expiration_seconds,
+        refresh=RefreshSeconds(least=min(0.5, seconds / 5), most=min(10.0, 4 * seconds), alone=min(3.0, seconds)),
+    )
+
+
+def _make_parameter_averager(
+    host: Host, alignment: AlignmentState, run: RunConfig, dht: DHT, settings: AveragerSettings
+) -> ParameterAverager:
+    swarm = run.swarm
+    large = "float16" if swarm.state_bits == 16 else swarm.gradient_codec
+    settings = replace(
+        settings,
+        compression=exchange_codec(swarm.compression_threshold, large),
+        round_own_parts=True,  # peers whose weights are equal keep them
+    )
+    codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
+    return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec)
+
+
+def _averager_settings(run: RunConfig, prefix: str, client_mode: bool) -> AveragerSettings:
+    swarm = run.swarm
+    return AveragerSettings(
+        prefix=prefix,
+        matchmaking_seconds=swarm.matchmaking_seconds,
+        request_timeout_seconds=swarm.request_timeout_seconds,
+        allreduce_timeout_seconds=swarm.allreduce_timeout_seconds,
+        next_chunk_timeout_seconds=swarm.next_chunk_timeout_seconds,
+        min_group_size=swarm.min_group_size,
+        client_mode=client_mode,
+    )

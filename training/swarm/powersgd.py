@@ -2,105 +2,110 @@
 
 Source: Vogels et al. 2019, arXiv:1905.13727.
 
-What a product of rank r cannot hold is kept and added to the next gradient. hivemind 1.1.12 has the algorithm, but its
-averager fails with any model that has a bias: it hands the descriptions of all gradients to an all-reduce of the thin
-matrices alone; and a round that fails counts the gradient twice.
+A gradient M (n x m) is approximated by P Q^T with r columns each. All peers have the same Q. Each computes P = M Q, the
+group averages P and makes its columns orthonormal, each computes Q = M^T P, and the group averages Q. What a product of
+rank r cannot hold is kept and added to the next gradient.
+
+hivemind 1.1.12 has the algorithm, but its averager fails with any model that has a bias (it hands the descriptions of
+all gradients to an all-reduce of the thin matrices alone), and a round that fails counts the gradient twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
-from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import (
-    CompressionBase,
-    CompressionInfo,
-    NoCompression,
-    RoleAdaptiveCompression,
-)
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, RoleAdaptiveCompression
 from hivemind.compression.base import TensorRole
-from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
-from hivemind.utils.asyncio import enter_asynchronously
+from hivemind.utils.math import get_flatten_greedy_dims, orthogonalize_
+from torch import Tensor
 
-from training.swarm.averaging import SwarmGradientAverager
-from training.swarm.groups import AveragedGroup, RoundReport
+from training.swarm.groups import RoundReport
+from training.swarm.rounds import GroupAllReduce
 
 _LEAST_SAVING = 0.8
 """A matrix is averaged as it is unless the thin ones have a fifth of its values: they travel in 32 bit, it in 8."""
 
 
-class SwarmPowerSGDAverager(PowerSGDGradientAverager, SwarmGradientAverager):
-    """Averages gradients by PowerSGD, weighted by samples, and reports each round.
+def powersgd_codec(gradients: CompressionBase) -> CompressionBase:
+    """How tensors travel: gradients as told, the thin matrices in 32 bit, so that all peers get the same directions."""
+    return RoleAdaptiveCompression(gradient=gradients, default=NoCompression())
+
+
+class PowerSgd:
+    """Averages gradients by PowerSGD.
 
     Host memory grows by 4 bytes for each value of a matrix that is averaged so.
 
     Args:
-        parameters: See hivemind.
-        averager_rank: r, columns of the thin matrices.
-        compression: For gradients that travel as they are. The thin matrices travel in 32 bit, so that all peers turn
-            them into the same directions.
-        kwargs: See hivemind.
+        shapes: Of the gradients.
+        rank: r, columns of the thin matrices.
     """
 
-    _rpc_handlers = None
-    _stub_type = None
+    phases = (b"P", b"Q")
 
-    def __init__(
-        self,
-        parameters: Iterable[torch.nn.Parameter],
-        averager_rank: int,
-        *,
-        compression: CompressionBase | None = None,
-        **kwargs,
-    ):
-        self._phases: list[RoundReport] = []
-        self._added = False
-        by_role = RoleAdaptiveCompression(gradient=compression or NoCompression(), default=NoCompression())
-        super().__init__(parameters, averager_rank, compression=by_role, min_compression_ratio=_LEAST_SAVING, **kwargs)
-        for number, q in enumerate(self._qs):  # hivemind's are random: peers would begin with different ones
-            q.copy_(torch.randn(q.shape, generator=torch.Generator().manual_seed(number)))
+    def __init__(self, shapes: Sequence[torch.Size], rank: int):
+        self.rank = rank
+        self._factored = [
+            number for number, shape in enumerate(shapes) if self._saves(torch.empty(shape, device="meta"))
+        ]
+        # The averager's process changes both; the trainer's tests look at them.
+        self.kept = [torch.zeros(shapes[number]).share_memory_() for number in self._factored]
+        self.q = [self._first_q(torch.empty(shapes[n], device="meta"), n).share_memory_() for n in self._factored]
 
-    async def _aggregate_with_group(self, group_info: GroupInfo, *args, **kwargs) -> AveragedGroup:
-        self._phases, self._added = [], False
+    def _saves(self, gradient: Tensor) -> bool:
+        thin = self.rank * sum(get_flatten_greedy_dims(gradient)) if gradient.ndim > 1 else gradient.numel()
+        return gradient.ndim > 1 and 1 - thin / gradient.numel() >= _LEAST_SAVING
+
+    def _first_q(self, gradient: Tensor, number: int) -> Tensor:
+        """The same for all peers: with directions of their own, the mean of their P would mean nothing."""
+        columns = get_flatten_greedy_dims(gradient)[1]
+        return torch.randn((columns, self.rank), generator=torch.Generator().manual_seed(number))
+
+    async def average(
+        self, tensors: Sequence[Tensor], infos: Sequence[CompressionInfo] | None, all_reduce: GroupAllReduce
+    ) -> RoundReport:
+        """See `rounds.AveragingMethod`."""
+        large = [tensors[number] for number in self._factored]
+        rest = [tensor for number, tensor in enumerate(tensors) if number not in self._factored]
+        _each_add(self.kept, large)
         try:
-            gathered = await PowerSGDGradientAverager._aggregate_with_group(self, group_info, *args, **kwargs)
-        except Exception:
-            if self._added:
-                async with enter_asynchronously(self.get_tensors()) as gradients:
-                    large = (g for i, g in enumerate(gradients) if i not in self._uncompressed_gradients_indexes)
-                    for kept, gradient in zip(self._ms, large, strict=True):
-                        kept.sub_(gradient)
+            p, q, report = await self._exchange(rest, all_reduce)
+        except BaseException:
+            _each_add(self.kept, large, alpha=-1)  # or the next try would count the gradient twice
             raise
-        return AveragedGroup.of_those_left(gathered, _both(*self._phases))
+        for gradient, kept, own_p, own_q, shared_q in zip(large, self.kept, p, q, self.q, strict=True):
+            shared_q.copy_(own_q)
+            gradient.copy_((own_p @ own_q.t()).reshape(gradient.shape))
+            kept.sub_(gradient)
+        return report
 
-    async def _run_allreduce_inplace_(
-        self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs
-    ) -> None:
-        """As in `ReportingAverager`, for tensors other than the gradients; the latter come last."""
-        self._added = True
-        kwargs.pop("tensor_infos", None)
-        phase_q = bool(self._phases)
-        infos = tuple(
-            CompressionInfo.from_tensor(
-                tensor,
-                key=number,
-                role=TensorRole.GRADIENT if phase_q and number >= len(self._qs) else TensorRole.UNSPECIFIED,
-            )
-            for number, tensor in enumerate(tensors)
-        )
-        await super()._run_allreduce_inplace_(tensors, group_info, group_id, tensor_infos=infos, **kwargs)
-        self._phases.append(self._last_report)
+    async def _exchange(
+        self, rest: Sequence[Tensor], all_reduce: GroupAllReduce
+    ) -> tuple[list[Tensor], list[Tensor], RoundReport]:
+        """The group's P and Q; the other gradients are averaged in place, together with Q."""
+        matrices = [kept.reshape(-1, q.shape[0]) for kept, q in zip(self.kept, self.q, strict=True)]
+        p = [matrix @ q for matrix, q in zip(matrices, self.q, strict=True)]
+        first = await all_reduce(p, _infos(p, TensorRole.UNSPECIFIED), phase=self.phases[0])
+        for one in p:
+            orthogonalize_(one)
+        q = [matrix.t() @ one for matrix, one in zip(matrices, p, strict=True)]
+        infos = _infos(q, TensorRole.UNSPECIFIED) + _infos(rest, TensorRole.GRADIENT)
+        second = await all_reduce([*q, *rest], infos, phase=self.phases[1])
+        return p, q, _both(first, second)
 
 
-def gradient_averager(powersgd_rank: int) -> Callable[..., SwarmGradientAverager]:
-    """What makes the averager of a run's gradients: by PowerSGD of this rank, or as they are if it is 0."""
-    return partial(SwarmPowerSGDAverager, averager_rank=powersgd_rank) if powersgd_rank else SwarmGradientAverager
+def _each_add(tensors: Sequence[Tensor], others: Sequence[Tensor], alpha: float = 1) -> None:
+    for tensor, other in zip(tensors, others, strict=True):
+        tensor.add_(other, alpha=alpha)
+
+
+def _infos(tensors: Sequence[Tensor], role: TensorRole) -> list[CompressionInfo]:
+    return [CompressionInfo.from_tensor(tensor, key=n, role=role) for n, tensor in enumerate(tensors)]
 
 
 def _both(first: RoundReport, second: RoundReport) -> RoundReport:
-    """One report for two all-reduces of a group, the worse of each; a peer may see the weights in one of them alone."""
+    """One report for two all-reduces of a group, the worse of each; a peer may see the weights in one of them only."""
     shares = [report.own_share for report in (first, second) if report.own_share is not None]
     return RoundReport(
         group_size=second.group_size,
@@ -110,6 +115,7 @@ def _both(first: RoundReport, second: RoundReport) -> RoundReport:
         torn=first.torn or second.torn,
         repeated=first.repeated + second.repeated,
         lost=tuple(dict.fromkeys(first.lost + second.lost)),
+        absent=tuple(dict.fromkeys(first.absent + second.absent)),
         refused=tuple(dict.fromkeys(first.refused + second.refused)),
         reduced_share=second.reduced_share,
         bytes_sent=first.bytes_sent + second.bytes_sent,

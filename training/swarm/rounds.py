@@ -1,293 +1,267 @@
-"""Averagers that report each round, and whose groups agree on what counts.
+"""All-reduces of a peer: each is repeated until its group agrees that the result counts.
 
 hivemind changes a peer's tensors while the others' parts arrive. If a peer of the group dies then, the others are left
 with averages that differ, and with no gradients to average again. Here tensors change when the group has agreed that
-the all-reduce counts, or that it is repeated without those who are gone; see `agreement`.
+the all-reduce counts, or that it is repeated without the peers that are gone; see `agreement`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import multiprocessing
-import queue
 import time
-from collections.abc import Sequence
-from concurrent.futures import InvalidStateError
-from contextlib import suppress
-from dataclasses import replace
-from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
-from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllreduceException
-from hivemind.averaging.control import StepControl
-from hivemind.averaging.group_info import GroupInfo
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import achain, as_aiter
-from hivemind.utils.timed_storage import get_dht_time
 
-from calculator.exchange import part_bytes
 from training.swarm.agreement import Agreement
 from training.swarm.allreduce import ReportingRunner
-from training.swarm.groups import Attempt, AveragedGroup, Group, RoundReport
-from training.swarm.matchmaking import PatientMatchmaking
+from training.swarm.groups import Attempt, Group, RoundReport
 from training.swarm.streams import until_hung_up
 
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
-
 LOOK_SECONDS = 0.1
 """A peer that waits for news of a group looks this often whether there are any."""
 _AGREEMENTS_KEPT = 8
 """Peers that end late may still ask what was decided on the last few all-reduces."""
 
 
-class _Control(StepControl):
-    """A step that can be cancelled at any time.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Travel:
+    """How tensors travel in an all-reduce."""
 
-    hivemind tells the averager's process first and marks the step then: a process that looks in between finds nothing
-    to do, and goes on to average. And there a second cancel is an error.
-    """
-
-    def cancel(self) -> bool:
-        """See hivemind."""
-        marked = super(StepControl, self).cancel()
-        return marked if self._cancel is None or self._cancel.done() else super().cancel()
-
-
-class ReportingAverager(DecentralizedAverager):
-    """An averager whose results are `AveragedGroup`s, and whose groups wait for the peers that are expected.
-
-    `expected_group_size` says how many these are, 0 that nobody knows; see `PatientMatchmaking`.
-    """
-
-    _rpc_handlers = None
-    _stub_type = None
-    round_own_parts = False
+    compression: CompressionBase
+    part_bytes: int
+    round_own_parts: bool
     """See `ReportingRunner`."""
+    chunk_seconds: float | None
+    """Longest silence of a sender; a reducer, which waits for senders itself, may be silent twice as long."""
 
-    def __init__(self, averaged_tensors: Sequence[torch.Tensor], *args, epochs_apart: int = 0, **kwargs):
-        self._epochs_apart = epochs_apart
-        self.reports: queue.SimpleQueue[RoundReport] = queue.SimpleQueue()
-        self._expected_group_size = multiprocessing.Value(ctypes.c_int, 0)
-        self._last_report: RoundReport | None = None
+
+class AveragingMethod(Protocol):
+    """What a group does with its tensors."""
+
+    phases: tuple[bytes, ...]
+    """Names of the all-reduces that it takes; groupmates may begin each before this peer does."""
+
+    async def average(
+        self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None, all_reduce: GroupAllReduce
+    ) -> RoundReport:
+        """Averages the tensors in place.
+
+        Raises:
+            Exception: If that has failed; the tensors are then as they were.
+        """
+
+
+class Mean:
+    """The weighted mean."""
+
+    phases = (b"",)
+
+    async def average(
+        self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None, all_reduce: GroupAllReduce
+    ) -> RoundReport:
+        """See `AveragingMethod`."""
+        return await all_reduce(tensors, infos)
+
+
+class AllReduces:
+    """The all-reduces of this peer, by the ids of their groups, by which groupmates' calls find them.
+
+    Args:
+        connection: To the network.
+        servicer: Class of the averager's process, whose calls groupmates answer.
+        prefix: Of the averager.
+        has_no_group: Whether this peer looks for a group, and no other peer may have made it a part of one meanwhile.
+    """
+
+    def __init__(self, connection: P2P, servicer: type[ServicerBase], prefix: str, *, has_no_group: Callable[[], bool]):
+        self._connection, self._servicer, self._prefix = connection, servicer, prefix
+        self._has_no_group = has_no_group
+        self._runners: dict[bytes, asyncio.Future[ReportingRunner]] = {}
         self._agreements: dict[bytes, Agreement] = {}
-        self.last_round: tuple[StepControl, float] | None = None
-        """The last one that runs in the background, and when its search for a group began (monotonic clock)."""
-        self.is_new = True
-        """Whether it has been in no average with others yet."""
-        self._steps = 0
+        self._expecting = 0
+        self._news = asyncio.Event()
         self._closing: set[asyncio.Task] = set()
-        kwargs.setdefault("part_size_bytes", part_bytes(sum(tensor.numel() for tensor in averaged_tensors)))
-        super().__init__(averaged_tensors, *args, **kwargs)
 
     @property
-    def expected_group_size(self) -> int:
-        """How many peers the next group is expected to have; 0 if unknown."""
-        return self._expected_group_size.value
+    def peer_id(self) -> PeerID:
+        """This peer."""
+        return self._connection.peer_id
 
-    @expected_group_size.setter
-    def expected_group_size(self, value: int) -> None:
-        self._expected_group_size.value = value
+    # -- which groups there are ------------------------------------------------------------------------------------
 
-    def step(self, *args, **kwargs):
-        """See hivemind; besides, each round that has ended well puts its report into `reports`."""
-        outcome = super().step(*args, **kwargs)
-        if isinstance(outcome, StepControl):
-            outcome.__class__ = _Control  # hivemind makes it
-            self.last_round = outcome, time.monotonic()
-            self._weigh(outcome)
-            outcome.add_done_callback(self._keep_report)
-        elif isinstance(outcome, AveragedGroup):
-            self.reports.put(outcome.report)
-        return outcome
-
-    def _weigh(self, control: StepControl) -> None:
-        """Sets this peer's weight in a round that begins, if it is not hivemind's."""
-
-    def _keep_report(self, control: StepControl) -> None:
-        if not control.cancelled() and control.exception() is None and isinstance(control.result(), AveragedGroup):
-            self.reports.put(control.result().report)
-            self.is_new &= control.result().report.senders < 2
-
-    async def _step(self, *, step: StepControl, future_for_init: object) -> None:
-        """In the averager's process: one round, from looking for a group on."""
-        if not isinstance(self._matchmaking, PatientMatchmaking):
-            self._matchmaking = PatientMatchmaking(
-                self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
-            )
-            self._matchmaking.epochs_apart = self._epochs_apart
-        self._matchmaking.expect(self._expected_group_size.value)
-        self._steps += 1
+    @contextmanager
+    def expecting_a_group(self) -> Iterator[None]:
+        """Meanwhile a groupmate may know of a group of which this peer has not heard yet."""
+        self._expecting += 1
         try:
-            with suppress(InvalidStateError):  # the trainer gave this round up while it ended
-                await super()._step(step=step, future_for_init=future_for_init)
+            yield
         finally:
-            self._steps -= 1
-            if not self._steps:  # a group that was found as the step was cancelled gets an answer, not silence
-                self._pending_groups_registered.set()
+            self._expecting -= 1
+            self._spread_news()
 
-    async def _aggregate_with_group(self, group_info: GroupInfo, *args, **kwargs) -> AveragedGroup:
-        gathered = await super()._aggregate_with_group(group_info, *args, **kwargs)
-        return AveragedGroup.of_those_left(gathered, self._last_report)
+    def announce(self, *group_ids: bytes) -> None:
+        """This peer is in these groups: what is sent to them waits until their all-reduces begin."""
+        for group_id in group_ids:
+            self._runners[group_id] = asyncio.get_running_loop().create_future()
+        self._spread_news()
 
-    async def _run_allreduce_inplace_(
+    def forget(self, *group_ids: bytes) -> None:
+        """These are over."""
+        for group_id in group_ids:
+            if (runner := self._runners.pop(group_id, None)) is not None:
+                runner.cancel()  # if it has not begun, nobody needs to wait for it
+        self._spread_news()
+
+    def _spread_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _is_member_of(self, group_id: bytes) -> bool:
+        """Whether this peer is in the group; waits while it may be about to hear of it."""
+        while group_id not in self._runners and self._expecting and not self._has_no_group():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
+        return group_id in self._runners
+
+    async def _runner_of(self, group_id: bytes) -> ReportingRunner | None:
+        """The group's all-reduce, when it has begun; None if this peer is not in the group, or it has failed."""
+        if not await self._is_member_of(group_id):
+            return None
+        begun = self._runners[group_id]
+        await asyncio.wait([begun])
+        return None if begun.cancelled() else begun.result()
+
+    # -- calls of groupmates ---------------------------------------------------------------------------------------
+
+    async def aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """A groupmate sends its parts; their means.
+
+        hivemind never answers for a group that it does not know of; here the answer is BAD_GROUP_ID, so that the
+        sender's group can repeat the all-reduce without this peer at once.
+        """
+        request = await anext(stream)
+        runner = await self._runner_of(request.group_id)
+        if runner is None:
+            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+            return
+        async for message in until_hung_up(runner.rpc_aggregate_part(achain(as_aiter(request), stream), context)):
+            yield message
+
+    async def agree(
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader:
+        """A groupmate tells its verdict on an all-reduce; what the group has decided, or that it has not."""
+        if request.group_id not in self._agreements:
+            await self._runner_of(request.group_id)
+        agreement = self._agreements.get(request.group_id)
+        if agreement is None:
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_ID)
+        return await agreement.hear(context.remote_id, request)
+
+    # -- this peer's part ------------------------------------------------------------------------------------------
+
+    async def attempt(
         self,
         tensors: Sequence[torch.Tensor],
-        group_info: GroupInfo,
-        group_id: bytes | None = None,
+        infos: Sequence[CompressionInfo] | None,
+        group: Group,
         *,
-        peer_fractions: Sequence[float],
-        **kwargs,
-    ) -> None:
-        """As in hivemind, but tensors change when the group has agreed on the result; takes 4 bytes a value until then.
-
-        A peer keeps its tensors if all of its group are gone, or if each repetition has failed as well.
-        """
-        began, sent, received, absent = time.monotonic(), 0, 0, set()
-        first_id = group_info.group_id if group_id is None else group_id
-        group = Group(group_id=first_id, peers=tuple(group_info.peer_ids), fractions=tuple(peer_fractions))
-        for repeated in range(REPETITIONS + 1):
-            try:
-                attempt = await self._all_reduce(tensors, group, **kwargs)
-            finally:
-                self._pending_groups_registered.set()
-                if group.group_id != first_id:
-                    self._running_groups.pop(group.group_id, None)
-            sent, received = sent + attempt.report.bytes_sent, received + attempt.report.bytes_received
-            absent |= attempt.absent
-            rest = group.of(attempt.decision)
-            if attempt.decision.counts or len(rest.peers) < 2 or not any(rest.fractions):
-                break
-            if self.peer_id not in rest.peers or repeated == REPETITIONS:
-                break
-            group = rest
-        left = group.peers if attempt.decision.counts else rest.peers
-        lost = [peer for peer in group_info.peer_ids if peer not in (*left, self.peer_id)]
-        report = replace(
-            attempt.report,
-            group_size=group_info.group_size,
-            repeated=repeated,
-            lost=tuple(str(peer) for peer in lost),
-            absent=tuple(str(peer) for peer in lost if peer in absent),
-            torn=attempt.report.torn or attempt.decision.solitary or not attempt.decision.counts,
-        )
-        gave_up = attempt.fault is not None and repeated == REPETITIONS and self.peer_id in attempt.decision.members
-        if gave_up or attempt.decision.members == (self.peer_id,):
-            report = replace(report, senders=1, own_share=1.0, weight=attempt.weight)
-        elif attempt.fault is not None:
-            raise attempt.fault  # nothing has changed: hivemind looks for another group with the same tensors
-        else:
-            for tensor, update in zip(tensors, attempt.updates, strict=False):  # an auxiliary peer has no updates
-                tensor.add_(update, alpha=self._averaging_alpha)
-            self.last_updated = get_dht_time()
-            self._state_updated.set()
-        self._last_report = replace(report, bytes_sent=sent, bytes_received=received, seconds=time.monotonic() - began)
-
-    async def _all_reduce(self, tensors: Sequence[torch.Tensor], group: Group, **kwargs) -> Attempt:
-        """One all-reduce of a group, and what the group thinks of it. Changes no tensors.
+        weight: float,
+        travel: Travel,
+    ) -> Attempt:
+        """One all-reduce of an announced group, and what the group thinks of it. Changes no tensors.
 
         It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then.
         """
         over = asyncio.Event()
         runner = ReportingRunner(
-            p2p=self._p2p,
-            servicer_type=type(self),
-            prefix=self.prefix,
+            p2p=self._connection,
+            servicer_type=self._servicer,
+            prefix=self._prefix,
             tensors=tensors,
+            tensor_infos=infos,
+            weight=weight,
             group_id=group.group_id,
             ordered_peer_ids=group.peers,
             peer_fractions=group.fractions,
-            round_own_parts=self.round_own_parts,
+            compression=travel.compression,
+            part_size_bytes=travel.part_bytes,
+            sender_timeout=travel.chunk_seconds,
+            reducer_timeout=2 * travel.chunk_seconds if travel.chunk_seconds is not None else None,
+            round_own_parts=travel.round_own_parts,
             on_fault=over.set,
-            **kwargs,
         )
+        agreement = self._begin(group, runner, on_bad_verdict=over.set)
+        updates, fault = await self._collect(runner, len(tensors), over)
+        report = runner.report()
+        with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
+            decision = await agreement.reach(runner.verdict(fault))
+        return Attempt(
+            report=replace(report, **runner.traffic),
+            decision=decision,
+            updates=updates,
+            fault=fault,
+            weight=weight,
+            absent=frozenset(agreement.absent),
+        )
+
+    def _begin(self, group: Group, runner: ReportingRunner, *, on_bad_verdict: Callable[[], None]) -> Agreement:
+        """From now on groupmates' calls reach the runner and the agreement."""
         agreement = self._agreements[group.group_id] = Agreement(
             own=self.peer_id,
             group_id=group.group_id,
             peers=group.peers,
             referees=[peer for peer, fraction in zip(group.peers, group.fractions, strict=True) if fraction > 0],
             ask=self._ask,
-            on_bad_verdict=over.set,
+            on_bad_verdict=on_bad_verdict,
         )
         while len(self._agreements) > _AGREEMENTS_KEPT:
             del self._agreements[next(iter(self._agreements))]
-        self._running_groups.setdefault(group.group_id, asyncio.Future()).set_result(runner)
-        self._pending_groups_registered.set()
+        self._runners[group.group_id].set_result(runner)
+        return agreement
+
+    async def _collect(
+        self, runner: ReportingRunner, count: int, over: asyncio.Event
+    ) -> tuple[tuple[torch.Tensor, ...], Exception | None]:
+        """Runs an all-reduce until this peer has all results or it is over for anybody; the results, or its fault."""
         updates: list[torch.Tensor] = []
-        collecting = asyncio.create_task(_collect(runner, updates, len(tensors), over))
-        self._closing.add(collecting)  # when all is here, a slow groupmate may still want something
+        collecting = asyncio.create_task(_take_results(runner, updates, count, over))
+        # When this peer has everything, a slow groupmate may still need its parts, so the task goes on.
+        self._closing.add(collecting)
         collecting.add_done_callback(self._closing.discard)
+        fault: Exception | None = AllreduceException("a peer was lost")
         try:
             await over.wait()
         finally:
-            fault = collecting.result() if collecting.done() else AllreduceException("a peer was lost")
-            if len(updates) == len(tensors):
+            if len(updates) == count:
                 fault = None
+            elif collecting.done() and collecting.result() is not None:
+                fault = collecting.result()
             if fault is not None:
-                runner.finalize(cancel=True)  # so that those end as well who wait for parts of this peer
-        report = runner.report()
-        self._pending_groups_registered.clear()  # parts of a repetition may come before this peer knows of it
-        decision = await agreement.reach(runner.verdict(fault))
-        return Attempt(
-            report=replace(report, **runner.traffic),
-            decision=decision,
-            updates=tuple(updates),
-            fault=fault,
-            weight=runner.weight,
-            absent=frozenset(agreement.absent),
-        )
+                runner.finalize(cancel=True)  # peers that wait for parts of this one end as well
+        return tuple(updates), fault
 
     async def _ask(self, referee: PeerID, verdict: averaging_pb2.MessageFromLeader) -> averaging_pb2.MessageFromLeader:
-        return await type(self).get_stub(self._p2p, referee, namespace=self.prefix).rpc_agree(verdict)
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """See hivemind, where who is in no group is silent until it is in one; here it says so."""
-        request = await anext(stream)
-        if not await self._may_know(request.group_id):
-            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
-            return
-        async for message in until_hung_up(super().rpc_aggregate_part(achain(as_aiter(request), stream), context)):
-            yield message
-
-    async def rpc_join_group(
-        self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """See hivemind."""
-        async for message in until_hung_up(super().rpc_join_group(request, context)):
-            yield message
-
-    async def _may_know(self, group_id: bytes) -> bool:
-        """Waits while this peer may be about to hear of the group; whether it can know it then."""
-        while group_id not in self._running_groups and not self._pending_groups_registered.is_set():
-            if isinstance(self._matchmaking, PatientMatchmaking) and self._matchmaking.has_no_group:
-                return False
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._pending_groups_registered.wait(), LOOK_SECONDS)
-        return True
-
-    async def rpc_agree(
-        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
-    ) -> averaging_pb2.MessageFromLeader:
-        """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
-        if request.group_id not in self._agreements:
-            await self._may_know(request.group_id)
-            if (begun := self._running_groups.get(request.group_id)) is not None:
-                await asyncio.shield(begun)
-        agreement = self._agreements.get(request.group_id)
-        if agreement is None:
-            return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_ID)
-        return await agreement.hear(context.remote_id, request)
+        return await self._servicer.get_stub(self._connection, referee, namespace=self._prefix).rpc_agree(verdict)
 
 
-async def _collect(
+async def _take_results(
     runner: ReportingRunner, updates: list[torch.Tensor], count: int, over: asyncio.Event
 ) -> Exception | None:
-    """Takes an all-reduce's results and sees it to its end, which an auxiliary peer awaits without any; its fault."""
+    """Takes an all-reduce's results and sees it to its end; its fault."""
     try:
         async for update in runner:
             updates.append(update)
@@ -298,3 +272,86 @@ async def _collect(
     finally:
         over.set()
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupAllReduce:
+    """Averages tensors with a group, with as many repetitions as that takes."""
+
+    all_reduces: AllReduces
+    group: Group
+    weight: float
+    travel: Travel
+
+    async def __call__(
+        self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None = None, *, phase: bytes = b""
+    ) -> RoundReport:
+        """Changes the tensors to the group's mean, and takes 4 bytes a value until then.
+
+        A peer keeps its tensors if all others of its group are gone, or if each repetition has failed as well.
+
+        Raises:
+            AllreduceException: If nothing has changed and another group may average the same tensors.
+        """
+        began, group = time.monotonic(), replace(self.group, group_id=self.group.group_id + phase)
+        attempts: list[Attempt] = []
+        while True:
+            last = await self._attempt(tensors, infos, group, is_repetition=bool(attempts))
+            attempts.append(last)
+            left = group.of(last.decision)
+            if not self._can_repeat(last, left, len(attempts)):
+                break
+            group = left
+        report = self._report(attempts, left=group.peers if last.decision.counts else left.peers)
+        if self._keeps_own(last, len(attempts)):
+            report = replace(report, senders=1, own_share=1.0, weight=last.weight)
+        elif last.fault is not None:
+            raise last.fault
+        else:
+            for tensor, update in zip(tensors, last.updates, strict=True):
+                tensor.add_(update)
+        return replace(report, seconds=time.monotonic() - began)
+
+    async def _attempt(
+        self,
+        tensors: Sequence[torch.Tensor],
+        infos: Sequence[CompressionInfo] | None,
+        group: Group,
+        *,
+        is_repetition: bool,
+    ) -> Attempt:
+        if is_repetition:  # the groups of the first attempts were announced when the round found its group
+            self.all_reduces.announce(group.group_id)
+        try:
+            return await self.all_reduces.attempt(tensors, infos, group, weight=self.weight, travel=self.travel)
+        finally:
+            if is_repetition:
+                self.all_reduces.forget(group.group_id)
+
+    def _can_repeat(self, attempt: Attempt, left: Group, attempts: int) -> bool:
+        """Whether this peer repeats the all-reduce with those who are left."""
+        if attempt.decision.counts or attempts > REPETITIONS:
+            return False
+        return self.all_reduces.peer_id in left.peers and len(left.peers) > 1 and any(left.fractions)
+
+    def _keeps_own(self, attempt: Attempt, attempts: int) -> bool:
+        """Whether this peer's tensors stay as they are: nobody else is left, or the last repetition has failed."""
+        own, members = self.all_reduces.peer_id, attempt.decision.members
+        gave_up = attempt.fault is not None and attempts > REPETITIONS and own in members
+        return gave_up or members == (own,)
+
+    def _report(self, attempts: Sequence[Attempt], *, left: Sequence[PeerID]) -> RoundReport:
+        """What the attempts did together; the last one's result is the round's."""
+        last, own = attempts[-1], self.all_reduces.peer_id
+        absent = frozenset().union(*(attempt.absent for attempt in attempts))
+        lost = [peer for peer in self.group.peers if peer not in (*left, own)]
+        return replace(
+            last.report,
+            group_size=len(self.group.peers),
+            repeated=len(attempts) - 1,
+            lost=tuple(str(peer) for peer in lost),
+            absent=tuple(str(peer) for peer in lost if peer in absent),
+            torn=last.report.torn or last.decision.solitary or not last.decision.counts,
+            bytes_sent=sum(attempt.report.bytes_sent for attempt in attempts),
+            bytes_received=sum(attempt.report.bytes_received for attempt in attempts),
+        )

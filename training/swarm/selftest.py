@@ -1,4 +1,4 @@
-"""Does averaging work here? Tried before training, because a broken codec fails without a word in hivemind.
+"""Does averaging work here? This is tried before training, because hivemind says nothing if a codec fails.
 
 With numpy 2.4, hivemind 1.1.12 cannot read what it has written in 8 bit; an all-reduce then returns the full group,
 and each peer keeps its own tensor.
@@ -13,6 +13,7 @@ from hivemind.averaging.partition import TensorPartContainer, TensorPartReducer
 from hivemind.compression import CompressionBase, deserialize_torch_tensor, serialize_torch_tensor
 
 from training.errors import TrainingError
+from training.swarm import engine
 from training.swarm.coroutine import wait_for_result
 
 _WEIGHTS = (1.0, 3.0)
@@ -28,6 +29,7 @@ def check_exchange(codec: CompressionBase, threshold: int) -> None:
         TrainingError: If the result is not the weighted mean within what 16 or 8 bits allow; peers that go on then
             train alone without noticing.
     """
+    engine.prepare()
     for size, tolerance in ((min(threshold - 1, 1000), 2e-3), (threshold, 4e-2)):
         generator = torch.Generator().manual_seed(0)
         tensors = [torch.randn(size, generator=generator) + peer for peer in range(len(_WEIGHTS))]

@@ -1,20 +1,35 @@
-"""The state on its way from a donor's trainer to a newcomer: encoded at once, and copied no more than that needs.
+"""The state of a peer on its way to a newcomer: packed by the trainer, sent by the averager's process.
 
-The trainer's process holds the state, the averager's process sends it. hivemind passes tensors between the two, which
-are copied into shared memory one by one, and encodes them then, one by one as they are sent; here what is sent is
-written into one piece of shared memory, and a newcomer gets its first byte sooner.
+hivemind passes tensors between the two processes, which are copied into shared memory one by one, and encodes each as
+it is sent. Here the trainer writes what is sent into one piece of shared memory, so a newcomer gets its first byte
+sooner, and the state is that of one moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
 import numpy as np
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
-from hivemind.proto import runtime_pb2
+from hivemind.dht import DHT
+from hivemind.p2p import P2PContext, ServicerBase
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils import get_dht_time
 from hivemind.utils.streaming import split_for_streaming
 from torch import Tensor
+
+from training.swarm.streams import until_hung_up
+
+OFFER_SECONDS = 30.0
+"""An offer of the state holds so long in the DHT, and is renewed then."""
+TRAINER_SECONDS = 120.0
+"""The trainer gives its state within this time, or the newcomer asks another donor. An update of the weights may be
+under way, and with a large model it takes long."""
 
 Head = tuple[bytes, int]
 """A tensor's message without its bytes, and how many these are."""
@@ -48,3 +63,81 @@ def unpack(memory: Tensor, heads: Sequence[Head]) -> Iterator[runtime_pb2.Tensor
         begin, end = end, end + size
         message.buffer = read[begin:end].tobytes()
         yield from split_for_streaming(message)
+
+
+class StateService(ServicerBase):
+    """Offers the state in the DHT, and sends it to newcomers that ask for it.
+
+    Args:
+        dht: A running node.
+        prefix: Of the averager.
+        ask_trainer: Asks the trainer for its state, by a number with which `take` brings it.
+    """
+
+    def __init__(self, dht: DHT, prefix: str, *, ask_trainer: Callable[[int], None]):
+        self._dht, self._prefix, self._ask_trainer = dht, prefix, ask_trainer
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future] = {}
+        self._priority: float | None = None
+        self._changed = asyncio.Event()
+        self._declaring: asyncio.Task | None = None
+
+    def offer(self, priority: float | None) -> None:
+        """Newcomers may download the state from now on, or (None) no longer."""
+        self._priority = priority
+        self._changed.set()
+        if self._declaring is None and priority is not None:
+            self._declaring = asyncio.create_task(self._declare())
+
+    def take(self, number: int, state: tuple[bytes, Tensor, Sequence[Head]] | None) -> None:
+        """The trainer's answer: metadata, and what `pack` gave; None if it could not read its state."""
+        if (asked := self._asked.get(number)) is not None and not asked.done():
+            asked.set_result(state)
+
+    async def _declare(self) -> None:
+        """Says in the DHT what is offered, again and again; a withdrawn offer once."""
+        while True:
+            self._changed.clear()
+            expiration = get_dht_time() + OFFER_SECONDS
+            stored = self._dht.store(
+                offers_key(self._prefix),
+                subkey=self._dht.peer_id.to_bytes(),
+                value=self._priority,
+                expiration_time=expiration,
+                return_future=True,
+            )
+            with suppress(Exception):  # a node that does not answer now may do so when the offer is renewed
+                await asyncio.wait_for(stored, OFFER_SECONDS)
+            left = None if self._priority is None else max(0.0, expiration - get_dht_time())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+
+    async def rpc_download_state(
+        self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        """A newcomer wants the state; nothing is sent if it is not offered."""
+        if self._priority is not None:
+            async for message in until_hung_up(self._messages()):
+                yield message
+
+    async def _messages(self) -> AsyncIterator[averaging_pb2.DownloadData]:
+        if (state := await self._state()) is None:
+            return
+        metadata, memory, heads = state
+        for part in unpack(memory, heads):
+            yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)
+            metadata = None  # goes with the first part
+
+    async def _state(self) -> tuple[bytes, Tensor, Sequence[Head]] | None:
+        number = next(self._numbers)
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._ask_trainer(number)
+        try:
+            return await asyncio.wait_for(asked, TRAINER_SECONDS)
+        finally:
+            del self._asked[number]
+
+
+def offers_key(prefix: str) -> str:
+    """Where the DHT keeps which peers offer their state, as in hivemind."""
+    return f"{prefix}.all_averagers"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hivemind.averaging.control import AveragingStage, StepControl
-
 from training.errors import TrainingError
+from training.swarm.averager import Round
 from training.swarm.groups import AveragedGroup
+from training.swarm.pipe import Stage
 
 LOOK_SECONDS = 0.5
-"""A peer without a group sees this often whether it has one."""
+"""A peer without a group checks this often whether it has one."""
 LOOKS = 5
-"""And looks so often in the usual time of waiting, and as often after it, whether the others still wait for one."""
+"""In the usual time of waiting, a peer looks so often at what the others do; later it looks at the same pace."""
 
 
 class LeftBehindError(TrainingError):
@@ -25,20 +25,20 @@ class NobodyElseError(TrainingError):
 
 
 def await_group(
-    control: StepControl,
+    round_: Round,
     *,
     usual_seconds: float,
     timeout_seconds: float,
     newest_epoch: int,
     look_around: Callable[[], tuple[int, int]],
 ) -> AveragedGroup:
-    """The group's average, as long as there is hope for one.
+    """Waits for a round's average as long as what the others do gives reason to.
 
     Args:
-        control: Of the round, which is cancelled when there is none.
-        usual_seconds: In which a group is found if there is one.
+        round_: The round; it is cancelled when this peer gives up.
+        usual_seconds: A group is found within this time if there is one.
         timeout_seconds: After which the average is not waited for any longer.
-        newest_epoch: If the others have a newer one, they do not look for a group for this one.
+        newest_epoch: If the others are at a newer one, they no longer look for a group for this one.
         look_around: The newest epoch of all peers and how many others train; raises TimeoutError if that is not known.
 
     Raises:
@@ -49,12 +49,12 @@ def await_group(
     began, looks = time.monotonic(), 0
     while True:
         try:
-            return control.result(timeout=LOOK_SECONDS)
+            return round_.result(timeout=LOOK_SECONDS)
         except TimeoutError:
             waited = time.monotonic() - began
-            if control.done() or waited >= timeout_seconds:
+            if round_.done() or waited >= timeout_seconds:
                 raise
-            if control.stage != AveragingStage.LOOKING_FOR_GROUP or waited < usual_seconds * (looks + 1) / LOOKS:
+            if round_.stage is not Stage.SEARCHING or waited < usual_seconds * (looks + 1) / LOOKS:
                 continue
             looks += 1
             try:
@@ -62,8 +62,8 @@ def await_group(
             except TimeoutError:  # a busy node has not answered, which says nothing of the others
                 continue
             if epoch > newest_epoch:
-                control.cancel()
+                round_.cancel()
                 raise LeftBehindError("the others have gone on without this peer") from None
             if not others and waited >= usual_seconds:
-                control.cancel()
+                round_.cancel()
                 raise NobodyElseError("nobody else trains any more") from None

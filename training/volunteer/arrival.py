@@ -60,7 +60,7 @@ def arrive(
         standing = _standing_of_others(optimizer, run)
         if standing is None:
             continue
-        if max(standing.epoch, optimizer.tracker.global_epoch) <= optimizer.local_epoch:
+        if max(standing.epoch, optimizer.progress.global_epoch) <= optimizer.local_epoch:
             return source
         if optimizer.load_state_from_peers(early):
             return "the state of another peer"

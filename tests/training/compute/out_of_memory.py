@@ -23,18 +23,18 @@ SPARE_BYTES = 60 << 20
 
 
 def main(folder: Path, stop) -> None:
-    from training.swarm.averaging import SwarmGradientAverager
-    from training.swarm.build import build_swarm_optimizer
     from training.swarm.dht import start_dht
+    from training.swarm.gradients import GradientAverager
     from training.swarm.identity import Identity
+    from training.swarm.optimizer import SwarmOptimizer
+    from training.swarm.pipe import AveragerSettings
 
     torch.set_num_threads(1)
     run = load_recipe("demo")
     identity = Identity(folder)
     dht = start_dht(run, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     model = build_model(run.model, seed=0)
-    averager = SwarmGradientAverager(list(model.parameters()), dht=dht, prefix="none", start=True)
-    stop.listen()
+    averager = GradientAverager(list(model.parameters()), dht=dht, settings=AveragerSettings(prefix="none"))
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(1, run.model.text_vocab_size, (SAMPLES, run.model.text_seq_len), generator=generator)
     codes = torch.randint(0, run.model.image_vocab_size, (SAMPLES, run.model.image_seq_len), generator=generator)
@@ -48,11 +48,10 @@ def main(folder: Path, stop) -> None:
 
     told, pieces = [], []
     micro_batches = MicroBatches(model, micro_batch_size=AT_ONCE, precision="float32", tell=told.append)
-    list(averager._grad_accumulators())  # what is made once is made now
 
     def accumulate(batch):
         for piece in micro_batches.gradients_of(batch):
-            averager.accumulate_grads_(piece.samples)
+            averager.add_gradients(piece.samples)
             model.zero_grad()
             pieces.append(piece.samples)
 
@@ -62,23 +61,23 @@ def main(folder: Path, stop) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     accumulate(rest)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    averager.load_accumulators_into_averager_()
+    counted = averager.load_mean()
     with averager.get_tensors() as averaged:
         gradient = torch.cat([tensor.flatten() for tensor in averaged])
-    facts = {"pieces": pieces, "told": told, "counted": averager.local_samples_accumulated}
+    facts = {"pieces": pieces, "told": told, "counted": counted}
     facts["error"] = float((gradient - expected).norm() / expected.norm())
 
     settings = {"mode": "diloco", "target_batch_size": 10_000, "inner_batch_size": 9_000}
     run = run.model_copy(update={"swarm": run.swarm.model_copy(update=settings)})
-    optimizer = build_swarm_optimizer(model, run, dht=dht, identity=identity, micro_batch_size=AT_ONCE)
-    stop.listen()
+    optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity, micro_batch_size=AT_ONCE)
     for size, batch in ((24, first), (32, rest)):
         for piece in MicroBatches(model, micro_batch_size=size, precision="float32").gradients_of(batch):
             optimizer.step(batch_size=piece.samples)
             optimizer.zero_grad()
-    own = {id(p): total for p, total in zip(optimizer._inner_parameters(), optimizer._sums, strict=True)}
-    inner = torch.cat([own[id(parameter)].flatten() for parameter in model.parameters()]) / optimizer._inner_samples
-    facts["inner_counted"] = optimizer._inner_samples
+    local = optimizer.strategy
+    own = {id(p): total for p, total in zip(optimizer.host.model_parameters, local.sums, strict=True)}
+    inner = torch.cat([own[id(parameter)].flatten() for parameter in model.parameters()]) / local.inner_samples
+    facts["inner_counted"] = local.inner_samples
     facts["inner_error"] = float((inner - expected).norm() / expected.norm())
     print(json.dumps(facts))
 

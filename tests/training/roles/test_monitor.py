@@ -25,16 +25,16 @@ PEER = """
 import sys, time
 from pathlib import Path
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 from training.config import load_recipe
-from training.optim.schedule import learning_rate_factor
 from training.model.transformer import build_model
-from training.optim.lamb import build_optimizer, parameter_groups
 from training.processes.role import run_role
-from training.swarm.averaging import SwarmStateAverager, state_codec
+from training.swarm.alignment import AlignmentState
 from training.swarm.dht import full_addresses, post_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import MetricsBoard, PeerRecord
+from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
+from training.swarm.pipe import AveragerSettings
+from training.swarm.strategies import Awaited
 
 def role(stop):
     torch.set_num_threads(1)
@@ -43,22 +43,19 @@ def role(stop):
     dht = start_dht(run, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     post_recipe(dht, run, identity)
     model = build_model(run.model, run.seed)
-    averager = SwarmStateAverager(
-        dht=dht, prefix=f"{run.run_id}_state_averager", start=True, offload_optimizer=True, custom_gradients=True,
-        scheduler=lambda optimizer: LambdaLR(optimizer, lambda epoch: learning_rate_factor(epoch, run.schedule)),
-        params=parameter_groups(model, 0.0), optimizer=lambda groups: build_optimizer(run.optimizer, groups, lr=0.01),
-        state_compression=state_codec(), declare_state_period=2,
-    )
+    host = Awaited.make_host(model, run)
+    settings = AveragerSettings(prefix=state_prefix(run.run_id))
+    averager = ParameterAverager(host, AlignmentState(), dht=dht, settings=settings, codec=state_codec())
+    averager.offer_state(0.0)
     board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
     print(full_addresses(dht)[0], flush=True)
     epoch = 0
     while not stop.wait(0.5):
-        with torch.no_grad(), averager.lock_optimizer, averager.lock_averaged_tensors:
-            averager.local_epoch = epoch
-            for group in averager.optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.fill_(epoch)
-                    averager.optimizer.state[parameter]["moment1"].fill_(epoch)
+        with torch.no_grad(), host.lock:
+            host.epoch = epoch
+            for parameter in host.parameters:
+                parameter.fill_(epoch)
+                host.optimizer.state[parameter]["moment1"].fill_(epoch)
         board.post(PeerRecord(
             name="ada", peer_id=str(identity.peer_id), status="training" if epoch else "joining", epoch=epoch,
             loss=8 / epoch if epoch else None, samples=100 * epoch, samples_per_second=200.0, seconds=0.5 * epoch,

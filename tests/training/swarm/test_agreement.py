@@ -1,7 +1,6 @@
 """A group agrees on its all-reduce: several peers' parts in one process, joined by calls instead of a network."""
 
 import asyncio
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,9 @@ from hivemind.proto import averaging_pb2
 from training.swarm import agreement
 from training.swarm.agreement import Agreement, Decision, Verdict
 from training.swarm.coroutine import wait_for_result
-from training.swarm.rounds import ReportingAverager
+from training.swarm.groups import Group
+from training.swarm.rounds import AllReduces
+from training.swarm.service import Service
 
 PEERS = tuple(PeerID(bytes([number]) * 32) for number in range(4))
 WHOLE, TORN = Verdict(whole=True), Verdict(whole=False)
@@ -216,32 +217,26 @@ def test_who_lives_and_knows_nothing_of_the_group_is_told_from_the_dead(own):
 
 
 def test_a_verdict_on_an_all_reduce_that_has_not_begun_here_waits_for_it():
-    """As for parts, hivemind's averager registers what it will take part in; here stands what of it is used."""
+    """And one on a group of which this peer is not is answered as soon as it expects to hear of no other group."""
 
     async def tell_early():
-        averager = SimpleNamespace(
-            _agreements={},
-            _running_groups={b"first": asyncio.Future()},
-            _pending_groups_registered=asyncio.Event(),
-            _matchmaking=None,
-        )
-        averager._may_know = partial(ReportingAverager._may_know, averager)
+        all_reduces = AllReduces(SimpleNamespace(peer_id=PEERS[0]), Service, "prefix", has_no_group=lambda: False)
+        all_reduces.announce(b"first")
         context = SimpleNamespace(remote_id=PEERS[1])
-        telling = [
-            asyncio.create_task(ReportingAverager.rpc_agree(averager, TORN.message(group_id), context))
-            for group_id in (b"first", b"another")
-        ]
-        await asyncio.sleep(0.01)
-        averager._pending_groups_registered.set()
+        with all_reduces.expecting_a_group():
+            telling = [
+                asyncio.create_task(all_reduces.agree(TORN.message(group_id), context))
+                for group_id in (b"first", b"another")
+            ]
+            await asyncio.sleep(0.01)
+            assert not any(task.done() for task in telling)
         await asyncio.sleep(0.01)
         assert not telling[0].done() and telling[1].result().code == averaging_pb2.BAD_GROUP_ID
         told = asyncio.Event()
-        averager._agreements[b"first"] = Agreement(
-            own=PEERS[0], group_id=b"first", peers=PEERS[:2], referees=PEERS, ask=None, on_bad_verdict=told.set
-        )
-        averager._running_groups[b"first"].set_result(None)
+        runner, group = object(), Group(group_id=b"first", peers=PEERS[:2], fractions=(0.5, 0.5))
+        agreement = all_reduces._begin(group, runner, on_bad_verdict=told.set)
         await asyncio.wait_for(told.wait(), 5)
-        decision = await averager._agreements[b"first"].reach(WHOLE)
+        decision = await agreement.reach(WHOLE)
         return decision, Decision.read(await telling[0], PEERS)
 
     own, answer = wait_for_result(tell_early())

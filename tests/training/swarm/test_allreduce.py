@@ -9,9 +9,10 @@ from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from training.swarm.allreduce import FiniteReducer, ReportingRunner
+from training.swarm.allreduce import ReportingRunner
 from training.swarm.coroutine import wait_for_result
-from training.swarm.rounds import ReportingAverager
+from training.swarm.reducer import FiniteReducer
+from training.swarm.service import Service
 
 OWN, OTHER = PeerID(b"1" * 32), PeerID(b"2" * 32)
 Data = averaging_pb2.AveragingData
@@ -21,7 +22,7 @@ def runner(*, own_share, stub=None, **kwargs):
     """Of a group of two, the other of which is reached by `stub`."""
     made = ReportingRunner(
         p2p=SimpleNamespace(peer_id=OWN),
-        servicer_type=ReportingAverager,
+        servicer_type=Service,
         prefix="test",
         tensors=[torch.ones(4096)],
         part_size_bytes=1024,

@@ -11,12 +11,19 @@ from hivemind.proto import runtime_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.swarm.averaging import state_codec
+from training.swarm import engine
 from training.swarm.codecs import BLOCK_SIZE, BlockwiseCodec, exchange_codec
+from training.swarm.parameters import state_codec
 from training.swarm.selftest import check_exchange
 
 SIZE = 1 << 18
 CODEC = exchange_codec(65_536, "blockwise8")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def prepared_engine():
+    """As for each process that starts a node."""
+    engine.prepare()
 
 
 def gaussian(size=SIZE):

@@ -14,50 +14,59 @@ import pytest
 import torch
 
 from training.errors import TrainingError
-from training.swarm.catching_up import CATCH_UP_EPOCHS, CatchingUpOptimizer
+from training.swarm.catching_up import CATCH_UP_EPOCHS, CatchingUp
 from training.swarm.download import TrainingState, _check_count
 
 ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
-from typing import AsyncIterator
 import hivemind, torch
 from hivemind.compression import NoCompression
-from hivemind.p2p import P2PContext
-from hivemind.proto import averaging_pb2
 from hivemind.optim.state_averager import TrainingStateAverager
 from training.config import load_recipe
 from training.errors import TrainingError
 from training.processes.role import run_role
-from training.swarm.averaging import SwarmStateAverager, state_codec
+from training.swarm import engine
+from training.swarm.alignment import AlignmentState, Event
 from training.swarm.download import download_state, find_donors
 from training.swarm.early import EarlyDownload
+from training.swarm.host import Host
+from training.swarm.parameters import ParameterAverager, state_codec
+from training.swarm.pipe import AveragerSettings
+from training.swarm.serving import StateService
+from training.swarm.updates import Updates
 
-def donor(dht, epoch, model=None, cls=TrainingStateAverager, codec=NoCompression()):
-    averager = cls(
-        dht=dht, optimizer=lambda groups: torch.optim.Adam(groups), params=(model or MODEL).parameters(),
+def hiveminds_donor(dht, epoch):
+    averager = TrainingStateAverager(
+        dht=dht, optimizer=lambda groups: torch.optim.Adam(groups), params=MODEL.parameters(),
         offload_optimizer=True, custom_gradients=True, prefix="demo_state_averager", start=True,
-        state_compression=codec,
     )
     averager.local_epoch = epoch
     return averager
 
-class Stalling(SwarmStateAverager):
-    _rpc_handlers = _stub_type = None
+def donor(dht, epoch, codec=NoCompression(), cls=Host):
+    alignment = AlignmentState()
+    host = cls([{"params": list(MODEL.parameters())}], torch.optim.Adam, lambda epoch: 0.001)
+    host.epoch = epoch
+    settings = AveragerSettings(prefix="demo_state_averager")
+    averager = ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec)
+    averager.offer_state(0.0)
+    return averager, host, alignment
 
-    def get_current_state(self):
+class Stalling(Host):
+    def packed_state(self, codec, *, drifted):
         time.sleep(1000)
 
-class Dying(SwarmStateAverager):
-    _rpc_handlers = _stub_type = None
+def die_on_the_way():
+    messages = StateService._messages
 
-    async def rpc_download_state(
-        self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        async for message in super().rpc_download_state(_request, _context):
+    async def first_message(self):
+        async for message in messages(self):
             yield message
             os.kill(os.getpid(), signal.SIGKILL)
+
+    StateService._messages = first_message
 
 MODEL = torch.nn.Linear(300, 200)
 SHAPES = [parameter.shape for parameter in MODEL.parameters()]
@@ -71,6 +80,7 @@ def download_early(dht, first_epoch, patience_seconds=PATIENCE_SECONDS):
 
 def role(stop):
     torch.set_num_threads(1)
+    engine.prepare()
     first = hivemind.DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     address = first.get_visible_maddrs()
     second = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
@@ -91,9 +101,9 @@ def role(stop):
             time.sleep(0.2)
 
     results = {"nobody": attempt()}
-    averager = donor(first, epoch=5)
+    averager = hiveminds_donor(first, epoch=5)
     await_donors(True)
-    state = attempt()
+    state = attempt(service=TrainingStateAverager)
     results["epoch"] = state.epoch
     results["donor is the peer"] = state.donor == str(first.peer_id)
     results["parameters"] = all(torch.equal(a, b) for a, b in zip(state.tensors, MODEL.parameters()))
@@ -103,12 +113,11 @@ def role(stop):
     averager.allow_state_sharing = False
     await_donors(False)
     third = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    averager = donor(third, epoch=5, cls=SwarmStateAverager, codec=state_codec(8, threshold=1000))
-    averager.wants_weights = True
+    averager, host, alignment = donor(third, epoch=5, codec=state_codec(8, threshold=1000))
+    alignment.note(Event.AVERAGE_TORN)
     await_donors(True)
-    ours = {"averager": SwarmStateAverager}
     early = [download_early(observer, first_epoch) for first_epoch in (5, 6)]
-    short = attempt(**ours)
+    short = attempt()
     came, again = early[0].take(), early[0].take()
     results["early"] = came.epoch, came.received_bytes == short.received_bytes, came.seconds > 0
     results["early tensors"] = len(came.tensors) == 8 and all(map(torch.equal, came.tensors, short.tensors))
@@ -120,39 +129,40 @@ def role(stop):
         float((a.float() - b).norm() / b.norm()) for a, b in zip(short.tensors, MODEL.parameters())
     )
     results["moments"] = all(map(torch.equal, short.tensors[2:], state.tensors[2:]))
-    results["too many bytes"] = attempt(**ours, max_bytes=1000)
-    results["too early"] = attempt(**ours, epochs=range(6, 10))
-    results["too late"] = attempt(**ours, epochs=range(0, 5))
-    results["other model"] = attempt(**ours, shapes=[torch.Size([3])])
+    results["too many bytes"] = attempt(max_bytes=1000)
+    results["too early"] = attempt(epochs=range(6, 10))
+    results["too late"] = attempt(epochs=range(0, 5))
+    results["other model"] = attempt(shapes=[torch.Size([3])])
     with torch.no_grad():
-        averager.optimizer.param_groups[0]["params"][0][0, 0] = float("nan")
-    results["nan"] = attempt(**ours)
+        host.parameters[0][0, 0] = float("nan")
+    results["nan"] = attempt()
     update_made = threading.Event()
-    for parameter in averager.optimizer.param_groups[0]["params"]:
-        parameter.data.fill_(1)
-        parameter.grad = torch.ones_like(parameter)
-    later = dict(increment_epoch=True, optimizer_step=True, delay_optimizer_step=True)
-    averager.step(wait_for_trigger=update_made.wait, **later)
-    meanwhile = attempt(**ours)
+    with torch.no_grad():
+        for parameter in host.parameters:
+            parameter.fill_(1)
+    host.use_gradients([torch.ones_like(parameter) for parameter in host.parameters])
+    updates = Updates(host, averager, alignment, round_seconds=60, search_seconds=60)
+    updates.begin(5, gradients_ready=update_made.wait, average_parameters=False, expected_peers=0)
+    meanwhile = attempt()
     update_made.set()
-    averager.step(wait_for_delayed_updates=True)
-    updated = attempt(**ours)
+    updates.wait()
+    updated = attempt()
     results["delayed update"] = [(got.epoch, bool((got.tensors[0] == 1).all())) for got in (meanwhile, updated)]
-    averager.allow_state_sharing = False
+    averager.offer_state(None)
     await_donors(False)
-    Stalling.__name__ = Dying.__name__ = SwarmStateAverager.__name__
-    averager = donor(second, epoch=5, cls=Stalling)
+    averager, _, _ = donor(second, epoch=5, cls=Stalling)
     await_donors(True)
-    results["stalling"] = attempt(**ours, chunk_seconds=1, total_seconds=1000)
+    results["stalling"] = attempt(chunk_seconds=1, total_seconds=1000)
     killed = download_early(observer, 5)
     killed._process.kill()
     results["killed"] = killed.take() is None
-    averager.allow_state_sharing = False
+    averager.offer_state(None)
     await_donors(False)
-    dying = donor(first, epoch=5, cls=Dying)
+    die_on_the_way()
+    dying, _, _ = donor(first, epoch=5)
     await_donors(True)
     results["died on the way"] = download_early(observer, 5).take() is None
-    dying.join()
+    dying._process.join()
     observer.kill()
     observer.join()
     results["without a node"] = download_early(observer, 5, patience_seconds=0.2).take() is None
@@ -220,5 +230,6 @@ def test_a_state_that_was_cut_short_is_not_taken():
 def test_a_state_that_came_early_is_taken_unless_a_new_one_were_better(lain_seconds, newest_epoch, own_epoch, taken):
     ended = time.monotonic() - lain_seconds
     state = TrainingState(epoch=7, tensors=(), optimizer_metadata=[], donor="Qm", seconds=10.0, ended=ended)
-    peer = SimpleNamespace(_oldest_of_use=max(own_epoch - 1, 0), _look_around=lambda: (newest_epoch, 2))
-    assert CatchingUpOptimizer._is_as_good_as_new(peer, state) == taken
+    progress = SimpleNamespace(look_around=lambda: (newest_epoch, 2))
+    peer = CatchingUp(None, None, None, progress, None, let_rounds_end=None, begin_epoch=None)
+    assert peer.is_as_good_as_new(state, oldest_epoch=max(own_epoch - 1, 0)) == taken

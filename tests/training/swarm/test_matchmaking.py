@@ -6,22 +6,26 @@ import asyncio
 import math
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
 
 import pytest
 import torch
-from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.dht import DHT
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
+from hivemind.utils.serializer import MSGPackSerializer
 
-from training.swarm.averaging import SwarmGradientAverager
+from training.swarm.averager import Averager
 from training.swarm.coroutine import wait_for_result
+from training.swarm.gradients import GradientAverager
 from training.swarm.matchmaking import PatientMatchmaking
-from training.swarm.rounds import ReportingAverager
+from training.swarm.pipe import AveragerSettings, Stage
+from training.swarm.service import Service
 
 WINDOW_SECONDS, REQUEST_SECONDS = 10.0, 3.0
 
@@ -68,12 +72,7 @@ class Seeker(ServicerBase):
             return other
 
         leaders.pop_next_leader = pop_other
-        now = get_dht_time()
-        control = StepControl(
-            scheduled_time=now, deadline=now + 60, allow_retries=False, weight=1.0, data_for_gather=b""
-        )
-        control.attach(MPFuture(), MPFuture())
-        return await self.matchmaking.look_for_group(control)
+        return await self.matchmaking.find_group(b"", deadline=get_dht_time() + 60, expected_peers=0)
 
 
 async def cross(seekers: list[Seeker]) -> tuple[list[GroupInfo], float]:
@@ -107,7 +106,7 @@ def test_two_peers_that_ask_each_other_at_once_are_in_one_group_of_which_both_kn
 
 async def send_part(node: DHT, peer: PeerID) -> averaging_pb2.AveragingData:
     """What a peer answers to a part of a tensor for a group that it has never heard of."""
-    stub = ReportingAverager.get_stub(await node.replicate_p2p(), peer, namespace="averaging")
+    stub = Service.get_stub(await node.replicate_p2p(), peer, namespace="averaging")
     parts = as_aiter(averaging_pb2.AveragingData(group_id=b"a group without it"))
     return await anext(await stub.rpc_aggregate_part(parts))
 
@@ -115,18 +114,14 @@ async def send_part(node: DHT, peer: PeerID) -> averaging_pb2.AveragingData:
 @pytest.mark.swarm
 def test_a_peer_that_looks_for_a_group_says_at_once_that_it_is_in_no_other(nodes):
     node, other = nodes
-    averager = ReportingAverager(
-        [torch.zeros(4)],
-        node,
-        prefix="averaging",
-        min_matchmaking_time=WINDOW_SECONDS,
-        request_timeout=REQUEST_SECONDS,
-        start=True,
+    settings = AveragerSettings(
+        prefix="averaging", matchmaking_seconds=WINDOW_SECONDS, request_timeout_seconds=REQUEST_SECONDS
     )
+    averager = Averager([torch.zeros(4)], dht=node, settings=settings)
     try:
-        control = averager.step(wait=False, timeout=60)
-        while control.stage != AveragingStage.LOOKING_FOR_GROUP:
-            time.sleep(0.01)
+        round_ = averager.begin_round(seconds=60)
+        time.sleep(1.0)
+        assert round_.stage is Stage.SEARCHING
         answer = wait_for_result(asyncio.wait_for(send_part(other, node.peer_id), REQUEST_SECONDS))
         assert answer.code == averaging_pb2.BAD_GROUP_ID
     finally:
@@ -136,10 +131,54 @@ def test_a_peer_that_looks_for_a_group_says_at_once_that_it_is_in_no_other(nodes
 @pytest.mark.swarm
 def test_micro_batches_of_uneven_size_count_by_their_samples(nodes):
     parameter = torch.nn.Parameter(torch.zeros(3))
-    averager = SwarmGradientAverager([parameter], dht=nodes[0], prefix="mean", start=False)
+    averager = GradientAverager([parameter], dht=nodes[0], settings=AveragerSettings(prefix="mean"), start=False)
     for samples, gradient in ((4, 1.0), (2, 4.0)):
         parameter.grad = torch.full((3,), gradient)
-        averager.accumulate_grads_(samples)
-    averager.load_accumulators_into_averager_()
+        averager.add_gradients(samples)
+    assert averager.load_mean() == 6
     with averager.get_tensors() as (mean,):
         assert mean.tolist() == [2.0] * 3  # hivemind's is 1.5
+
+
+# -- which requests a leader accepts -----------------------------------------------------------------------------------
+
+
+def gather(told):
+    """What a peer's request to join a group carries."""
+    return MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(told)])
+
+
+def leader_of_two(monkeypatch, most=64):
+    """One that knows of one other, at epoch 7; hivemind would take whoever asks."""
+    monkeypatch.setattr(Matchmaking, "_check_reasons_to_reject", lambda self, request, context: None)
+    leader = object.__new__(PatientMatchmaking)
+    leader.request_timeout, leader._arrivals, leader._epochs_apart = 60, {}, 0
+    leader._expected, leader._most = 2, most
+    leader.step_control = SimpleNamespace(data_for_gather=gather([7, False, 2]))
+    return leader
+
+
+@pytest.mark.parametrize(
+    "told, accepted",
+    [(gather([7, True, 2]), True), (gather([6, False, 2]), False), (gather([8, False, 2]), False), (b"?", True)],
+)
+def test_a_group_is_of_one_epoch(told, accepted, monkeypatch):
+    """A newcomer at an epoch that has just ended would make one of the others wait, and leave the third without it."""
+    answer = leader_of_two(monkeypatch)._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=told), None)
+    assert (answer is None) == accepted
+
+
+@pytest.mark.parametrize("told, most, expected", [(2, 64, 2), (3, 64, 3), (9, 64, 3), (3, 2, 2), (0, 64, 2)])
+def test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more(told, most, expected, monkeypatch):
+    """Else it would make the group whole in the place of one of the others."""
+    leader, context = leader_of_two(monkeypatch, most), object()
+    leader._arrivals[id(context)] = time.monotonic()
+    assert leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, True, told])), context) is None
+    assert leader._expected == expected
+
+
+def test_a_peer_that_has_waited_long_for_an_answer_may_have_given_up(monkeypatch):
+    leader, context = leader_of_two(monkeypatch), object()
+    leader._arrivals[id(context)] = time.monotonic() - leader.request_timeout
+    answer = leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, False, 2])), context)
+    assert answer.code == averaging_pb2.NOT_LOOKING_FOR_GROUP

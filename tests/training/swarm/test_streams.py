@@ -9,9 +9,10 @@ import torch
 from hivemind.p2p import P2P, P2PContext, ServicerBase
 from hivemind.proto import averaging_pb2
 
-from training.swarm.averaging import SwarmStateAverager
 from training.swarm.coroutine import wait_for_result
-from training.swarm.rounds import ReportingAverager
+from training.swarm.rounds import AllReduces
+from training.swarm.service import Service
+from training.swarm.serving import StateService
 from training.swarm.streams import HANG_UP_SECONDS, first_of, until_hung_up
 
 PARTS = 3
@@ -70,30 +71,31 @@ def test_a_stream_that_ends_before_has_no_more():
 
 
 def leader():
-    averager = object.__new__(ReportingAverager)
+    service = object.__new__(Service)
     matchmaking = SimpleNamespace(rpc_join_group=lambda request, context: messages(averaging_pb2.MessageFromLeader))
-    averager._matchmaking = matchmaking
-    return averager.rpc_join_group(averaging_pb2.JoinRequest(), None)
+    service.matchmaking = matchmaking
+    return service.rpc_join_group(averaging_pb2.JoinRequest(), None)
 
 
 def reducer():
-    averager = object.__new__(ReportingAverager)
-    runner = asyncio.get_running_loop().create_future()
-    runner.set_result(SimpleNamespace(rpc_aggregate_part=lambda stream, context: messages(averaging_pb2.AveragingData)))
-    averager._running_groups = {b"group": runner}
-    return averager.rpc_aggregate_part(messages(lambda: averaging_pb2.AveragingData(group_id=b"group")), None)
+    service = object.__new__(Service)
+    service.rounds = AllReduces(SimpleNamespace(peer_id=None), Service, "prefix", has_no_group=lambda: False)
+    service.rounds.announce(b"group")
+    runner = SimpleNamespace(rpc_aggregate_part=lambda stream, context: messages(averaging_pb2.AveragingData))
+    service.rounds._runners[b"group"].set_result(runner)
+    return service.rpc_aggregate_part(messages(lambda: averaging_pb2.AveragingData(group_id=b"group")), None)
 
 
 def donor():
-    averager = object.__new__(SwarmStateAverager)
-    averager._allow_state_sharing = SimpleNamespace(value=True)
+    states = StateService(None, "prefix", ask_trainer=lambda number: None)
+    states._priority = 0.0
+    head = averaging_pb2.DownloadData().tensor_part.SerializeToString()
 
     async def state():
-        head = averaging_pb2.DownloadData().tensor_part
-        return b"", (torch.zeros(PARTS, dtype=torch.uint8),), [(head.SerializeToString(), 1)] * PARTS
+        return b"", torch.zeros(PARTS, dtype=torch.uint8), [(head, 1)] * PARTS
 
-    averager._get_current_state_from_host_process = state
-    return averager.rpc_download_state(averaging_pb2.DownloadRequest(), None)
+    states._state = state
+    return states.rpc_download_state(averaging_pb2.DownloadRequest(), None)
 
 
 @pytest.mark.parametrize("handler", [leader, reducer, donor])

@@ -1,0 +1,367 @@
+"""What real peers do in tests; `peers.meet` runs these functions in processes of their own.
+
+Everything heavy is imported when a scenario runs, so that a test can name scenarios without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from peers import Peer
+
+from training.config import RunConfig, load_recipe
+
+SIZES = {"eight_bit": (256, 256), "scalar": (), "sixteen_bit": (100,)}  # as ParameterDict sorts them
+SAMPLES = {"first": 8, "second": 24, "third": 32}
+BOTH, ALL_THREE = tuple(SAMPLES)[:2], tuple(SAMPLES)
+MBIT_PER_SECOND = {"first": 100.0, "second": 100.0, "third": 10.0}
+"""What the link of each carries, if they declare it."""
+LONG_SECONDS = 30.0
+"""A patience so long that a test notices if a peer waits it out."""
+
+Gradients = list[torch.Tensor]
+
+
+def run_with(**swarm: object) -> RunConfig:
+    """The demo's recipe with other settings of the swarm."""
+    run = load_recipe("demo")
+    return run.model_copy(update={"swarm": run.swarm.model_copy(update=swarm)})
+
+
+# -- models and gradients ----------------------------------------------------------------------------------------------
+
+
+def model_of(seed: int) -> torch.nn.ParameterDict:
+    """A tensor that travels in 8 bit, one in 16, and a scalar."""
+    torch.manual_seed(seed)
+    return torch.nn.ParameterDict(
+        {key: torch.nn.Parameter(torch.randn(shape) * 0.1 + 0.5) for key, shape in SIZES.items()}
+    )
+
+
+def gradients_of(name: str) -> Gradients:
+    """A peer's own gradients, in the order of the parameters."""
+    generator = torch.Generator().manual_seed(7 if name == "first" else 8)
+    return [torch.randn(shape, generator=generator) + (1 if name == "first" else -2) for shape in SIZES.values()]
+
+
+def faulty_gradients_of(name: str) -> Gradients:
+    """The same; the second peer's scalar is not finite, and so is one of the third's many numbers."""
+    gradients = gradients_of(name)
+    if name == "second":
+        gradients[1].fill_(torch.inf)
+    if name == "third":
+        gradients[0][3, 5] = torch.nan
+    return gradients
+
+
+def heavy_gradients_of(name: str) -> Gradients:
+    """The same with tails as Student's t with 3 degrees of freedom has them."""
+    generator = torch.Generator().manual_seed(9 if name == "first" else 10)
+    return [
+        gradient / (torch.randn((3, *gradient.shape), generator=generator) ** 2).mean(0).sqrt()
+        for gradient in gradients_of(name)
+    ]
+
+
+def thin_gradients_of(name: str) -> Gradients:
+    """The same, but matrices have rank 2."""
+    return [gradient[:, :2] @ gradient[:2] if gradient.ndim == 2 else gradient for gradient in gradients_of(name)]
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def break_codec() -> None:
+    """What numpy 2.4 does to hivemind 1.1.12: 8-bit tensors are written and cannot be read."""
+    from hivemind.compression.quantization import Quantization
+
+    def extract(self, serialized_tensor):
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    Quantization.extract = extract
+
+
+def die_in_the_average(*, after_a_part: bool) -> None:
+    """This peer's processes end with its first one: as it begins to send its parts, or when it has averaged one."""
+    from training.swarm.allreduce import ReportingRunner
+
+    first_process, aggregate = os.getpid(), ReportingRunner.rpc_aggregate_part
+
+    def end():
+        for process in (first_process, os.getpid()):
+            os.kill(process, signal.SIGKILL)
+
+    async def die(self, peer_id):
+        end()
+
+    async def answer_and_die(self, stream, context):
+        async for message in aggregate(self, stream, context):
+            yield message
+            end()
+
+    if after_a_part:
+        ReportingRunner.rpc_aggregate_part = answer_and_die
+    else:
+        ReportingRunner._communicate_with_peer = die
+
+
+def break_off_once(prefix: str) -> None:
+    """In the first all-reduce of an averager this peer fails one of the others and does not answer the next one."""
+    from training.swarm.allreduce import ReportingRunner
+
+    aggregate, broken = ReportingRunner.rpc_aggregate_part, []
+
+    async def break_off(self, stream, context):
+        if self._prefix == prefix and len(broken) < 2:
+            broken.append(context.remote_id)
+            if len(broken) == 1:
+                raise RuntimeError("the stream breaks")
+            await asyncio.sleep(LONG_SECONDS)
+        async for message in aggregate(self, stream, context):
+            yield message
+
+    ReportingRunner.rpc_aggregate_part = break_off
+
+
+def trust_own_gradients() -> None:
+    """What a peer with another program may do: it sends whatever it has."""
+    import types
+
+    from training.swarm import gradients
+
+    blind = types.SimpleNamespace(**vars(torch))
+    blind.isfinite = lambda tensor: torch.tensor(True)
+    gradients.torch = blind
+
+
+# -- averages ----------------------------------------------------------------------------------------------------------
+
+
+def average_gradients(
+    peer: Peer,
+    *,
+    prefix: str,
+    make: Callable[[str], Gradients] = gradients_of,
+    codec: str = "uniform8",
+    powersgd_rank: int = 0,
+    fault: Mapping[str, Callable[[], None]] = {},
+    chunk_seconds: float = 5.0,
+    part_bytes: int | None = None,
+    declare_bandwidth: bool = False,
+    client_mode: str = "",
+):
+    """One round of the gradients' averager alone, weighted by `SAMPLES`: tensors after it, report, peer id."""
+    from training.swarm.codecs import exchange_codec
+    from training.swarm.gradients import GradientAverager
+    from training.swarm.pipe import AveragerSettings
+    from training.swarm.powersgd import PowerSgd, powersgd_codec
+
+    fault.get(peer.name, lambda: None)()
+    model = model_of(seed=0)
+    parameters = list(model.parameters())
+    compression, method = exchange_codec(65_536, codec), None
+    if powersgd_rank:
+        method = PowerSgd([parameter.shape for parameter in parameters], powersgd_rank)
+        compression = powersgd_codec(compression)
+    settings = AveragerSettings(
+        prefix=prefix,
+        matchmaking_seconds=5.0,
+        request_timeout_seconds=2.0,
+        next_chunk_timeout_seconds=chunk_seconds,
+        allreduce_timeout_seconds=60.0,
+        compression=compression,
+        part_bytes=part_bytes,
+        client_mode=peer.name == client_mode,
+    )
+    averager = GradientAverager(parameters, dht=peer.dht, settings=settings, method=method)
+    averager.bandwidth = MBIT_PER_SECOND[peer.name] if declare_bandwidth else None
+    for parameter, gradient in zip(parameters, make(peer.name), strict=True):
+        parameter.grad = gradient
+    for _ in range(SAMPLES[peer.name] // 8):
+        averager.add_gradients(8)
+    round_ = averager.look_for_group(0, wants_weights=False, expected_peers=len(peer.names), seconds=40)
+    round_.start(averager.load_mean())
+    report = round_.result(60).report
+    with averager.get_tensors() as tensors:
+        return [tensor.clone() for tensor in tensors], report, str(peer.identity.peer_id)
+
+
+def average_parameters(peer: Peer, *, codec: str):
+    """One round of the parameters' averager in 8 bit, from the same weights as the other peer."""
+    from training.swarm.alignment import AlignmentState
+    from training.swarm.codecs import exchange_codec
+    from training.swarm.parameters import ParameterAverager, state_codec
+    from training.swarm.pipe import AveragerSettings
+    from training.swarm.strategies import Awaited
+
+    model = model_of(seed=0)
+    host = Awaited.make_host(model, run_with())
+    settings = AveragerSettings(
+        prefix="parameters",
+        matchmaking_seconds=5.0,
+        request_timeout_seconds=2.0,
+        next_chunk_timeout_seconds=5.0,
+        allreduce_timeout_seconds=20.0,
+        compression=exchange_codec(65_536, codec),
+        round_own_parts=True,
+    )
+    averager = ParameterAverager(host, AlignmentState(), dht=peer.dht, settings=settings, codec=state_codec())
+    round_ = averager.begin_round(seconds=40, expected_peers=2)
+    averager.load()
+    round_.start(averager.weight)
+    report = round_.result(60).report
+    averager.give_back()
+    return [parameter.detach().clone() for parameter in host.parameters], report
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def optimizer_of(peer: Peer, run: RunConfig, model: torch.nn.Module):
+    """The run's optimizer."""
+    from training.swarm.optimizer import SwarmOptimizer
+
+    where = {"dht": peer.dht, "identity": peer.identity, "client_mode": peer.dht.client_mode}
+    return SwarmOptimizer(model, run, micro_batch_size=4, **where)
+
+
+def give_gradients(peer: Peer, model: torch.nn.Module) -> None:
+    """As a backward pass does, after a while: peers are of uneven speed."""
+    time.sleep(0.1 if peer.name == "first" else 0.2)
+    for parameter, gradient in zip(model.parameters(), gradients_of(peer.name), strict=True):
+        parameter.grad = gradient.clone()
+
+
+def host_weights(optimizer) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in optimizer.host.parameters]
+
+
+def train(peer: Peer, *, begin: Callable | None = None, watch: Callable | None = None, **swarm: object):
+    """Trains from other weights than the other peer until three epochs were averaged: the model's weights, reports.
+
+    Both begin together, or as `begin(optimizer)` has it; `watch(optimizer)` is called after each step.
+    """
+    run = run_with(**{"target_batch_size": 120, "average_state_every": 1, **swarm})
+    model = model_of(seed=0 if peer.name == "first" else 1)
+    optimizer = optimizer_of(peer, run, model)
+    peer.await_others("ready") if begin is None else begin(optimizer)
+    reports = []
+    deadline = time.monotonic() + 200
+    while sum(report.senders == 2 for report in reports) < 3 and time.monotonic() < deadline:
+        give_gradients(peer, model)
+        optimizer.step()
+        if watch is not None:
+            watch(optimizer)
+        reports += optimizer.take_epoch_reports()
+    optimizer.updates.wait()
+    return [parameter.detach().clone() for parameter in model.parameters()], reports
+
+
+def come_late(peer: Peer, *, request_timeout_seconds: float):
+    """As `train`; the second comes when the first has done some epochs, and more go by before it has its state.
+
+    Each has the weights with which it ended each epoch, the epochs in which it wanted the others' weights, and what has
+    come of the recipe's time for a request in both of its averagers.
+    """
+    from training.swarm import catching_up
+    from training.swarm.early import EarlyDownload
+
+    facts = {"downloads": [], "second downloads": 0, "request timeouts": [], "wanted weights": set()}
+    early, weights = None, {}
+    if peer.name == "second":
+        while not any(progress["epoch"] >= 2 for progress in progress_of_all(peer)):
+            time.sleep(0.1)
+        shapes = [parameter.shape for parameter in model_of(seed=1).parameters()]
+        early = EarlyDownload(peer.dht, run_with(), shapes=shapes)
+
+    def begin(optimizer):
+        averagers = (optimizer.gradients, optimizer.parameters)
+        facts["request timeouts"] += [averager.settings.request_timeout_seconds for averager in averagers]
+        if early is not None:
+            time.sleep(5)
+            download = catching_up.download_newer_state
+            catching_up.download_newer_state = partial(count, facts, download)
+            assert optimizer.load_state_from_peers(early)
+            facts["downloads"].append(optimizer.host.epoch)
+
+    def watch(optimizer):
+        if optimizer.alignment.drifted:
+            facts["wanted weights"].add(optimizer.local_epoch)
+        weights[optimizer.local_epoch] = host_weights(optimizer)
+
+    swarm = {"average_state_every": 1_000_000, "request_timeout_seconds": request_timeout_seconds}
+    _, reports = train(peer, begin=begin, watch=watch, **swarm)
+    return weights, reports, facts
+
+
+def count(facts: dict, download: Callable, *args, **kwargs):
+    """A download that should not have been necessary."""
+    facts["second downloads"] += 1
+    return download(*args, **kwargs)
+
+
+def progress_of_all(peer: Peer) -> list[dict]:
+    """What the peers have told of their epochs."""
+    found = peer.dht.get(f"{run_with().run_id}_progress", latest=True)
+    return [entry.value for entry in found.value.values()] if found is not None else []
+
+
+def train_locally(peer: Peer):
+    """Three exchanges of local updates: what was offered, and the common weights before and after; and the reports."""
+    settings = {"mode": "diloco", "inner_batch_size": 8, "target_batch_size": 240, "average_state_every": 1000}
+    run = run_with(**settings)
+    run = run.model_copy(update={"schedule": run.schedule.model_copy(update={"warmup_epochs": 0})})
+    model = model_of(seed=0)
+    optimizer = optimizer_of(peer, run, model)
+    load, offers, exchanges, reports = optimizer.gradients.load_mean, {}, [], []
+
+    def momenta():
+        return [optimizer.host.optimizer.state[p]["momentum_buffer"].clone() for p in optimizer.host.parameters]
+
+    def load_and_note():
+        samples = load()
+        with optimizer.gradients.get_tensors() as distances:
+            offers[optimizer.local_epoch + 1] = {
+                "offered": [distance.clone() for distance in distances],
+                "before": host_weights(optimizer),
+                "momentum": momenta(),
+            }
+        return samples
+
+    optimizer.gradients.load_mean = load_and_note
+    peer.await_others("ready")
+    deadline = time.monotonic() + 200
+    while len(exchanges) < 3 and time.monotonic() < deadline:
+        give_gradients(peer, model)
+        optimizer.step()
+        optimizer.zero_grad()
+        for report in optimizer.take_epoch_reports():
+            reports.append(report)
+            if report.senders == 2:
+                own = [parameter.detach().clone() for parameter in model.parameters()]
+                after = {"epoch": report.epoch, "after": host_weights(optimizer), "model": own}
+                exchanges.append({**after, **offers[report.epoch]})
+    return exchanges, reports
+
+
+def go_on_alone(peer: Peer):
+    """Trains alone after it was found to be behind others, who are gone; the reports of the epochs that it does."""
+    from training.swarm.alignment import Event
+
+    model = model_of(seed=0)
+    optimizer = optimizer_of(peer, run_with(target_batch_size=40), model)
+    optimizer.alignment.note(Event.OVERTAKEN)
+    reports = []
+    deadline = time.monotonic() + 60
+    while len(reports) < 2 and time.monotonic() < deadline:
+        give_gradients(peer, model)
+        optimizer.step()
+        reports += optimizer.take_epoch_reports()
+    return reports

@@ -1,0 +1,211 @@
+"""The exchange of gradients, with averagers that are played: what a peer makes of averages that go wrong."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hivemind.dht import DHT
+from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration, get_dht_time
+from played import averaged
+
+from training.config import load_recipe
+from training.swarm.alignment import TRANSITIONS, Alignment, AlignmentState, Event
+from training.swarm.epochs import EpochEnd
+from training.swarm.exchange import Exchange
+from training.swarm.groups import Announcement
+from training.swarm.pipe import Stage
+from training.swarm.progress import Progress
+from training.swarm.waiting import LeftBehindError
+
+SWARM = load_recipe("demo").swarm.model_copy(update={"matchmaking_seconds": 0.01, "request_timeout_seconds": 0.005})
+SAMPLES = 32
+
+
+@pytest.fixture(scope="module")
+def node():
+    dht = DHT(start=True)
+    yield dht
+    dht.shutdown()
+
+
+class PlayedRound:
+    """A round whose group is known before."""
+
+    stage, started, cancelled = Stage.AVERAGING, False, False
+
+    def __init__(self, outcome):
+        self.outcome, self.weight = outcome, None
+
+    def start(self, weight):
+        self.started, self.weight = True, weight
+
+    def done(self):
+        return self.started
+
+    def cancel(self):
+        self.cancelled = True
+
+    def result(self, timeout=None):
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class PlayedAverager:
+    """Its rounds come out as told, one after the other; notes what their groups were told."""
+
+    not_finite, is_new = False, True
+
+    def __init__(self, *outcomes):
+        self.outcomes, self.rounds, self.told = list(outcomes), [], []
+
+    def look_for_group(self, epoch, *, wants_weights, expected_peers, seconds):
+        self.told.append(Announcement(epoch, wants_weights, expected_peers))
+        self.rounds.append(PlayedRound(self.outcomes.pop(0)))
+        return self.rounds[-1]
+
+    def load_mean(self):
+        return SAMPLES
+
+
+def exchange_of(*outcomes, others=lambda: 1, epochs_ahead=0, progress=None):
+    """A peer's exchange whose rounds come out like this, while so many others train; its averager, its alignment."""
+    played = SimpleNamespace(
+        lively_peers=2, num_peers=2, give_up=lambda peers: None, look_around=lambda: (7, others()), seconds_left=0.0
+    )
+    averager, alignment = PlayedAverager(*outcomes), AlignmentState()
+    exchange = Exchange(SWARM, averager, progress or played, alignment, epochs_ahead=epochs_ahead)
+    return exchange, averager, alignment
+
+
+def average(exchange, epoch=7):
+    end = EpochEnd(epoch=epoch, others=1)
+    exchange.finish(exchange.begin(end), end)
+    return end
+
+
+def test_an_average_is_of_the_gradients_of_its_epoch_with_their_weight():
+    exchange, averager, alignment = exchange_of(averaged())
+    end = average(exchange)
+    assert end.round.senders == 2 and end.fault is None and end.samples == SAMPLES
+    assert averager.rounds[0].weight == SAMPLES and averager.told == [Announcement(7, False, 2)]
+    assert alignment.now is Alignment.ALIGNED and not exchange.under_way and not averager.is_new
+
+
+def test_a_peer_that_learns_at_the_end_of_an_epoch_that_it_is_behind_does_not_average_it():
+    """What shows it is the last average, for which the next one waits where gradients are delayed.
+
+    It would look for a group that the others look for an epoch later, and be nobody's groupmate until then.
+    """
+    exchange, averager, alignment = exchange_of(averaged(Announcement(9, False, 0).packed()))
+    assert average(exchange).round is not None and alignment.behind
+    end = EpochEnd(epoch=8, others=1, samples=20)
+    with pytest.raises(LeftBehindError):
+        exchange.begin(end)
+    report = end.report([])
+    assert report.missed and report.samples == 0 and "others were faster" in report.fault
+    assert len(averager.rounds) == 1
+
+
+@pytest.mark.parametrize("epochs_ahead", [0, 1])
+def test_a_peer_asks_for_the_weights_of_the_others_once(epochs_ahead):
+    """And again if the round that they have heard of came to nothing."""
+    asked = Announcement(7, True, 2)
+    exchange, averager, alignment = exchange_of(
+        averaged(asked.packed()), averaged(), averaged(), averaged(), epochs_ahead=epochs_ahead
+    )
+    alignment.note(Event.AVERAGE_TORN)
+    for epoch in range(7, 11):
+        average(exchange, epoch)
+    due = 8 + epochs_ahead
+    assert exchange.parameters_wanted_at == due
+    assert [one.wants_weights for one in averager.told] == [not 7 < epoch < due for epoch in range(7, 11)]
+    alignment.note(Event.PARAMETERS_AVERAGED)
+    averager.outcomes.append(averaged())
+    average(exchange, 11)
+    assert not averager.told[-1].wants_weights
+
+
+def test_a_torn_average_leaves_other_weights_and_says_so():
+    exchange, _, alignment = exchange_of(averaged(torn=True, group_size=3, lost=("one",)))
+    assert "lost in the middle" in average(exchange).fault and alignment.drifted
+
+
+def test_a_repeated_average_and_numbers_that_are_not_finite_are_noted():
+    exchange, _, alignment = exchange_of(averaged(group_size=3, repeated=1, lost=("one",), refused=("two",)))
+    end = average(exchange)
+    assert end.fault is None and "2 of 3 have averaged again" in end.notes[0] and "what two sent" in end.notes[1]
+    assert alignment.now is Alignment.ALIGNED
+
+
+def test_without_an_average_the_peer_says_why_and_goes_on():
+    exchange, averager, alignment = exchange_of(RuntimeError("the wire is cut"))
+    end = average(exchange)
+    assert end.fault == "the wire is cut" and end.round is None and averager.rounds[0].cancelled
+    assert end.report([]).alone and alignment.now is Alignment.ALIGNED and not exchange.under_way
+
+
+def test_a_peer_whose_groupmates_are_all_lost_averages_with_those_who_are_left():
+    alone = averaged(senders=1, bytes_sent=3, lost=("one that left",))
+    exchange, averager, _ = exchange_of(alone, averaged(bytes_sent=20))
+    report = average(exchange).round
+    assert (report.senders, report.bytes_sent, report.bytes_received) == (2, 23, 2)
+    assert [round_.weight for round_ in averager.rounds] == [SAMPLES] * 2
+    assert [one.epoch for one in averager.told] == [7, 7]
+    exchange, averager, _ = exchange_of(alone, others=lambda: 0)
+    assert average(exchange).round.senders == 1 and len(averager.rounds) == 1
+
+
+def test_an_average_with_those_who_have_no_weight_is_one():
+    """Of three one died; the two that were left have averaged again, one of them without weight."""
+    exchange, averager, _ = exchange_of(averaged(senders=1, group_size=3, lost=("dead",)))
+    assert average(exchange).round.senders == 1 and len(averager.rounds) == 1
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_groupmate_that_knew_nothing_of_the_group_is_not_taken_for_dead(lives, node):
+    """It lives, and looks for a group: the next one is with it. Without an answer it is not waited for."""
+    other = PeerID(b"other")
+    progress = Progress(lively_seconds=60, dht=node, prefix="run", target_batch_size=64)
+    facts = {"epoch": 7, "samples_accumulated": 32, "samples_per_second": 10.0, "client_mode": False}
+    told = {"peer_id": other.to_bytes(), "time": get_dht_time() - 1, **facts}
+    records = {"other": ValueWithExpiration(value=told, expiration_time=get_dht_time() + 30)}
+    progress._look = lambda: records
+    progress._global = replace(progress._global, num_peers=2)
+    alone = averaged(senders=1, lost=(str(other),), absent=(str(other),) if lives else ())
+    exchange, _, _ = exchange_of(alone, averaged(), progress=progress)
+    assert average(exchange).round.senders == (2 if lives else 1)
+
+
+def test_a_group_that_this_peer_cannot_serve_gets_its_parts_without_weight():
+    """Without them it would wait, and repeat the average."""
+    exchange, averager, _ = exchange_of(averaged())
+    exchange.look_for_group_early(7)
+    averager.rounds[0].stage = Stage.WAITING
+    exchange.leave_group()
+    assert averager.rounds[0].weight == 0.0
+
+
+def test_a_search_without_a_group_is_given_up():
+    exchange, averager, _ = exchange_of(averaged())
+    exchange.look_for_group_early(7)
+    averager.rounds[0].stage = Stage.SEARCHING
+    exchange.leave_group()
+    assert averager.rounds[0].weight is None and averager.rounds[0].cancelled
+
+
+def test_every_event_leads_somewhere_from_every_state():
+    assert TRANSITIONS.keys() == set(Event)
+    assert all(leads_to.keys() == set(Alignment) for leads_to in TRANSITIONS.values())
+
+
+def test_a_peer_that_is_behind_has_no_weights_of_the_others_until_it_took_them():
+    """A round of parameters that it was part of before brings weights of an epoch that is over."""
+    alignment = AlignmentState()
+    seen = []
+    for event in (Event.OVERTAKEN, Event.PARAMETERS_AVERAGED, Event.SKIPPED_EPOCHS, Event.PARAMETERS_AVERAGED):
+        alignment.note(event)
+        seen.append(alignment.now)
+    assert seen == [Alignment.BEHIND, Alignment.BEHIND, Alignment.DRIFTED, Alignment.ALIGNED]

@@ -1,0 +1,108 @@
+"""Each setting of the recipe's swarm reaches the parts of a peer; tests with real peers use them in the others."""
+
+import pytest
+import torch
+from hivemind.compression import Float16Compression, Uniform8BitQuantization
+from hivemind.dht import DHT
+
+from training.config import load_recipe
+from training.swarm.averager import Averager
+from training.swarm.codecs import BlockwiseCodec
+from training.swarm.optimizer import LIVELY_WINDOWS, SwarmOptimizer
+from training.swarm.powersgd import PowerSgd
+from training.swarm.strategies import Awaited, Delayed, LocalUpdates
+
+DEMO = load_recipe("demo")
+
+
+@pytest.fixture(scope="module")
+def node():
+    dht = DHT(start=True)
+    yield dht
+    dht.shutdown()
+
+
+@pytest.fixture
+def optimizer_with(node, monkeypatch):
+    """The optimizer of a recipe with these settings of the swarm; its averagers' processes are not started."""
+    monkeypatch.setattr(Averager, "start", lambda self: None)
+    monkeypatch.setattr(Averager, "_send", lambda self, message: None)
+
+    def make(**changes):
+        assert not any(value == getattr(DEMO.swarm, name) for name, value in changes.items())
+        run = DEMO.model_copy(update={"swarm": DEMO.swarm.model_copy(update=changes)})
+        optimizer = SwarmOptimizer(torch.nn.Linear(300, 300), run, dht=node, micro_batch_size=4)
+        optimizer.progress.shutdown()
+        return optimizer
+
+    return make
+
+
+@pytest.mark.swarm
+def test_numbers_reach_the_averagers_and_the_progress(optimizer_with):
+    made = optimizer_with(
+        target_batch_size=999, matchmaking_seconds=2.5, averaging_timeout_seconds=44.0, allreduce_timeout_seconds=22.0,
+        next_chunk_timeout_seconds=7.0, request_timeout_seconds=1.25, min_group_size=3, metrics_expiration_seconds=77.0,
+        delay_gradient_averaging=True, max_group_size=9,
+    )  # fmt: skip
+    for averager in (made.gradients, made.parameters):
+        settings = averager.settings
+        assert (settings.matchmaking_seconds, settings.request_timeout_seconds) == (2.5, 1.25)
+        assert (settings.allreduce_timeout_seconds, settings.next_chunk_timeout_seconds) == (22.0, 7.0)
+        assert settings.min_group_size == 3
+    assert (made.gradients.settings.epochs_apart, made.parameters.settings.epochs_apart) == (1, 0)
+    assert made.parameters.settings.round_own_parts and not made.gradients.settings.round_own_parts
+    assert made.progress.target_batch_size == 999 and made.progress.lively_seconds == LIVELY_WINDOWS * 2.5
+    made.progress.lively_peers = 50
+    assert made.exchange.expected_peers == 9
+    rounds = []
+    made.gradients.begin_round = lambda told, **settings: rounds.append(settings)
+    made.exchange.look_for_group_early(0)
+    assert not rounds, "the epoch has only begun"
+    made.progress.report(0, 999)
+    made.exchange.look_for_group_early(0)
+    assert rounds == [{"seconds": 44.0, "expected_peers": 9}]
+
+
+@pytest.mark.swarm
+def test_parameters_are_averaged_as_often_as_the_recipe_says(optimizer_with):
+    made, due = optimizer_with(average_state_every=3), []
+    made.updates.begin = lambda epoch, *, average_parameters, expected_peers: due.append(average_parameters)
+    made.progress._global = made.progress._sum([], 0.0, num_peers=2)
+    for epoch in range(7):
+        made._begin_update(epoch)
+    assert due == [False, False, True, False, False, True, False]
+    made.exchange.parameters_wanted_at = 8
+    made._begin_update(7)
+    made.progress._global = made.progress._sum([], 0.0, num_peers=1)
+    made._begin_update(8)
+    assert due[7:] == [True, False], "for a newcomer's sake, and not without others"
+
+
+@pytest.mark.swarm
+def test_codecs_are_those_that_the_recipe_names(optimizer_with):
+    plain = optimizer_with()
+    assert isinstance(plain.gradients.settings.compression.greater_equal, BlockwiseCodec)
+    assert isinstance(plain.parameters.settings.compression, Float16Compression)
+    made = optimizer_with(gradient_codec="uniform8", state_bits=8, newcomer_bits=8, compression_threshold=777)
+    for averager in (made.gradients, made.parameters):
+        codec = averager.settings.compression
+        assert codec.threshold == 777 and isinstance(codec.greater_equal, Uniform8BitQuantization)
+    sizes = [[size for _, size in one.parameters._read_state()[2]] for one in (plain, made)]
+    assert sizes[0][0] == 2 * 300 * 300 and sizes[1][0] == pytest.approx(300 * 300, rel=0.01)  # 16 and 8 bit
+
+
+@pytest.mark.swarm
+def test_powersgd_has_the_rank_that_the_recipe_says(optimizer_with):
+    method = optimizer_with(powersgd_rank=3).gradients._method
+    assert isinstance(method, PowerSgd) and method.rank == 3
+    assert not isinstance(optimizer_with().gradients._method, PowerSgd)
+
+
+@pytest.mark.swarm
+def test_the_recipe_chooses_the_strategy(optimizer_with):
+    kinds = [
+        type(optimizer_with(**swarm).strategy)
+        for swarm in ({}, {"delay_gradient_averaging": True}, {"mode": "diloco", "inner_batch_size": 8})
+    ]
+    assert kinds == [Awaited, Delayed, LocalUpdates]

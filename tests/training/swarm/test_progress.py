@@ -1,0 +1,154 @@
+"""Who trains, by the records that a peer finds in a real node."""
+
+import time
+
+import pytest
+from hivemind.dht import DHT
+from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration, get_dht_time
+
+from training.swarm.progress import PacedEvent, Progress
+
+LIVELY_SECONDS = 5.0
+
+
+def record(peer_id, epoch=3, samples=40, age=0.0):
+    now = get_dht_time()
+    value = {"peer_id": peer_id, "epoch": epoch, "samples_accumulated": samples, "samples_per_second": 10.0}
+    return ValueWithExpiration(value={**value, "time": now - age, "client_mode": False}, expiration_time=now + 30)
+
+
+@pytest.fixture(scope="module")
+def node():
+    dht = DHT(start=True)
+    yield dht
+    dht.shutdown()
+
+
+@pytest.fixture
+def progress(node):
+    return Progress(lively_seconds=LIVELY_SECONDS, dht=node, prefix="run", target_batch_size=64)
+
+
+def see(progress, *records):
+    """What the peer knows after a look that finds these."""
+    progress._global = progress._combine(dict(enumerate(records)) or None)
+    return progress._global
+
+
+@pytest.mark.swarm
+def test_a_peer_that_finds_one_other_and_not_itself_is_not_alone(progress):
+    assert see(progress, record(b"other")).num_peers == 2
+
+
+@pytest.mark.swarm
+def test_an_unanswered_look_is_not_an_empty_network(progress, node):
+    known = see(progress, record(node.peer_id.to_bytes()), record(b"other"))
+    assert known.num_peers == 2 and known.samples == 80
+    for unanswered in ((), (record(node.peer_id.to_bytes(), epoch=9),)):
+        after = see(progress, *unanswered)
+        assert (after.num_peers, after.epoch, progress.lively_peers) == (2, 3, 2)
+
+
+@pytest.mark.swarm
+def test_a_peer_whose_others_have_been_silent_for_long_is_alone(progress, node):
+    see(progress, record(node.peer_id.to_bytes()), record(b"other"))
+    progress._others_seen -= LIVELY_SECONDS
+    assert see(progress, record(node.peer_id.to_bytes())).num_peers == 1
+    assert see(progress).num_peers == 0
+
+
+@pytest.mark.swarm
+def test_a_peer_whose_others_have_left_is_alone_at_once(progress, node):
+    see(progress, record(node.peer_id.to_bytes()), record(b"other"))
+    goodbye = ValueWithExpiration(value=None, expiration_time=get_dht_time() + 30)
+    assert see(progress, record(node.peer_id.to_bytes()), goodbye).num_peers == 1
+    assert progress.lively_peers == 1
+
+
+@pytest.mark.swarm
+def test_a_peer_is_not_behind_those_who_have_just_ended_the_epoch_that_it_began_with_them(progress):
+    """Its first look after that comes when they have: it ends the epoch as well, and keeps its gradients."""
+    assert not progress.is_behind(0)
+    assert see(progress, record(b"other", epoch=1)).epoch == 1
+    assert not progress.is_behind(0)
+    assert progress.ready_to_update_epoch
+    see(progress, record(b"other", epoch=2))
+    assert progress.is_behind(0)
+
+
+@pytest.mark.swarm
+def test_a_peer_is_behind_if_its_first_look_in_an_epoch_finds_a_newer_one(progress):
+    """And not by a look that was begun before the epoch: the others may have ended it together with this peer."""
+    with progress.pause():
+        progress.begin_epoch(4)
+    assert not progress.is_behind(4)
+    see(progress, record(b"other", epoch=5))
+    assert not progress.is_behind(4)  # as after a look of the last epoch
+    progress._has_looked = True
+    assert progress.is_behind(4)
+    assert not progress.is_behind(4)  # it has asked; now one epoch is what ending this one catches up with
+
+
+@pytest.mark.swarm
+def test_records_of_the_dead_count_but_are_not_waited_for(progress, node):
+    known = see(progress, record(node.peer_id.to_bytes()), record(b"other", age=2 * LIVELY_SECONDS))
+    assert known.num_peers == 2 and progress.lively_peers == 1
+
+
+@pytest.mark.swarm
+def test_a_peer_that_was_lost_in_an_average_is_not_waited_for_until_it_reports_again(progress, node):
+    own = record(node.peer_id.to_bytes())
+    see(progress, own, record(b"other", age=0.5))
+    progress.give_up([str(PeerID(b"other"))])
+    assert see(progress, own, record(b"other", age=0.5)).num_peers == 2 and progress.lively_peers == 1
+    see(progress, own, record(b"other", age=-0.1))
+    assert progress.lively_peers == 2
+
+
+# -- how often a peer tells its samples --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def telling(node):
+    progress = Progress(lively_seconds=300.0, dht=node, prefix="telling", target_batch_size=10**6)
+    progress.start()
+    yield progress
+    progress.shutdown()
+
+
+def told(progress, node, wanted, patience=10.0):
+    """The samples that this peer has told, as soon as they are as wanted."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        found = node.get(progress.key, latest=True)
+        last = [entry.value for entry in (found.value if found else {}).values() if entry.value is not None]
+        if [(one["epoch"], one["samples_accumulated"]) for one in last] == [wanted]:
+            return wanted
+        time.sleep(0.05)
+    return last
+
+
+@pytest.mark.swarm
+def test_an_epochs_beginning_is_told_at_once_and_each_micro_batch_is_not(telling, node):
+    telling.report(0, 4)
+    assert told(telling, node, (0, 4)) == (0, 4)
+    for samples in (8, 12, 16):
+        time.sleep(0.05)
+        telling.report(0, samples)
+    assert told(telling, node, (0, 16), patience=1.0) != (0, 16)  # hours are left of this epoch
+    with telling.pause():
+        telling.begin_epoch(1)
+    assert told(telling, node, (1, 0)) == (1, 0)
+
+
+def test_reports_come_after_a_pause_but_for_a_hurry():
+    event, waits = PacedEvent(lambda: 0.8), []
+    for hurried in (False, False, True):
+        event.hurry() if hurried else event.set()
+        began = time.monotonic()
+        assert event.wait(5.0)
+        waits.append(time.monotonic() - began >= 0.6)
+        event.clear()
+    assert waits == [False, True, False]
+    assert not event.wait(0.01)

@@ -1,0 +1,74 @@
+"""How a peer's weights stand to those of the others: a small state machine.
+
+ALIGNED   same epoch, same weights: the peer trains.
+DRIFTED   same epoch, other weights: it trains, but gives its own weights next to no weight in the next round of
+          parameters, and so takes the others'.
+BEHIND    the others have begun a later epoch: its gradients are of no use to them. It goes on with their epoch if
+          it missed a few updates only (DRIFTED), or downloads their state.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class Alignment(Enum):
+    """See the module."""
+
+    ALIGNED = auto()
+    DRIFTED = auto()
+    BEHIND = auto()
+
+
+class Event(Enum):
+    """What changes a peer's alignment."""
+
+    AVERAGE_TORN = auto()
+    """An average was not the same for all of its group, so neither is the update."""
+    OVERTAKEN = auto()
+    """The others averaged without this peer, or a groupmate told a newer epoch."""
+    SKIPPED_EPOCHS = auto()
+    """It took over the others' epoch, and kept weights that lack the updates in between."""
+    LOADED_STATE = auto()
+    """It has the state with which the others' epoch began."""
+    LOADED_OLDER_STATE = auto()
+    """It has a state that lacks updates, or one whose donor had drifted itself."""
+    PARAMETERS_AVERAGED = auto()
+    """A whole round of parameters with others has ended."""
+    NOBODY_ELSE = auto()
+    """Nobody else trains any more: there is nobody to be behind."""
+
+
+_A, _D, _B = Alignment.ALIGNED, Alignment.DRIFTED, Alignment.BEHIND
+
+TRANSITIONS: dict[Event, dict[Alignment, Alignment]] = {
+    Event.AVERAGE_TORN: {_A: _D, _D: _D, _B: _B},
+    Event.OVERTAKEN: {_A: _B, _D: _B, _B: _B},
+    Event.SKIPPED_EPOCHS: {_A: _D, _D: _D, _B: _D},
+    Event.LOADED_STATE: {_A: _A, _D: _A, _B: _A},
+    Event.LOADED_OLDER_STATE: {_A: _D, _D: _D, _B: _D},
+    Event.PARAMETERS_AVERAGED: {_A: _A, _D: _A, _B: _B},
+    Event.NOBODY_ELSE: {_A: _A, _D: _D, _B: _A},
+}
+"""What each event leads to, from each state."""
+
+
+class AlignmentState:
+    """A peer's alignment; the trainer's thread and the one that updates in the background may both change it."""
+
+    def __init__(self) -> None:
+        self.now = Alignment.ALIGNED
+
+    def note(self, event: Event) -> None:
+        """Something has happened; see `TRANSITIONS`."""
+        self.now = TRANSITIONS[event][self.now]
+
+    @property
+    def drifted(self) -> bool:
+        """Whether this peer wants the others' weights."""
+        return self.now is Alignment.DRIFTED
+
+    @property
+    def behind(self) -> bool:
+        """Whether the others are at a later epoch."""
+        return self.now is Alignment.BEHIND

@@ -1,0 +1,234 @@
+"""An averager as the trainer sees it: a process that finds groups and averages the trainer's tensors with theirs.
+
+Averaging runs in a process of its own (`service`), so that it neither waits for the trainer's computing nor holds it
+up. Both share the memory of the tensors; a pipe carries the rest (`pipe` lists what).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.compression import CompressionInfo
+from hivemind.dht import DHT
+from hivemind.utils.serializer import MSGPackSerializer
+
+from training.errors import TrainingError
+from training.swarm.groups import AveragedGroup
+from training.swarm.pipe import (
+    AveragerSettings,
+    Begin,
+    Cancel,
+    Ended,
+    Offer,
+    Reached,
+    Ready,
+    Stage,
+    Start,
+    State,
+    StateWanted,
+)
+from training.swarm.rounds import AveragingMethod, Mean
+from training.swarm.service import Service, serve
+from training.swarm.serving import Head
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""Longest start of an averager's process."""
+SHUTDOWN_SECONDS = 2.0
+"""A process that has not ended by then is killed."""
+
+StateReader = Callable[[], tuple[dict, torch.Tensor, Sequence[Head]]]
+"""Called in a thread of the trainer when a newcomer wants the state: metadata, and what `serving.pack` gives."""
+
+
+class AveragingFailedError(TrainingError):
+    """A round that has come to nothing."""
+
+
+class Round:
+    """One round of an averager, from the search for a group to the average."""
+
+    def __init__(self, number: int, send: Callable[[object], None]):
+        self.number, self._send = number, send
+        self._outcome: Future[AveragedGroup] = Future()
+        self.stage = Stage.SEARCHING
+        self.started = False
+        """Whether the trainer has let it average."""
+        self.began = time.monotonic()
+
+    def start(self, weight: float) -> None:
+        """Lets it average what the tensors hold now, with this weight, as soon as it has a group."""
+        if not self.started:
+            self.started = True
+            self._send(Start(self.number, float(weight)))
+
+    def cancel(self) -> None:
+        """Gives the round up; does nothing if it has ended."""
+        if self._outcome.cancel():
+            self._send(Cancel(self.number))
+
+    def done(self) -> bool:
+        """Whether it has a result, has failed or was cancelled."""
+        return self._outcome.done()
+
+    def result(self, timeout: float | None = None) -> AveragedGroup:
+        """Waits for the average.
+
+        Raises:
+            TimeoutError: If there is none in time.
+            AveragingFailedError: If the round has failed.
+            CancelledError: If it was cancelled.
+        """
+        return self._outcome.result(timeout)
+
+    def end(self, group: AveragedGroup | None, fault: str) -> None:
+        """What the process says of it; nothing if it was cancelled meanwhile."""
+        self.stage = Stage.ENDED
+        if self._outcome.set_running_or_notify_cancel():
+            if group is not None:
+                self._outcome.set_result(group)
+            else:
+                self._outcome.set_exception(AveragingFailedError(fault))
+
+
+class Averager:
+    """Averages some tensors with the groups that its process finds.
+
+    Args:
+        tensors: In float32 on the host; they move to shared memory, and change in place when a round ends well.
+        dht: A running node.
+        settings: How it meets and averages.
+        tensor_infos: How each tensor is encoded; None: all in the same way.
+        method: What a group does with the tensors; None: the weighted mean.
+        read_state: The state that newcomers can download; None: there is none.
+        start: Starts the process, which needs some tenths of a second.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        dht: DHT,
+        settings: AveragerSettings,
+        tensor_infos: Sequence[CompressionInfo] | None = None,
+        method: AveragingMethod | None = None,
+        read_state: StateReader | None = None,
+        start: bool = True,
+    ):
+        self.dht, self.settings = dht, settings
+        self.bandwidth: float | None = None
+        """What this peer's link carries, in Mbit/s; groups give peers with slow links less to average."""
+        self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
+        self._tensor_infos, self._method = tensor_infos, method or Mean()
+        self._read_state = read_state
+        self._lock = multiprocessing.Lock()
+        self._numbers = itertools.count()
+        self._rounds: dict[int, Round] = {}
+        self._sending = threading.Lock()
+        self._donor = ThreadPoolExecutor(1, thread_name_prefix="donor")
+        self._process: multiprocessing.process.BaseProcess | None = None
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        """Starts the process.
+
+        Raises:
+            TrainingError: If it does not serve within `START_SECONDS`.
+        """
+        context = multiprocessing.get_context("fork")  # what it is given, such as a node, cannot be pickled
+        self._pipe, theirs = context.Pipe()
+        service = Service(
+            self.dht,
+            self.settings,
+            pipe=theirs,
+            tensors=self._tensors,
+            lock=self._lock,
+            tensor_infos=self._tensor_infos,
+            method=self._method,
+            has_state=self._read_state is not None,
+        )
+        self._process = context.Process(target=serve, args=(service,), daemon=True, name=self.settings.prefix)
+        self._process.start()
+        theirs.close()  # the process has the only one now, so that its end is noticed here
+        ready = self._pipe.recv() if self._pipe.poll(START_SECONDS) else Ready("it did not answer")
+        if not isinstance(ready, Ready) or ready.fault is not None:
+            self.shutdown()
+            raise TrainingError(f"The averager {self.settings.prefix} did not start: {getattr(ready, 'fault', ready)}.")
+        threading.Thread(target=self._listen, daemon=True, name=f"{self.settings.prefix}-listener").start()
+
+    def begin_round(self, told: object = None, *, seconds: float, expected_peers: int = 0) -> Round:
+        """Begins to look for a group; `Round.start` lets it average.
+
+        Args:
+            told: What the peers of the group are told.
+            seconds: The round fails if it has no group after this time.
+            expected_peers: How many peers the group should have; 0: nobody knows.
+        """
+        mode = AveragingMode.CLIENT if self.settings.client_mode else AveragingMode.NODE
+        packed = MSGPackSerializer.dumps([self.bandwidth, mode.value, MSGPackSerializer.dumps(told)])
+        round_ = self._rounds[number] = Round(number := next(self._numbers), self._send)
+        self._send(Begin(number, packed, seconds, expected_peers))
+        return round_
+
+    def offer_state(self, priority: float | None) -> None:
+        """Tells the DHT that newcomers can download the state here, or (None) that they no longer can."""
+        self._send(Offer(priority))
+
+    @contextmanager
+    def get_tensors(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """The tensors, which no round changes meanwhile."""
+        with self._lock:
+            yield self._tensors
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.is_alive()
+
+    def shutdown(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._pipe.close()
+            self._process.join(SHUTDOWN_SECONDS)
+            self._process.kill()
+            self._process.join()
+        self._donor.shutdown(wait=False)
+
+    def _send(self, message: object) -> None:
+        with self._sending, suppress(OSError):  # if the process is gone, the listener ends all rounds
+            self._pipe.send(message)
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                self._take(self._pipe.recv())
+        for round_ in tuple(self._rounds.values()):
+            round_.end(None, "the averager's process has ended")
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Reached(number, stage):
+                self._rounds[number].stage = stage
+            case Ended(number, group, fault):
+                self._rounds.pop(number).end(group, fault)
+            case StateWanted(number):
+                self._donor.submit(self._give_state, number)
+
+    def _give_state(self, number: int) -> None:
+        try:
+            metadata, memory, heads = self._read_state()
+            state = State(number, (MSGPackSerializer.dumps(metadata), memory, heads))
+        except Exception:  # the newcomer asks another donor; this peer goes on
+            logger.exception("The state could not be read for a newcomer.")
+            state = State(number, None)
+        self._send(state)

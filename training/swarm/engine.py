@@ -1,0 +1,76 @@
+"""hivemind, the engine below the swarm: the version that is needed, and what is changed in it.
+
+hivemind gives the DHT, connections between peers, codecs, matchmaking and the all-reduce. This package overrides the
+following private names of it, and no others (a test counts them). The next version may have mended the fault; then the
+override can go. The faults are described in site/reference/hivemind.md.
+
+| private name | where | the fault that it mends |
+|---|---|---|
+| `AllReduceRunner._communicate_with_peer` | allreduce | a sender waits for a reducer that is gone |
+| `AllReduceRunner._ban_sender` | allreduce | the first part of a banned sender is awaited all the same |
+| `AllReduceRunner._get_peer_stub` | allreduce | streams lack their end; bytes are not counted |
+| `Matchmaking._check_reasons_to_reject` | matchmaking | peers of epochs that are far apart form a group |
+| `serialization._BASE_COMPRESSION_TYPES` | engine | its block-wise codec hides NaNs and needs bitsandbytes |
+| `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
+| `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from importlib.metadata import version
+
+from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
+from hivemind.dht import DHT
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P
+from hivemind.utils.multiaddr import Multiaddr
+
+from training.errors import TrainingError
+from training.swarm.codecs import BlockwiseCodec
+
+HIVEMIND_VERSION = "1.1.12"
+"""As in pyproject.toml. What is overridden, and why, was read in this version's source."""
+SOCKET_FOLDER_CHARACTERS = 70
+"""The path of a local socket may have 104 characters, of which hivemind's names take 33."""
+
+
+def check_version() -> None:
+    """Refuses any version of hivemind but the one that this package was written for.
+
+    Raises:
+        TrainingError: If another one is installed.
+    """
+    if (found := version("hivemind")) != HIVEMIND_VERSION:
+        raise TrainingError(
+            f"hivemind {found} is installed; this program overrides parts of hivemind {HIVEMIND_VERSION} and "
+            f"works with that version only. Install it: pip install hivemind=={HIVEMIND_VERSION}"
+        )
+
+
+def prepare() -> None:
+    """Makes hivemind ready for this process and those that it forks. Call it before a node or an averager is made.
+
+    Raises:
+        TrainingError: As `check_version` does.
+    """
+    check_version()
+    # Tensors on the wire name their codec by a number that hivemind looks up in this table. Its own codec for the
+    # block-wise number needs bitsandbytes, sends its code table with every part, and turns a NaN into a number.
+    _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()
+    if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:
+        # A role's temporary folder is removed when it ends; hivemind would leave its sockets behind in /tmp.
+        P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
+
+
+async def open_connection(dht: DHT) -> P2P:
+    """A connection of this process and event loop to the node's network daemon; shut it down after use.
+
+    `DHT.replicate_p2p` keeps one for the whole process, bound to the event loop that asked first.
+    """
+    return await P2P.replicate(await asyncio.to_thread(dht.run_coroutine, _daemon_address))
+
+
+async def _daemon_address(_dht: DHT, node: DHTNode) -> Multiaddr:
+    return node.p2p.daemon_listen_maddr

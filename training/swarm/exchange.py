@@ -1,0 +1,228 @@
+"""The exchange of an epoch's gradients: a group for it, the average, and what is made of averages that go wrong."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import replace
+
+from training.config import SwarmConfig
+from training.swarm.alignment import AlignmentState, Event
+from training.swarm.averager import AveragingFailedError, Round
+from training.swarm.epochs import EpochEnd
+from training.swarm.gradients import GradientAverager
+from training.swarm.groups import AveragedGroup
+from training.swarm.pipe import Stage
+from training.swarm.progress import Progress
+from training.swarm.waiting import LeftBehindError, NobodyElseError, await_group
+
+
+class Exchange:
+    """Averages gradients, or what stands for them, with the others that end the same epoch.
+
+    Args:
+        swarm: The recipe's settings.
+        averager: Of the gradients.
+        progress: Who trains.
+        alignment: Told what an average shows of this peer.
+        epochs_ahead: So many epochs further than the gradients' the others may be while these are averaged.
+    """
+
+    def __init__(
+        self,
+        swarm: SwarmConfig,
+        averager: GradientAverager,
+        progress: Progress,
+        alignment: AlignmentState,
+        *,
+        epochs_ahead: int,
+    ):
+        self._swarm, self.averager, self._progress, self._alignment = swarm, averager, progress, alignment
+        self._epochs_ahead = epochs_ahead
+        self._search: Round | None = None
+        self._running: Round | None = None
+        self._step_seconds, self._last_step = 0.0, time.monotonic()
+        self.parameters_wanted_at = 0
+        """At the beginning of this epoch all average their parameters, since a groupmate wants them."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an average was begun and has not ended."""
+        return self._running is not None
+
+    @property
+    def expected_peers(self) -> int:
+        """How many peers the next group should have."""
+        return min(self._progress.lively_peers, self._swarm.max_group_size)
+
+    # -- a group ---------------------------------------------------------------------------------------------------
+
+    def look_for_group_early(self, epoch: int) -> None:
+        """Begins to look for a group when the epoch is about to end; call it after each micro-batch.
+
+        The group forms while the peer computes. A peer whose micro-batches last longer than a window of matchmaking
+        begins early enough to be found.
+        """
+        now = time.monotonic()
+        self._step_seconds, self._last_step = now - self._last_step, now
+        if self.under_way:  # a new group would start without this peer, which averages with the last one
+            return
+        if self._progress.seconds_left > max(self._swarm.matchmaking_seconds, 1.5 * self._step_seconds):
+            return
+        if self._search is None or self._search.started or self._search.done():
+            self._search = self._look_for_group(epoch)
+
+    def _look_for_group(self, epoch: int) -> Round:
+        # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
+        is_due = self.parameters_wanted_at > epoch
+        return self.averager.look_for_group(
+            epoch,
+            wants_weights=self._alignment.drifted and not is_due,
+            expected_peers=self.expected_peers,
+            seconds=self._swarm.averaging_timeout_seconds,
+        )
+
+    def drop_search(self) -> None:
+        """Looks for no group any more."""
+        if self._search is not None and not self._search.started:
+            self._search.cancel()
+        self._search = None
+
+    def leave_group(self) -> None:
+        """This peer's gradients are of no use to the group that it may have found early.
+
+        It takes part without weight then: without its parts the group would have to repeat the average.
+        """
+        search = self._search
+        if search is not None and not search.started and search.stage is Stage.WAITING:
+            search.start(0.0)
+            with suppress(Exception):
+                search.result(self._swarm.allreduce_timeout_seconds)
+        self.drop_search()
+
+    # -- the average -----------------------------------------------------------------------------------------------
+
+    def begin(self, end: EpochEnd) -> Round | None:
+        """Loads this peer's gradients and begins to average them; None if nobody else trains.
+
+        Raises:
+            LeftBehindError: If the last average has shown that the others are at a later epoch.
+        """
+        if self._alignment.behind:
+            self._fall_behind(end)
+            raise LeftBehindError("the others have gone on without this peer")
+        search, self._search = self._search, None
+        end.samples = self.averager.load_mean()
+        if self.averager.not_finite:
+            end.notes.append("this peer's own gradients were not finite and were left out")
+        if self._progress.num_peers <= 1:
+            if search is not None:
+                search.cancel()
+            return None
+        if search is None or search.started or search.done():
+            search = self._look_for_group(end.epoch)
+        search.start(end.samples)
+        self._running = search
+        return search
+
+    def finish(self, round_: Round | None, end: EpochEnd) -> None:
+        """Waits for the average, and notes in `end` what has come of it.
+
+        If there is none, the host's gradients are this peer's own, and the update is made with these.
+
+        Raises:
+            LeftBehindError: If the others have gone on without this peer; there must be no update then.
+        """
+        if round_ is None:
+            end.fault = "no group was looked for"
+            return
+        try:
+            group = self._average_with_the_rest(self._await(round_, end), end)
+            end.round = group.report
+            self._note_faults(group, end)
+            self._note_announcements(group, end)
+        except LeftBehindError:
+            self._fall_behind(end)
+            raise
+        except (Exception, CancelledError) as error:  # whatever it was, the peer goes on and says so
+            end.fault = str(error) or type(error).__name__
+            round_.cancel()
+        finally:
+            self._running = None
+
+    def _await(self, round_: Round, end: EpochEnd) -> AveragedGroup:
+        """The group's average; the progress is told which peers were lost."""
+        try:
+            group = await_group(
+                round_,
+                usual_seconds=self._swarm.matchmaking_seconds + self._swarm.request_timeout_seconds,
+                timeout_seconds=self._swarm.averaging_timeout_seconds,
+                newest_epoch=end.epoch + self._epochs_ahead,
+                look_around=self._progress.look_around,
+            )
+        except NobodyElseError:
+            end.others = 0
+            raise
+        self._progress.give_up(set(group.report.lost) - set(group.report.absent))
+        if group.report.senders > 1:
+            self.averager.is_new = False
+        return group
+
+    def _average_with_the_rest(self, group: AveragedGroup, end: EpochEnd) -> AveragedGroup:
+        """Looks for another group with the same gradients, if all others of the first were lost and others train.
+
+        A peer of a small group that breaks would otherwise step alone although others train, which then wait for it.
+        """
+        first = group.report
+        if not first.lost or len(first.lost) < first.group_size - 1 or not self._others_train():
+            return group
+        end.notes.append("all others of its group were lost, so it has looked for another one")
+        again = self._look_for_group(end.epoch)
+        again.start(end.samples)
+        try:
+            found = self._await(again, end)
+        except (TimeoutError, AveragingFailedError):
+            again.cancel()
+            return group
+        sent, received = first.bytes_sent, first.bytes_received
+        report = replace(
+            found.report,
+            bytes_sent=found.report.bytes_sent + sent,
+            bytes_received=found.report.bytes_received + received,
+        )
+        return replace(found, report=report)
+
+    def _others_train(self) -> bool:
+        try:
+            return self._progress.look_around()[1] > 0
+        except TimeoutError:
+            return False
+
+    # -- what an average shows -------------------------------------------------------------------------------------
+
+    def _note_faults(self, group: AveragedGroup, end: EpochEnd) -> None:
+        report = group.report
+        if report.senders < 2:
+            end.fault = "no other peer's gradients arrived"
+        elif report.torn:
+            end.fault = "a peer was lost in the middle of the average"
+        elif report.repeated:
+            lost = "a peer" if report.lost else "a connection"
+            left = f"{report.senders} of {report.group_size}"
+            end.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
+        if report.refused:
+            end.notes.append(f"what {', '.join(report.refused)} sent was not finite and was left out")
+        if report.torn:  # the others' update is another one
+            self._alignment.note(Event.AVERAGE_TORN)
+
+    def _note_announcements(self, group: AveragedGroup, end: EpochEnd) -> None:
+        if max((one.epoch for one in group.announcements), default=0) > end.epoch:
+            self._alignment.note(Event.OVERTAKEN)
+        if any(one.wants_weights for one in group.announcements):
+            self.parameters_wanted_at = end.epoch + 1 + self._epochs_ahead
+
+    def _fall_behind(self, end: EpochEnd) -> None:
+        self._alignment.note(Event.OVERTAKEN)
+        end.left_behind = True
+        end.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"

@@ -1,0 +1,95 @@
+"""Rounds of parameters: peers whose weights have drifted apart get common ones; newcomers download the state."""
+
+from __future__ import annotations
+
+import torch
+from hivemind.compression import (
+    CompressionBase,
+    CompressionInfo,
+    Float16Compression,
+    NoCompression,
+    RoleAdaptiveCompression,
+)
+from hivemind.compression.base import TensorRole
+from hivemind.dht import DHT
+
+from training.swarm.alignment import AlignmentState
+from training.swarm.averager import Averager
+from training.swarm.codecs import exchange_codec
+from training.swarm.host import Host
+from training.swarm.pipe import AveragerSettings
+
+WEIGHT_OF_A_NEWCOMER = 1e-6
+"""Weight of parameters that have drifted, where the others' is 1; not 0, for all of a group may be newcomers."""
+
+
+def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
+    """How newcomers get the state: weights as told; the optimizer's 8-bit moments are not touched.
+
+    Args:
+        bits: 16, or 8 for block-wise 8 bit.
+        threshold: With 8 bit, tensors of fewer values are sent in 16.
+    """
+    untouched = NoCompression()
+    weights = exchange_codec(threshold, "blockwise8") if bits == 8 else Float16Compression()
+    return RoleAdaptiveCompression(default=untouched, parameter=weights, optimizer=untouched, gradient=untouched)
+
+
+def state_prefix(run_id: str) -> str:
+    """Prefix of the averager of parameters, of which newcomers ask the state."""
+    return f"{run_id}_state_averager"
+
+
+class ParameterAverager(Averager):
+    """Averages the host's weights, and gives the host's state to newcomers.
+
+    Takes 4 bytes a parameter: training goes on with the host's weights while copies of them are averaged.
+
+    Args:
+        host: Whose weights these are.
+        alignment: How these weights stand to the others'.
+        dht: A running node.
+        settings: See `Averager`.
+        codec: How newcomers get the state.
+        start: Start the averager's process.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        alignment: AlignmentState,
+        *,
+        dht: DHT,
+        settings: AveragerSettings,
+        codec: CompressionBase,
+        start: bool = True,
+    ):
+        self._host, self._alignment = host, alignment
+        weights = [parameter.detach().clone() for parameter in host.parameters]
+        super().__init__(
+            weights,
+            dht=dht,
+            settings=settings,
+            tensor_infos=[
+                CompressionInfo.from_tensor(w, key=n, role=TensorRole.PARAMETER) for n, w in enumerate(weights)
+            ],
+            read_state=lambda: host.packed_state(codec, drifted=alignment.drifted),
+            start=start,
+        )
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """The host's weights of this moment are averaged next."""
+        with self.get_tensors() as averaged, self._host.lock:
+            for tensor, parameter in zip(averaged, self._host.parameters, strict=True):
+                tensor.copy_(parameter)
+
+    @property
+    def weight(self) -> float:
+        """This peer's in the next round."""
+        return WEIGHT_OF_A_NEWCOMER if self._alignment.drifted else 1.0
+
+    def give_back(self) -> None:
+        """The averaged weights become the host's; they have as many updates as before."""
+        with self.get_tensors() as averaged:
+            self._host.load(averaged, self._host.epoch)

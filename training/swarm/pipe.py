@@ -1,0 +1,142 @@
+"""What the trainer and an averager's process tell each other.
+
+trainer (`averager`)                      averager's process (`service`)
+begin_round()    -- Begin ------------->  looks for a group
+round.start()    -- Start ------------->  averages with the group, as soon as it has one
+round.cancel()   -- Cancel ------------>  gives the round up
+round.stage      <- Reached ------------
+round.result()   <- Ended --------------  what came of the round
+offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
+read_state       <- StateWanted --------  a newcomer asks for the state
+                 -- State ------------->
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from hivemind.compression import CompressionBase, NoCompression
+from torch import Tensor
+
+from training.swarm.groups import AveragedGroup
+from training.swarm.serving import Head
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragerSettings:
+    """How an averager meets its groups and averages with them."""
+
+    prefix: str
+    """Begins its keys in the DHT and the names of its calls; the same for all peers of a run."""
+    matchmaking_seconds: float = 5.0
+    """A window of matchmaking."""
+    request_timeout_seconds: float = 3.0
+    """Longest wait for a leader's answer; shorter than the window."""
+    allreduce_timeout_seconds: float | None = None
+    """Longest all-reduce with all its repetitions; None: no limit."""
+    next_chunk_timeout_seconds: float | None = None
+    """A sender that is silent for so long is given up, a reducer after twice this time; None: never."""
+    min_group_size: int = 2
+    """A smaller group does not average."""
+    max_group_size: int | None = None
+    """A group of this size starts at once."""
+    group_bits: str = ""
+    """Peers with other bits form other groups (hivemind's tests use it)."""
+    epochs_apart: int = 0
+    """So far apart the epochs of a group's gradients may be."""
+    client_mode: bool = False
+    """Accept no connections."""
+    compression: CompressionBase = field(default_factory=NoCompression)
+    """How tensors travel."""
+    part_bytes: int | None = None
+    """Tensors travel in parts of so many bytes; None: as many as suit their size."""
+    round_own_parts: bool = False
+    """See `allreduce.ReportingRunner`."""
+
+
+class Stage(IntEnum):
+    """How far a round is."""
+
+    SEARCHING = 0
+    """It has no group yet."""
+    WAITING = 1
+    """It has a group, and waits until the trainer lets it average."""
+    AVERAGING = 2
+    ENDED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The trainer wants a round."""
+
+    number: int
+    """Names the round in what follows."""
+    told: bytes
+    """For the group: bandwidth, mode and what the trainer has to say, packed as hivemind packs it."""
+    seconds: float
+    """A round without a group ends after this time."""
+    expected_peers: int
+    """How many peers the group should have; 0: nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The tensors are ready."""
+
+    number: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The trainer does not want the round any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Whether newcomers may download the state, and the priority that the DHT shows; None: they may not."""
+
+    priority: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state at this moment: packed metadata, and what `serving.pack` gives; None if it could not be read."""
+
+    number: int
+    state: tuple[bytes, Tensor, Sequence[Head]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The process serves, or why it does not."""
+
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A round has come to a stage."""
+
+    number: int
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A round's result, or why it has none."""
+
+    number: int
+    group: AveragedGroup | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateWanted:
+    """A newcomer wants the state."""
+
+    number: int

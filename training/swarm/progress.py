@@ -1,0 +1,317 @@
+"""Who trains, and how far all have come together: each peer tells its samples in the DHT, and adds up everybody's."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from hivemind.dht import DHT
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.schema import SchemaValidator
+from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
+from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration, get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.performance_ema import PerformanceEMA
+
+REPORTS_SHARE = 1 / 8
+"""A peer tells its samples again after this share of the time that is left of the epoch, so more and more often."""
+LIVELY_REPORTS = 3
+"""But at least so often within the time after which it would be taken for dead."""
+LOOK_SECONDS = 5.0
+"""A node that has not answered by then is busy; that says nothing of the others."""
+NEWCOMERS, NEWCOMERS_SHARE = 3, 0.2
+"""A peer looks again as early as if so many peers, or this share of all, joined in the meantime (as in hivemind)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefreshSeconds:
+    """How often a peer looks how far the others are."""
+
+    least: float
+    most: float
+    alone: float
+    """While it finds nobody."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalProgress:
+    """How far all have come, as this peer sees it."""
+
+    epoch: int
+    """The newest that a peer has begun."""
+    samples: float
+    """In this epoch, of all peers."""
+    num_peers: int
+    """Peers with a record, this one included; 0 if it finds none, not even its own."""
+    ends_at: float
+    """DHT time at which the epoch's samples will be there."""
+    look_at: float
+    """DHT time of the next look."""
+
+
+class Progress:
+    """Tells the others how far this peer is, and finds out how far they are; in two threads
+    that `start` starts.
+
+    A record stays in the DHT for long after its peer has died; groups should not wait for that peer. The other way
+    round, a look that finds nobody else does not prove that nobody trains: a busy node may not have answered. Both are
+    told apart by `lively_peers`.
+
+    hivemind tells the swarm of each micro-batch; a fast peer far from the end of its epoch then sends more bytes of
+    such records than of gradients. Here reports are paced: all peers estimate what lies between two reports from the
+    rate in each of them.
+
+    Args:
+        dht: A running node.
+        prefix: The run's id.
+        target_batch_size: Samples of all peers together for one epoch.
+        private_key: Signs this peer's record; None: a key of this process.
+        client_mode: Told to the others.
+        lively_seconds: A peer that has not reported for so long is not waited for.
+        record_seconds: A record that is not renewed disappears after this time.
+        refresh: How often it looks.
+    """
+
+    def __init__(
+        self,
+        *,
+        dht: DHT,
+        prefix: str,
+        target_batch_size: int,
+        private_key: RSAPrivateKey | None = None,
+        client_mode: bool = False,
+        lively_seconds: float,
+        record_seconds: float = 60.0,
+        refresh: RefreshSeconds = RefreshSeconds(least=0.5, most=10.0, alone=3.0),
+    ):
+        self.dht, self.key, self.target_batch_size = dht, f"{prefix}_progress", target_batch_size
+        self.lively_seconds, self.lively_peers = lively_seconds, 0
+        self._client_mode, self._record_seconds, self._refresh = client_mode, record_seconds, refresh
+        signer = RSASignatureValidator(private_key)
+        self._subkey = signer.local_public_key
+        dht.add_validators([SchemaValidator(TrainingProgressSchema, prefix=prefix), signer])
+        self.performance = PerformanceEMA(alpha=0.1)
+        self._others_seen = -math.inf
+        self._given_up: dict[bytes, float] = {}
+        self._local = self._record(epoch=0, samples=0)
+        self._global = self._combine(self._look())
+        self._paused = threading.Lock()
+        # A peer is behind if the others are at a newer epoch when it looks for the first time in an epoch. The look
+        # above was its first one: when the next one comes, the others may just have ended the epoch that it began with
+        # them, and it would throw its gradients away.
+        self._has_looked, self._has_compared = True, False
+        self._epochs_begun = 0
+        self._reports = PacedEvent(self._pause_between_reports)
+        self._ending = threading.Event()
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for work in (self._keep_telling, self._keep_looking):
+            threading.Thread(target=work, daemon=True, name=f"{self.key}-{work.__name__}").start()
+
+    # -- what the trainer asks -------------------------------------------------------------------------------------
+
+    @property
+    def global_epoch(self) -> int:
+        """The newest epoch that a peer has begun."""
+        return self._global.epoch
+
+    @property
+    def num_peers(self) -> int:
+        """Peers that are known to train, this one included; some may be dead."""
+        return self._global.num_peers
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        """Whether the epoch's samples are there, or others have begun the next one."""
+        known = self._global
+        return (
+            known.epoch > self._local.epoch
+            or known.samples >= self.target_batch_size
+            or get_dht_time() >= known.ends_at
+        )
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the epoch ends, at the rate of all; infinite if that is not known."""
+        return 0.0 if self.ready_to_update_epoch else self._global.ends_at - get_dht_time()
+
+    def is_behind(self, epoch: int) -> bool:
+        """Whether the others are further than a peer at this epoch can catch up with by ending it."""
+        if self._has_looked and not self._has_compared:
+            self._has_compared = True
+            return epoch != self.global_epoch
+        return epoch < self.global_epoch - 1
+
+    def look_around(self) -> tuple[int, int]:
+        """The newest epoch of all peers, and how many others train, by a look of this moment.
+
+        Raises:
+            TimeoutError: If the node does not answer.
+        """
+        known = self._combine(self._look())
+        return known.epoch, max(self.lively_peers - 1, 0)
+
+    # -- what the trainer tells ------------------------------------------------------------------------------------
+
+    def report(self, epoch: int, samples: int) -> None:
+        """This peer has computed so many samples of the epoch.
+
+        The others learn of it at once if an epoch begins or ends with it, otherwise after a while.
+        """
+        before, new = self._local, samples - self._local.samples_accumulated
+        if epoch == before.epoch == self._global.epoch:
+            self._global = replace(self._global, samples=self._global.samples + new)
+        if new > 0:
+            self.performance.update(task_size=new)
+        else:
+            self.performance.reset_timer()
+        self._local = self._record(epoch=epoch, samples=samples)
+        self._reports.set()
+        began = epoch != before.epoch or new <= 0
+        if began or not before.samples_accumulated or self.ready_to_update_epoch:
+            self._reports.hurry()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """While an epoch ends, what is known stays as it is, and time does not count against this peer's speed."""
+        with self._paused, self.performance.pause():
+            yield
+
+    def begin_epoch(self, epoch: int) -> None:
+        """This peer goes on with another epoch; call it while paused."""
+        if epoch > self._global.epoch:
+            self._global = replace(self._global, epoch=epoch, samples=0, ends_at=math.inf)
+        self.report(epoch, 0)
+        self._epochs_begun += 1
+        self._has_looked = self._has_compared = False
+
+    def give_up(self, peers: Iterable[str]) -> None:
+        """These were lost in an average: they are not waited for until they report again."""
+        self._given_up |= dict.fromkeys((PeerID.from_base58(peer).to_bytes() for peer in peers), get_dht_time())
+
+    def shutdown(self) -> None:
+        """Ends the threads and tells the others that this peer is gone."""
+        self._ending.set()
+        self._reports.hurry()
+        self._store(None)
+
+    # -- in the background -----------------------------------------------------------------------------------------
+
+    def _keep_telling(self) -> None:
+        """Stores this peer's record when there is news, and before the last one disappears."""
+        trained_at = -math.inf
+        while not self._ending.is_set():
+            if self._reports.wait(self._record_seconds / 2):
+                self._reports.clear()
+            local = self._local
+            if local.samples_accumulated:
+                trained_at = self.global_epoch
+            if trained_at >= self.global_epoch - 1 and not self._ending.is_set():  # else it does not train any more
+                self._store(local.dict())
+
+    def _keep_looking(self) -> None:
+        while not self._ending.wait(max(0.0, self._global.look_at - get_dht_time())):
+            epochs_begun = self._epochs_begun
+            try:
+                found = self._look(timeout=None)
+            except Exception:  # the node is gone or ends; a next look shows it
+                if self._ending.wait(self._refresh.alone):
+                    return
+                continue
+            with self._paused:
+                if epochs_begun == self._epochs_begun:  # else it shows how things were before this epoch
+                    self._global = self._combine(found)
+                    self._has_looked = True
+
+    def _pause_between_reports(self) -> float:
+        """Seconds from one report of this peer's samples to the next; 0 if nobody knows when the epoch ends."""
+        left = self.seconds_left
+        return min(max(left, 0.0) * REPORTS_SHARE, self.lively_seconds / LIVELY_REPORTS) if math.isfinite(left) else 0.0
+
+    # -- records in the DHT ----------------------------------------------------------------------------------------
+
+    def _record(self, *, epoch: int, samples: int) -> LocalTrainingProgress:
+        return LocalTrainingProgress(
+            peer_id=self.dht.peer_id.to_bytes(),
+            epoch=epoch,
+            samples_accumulated=samples,
+            samples_per_second=self.performance.samples_per_second,
+            time=get_dht_time(),
+            client_mode=self._client_mode,
+        )
+
+    def _store(self, record: dict | None) -> None:
+        expiration = get_dht_time() + self._record_seconds
+        with suppress(Exception):  # a record that is lost now is stored again soon
+            self.dht.store(self.key, subkey=self._subkey, value=record, expiration_time=expiration, return_future=True)
+
+    def _look(self, timeout: float | None = LOOK_SECONDS) -> dict | None:
+        """What the DHT has of all peers."""
+        found = self.dht.get(self.key, latest=True, return_future=True).result(timeout=timeout)
+        return found.value if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict) else None
+
+    def _combine(self, found: dict | None) -> GlobalProgress:
+        """How far all are, by their records; as known before if the look was not answered."""
+        now, own = get_dht_time(), self.dht.peer_id.to_bytes()
+        records = [LocalTrainingProgress.parse_obj(entry.value) for entry in (found or {}).values() if entry.value]
+        others = sum(record.peer_id != own for record in records)
+        said_goodbye = len(records) < len(found or {})
+        known = self._sum(records, now, num_peers=others + 1 if others else len(records))
+        if not (others or said_goodbye) and now - self._others_seen < self.lively_seconds:
+            return replace(self._global, look_at=known.look_at)
+        self.lively_peers = 1 + sum(record.peer_id != own and self._is_lively(record, now) for record in records)
+        if others:
+            self._others_seen = now
+        return known
+
+    def _is_lively(self, record: LocalTrainingProgress, now: float) -> bool:
+        lost = self._given_up.get(record.peer_id, -math.inf)
+        return record.time >= now - self.lively_seconds and record.time > lost
+
+    def _sum(self, records: list[LocalTrainingProgress], now: float, *, num_peers: int) -> GlobalProgress:
+        """What the records say together; without any, this peer's own progress counts."""
+        local, eps = self._local, self.performance.eps
+        epoch = max([local.epoch, *(record.epoch for record in records if not record.client_mode)])
+        at_epoch = [record for record in records if record.epoch == epoch]
+        samples = sum(record.samples_accumulated for record in at_epoch) if records else local.samples_accumulated
+        by_now = samples + sum(max(0.0, now - record.time) * record.samples_per_second for record in at_epoch)
+        # Peers of older epochs count for the rate, since they soon catch up.
+        rate = sum(record.samples_per_second for record in records) if records else self.performance.samples_per_second
+        seconds_left = max(0.0, self.target_batch_size - by_now) / (rate + eps)
+        soon = seconds_left * num_peers / max(num_peers + NEWCOMERS, num_peers * (1 + NEWCOMERS_SHARE))
+        look_in = min(max(soon, self._refresh.least), self._refresh.most) if records else self._refresh.alone
+        return GlobalProgress(
+            epoch=epoch, samples=samples, num_peers=num_peers, ends_at=now + seconds_left, look_at=now + look_in
+        )
+
+
+class PacedEvent(threading.Event):
+    """An event that a waiting thread gets to see again only after a pause, unless there is a hurry.
+
+    Args:
+        pause: Seconds from one time to the next, as of the moment.
+    """
+
+    def __init__(self, pause: Callable[[], float]):
+        super().__init__()
+        self._pause, self._seen, self._hurried = pause, -math.inf, threading.Event()
+
+    def hurry(self) -> None:
+        """Whoever waits gets to see it now."""
+        self._hurried.set()
+        self.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `threading.Event`; the pause comes on top of the timeout."""
+        came = super().wait(timeout)
+        if came:
+            self._hurried.wait(max(self._seen + self._pause() - time.monotonic(), 0.0))
+        self._hurried.clear()
+        self._seen = time.monotonic()
+        return came

@@ -1,0 +1,263 @@
+"""The averager's process: runs the trainer's rounds, and answers the calls of other peers.
+
+A round looks for a group (`matchmaking`), averages with it (`rounds`), and looks for another one if that fails. All
+calls of other peers enter here: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of `Service`, and
+`serving.StateService.rpc_download_state`. This is the place for a check of who calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Lock
+from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
+
+import torch
+from hivemind.averaging.allreduce import AllreduceException, AveragingMode
+from hivemind.averaging.averager import compute_schema_hash
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.load_balancing import load_balance_peers
+from hivemind.compression import CompressionInfo
+from hivemind.dht import DHT
+from hivemind.p2p import P2P, P2PContext, ServicerBase
+from hivemind.proto import averaging_pb2
+from hivemind.utils import get_dht_time
+from hivemind.utils.asyncio import enter_asynchronously, switch_to_uvloop
+from hivemind.utils.serializer import MSGPackSerializer
+
+from calculator.exchange import part_bytes
+from training.swarm.engine import open_connection
+from training.swarm.groups import AveragedGroup, Group
+from training.swarm.matchmaking import PatientMatchmaking
+from training.swarm.pipe import (
+    AveragerSettings,
+    Begin,
+    Cancel,
+    Ended,
+    Offer,
+    Reached,
+    Ready,
+    Stage,
+    Start,
+    State,
+    StateWanted,
+)
+from training.swarm.rounds import AllReduces, AveragingMethod, GroupAllReduce, Travel
+from training.swarm.serving import StateService
+from training.swarm.streams import until_hung_up
+
+
+def serve(service: Service) -> None:
+    """The process's main function.
+
+    The loop runs in a thread: it gets OpenMP threads of its own there. Those of the trainer do not exist in a forked
+    process, and work that is handed to them never ends (pytorch issue 17199).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends this process
+    thread = threading.Thread(target=_run, args=(service,), daemon=True)
+    thread.start()
+    thread.join()
+
+
+def _run(service: Service) -> None:
+    switch_to_uvloop().run_until_complete(service.run())
+
+
+@dataclass
+class _Pending:
+    """A round that runs."""
+
+    begin: Begin
+    task: asyncio.Task | None = None
+    weight: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """This peer's, when the trainer lets the round average."""
+    averages: bool = False
+    """Whether it has begun to average, and is cancelled no more: the whole group would have to repeat it."""
+
+
+class Service(ServicerBase):
+    """Made by the trainer, and run in the averager's process; see `averager.Averager` for the arguments."""
+
+    def __init__(
+        self,
+        dht: DHT,
+        settings: AveragerSettings,
+        *,
+        pipe: Connection,
+        tensors: Sequence[torch.Tensor],
+        lock: Lock,
+        tensor_infos: Sequence[CompressionInfo] | None,
+        method: AveragingMethod,
+        has_state: bool,
+    ):
+        self.dht, self.settings = dht, settings
+        self._pipe, self._tensors, self._lock = pipe, tensors, lock
+        self._tensor_infos, self._method, self._has_state = tensor_infos, method, has_state
+        self._total_size = sum(tensor.numel() for tensor in tensors)
+        self._travel = Travel(
+            compression=settings.compression,
+            part_bytes=settings.part_bytes or part_bytes(self._total_size),
+            round_own_parts=settings.round_own_parts,
+            chunk_seconds=settings.next_chunk_timeout_seconds,
+        )
+        self._pending: dict[int, _Pending] = {}
+
+    # -- the trainer's wishes --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serves until the trainer closes the pipe or is gone."""
+        try:
+            connection = await open_connection(self.dht)
+            await self._open(connection)
+        except Exception as error:
+            self._pipe.send(Ready(str(error) or type(error).__name__))
+            return
+        self._pipe.send(Ready(None))
+        messages, loop = asyncio.Queue(), asyncio.get_running_loop()
+        loop.add_reader(self._pipe.fileno(), self._read_pipe, messages)
+        while (message := await messages.get()) is not None:
+            self._take(message)
+
+    async def _open(self, connection: P2P) -> None:
+        """From now on other peers can call."""
+        settings = self.settings
+        self.peer_id = connection.peer_id
+        self.matchmaking = PatientMatchmaking(
+            connection,
+            # hivemind compares these of peers: only those whose tensors have the same shapes form a group.
+            schema_hash=compute_schema_hash(self._tensors),
+            dht=self.dht,
+            servicer_type=Service,
+            prefix=settings.prefix,
+            initial_group_bits=settings.group_bits,
+            target_group_size=settings.max_group_size,
+            min_group_size=settings.min_group_size,
+            min_matchmaking_time=settings.matchmaking_seconds,
+            request_timeout=settings.request_timeout_seconds,
+            client_mode=settings.client_mode,
+            epochs_apart=settings.epochs_apart,
+        )
+        self.rounds = AllReduces(
+            connection, Service, settings.prefix, has_no_group=lambda: self.matchmaking.has_no_group
+        )
+        self._states = StateService(self.dht, settings.prefix, ask_trainer=lambda n: self._pipe.send(StateWanted(n)))
+        if not settings.client_mode:
+            await self.add_p2p_handlers(connection, namespace=settings.prefix)
+            if self._has_state:
+                await self._states.add_p2p_handlers(connection, namespace=settings.prefix)
+
+    def _read_pipe(self, messages: asyncio.Queue) -> None:
+        try:
+            while self._pipe.poll():
+                messages.put_nowait(self._pipe.recv())
+        except (EOFError, OSError):
+            messages.put_nowait(None)
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Begin(number):
+                pending = self._pending[number] = _Pending(message)
+                pending.task = asyncio.create_task(self._run_round(pending))
+            case Start(number, weight):
+                if number in self._pending:  # else the round has failed already
+                    self._pending[number].weight.set_result(weight)
+            case Cancel(number):
+                if number in self._pending and not self._pending[number].averages:
+                    self._pending[number].task.cancel()
+            case Offer(priority):
+                self._states.offer(priority)
+            case State(number, state):
+                self._states.take(number, state)
+
+    # -- a round ---------------------------------------------------------------------------------------------------
+
+    async def _run_round(self, pending: _Pending) -> None:
+        number, group, fault = pending.begin.number, None, "it was cancelled"
+        try:
+            group = await self._average_in_time(pending)
+        except Exception as error:  # whatever it was, the trainer hears of it and goes on
+            fault = str(error) or type(error).__name__
+        finally:
+            del self._pending[number]
+            with suppress(OSError):
+                self._pipe.send(Ended(number, group, fault))
+
+    async def _average_in_time(self, pending: _Pending) -> AveragedGroup:
+        """Looks for groups until one has averaged or the time is over.
+
+        Raises:
+            Exception: What the last group failed with, or that there was none.
+        """
+        deadline = get_dht_time() + pending.begin.seconds
+        while True:
+            try:
+                return await self._average_with_a_group(pending, deadline)
+            except Exception:
+                # A group that fails has changed nothing: the trainer's tensors are as good for the next one.
+                if get_dht_time() >= deadline:
+                    raise
+
+    async def _average_with_a_group(self, pending: _Pending, deadline: float) -> AveragedGroup:
+        begin, number = pending.begin, pending.begin.number
+        self._pipe.send(Reached(number, Stage.SEARCHING))
+        with self.rounds.expecting_a_group():
+            info = await self.matchmaking.find_group(begin.told, deadline=deadline, expected_peers=begin.expected_peers)
+            if info is None:
+                raise AllreduceException("no group was found")
+            self._pipe.send(Reached(number, Stage.WAITING))
+            weight = await asyncio.shield(pending.weight)
+            groups = [info.group_id + phase for phase in self._method.phases]
+            self.rounds.announce(*groups)
+        pending.averages = True
+        self._pipe.send(Reached(number, Stage.AVERAGING))
+        try:
+            return await asyncio.wait_for(self._average(info, weight), self.settings.allreduce_timeout_seconds)
+        finally:
+            pending.averages = False
+            self.rounds.forget(*groups)
+
+    async def _average(self, info: GroupInfo, weight: float) -> AveragedGroup:
+        told, group = await self._shares(info)
+        all_reduce = GroupAllReduce(all_reduces=self.rounds, group=group, weight=weight, travel=self._travel)
+        async with enter_asynchronously(self._lock):
+            report = await self._method.average(self._tensors, self._tensor_infos, all_reduce)
+        return AveragedGroup.of_those_left(told, report)
+
+    async def _shares(self, info: GroupInfo) -> tuple[dict, Group]:
+        """What the group told, and which share of the values each of its peers averages."""
+        bandwidths, modes, told = zip(*map(MSGPackSerializer.loads, info.gathered), strict=True)
+        reachable = [
+            0.0 if AveragingMode(mode) == AveragingMode.CLIENT else bandwidth
+            for mode, bandwidth in zip(modes, bandwidths, strict=True)
+        ]
+        loop = asyncio.get_running_loop()
+        fractions = await loop.run_in_executor(None, load_balance_peers, self._total_size, reachable)
+        group = Group(group_id=info.group_id, peers=tuple(info.peer_ids), fractions=tuple(fractions))
+        return dict(zip(info.peer_ids, map(MSGPackSerializer.loads, told), strict=True)), group
+
+    # -- calls of other peers --------------------------------------------------------------------------------------
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """A peer asks this one to lead it to a group."""
+        async for message in until_hung_up(self.matchmaking.rpc_join_group(request, context)):
+            yield message
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """A groupmate sends its parts of the tensors that this peer averages, and gets their means."""
+        async for message in self.rounds.aggregate_part(stream, context):
+            yield message
+
+    async def rpc_agree(
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader:
+        """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
+        return await self.rounds.agree(request, context)

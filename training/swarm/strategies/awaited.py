@@ -1,0 +1,21 @@
+"""Gradients are averaged when an epoch ends, and the peer waits for that; the update follows in the background."""
+
+from __future__ import annotations
+
+from training.swarm.epochs import EpochEnd
+from training.swarm.strategies.strategy import Strategy
+
+
+class Awaited(Strategy):
+    """Each update uses the gradients that all computed with the same weights, as on one machine with a large batch.
+
+    With `delay_optimizer_step` the next epoch's first micro-batches compute with the weights from before the update.
+    """
+
+    def end_epoch(self, end: EpochEnd) -> None:
+        """See `Strategy`."""
+        self.parts.updates.wait()
+        self.parts.exchange.finish(self.parts.exchange.begin(end), end)
+        self.parts.begin_update(end.epoch)
+        if not self.parts.run.swarm.delay_optimizer_step:
+            self.parts.updates.await_update()
