@@ -123,7 +123,7 @@ def prepare(
 
 
 def _finished(out: Path, digest: str, *, replace: bool) -> Manifest | None:
-    """The manifest of shards that were made of this very input before; None if there is work to do.
+    """The manifest of existing shards made from the same input; None if there is work to do.
 
     Raises:
         BadInput: If something else is there that may not be replaced.
@@ -148,7 +148,7 @@ def _encode(
     left_out: Counter[str],
     progress: Progress,
 ) -> tuple[dict[Split, SplitEntry], float]:
-    """Encodes all rows into shards; the splits, and the sum of the pictures' mean squared errors.
+    """Encodes all rows into shards; returns the splits and the sum of the pictures' mean squared errors.
 
     Raises:
         BadInput: If no picture can be trained on.
@@ -241,7 +241,7 @@ def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> n
 
 
 def _filtered(rows: list[Row], data: DataConfig, left_out: Counter[str], seed: int) -> list[Row]:
-    """Rows that the recipe takes, shuffled."""
+    """The rows that the recipe accepts, shuffled."""
     kept = []
     for row in rows:
         if len(row.caption) < data.min_caption_characters:
