@@ -1,9 +1,9 @@
-"""What 8 bits do to gradients on the wire: error, bytes and CPU time a value of this project's codec and hivemind's.
+"""8-bit gradients on the wire: error, bytes and CPU time per value of this project's codec and hivemind's.
 
     python benchmarks/codecs.py --json benchmarks/results/codecs.json
 
-Gradients are Gaussian, Student-t with three degrees of freedom, and those of the demo's model after some steps on
-made-up samples. Each codec writes and reads parts as large as an all-reduce sends, in one thread and in turn with the
+The gradients are Gaussian, Student-t with three degrees of freedom, and those of the demo's model after some steps on
+synthetic samples. Each codec encodes and decodes parts as large as in an all-reduce, in one thread and in turn with the
 others; the table shows medians over the rounds. A CPU is enough.
 """
 
@@ -27,7 +27,7 @@ PART_VALUES = 1 << 19
 
 
 def codecs() -> dict:
-    """The codecs by name; they read what they wrote themselves, hivemind's registry aside."""
+    """The codecs by name; each decodes its own output, without hivemind's registry."""
     from hivemind.compression import BlockwiseQuantization, Float16Compression, Uniform8BitQuantization
 
     from training.swarm.codecs import BlockwiseCodec
@@ -53,7 +53,7 @@ def gradients() -> dict:
 
 
 def model_gradient() -> object:
-    """As many gradients of the demo's model as a part holds, after 30 steps on eight made-up samples."""
+    """As many gradients of the demo's model as a part holds, after 30 steps on eight synthetic samples."""
     import torch
 
     from training.config import load_recipe

@@ -1,12 +1,12 @@
-"""What delayed gradients cost in loss: the demo's model trained with updates that come at once, and one epoch late.
+"""The effect of delayed gradients on the loss: the demo's model trained with immediate updates, and one epoch late.
 
     python benchmarks/delayed_gradients.py --json benchmarks/results/delayed_gradients.json
 
-With `delay_gradient_averaging` a peer computes an epoch on the weights of before, while the last epoch's gradients are
-averaged and applied: an update is made of gradients that are at most one update old. Here one process computes what
-such a swarm does in its worst case, each update from gradients of the weights before the last one, on the made-up
-samples of `local_updates.py`, with the recipe's optimizer and schedule. Both courses see the same samples in the same
-order and are judged on samples held out; several seeds show how much chance moves them.
+With `delay_gradient_averaging` a peer computes an epoch on the previous weights while the last epoch's gradients are
+averaged and applied: an update uses gradients that are at most one update old. Here one process computes the worst case
+of such a swarm, in which each update uses gradients at the weights before the last update. It uses the synthetic
+samples of `local_updates.py` and the recipe's optimizer and schedule. Both runs see the same samples in the same order
+and are compared on held-out samples; several seeds show the effect of chance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WARMUP_SHARE = 0.1
 
 
 def train(seed: int, updates: int, *, delayed: bool) -> float:
-    """Loss on what is held out after so many updates."""
+    """Loss on held-out samples after a number of updates."""
     import torch
 
     from training.config import load_recipe

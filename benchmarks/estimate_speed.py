@@ -1,9 +1,9 @@
-"""How fast the calculator answers: one estimate, and setups a second as `python -m calculator batch` answers them.
+"""How fast the calculator answers: the time of one estimate, and setups per second of `python -m calculator batch`.
 
     python benchmarks/estimate_speed.py --json benchmarks/results/estimate_speed.json
 
-Processor seconds of one thread. Every figure starts with nothing known, and no setup is asked twice. The peer is the
-same calculator without what it has recorded: each step is played anew.
+CPU seconds of one thread. Every figure starts with empty caches, and no setup is repeated. The peer is the same
+calculator without its recordings: each step is played again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PEER = "each step played anew"
 
 
 def forget() -> None:
-    """Lets go of all steps that were played."""
+    """Empties the caches of played steps."""
     timeline.play.cache_clear()
     timeline._recordings.cache_clear()
 
@@ -73,7 +73,7 @@ def batch(words: str, models: list[str]) -> dict:
 
 
 def _drawn(draw: random.Random, model: str) -> str:
-    """A line of a batch, unlike all others."""
+    """A random line of a batch."""
     setup: dict[str, object] = {
         "model": model,
         "micro_batch_size": draw.randint(1, 100_000),

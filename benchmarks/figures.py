@@ -1,4 +1,4 @@
-"""The site's figures while a reader drags: from the slider's event until the new drawing stands.
+"""The response time of the site's figures while a reader drags: from the slider's event to the new drawing.
 
     python site/build.py && python benchmarks/figures.py
     python benchmarks/figures.py --json benchmarks/results/figures.json

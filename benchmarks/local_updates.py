@@ -1,12 +1,12 @@
-"""Bytes and loss of the local-update mode beside the synchronous one, on the demo's model, with real peers.
+"""Bytes and loss of the local-update mode compared with the synchronous one, on the demo's model, with real peers.
 
     python benchmarks/local_updates.py --json benchmarks/results/local_updates.json
 
-Two peers, each a process, train in the `diloco` mode on made-up samples: some captions, each with a picture of its own
-that is noisy every time. Beside them one process trains synchronously on as many samples with the batch that two peers
-would have together, which is what synchronous peers compute but for the 8-bit exchange; what such an exchange costs is
-counted by two real peers over some epochs, which cannot differ from one another. Both modes see the same number of
-samples, use the recipe's optimizer and the same number of inner updates, and are judged on samples held out.
+Two peers, each a process, train in the `diloco` mode on synthetic samples: a number of captions, each with its own
+picture, to which noise is added every time. For comparison, one process trains synchronously on as many samples with
+the batch of two peers together; synchronous peers compute the same, apart from the 8-bit exchange. Two real peers count
+the bytes of that exchange in a few epochs: all send the same. Both modes see the same number of samples, use
+the recipe's optimizer and the same number of inner updates, and are compared on held-out samples.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def recipe(mode: str, updates: int) -> object:
 
 
 def held_out_loss(model: object, shape: object, size: int = HELD_OUT) -> float:
-    """Loss on samples that nobody trains on."""
+    """Loss on held-out samples."""
     import torch
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How far memory calculators are off: this one, the one of 2021, and EleutherAI's, on steps of real model code.
+"""The errors of three memory calculators, this one, the one of 2021 and EleutherAI's, on steps of real model code.
 
     python benchmarks/memory_accuracy.py --calculator-2021 mem_calc.py --eleutherai calc_transformer_mem.py
     python benchmarks/memory_accuracy.py --others-from benchmarks/results/memory_accuracy.json
@@ -182,7 +182,7 @@ def _recorded(path: Path, steps: list[dict]) -> dict[str, list]:
     """The other calculators' errors on the same steps, from a record."""
     cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
     if [case["step"] for case in cases] != [name_of(step) for step in steps]:
-        raise SystemExit(f"{path} is of other steps; run the other calculators again.")
+        raise SystemExit(f"{path} is a record of other steps; run the other calculators again.")
     names = dict.fromkeys(name for case in cases for name in case["errors"] if name != "this calculator")
     return {name: [case["errors"].get(name, {}) for case in cases] for name in names}
 
@@ -196,7 +196,7 @@ def _load(path: Path, needed: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, needed):
-        raise SystemExit(f"{path} has no {needed}: it is not the program that is meant.")
+        raise SystemExit(f"{path} has no {needed}: it is not the expected program.")
     return module
 
 

@@ -104,7 +104,7 @@ def measure(case: dict, *, give_back: bool) -> int:
     deadline = time.monotonic() + 120
     while optimizer.local_epoch < 2:
         if time.monotonic() > deadline:
-            raise SystemExit("hivemind took no update in two minutes.")
+            raise SystemExit("hivemind made no update within two minutes.")
         optimizer.step()
         for parameter in parameters:
             parameter.grad.fill_(1.0)

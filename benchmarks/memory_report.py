@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def error_percent(predicted: float, true: float) -> float:
-    """How far off, signed; where nothing is true, 0 for nothing and 100 for anything else."""
+    """The signed error in percent; if the true value is 0, it is 0 for a prediction of 0 and 100 for any other."""
     if not true:
         return 0.0 if not predicted else 100.0
     return (predicted / true - 1) * 100

@@ -1,4 +1,4 @@
-"""Forward and backward pass of the run's model beside dalle-pytorch 1.6.6: seconds and peak memory.
+"""Forward and backward pass of the run's model compared with dalle-pytorch 1.6.6: seconds and peak memory.
 
     python benchmarks/model_step.py --json benchmarks/results/model_step.json
     python benchmarks/model_step.py --cases S --ours-only
@@ -136,7 +136,7 @@ def highest(device: str) -> int:
 
 
 def reset_peak(device: str) -> None:
-    """Has the peak of memory counted from here on, by the system's kernel or by PyTorch."""
+    """Resets the peak of memory that the system's kernel or PyTorch records."""
     if device == "cpu":
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         return
@@ -177,7 +177,7 @@ def main() -> None:
     published = peak_rate(flags.gpu)
     with_peer = flags.device == "cpu" and not flags.ours_only
     if with_peer and not peer.is_installed():
-        raise SystemExit(f"dalle-pytorch is not installed: {peer.INSTALL} (or leave it out with --ours-only)")
+        raise SystemExit(f"dalle-pytorch is not installed: {peer.INSTALL} (or omit it with --ours-only)")
     sides = [*(["peer"] if with_peer else []), *flags.modes]
     results = []
     for name in flags.cases:

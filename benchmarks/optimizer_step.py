@@ -1,4 +1,4 @@
-"""What an update on the host costs: CPU time, state and temporary memory a parameter, of 8-bit LAMB and its peers.
+"""The cost of an update on the host: CPU time, state and temporary memory per parameter, of 8-bit LAMB and its peers.
 
     python benchmarks/optimizer_step.py --json benchmarks/results/optimizer_step.json
 

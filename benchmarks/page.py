@@ -1,4 +1,4 @@
-"""The calculator page beside a page that uses Pyodide as it comes: start, recomputation, freezes, bytes.
+"""The calculator page compared with a page that uses unmodified Pyodide: start, recomputation, freezes, bytes.
 
     python site/build.py && python benchmarks/page.py
     python benchmarks/page.py --runs 11 --ours-only --json page.json
@@ -54,7 +54,7 @@ SNAPSHOT_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "snapsho
 LIBRARY_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "stdlib.zip", "calculator.zip")
 ANSWER_TIMEOUT_S = 90
 READERS_PAUSE_MS = 1000
-"""Between two changes. The page uses the time to work out what may be asked next."""
+"""Time between two changes. The page uses it to compute answers that may be needed next."""
 REST_S = 6
 """From the start of a browser until it is sent to the page whose tasks are watched."""
 OPENING_US = 500_000
@@ -156,7 +156,7 @@ STEPS = (
 
 
 UNUSUAL = ("dropout", 0.07)
-"""A first change after which nothing was asked before."""
+"""First changes, after which none of the following setups has been computed before."""
 
 Change = tuple[str, object, dict[str, object]]
 """A control, its value, and what changes together with it."""

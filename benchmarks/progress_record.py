@@ -1,4 +1,4 @@
-"""The record of all peers' progress in hivemind's DHT: bytes of a look at it, and the size at which no answer comes.
+"""The record of all peers' progress in hivemind's DHT: bytes of one read, and the size at which no answer comes.
 
     python benchmarks/progress_record.py --json benchmarks/results/progress_record.json      (as root, Linux)
 

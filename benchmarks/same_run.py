@@ -1,4 +1,4 @@
-"""Whether peers together train as one process does: the loss, epoch by epoch, for each form in which gradients travel.
+"""Whether peers together train like a single process: the loss, epoch by epoch, for each encoding of the gradients.
 
     python benchmarks/same_run.py --json benchmarks/results/same_run.json
 
@@ -122,10 +122,10 @@ def two_peers(codec: str, epochs: int, timeout: float = 3600) -> list[list[dict]
 
 
 def check(courses: list[list[dict]]) -> None:
-    """That every epoch was averaged, each peer's share being that of its samples.
+    """Checks that every epoch was averaged with weights in proportion to each peer's samples.
 
     Raises:
-        SystemExit: Naming the first epoch of which that is not so; then there is nothing to compare.
+        SystemExit: Names the first epoch for which this is not so; then there is nothing to compare.
     """
     for epoch, reports in enumerate(zip(*courses, strict=True), start=1):
         total = sum(report["samples"] for report in reports)
@@ -167,7 +167,7 @@ def one_process(courses: list[list[dict]]) -> list[float]:
 
 
 def differences(codec: str, epochs: int, timeout: float = 3600) -> dict:
-    """Of both peers' losses from one process', relative: the largest of all epochs and the last; and the losses."""
+    """Relative differences of both peers' losses from one process': the largest and the last; and the losses."""
     courses = two_peers(codec, epochs, timeout)
     check(courses)
     alone = one_process(courses)

@@ -1,4 +1,4 @@
-"""Sampling of image codes beside dalle-pytorch 1.6.6: tokens a CPU second.
+"""Sampling of image codes compared with dalle-pytorch 1.6.6: tokens per CPU second.
 
     python benchmarks/sampling.py --json benchmarks/results/sampling.json
 
@@ -76,7 +76,7 @@ def main() -> None:
         print(json.dumps(measure(flags.one[0], int(flags.one[1]))))
         return
     if not flags.ours_only and not peer.is_installed():
-        raise SystemExit(f"dalle-pytorch is not installed: {peer.INSTALL} (or leave it out with --ours-only)")
+        raise SystemExit(f"dalle-pytorch is not installed: {peer.INSTALL} (or omit it with --ours-only)")
     results = []
     for size in flags.batch_sizes:
         sides = ["ours"] if flags.ours_only else ["ours", *PEERS]

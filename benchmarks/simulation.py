@@ -1,11 +1,11 @@
-"""The simulator beside measured swarms and beside the closed form, and swept to 10 000 volunteers.
+"""The simulator compared with measured swarms and with the closed form, and a sweep to 10 000 volunteers.
 
     python benchmarks/simulation.py --json benchmarks/results/simulation.json
 
-Two constants are fitted, each to one measured swarm of two peers: what a micro-batch takes beside computing, and the
-share of a link's rate that an average reaches. All other cases are held out: three and four peers, plain hivemind,
-peers of speeds 1, 2 and 4, epochs of a minute, local updates. Measured are the `results/swarm*.json` of `RECORDS`
-(`benchmarks/swarm.py`); the sweep takes half a minute.
+Two constants are fitted, each to one measured swarm of two peers: the time that a micro-batch takes besides computing,
+and the share of a link's rate that an average reaches. All other cases are held out: three and four peers, plain
+hivemind, peers of speeds 1, 2 and 4, epochs of a minute, local updates. The measurements are the `results/swarm*.json`
+of `RECORDS` (`benchmarks/swarm.py`); the sweep takes half a minute.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from training.simulate.population import Spread  # noqa: E402
 from training.simulate.swarm import Rules  # noqa: E402
 
 RECORDS = ("swarm.json", "swarm_awaited.json", "swarm_speeds.json", "swarm_minute.json", "swarm_local.json")
-"""Each kind of swarm once; the other records repeat some of these before something happens to them."""
+"""Each kind of swarm once; the other records repeat some of these, with a death or newcomers."""
 PARAMETERS, SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 20_000_000, 0.125, 6.0, 4
 """As in benchmarks/swarm.py, which needs torch and hivemind to be read."""
 BYTES_PER_SECOND = {"100mbit": 12.5e6}
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def words(self) -> str:
-        """Which one it is."""
+        """A description of the case."""
         uneven = f" of speeds {', '.join(f'{speed:g}' for speed in self.speeds)}" if len(set(self.speeds)) > 1 else ""
         longer = f", {self.computing_seconds:g} s of computing" if self.computing_seconds != SECONDS_AN_EPOCH else ""
         return f"{len(self.speeds)} peers{uneven}, {self.stack}{longer}"
@@ -110,7 +110,7 @@ class Case:
 
 
 def measured_cases(folder: Path = ROOT / "benchmarks" / "results") -> Iterator[Case]:
-    """All that are recorded, once each."""
+    """All recorded cases, once each."""
     found = {}
     for name in RECORDS:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -156,7 +156,7 @@ def _bisect(above: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def compare(case: Case, costs: Costs) -> dict:
-    """One case: measured, simulated, by the closed form."""
+    """One case: measured, simulated, and by the closed form."""
     simulated, computing = case.simulated(costs), case.computing_seconds
     return {
         "stack": case.stack,

@@ -3,12 +3,12 @@
     python benchmarks/swarm.py --peers 2 3 4 --json benchmarks/results/swarm.json      (as root, Linux)
 
 Each peer is a process in a network namespace of its own, behind a link of `--rate` up and down (`tc tbf`). Computing
-is a sleep of 0.125 s a sample, 48 samples a peer and epoch, so that all of this machine is left for the exchange;
-gradients of 20 million parameters are random numbers, the optimizer is the same 8-bit LAMB on the host for all.
-Throughput is compared with the ideal, peers / 0.125 s; with `--speeds 1 2 4` peers are as many times as fast, and it is
-shown what share of the samples each gave. `--epoch-seconds 60` gives each epoch so much computing. The computing share
-counts what a step takes beyond the usual one as waiting. Bytes are those of the interface, headers and all other talk
-included; the least that an all-reduce in 8 bit must send is 2 (N - 1) / N bytes a parameter.
+is a sleep of 0.125 s per sample, 48 samples per peer and epoch, so that the whole machine is left for the exchange;
+gradients of 20 million parameters are random numbers, and all stacks have the same 8-bit LAMB on the host.
+Throughput is compared with the ideal, peers / 0.125 s. With `--speeds 1 2 4` peers have these relative speeds, and the
+table shows each one's share of the samples. `--epoch-seconds 60` sets the computing time of an epoch. For the computing
+share, the time by which a step exceeds the median counts as waiting. Bytes are those of the interface, with headers and
+all other traffic; an all-reduce in 8 bit must send at least 2 (N - 1) / N bytes per parameter.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ WARM_UP_EPOCHS = 2
 NEWCOMER_PATIENCE_SECONDS = 150
 """A newcomer that has not contributed by then counts as infinitely late."""
 LEAVE_SECONDS = 15
-"""One that is asked to leave may be in an average; then it says goodbye."""
+"""A peer that is asked to leave may be in an average, and then signs off."""
 EVEN_SHARE_TOLERANCE = 0.2
-"""Peers of one speed contribute about the same; a torn average leaves a peer with more of its own."""
+"""Peers of equal speed contribute about equally; after a torn average, a peer's own share is larger."""
 INTO_THE_AVERAGE_BYTES = 5_000_000
-"""What a peer has sent of an average when it dies; it would send 20 to 30 million."""
+"""Bytes of an average that a peer has sent when it is killed; in total it would send 20 to 30 million."""
 NEWCOMERS_STEPS = ("imported", "ready", "built", "began", "contributed")
-"""Program loaded; in the swarm; optimizer made; state taken; first samples computed."""
+"""Program loaded; node in the swarm; optimizer created; state downloaded; first samples computed."""
 STACKS = {
     "2021": "hivemind with the settings of 2021",
     "ours": "ours, gradients awaited",
@@ -56,7 +56,7 @@ STACKS = {
     "ours, local": "ours, local updates",
 }
 COMPARED = ("2021", "ours", "ours, delayed")
-"""Unless others are named."""
+"""The default of --stacks."""
 
 
 # -- one peer, in a process of its own -------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def _run(stack: str, peers: float, epoch_seconds: float):
 
 
 def _optimizer_2021(model, run, dht, peers: int):
-    """As the 2021 trainer made it (dalle-hivemind, task.py), but for the length of the matchmaking."""
+    """The optimizer of the 2021 trainer (dalle-hivemind, task.py), except for the length of the matchmaking."""
     import hivemind
     from hivemind.compression import Float16Compression, SizeAdaptiveCompression, Uniform8BitQuantization
     from hivemind.optim.grad_averager import GradientAverager
@@ -123,7 +123,7 @@ def _optimizer_2021(model, run, dht, peers: int):
 
 
 def bytes_sent() -> int:
-    """By all interfaces of this network namespace but the loopback."""
+    """Bytes sent by all interfaces of this network namespace except the loopback."""
     lines = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
     return sum(int(line.split(":")[1].split()[8]) for line in lines if line.split(":")[0].strip() != "lo")
 
@@ -139,7 +139,7 @@ def peer(
     epoch_seconds: float,
     stop,
 ) -> None:
-    """Trains until it is ended; a line of JSON on standard output for each epoch. A late one takes the state first."""
+    """Trains until it is ended and prints a line of JSON per epoch. A late peer downloads the state first."""
     import hivemind
     import torch
 
@@ -202,8 +202,8 @@ def _samples_added_up(optimizer) -> int:
 
 
 def waited(steps: list[tuple[float, bool]], *, ends_alone: bool) -> float:
-    """Seconds that steps took beyond their median; with `ends_alone`, those that ended an epoch, for in between a peer
-    makes updates of its own, which is computing as well."""
+    """Seconds by which steps exceeded their median. With `ends_alone`, only steps that ended an epoch count: in
+    between, a peer makes its own updates, which is computing too."""
     usual = statistics.median(seconds for seconds, _ in steps)
     return sum(max(0.0, seconds - usual) for seconds, ended in steps if ended or not ends_alone)
 

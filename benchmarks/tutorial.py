@@ -1,10 +1,10 @@
-"""The tutorial's own blocks at the size of a released GPT-2 on this machine: memory predicted beside memory measured.
+"""The tutorial's code blocks at the size of a released GPT-2 on this machine: predicted and measured memory.
 
     python benchmarks/tutorial.py --json benchmarks/results/tutorial.json
 
-The model has the released one's size and first weights that are drawn, and the text is made up, in shards as C4's:
-memory does not depend on either. Nothing is downloaded. GPT-2 Large takes 11 GB of memory and minutes on a
-processor; `--size gpt2` a seventh of both.
+The model has the released one's size and random initial weights, and the text is synthetic, in shards like C4's: memory
+does not depend on either. Nothing is downloaded. GPT-2 Large takes 11 GB of memory and minutes on a CPU; `--size gpt2`
+takes a seventh of both.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def run_blocks(folder: Path, size: str) -> dict:
-    """The names that the blocks have left behind."""
+    """The global names after all blocks have run."""
     make_model(folder / "model", size)
     make_shard(folder / "c4-train.00000-of-00001.json.gz")
     names: dict = {"__name__": "__main__"}

@@ -1,4 +1,4 @@
-"""The calculator by command line: `python -m calculator MODEL [flags]`, `... batch`, `... swarm [flags]`."""
+"""The calculator on the command line: `python -m calculator MODEL [flags]`, `... batch`, `... swarm [flags]`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Set
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Bad flags end like any bad input: one sentence, exit code 2."""
+        """Reports bad flags like any bad input: one sentence, exit code 2."""
         hint = ""
         if message.startswith("unrecognized arguments: "):
             meant = [flag for word in message.split()[2:] if word.startswith("--") for flag in self._like(word)]
@@ -42,8 +42,8 @@ def flags_parser() -> argparse.ArgumentParser:
     """The flags of an estimate."""
     parser = _Parser(
         prog="python -m calculator",
-        description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup a "
-        "line from standard input and writes one JSON result a line; `swarm` says what volunteers reach together.",
+        description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup per "
+        "line from standard input and writes one JSON result per line; `swarm` forecasts what volunteers reach.",
         epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}, or any CUDA card by its memory in "
         "GiB, such as cuda-20gb.",
     )
@@ -51,11 +51,13 @@ def flags_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--micro-batch-size", type=int, default=1, metavar="N", help="sequences per forward pass")
-    parser.add_argument("--sequence-length", type=int, metavar="T", help="tokens a sequence (the model's own)")
-    parser.add_argument("--target-length", type=int, metavar="T", help="decoder tokens a sequence (the model's own)")
-    parser.add_argument("--precision", choices=PRECISIONS, default="amp-bf16", help="amp-*: autocast, else all of it")
-    parser.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="fused kernel or single operations")
-    parser.add_argument("--dropout", type=float, metavar="P", help="probability everywhere (the model's own)")
+    parser.add_argument("--sequence-length", type=int, metavar="T", help="tokens per sequence (the model's own)")
+    parser.add_argument("--target-length", type=int, metavar="T", help="decoder tokens per sequence (the model's own)")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="amp-bf16", help="amp-*: autocast; others: everything"
+    )
+    parser.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="fused kernel or separate operations")
+    parser.add_argument("--dropout", type=float, metavar="P", help="dropout probability (the model's own)")
     parser.add_argument(
         "--checkpointing", nargs="?", type=_checkpointing, const=True, default=False, metavar="K",
         help="compute each block again in backward, or every K-th",
@@ -67,9 +69,7 @@ def flags_parser() -> argparse.ArgumentParser:
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw")
     parser.add_argument("--optimizer-impl", choices=tuple(ADAMW), default="foreach", help="of AdamW")
     parser.add_argument("--offload-optimizer", action="store_true", help="state and update on the host")
-    parser.add_argument(
-        "--delta-rule", action="store_true", help="hivemind's delta rule beside the offloaded optimizer"
-    )
+    parser.add_argument("--delta-rule", action="store_true", help="hivemind's delta rule with the offloaded optimizer")
     parser.add_argument("--accumulation-steps", type=int, default=1, metavar="N", help="micro-batches per update")
     parser.add_argument(
         "--embeddings-32bit", action="store_true", help="32-bit state for embeddings in 8-bit optimizers"
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         as_json, path, gpu = flags.pop("json"), flags.pop("config"), flags.pop("gpu")
         if flags["model"] == "batch":
             if words not in (["batch"], ["batch", "--json"]):
-                raise BadSetup("batch takes no flags; each line of its input has a setup's own.")
+                raise BadSetup("batch takes no flags; each line of its input is a complete setup.")
             return _batch()
         if (flags["model"] is None) == (path is None):
             either = "Give a model or --config FILE" + (", not both" if path else "")
@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _swarm(words: list[str]) -> str:
     parser = _Parser(
-        prog="python -m calculator swarm", description="What volunteers reach together, and where their time goes."
+        prog="python -m calculator swarm", description="The throughput of volunteers, and what their time is spent on."
     )
     swarm_report.add_flags(parser)
     return swarm_report.run(vars(parser.parse_args(words)))
@@ -155,7 +155,7 @@ def _read(path: str) -> object:
     except OSError as error:
         raise BadSetup(f"{path} cannot be read: {error.strerror or error}. Give the path of a JSON file.") from None
     except UnicodeDecodeError:
-        raise BadSetup(f"{path} is no text. Give the path of a JSON file.") from None
+        raise BadSetup(f"{path} is not a text file. Give the path of a JSON file.") from None
     return parsed(text, path)
 
 
@@ -166,7 +166,7 @@ def report(result: Estimate) -> str:
     lines += ["", f"Peak: {result.peak.instant}", ""]
     lines += _table("Host memory", asdict(result.host), result.host.total)
     overhead = {name: size for name, size in result.overhead.items() if name != "total"}
-    lines += ["", *_table("Beside it, outside of PyTorch's figures", overhead, result.overhead["total"]), ""]
+    lines += ["", *_table("In addition, outside of PyTorch's figures", overhead, result.overhead["total"]), ""]
     lines += [
         _row("Kept for backward after forward", result.saved_activations),
         _row("Autocast's copies of weights", result.autocast_weight_copies),
@@ -180,13 +180,13 @@ def report(result: Estimate) -> str:
 
 
 def _fit_report(fits: dict) -> list[str]:
-    """Sentences: whether it fits, the most that fits, and what makes it fit."""
+    """Sentences: whether the setup fits, the largest one that fits, and what makes it fit."""
     judged = fits["verdict"]
     lines = ["", judged["sentence"], *judged["notes"]]
     if judged["largest_micro_batch"]:
-        lines.append(f"Largest micro-batch that fits, all else as it is: {judged['largest_micro_batch']:,}.")
+        lines.append(f"Largest micro-batch that fits, all else unchanged: {judged['largest_micro_batch']:,}.")
     if judged["longest_sequence"]:
-        lines.append(f"Longest sequence that fits, all else as it is: {judged['longest_sequence']:,} tokens.")
+        lines.append(f"Longest sequence that fits, all else unchanged: {judged['longest_sequence']:,} tokens.")
     if judged["standing"] != "fits":
         lines += ["", fits["sentence"]]
         for number, suggestion in enumerate(fits["suggestions"], 1):
@@ -213,7 +213,9 @@ if __name__ == "__main__":
     try:
         code = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads has enough, such as `head`
+    except BrokenPipeError:
+        # The reader, such as `head`, has closed the pipe. Without this, Python would fail again when it flushes
+        # standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)

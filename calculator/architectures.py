@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from calculator.errors import BadSetup
 
 LARGEST_GRID = 512
-"""Side of a square of image tokens: pictures of 4096 pixels by a codec of 1 in 8. Masks are counted row by row, so a
-grid of millions would never be done."""
+"""Largest side of the square of image tokens: pictures of 4096 pixels with a codec that reduces them 8 times. Masks are
+counted row by row, so a grid of millions would never finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that stand together: outside of the layers, or in each layer of a stack."""
+    """Parameters that belong together: those outside of the layers, or those in each layer of a stack."""
 
     stack: str
     """"layers", "encoder" or "decoder"; empty outside of the layers."""
     shapes: Mapping[str, tuple[int, ...]]
     shareable: bool = True
-    """Whether layers of one group share them."""
+    """Whether the layers of a shared group use the same ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,23 +35,23 @@ class Architecture:
     num_layers: int
     """L, layers; of the encoder, if there are two stacks."""
     num_heads: int
-    """N."""
+    """N, attention heads."""
     head_dim: int
-    """H."""
+    """H, width of a head."""
     intermediate_size: int
     """F, inner width of the feed-forward."""
     vocab_size: int
     """V, rows of the token embedding."""
     sequence_length: int
-    """Tokens a sequence, unless a setup says otherwise; of the encoder, if there are two stacks."""
+    """Tokens per sequence, unless a setup says otherwise; of the encoder, if there are two stacks."""
     max_positions: int = 0
     """Rows of the learned or precomputed position table; 0 where positions have no limit."""
     num_decoder_layers: int = 0
     """Layers of the decoder (T5)."""
     target_length: int = 0
-    """Tokens a sequence of the decoder (T5), unless a setup says otherwise."""
+    """Tokens per sequence of the decoder (T5), unless a setup says otherwise."""
     activation: str = "gelu_new"
-    """Of the feed-forward: "relu", "gelu" (one kernel) or "gelu_new" (composed of single operations)."""
+    """Of the feed-forward: "relu", "gelu" (one kernel) or "gelu_new" (composed of separate operations)."""
     gated: bool = False
     """Whether the feed-forward multiplies by a second projection (GEGLU, T5 v1.1)."""
     dropout: float = 0.1
@@ -67,13 +67,13 @@ class Architecture:
     relative_buckets: int = 0
     """Rows of the relative position bias (T5)."""
     text_length: int = 0
-    """Text tokens a sample (text-to-image); the rest of the sequence is image tokens."""
+    """Text tokens per sample (text-to-image); the rest of the sequence is image tokens."""
     image_vocab_size: int = 0
     """Entries of the codebook (text-to-image)."""
     shared_groups: int = 0
     """Distinct layer groups of the model itself; 0 where every layer has its own weights."""
     own_last_layer: bool = False
-    """Whether the last layer keeps its own weights beside the shared groups (text-to-image)."""
+    """Whether the last layer has its own weights in addition to the shared groups (text-to-image)."""
     reversible: bool = False
     """Whether the model's layers are reversible."""
     attention_cycle: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Architecture:
     last_attention: str = ""
     """Attention mask of the last layer (text-to-image)."""
     conv_kernel_size: int = 0
-    """Rows of image tokens that a convolution-like layer sees (text-to-image)."""
+    """Rows of image tokens that a convolution-like layer attends to (text-to-image)."""
 
     def attention_kind(self, layer: int) -> str:
         """The attention mask of a layer; empty where all are alike."""
@@ -227,7 +227,7 @@ PRESETS: dict[str, Architecture] = {
         _gpt2("gpt3-6.7b", 4096, 32, 32, 2048),
         _gpt2("gpt3-13b", 5120, 40, 40, 2048),
         _gpt2("gpt3-175b", 12_288, 96, 96, 2048),
-        # Wang and Komatsuzaki 2021; the released checkpoint, 50 400 rows of which 143 are padding
+        # Wang and Komatsuzaki 2021; the released checkpoint, whose 50 400 rows include 143 of padding
         Architecture(
             name="gpt-j-6b",
             family="gptj",
@@ -285,7 +285,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
 
 
 def _size(config: Mapping[str, object], default: int | None, *names: str) -> int:
-    """A size under the first of its names that is there."""
+    """The size under the first of `names` that the config has."""
     for name in names:
         value = config.get(name)
         if value is None:
@@ -313,7 +313,7 @@ def _activation(config: Mapping[str, object], default: str, name: str) -> str:
 
 
 def _switched_off(config: Mapping[str, object], **names: object) -> None:
-    """Refuses options that change the structure and are not described."""
+    """Refuses values of options that change the structure in a way that the calculator does not model."""
     for name, expected in names.items():
         value = config.get(name, expected)
         if value not in (expected, None):
@@ -426,7 +426,7 @@ def _recipe_config(config: Mapping[str, object]) -> Architecture:
     if last not in kinds:
         raise BadSetup(f"last_attention is one of {', '.join(kinds)}, not {last!r:.60}.")
     if config.get("rotary", True) is not True or config.get("shift_tokens", True) is not True:
-        raise BadSetup("Of the run's model only the one with rotary embeddings and token shift is known.")
+        raise BadSetup("The calculator knows the run's model only with rotary embeddings and token shift.")
     missing = [name for name in sizes if config.get(name) is None]
     if missing:
         raise BadSetup(f"config has no {missing[0]}; a recipe's model has all of: {', '.join(sizes)}.")

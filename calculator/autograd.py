@@ -1,19 +1,21 @@
 """A model of PyTorch's memory: storages, the tape that forward records, and the backward pass that consumes it.
 
-Nothing is computed here. The tape notes which storages come and go, with sizes as formulas (`calculator.sizes`); what
-bytes that makes, `calculator.recording` says.
+Nothing is computed here. The tape notes which storages are allocated and freed, with their sizes as formulas
+(`calculator.sizes`); `calculator.recording` turns these notes into bytes.
 
-A `Storage` stands for one block of device memory and lives exactly as long as something refers to it, as in PyTorch: a
-local variable of a model's forward, a node of the autograd graph that keeps it for backward, or a gradient on its way.
-The families (`calculator.families`) therefore mirror the scopes of the code they describe, and the reference counts of
-CPython stand for those of PyTorch.
+A `Storage` stands for one allocation of device memory and lives exactly as long as something refers to it, as in
+PyTorch: a local variable of a model's forward, a node of the autograd graph that keeps it for backward, or a gradient
+on its way. The families (`calculator.families`) therefore mirror the scopes of the code that they describe, and the
+reference counts of CPython stand for those of PyTorch. A local variable that lives a line too long in this package is
+counted as memory of the GPU; hence the `del` statements and the names that are set to None.
 
 What is modelled, with the place in PyTorch 2.13 that decides it:
 
 - every storage is rounded up to 512 bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize);
 - nodes run in the reverse order of their creation, as soon as all their gradients have arrived, and free what they
   keep right after they ran (torch/csrc/autograd/engine.cpp, evaluate_function);
-- gradients that meet are added in place when nobody else holds one of them (input_buffer.cpp, can_accumulate_inplace);
+- two gradients of one tensor are added in place if nothing else holds one of them (input_buffer.cpp,
+  can_accumulate_inplace);
 - the gradient of a leaf is taken over, not copied (accumulate_grad.h);
 - under autocast, a parameter's 16-bit copy is cached until autocast is left (autocast_mode.cpp, cached_cast);
 - a checkpointed block keeps its inputs and is computed again when backward first needs one of its tensors, up to
@@ -36,7 +38,7 @@ ORDINARY, WEIGHT_COPY, GRADIENT = range(3)
 
 
 def rounded(size: int) -> int:
-    """Bytes that the caching allocator reserves for so many."""
+    """Bytes that the caching allocator reserves for a request of `size` bytes."""
     return (size + ALLOCATION_BYTES - 1) & -ALLOCATION_BYTES
 
 
@@ -74,24 +76,24 @@ class Stretch:
 
 
 class Storage:
-    """A block of device memory; it ends when nothing refers to it any more."""
+    """One allocation of device memory; it is freed when nothing refers to it any more."""
 
-    __slots__ = ("block", "holders", "kind", "tape", "uses")
+    __slots__ = ("holders", "kind", "size_id", "tape", "uses")
 
-    def __init__(self, tape: Tape, block: int, kind: int = ORDINARY) -> None:
+    def __init__(self, tape: Tape, size_id: int, kind: int = ORDINARY) -> None:
         self.tape = tape
-        self.block = block  # place of its size among the tape's
+        self.size_id = size_id  # see `Tape.size_id`
         self.kind = kind
         self.uses = 0  # nodes that keep it for backward
         self.holders = 0  # gradient slots that refer to it
-        tape.live.append(block)
+        tape.live.append(size_id)
         tape.names.append(tape.name)
 
     def __del__(self) -> None:
         live = self.tape.live
-        live.append(~self.block)
+        live.append(~self.size_id)
         if self.kind == GRADIENT:
-            self.tape.gradients.append((len(live), ~self.block))
+            self.tape.gradients.append((len(live), ~self.size_id))
 
 
 class Tensor:
@@ -129,7 +131,7 @@ class Parameter(Matrix):
 
 
 class Node:
-    """One step of backward: what it keeps, which nodes get its results, and what it allocates when it runs."""
+    """A node of the backward graph: what it keeps, which nodes get its results, and what it allocates when it runs."""
 
     __slots__ = ("backward", "edges", "fits", "frame", "name", "pending", "saved", "segment", "sequence", "slots")
 
@@ -145,7 +147,7 @@ class Node:
 
 
 class Frame:
-    """One call of a checkpointed block: its inputs, and its tensors once it was computed again."""
+    """One call of a checkpointed block: its inputs and, once the block is computed again, the tensors that it keeps."""
 
     __slots__ = ("block", "count", "inputs", "kept")
 
@@ -157,16 +159,21 @@ class Frame:
 
 
 class _RecomputationDone(Exception):
-    """All tensors that backward needs from the block are there again."""
+    """Stops the second computation of a block as soon as it has all tensors that backward needs.
+
+    PyTorch stops there too (early stop): whatever the block allocates after that point is not allocated again.
+    """
 
 
 RECOMPUTED = Node("recomputed", (), None, ())
+"""Marks tensors of a second computation that need a gradient; the graph stays that of the first computation."""
 
 
 class Tape:
-    """Records one forward pass and plays its backward pass, noting what comes and goes.
+    """Records one forward pass and plays its backward pass, noting each allocation and each release.
 
-    Sizes are noted by their place among all sizes: `block` when one comes, `~block` when it goes.
+    `live` is the list of these events: a `size_id` for an allocation, `~size_id` for a release of the same size. The
+    other lists point into it, so that the bytes of all of them can be summed later for other sizes.
 
     Args:
         formulas: Of all sizes.
@@ -186,18 +193,19 @@ class Tape:
         accumulating: bool = False,
     ) -> None:
         self.formulas = formulas
-        self.blocks: dict[tuple[int, int], int] = {}
+        self.size_ids: dict[tuple[int, int], int] = {}
         self.itemsize = itemsize
         self.autocast = self.autocast_in_forward = autocast
         self.half = half
         self.accumulating = accumulating
         self.live: list[int] = []
-        self.names: list[str] = []  # for each block that comes, the operation
-        self.held: list[tuple[int, int]] = []  # how much of `live` was there, and the block
+        self.names: list[str] = []  # the operation of each allocation
+        # What is kept for backward, copies of weights, and gradients: (length of `live` at the event, size_id).
+        self.held: list[tuple[int, int]] = []
         self.weight_copies: list[tuple[int, int]] = []
         self.gradients: list[tuple[int, int]] = []
         self.sequence = 0
-        self.leaves: list[Storage] = []  # gradients, and leaves that are no parameters
+        self.leaves: list[Storage] = []  # gradients, and leaves that are not parameters
         self.frame: Frame | None = None
         self.recomputing = False
         self.cache: dict[int, Tensor] = {}
@@ -209,26 +217,26 @@ class Tape:
 
     # -- what lives --------------------------------------------------------------------------------------------
 
-    def block(self, count: int, itemsize: int) -> int:
-        """Place of a size among all sizes."""
+    def size_id(self, count: int, itemsize: int) -> int:
+        """The number under which the tape notes this size; equal formulas have the same one."""
         key = (count.number if type(count) is Size else self.formulas.number(count), itemsize)
-        block = self.blocks.get(key)
-        if block is None:
-            block = self.blocks[key] = len(self.blocks)
-        return block
+        size_id = self.size_ids.get(key)
+        if size_id is None:
+            size_id = self.size_ids[key] = len(self.size_ids)
+        return size_id
 
     def workspace(self, size: int) -> None:
-        """Memory that a kernel takes and gives back within one operation; bytes that are not rounded any more."""
-        block = self.block(size, 0)
-        self.live += (block, ~block)
+        """Memory that a kernel allocates and frees within one operation; `size` is in bytes, already rounded."""
+        size_id = self.size_id(size, 0)
+        self.live += (size_id, ~size_id)
         self.names.append(self.name)
 
     def new(self, count: int, itemsize: int) -> Storage:
         """A fresh storage for `count` values."""
-        return Storage(self, self.block(count, itemsize))
+        return Storage(self, self.size_id(count, itemsize))
 
     def nothing(self) -> Storage:
-        """A storage without bytes, for one that is counted elsewhere."""
+        """A storage of 0 bytes, in place of one that is counted elsewhere."""
         return self.new(0, 1)
 
     def enter(self, key: object) -> None:
@@ -243,7 +251,7 @@ class Tape:
         self.phase_at_start = self.phase
 
     def _cached(self) -> tuple[int, ...]:
-        return tuple([copy.storage.block for copy in self.cache.values() if copy.storage.uses == 0])
+        return tuple([copy.storage.size_id for copy in self.cache.values() if copy.storage.uses == 0])
 
     # -- forward -----------------------------------------------------------------------------------------------
 
@@ -259,9 +267,10 @@ class Tape:
         Args:
             name: The operation, for people.
             inputs: Its differentiable operands; one edge each.
-            saved: Storages that it keeps for backward (None, a parameter's, is free).
+            saved: Storages that it keeps for backward; None stands for a parameter's storage, which costs nothing.
             backward: Called with the gradient (a storage, or a list of them when there are several results);
-                returns one storage or None for each input. It must refer to numbers only: what it refers to lives.
+                returns one storage or None for each input. It may refer to numbers only: a storage that it refers to
+                would stay alive as long as the node.
             fits: For each input, the copies (values, bytes a value) by which its gradient is summed to the input's
                 shape and cast to its precision, after the operation's own backward (engine.cpp, validate_outputs).
         """
@@ -271,6 +280,7 @@ class Tape:
         else:
             return None
         if self.recomputing:
+            # The node exists since the first computation; this one only supplies the tensors that the node keeps.
             if saved:
                 self._keep_again(saved)
             return RECOMPUTED
@@ -285,6 +295,7 @@ class Tape:
         node.segment = self.segment
         frame = self.frame
         if frame is not None:
+            # Under checkpointing a node keeps nothing yet, only the places of its tensors among those of the block.
             node.frame = frame
             node.saved = range(frame.count, frame.count + len(saved))
             frame.count += len(saved)
@@ -293,7 +304,7 @@ class Tape:
         return node
 
     def require_gradient(self, leaf: Tensor) -> None:
-        """Makes a tensor a leaf that gets a gradient, though nothing trains it; both stay as long as the graph."""
+        """Makes an untrained tensor a leaf that gets a gradient; both live as long as the graph."""
         if self.recomputing:
             leaf.node = RECOMPUTED
             return
@@ -306,9 +317,9 @@ class Tape:
             if storage is not None:
                 if storage.uses == 0:
                     if storage.kind == WEIGHT_COPY:
-                        self.weight_copies.append((len(self.live), storage.block))
+                        self.weight_copies.append((len(self.live), storage.size_id))
                     else:
-                        self.held.append((len(self.live), storage.block))
+                        self.held.append((len(self.live), storage.size_id))
                 storage.uses += 1
 
     def _release(self, saved: tuple) -> None:
@@ -317,9 +328,9 @@ class Tape:
                 storage.uses -= 1
                 if storage.uses == 0:
                     if storage.kind == WEIGHT_COPY:
-                        self.weight_copies.append((len(self.live), ~storage.block))
+                        self.weight_copies.append((len(self.live), ~storage.size_id))
                     else:
-                        self.held.append((len(self.live), ~storage.block))
+                        self.held.append((len(self.live), ~storage.size_id))
 
     def _keep_again(self, saved: tuple) -> None:
         frame = self.frame
@@ -350,8 +361,9 @@ class Tape:
         seed = self.new(1, loss.itemsize)
         seed.holders = 1
         root = loss.node
-        root.slots[0] = seed  # PyTorch holds it, and the loss, until the end
+        root.slots[0] = seed  # PyTorch holds it, and the loss, until the end of backward
         loss.node = None
+        # A heap: among the nodes whose gradients have all arrived, the engine runs the one created last.
         ready = [(-root.sequence, root)]
         del root
         while ready:
@@ -362,6 +374,7 @@ class Tape:
             gradients = node.slots
             node.slots = None
             frame = node.frame
+            # The first node of a checkpointed block that needs a kept tensor has the whole block computed again.
             if frame is not None and frame.kept is None and len(node.saved):
                 self._recompute(frame)
                 self.name = node.name
@@ -376,6 +389,7 @@ class Tape:
             if frame is None:
                 self._release(node.saved)
             node.saved = ()
+            # The node's own gradients are freed before its results are delivered; no name may keep them.
             for gradient in gradients:
                 if gradient is not None:
                     gradient.holders -= 1
@@ -402,20 +416,23 @@ class Tape:
             target = edge = edges = results = frame = None
 
     def _deliver(self, target: Node, slot: int, gradient: Storage, shared: bool) -> None:
-        """Adds a gradient to those that wait at a node: in place if nobody else holds one of the two."""
+        """Adds a gradient to the one that waits at a node, if any (input_buffer.cpp).
+
+        The sum takes new memory only if each of the two is also held elsewhere.
+        """
         slots = target.slots
         waiting = slots[slot]
         if waiting is None:
             gradient.holders += 1
             slots[slot] = gradient
-        elif waiting.holders == 1:
+        elif waiting.holders == 1:  # only this slot holds it: the new gradient is added to it in place
             return
-        elif gradient.holders == 0 and not shared:
+        elif gradient.holders == 0 and not shared:  # nothing else holds the new one: the sum is made in it
             waiting.holders -= 1
             gradient.holders = 1
             slots[slot] = gradient
         else:
-            total = Storage(self, waiting.block)
+            total = Storage(self, waiting.size_id)
             waiting.holders -= 1
             total.holders = 1
             slots[slot] = total
@@ -425,9 +442,9 @@ class Tape:
         gradient = leaf.slots[0]
         leaf.slots = None
         if self.accumulating and not leaf.saved:
-            return
-        if gradient.holders > 1:
-            gradient = Storage(self, gradient.block)
+            return  # added in place to `.grad`, which the estimate counts from the start of the step
+        if gradient.holders > 1:  # something else holds it, so PyTorch copies it instead of taking it over
+            gradient = Storage(self, gradient.size_id)
         self.leaves.append(gradient)
         if leaf.saved:
             return
@@ -435,19 +452,19 @@ class Tape:
             self.mark_gradient(gradient)
 
     def forget(self) -> None:
-        """Lets the gradients go, so that nothing refers in circles."""
+        """Drops the gradients, so that no reference cycle is left: the tape holds them, and they hold the tape."""
         self.leaves.clear()
 
     def mark_gradient(self, storage: Storage) -> None:
         """Counts a storage among the gradients of the parameters."""
         storage.kind = GRADIENT
-        self.gradients.append((len(self.live), storage.block))
+        self.gradients.append((len(self.live), storage.size_id))
 
     def _recompute(self, frame: Frame) -> None:
         """Computes a checkpointed block again, up to the last tensor that backward needs."""
         frame.kept = []
         outer, self.frame = self.frame, frame
-        cache, self.cache = self.cache, {}
+        cache, self.cache = self.cache, {}  # autocast is entered again, with an empty cache of weight copies
         self.recomputing = True
         self.autocast = self.autocast_in_forward
         try:
@@ -472,7 +489,7 @@ class Tape:
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:
-    """The same storage for the second computation of a block, cut off from the graph."""
+    """A tensor with the same storage for the second computation of a block, detached from the graph."""
     if tensor is None:
         return None
     return Tensor(tensor.storage, tensor.count, tensor.itemsize, RECOMPUTED if tensor.node is not None else None)

@@ -1,27 +1,27 @@
 """The page's only entry: JSON strings in, JSON string out; at build time for the HTML, in the browser for every change.
 
 A request is an object. Its `setup` has keys of `calculator.setups.Setup` (`model` or `config`, and any of the
-others), its `gpu` is a name of `devices()`, a card by its memory such as `cuda-20gb`, or empty. What is refused gives
-`{"error": "<one sentence>"}`.
+others), its `gpu` is a name of `devices()`, a card by its memory such as `cuda-20gb`, or empty. The answer to a request
+that is refused is `{"error": "<one sentence>"}`.
 
 `answer({"setup", "gpu"})`
-    All that the page shows at once; see `calculator.page.shown.show_answer`. With it `why`, a text for every part, and
-    `own`, what the model brings along.
+    Everything that the page shows at once; see `calculator.page.shown.show_answer`. In addition `why`, a text for every
+    part, and `own`, the model's own settings.
 `advise({"setup", "gpu"})`
-    {`sentence`, `choices`}: what would make it fit and the most that fits, each as {`text`, `changes`}.
+    {`sentence`, `choices`}: ways to make the setup fit and the largest one that fits, each as {`text`, `changes`}.
 `sweep({"setup", "gpu", "along"})`
     {`title`, `points`, `present`, `gpu`}: the memory over a range of one of the setup's numbers, and the room
     on the GPU.
 `export({"setup", "gpu"})`
     {`json`, `csv`}: the whole estimate as the texts of two files; the first is the command line's.
 `forecast(collaboration)`
-    What volunteers reach together; the keys are those of `calculator.collaboration.Collaboration`.
+    The throughput of volunteers; the keys are those of `calculator.collaboration.Collaboration`.
 `read_config({"text"})`
-    {`config`, `own`}: of a pasted config.json the part that counts, short enough for an address.
+    {`config`, `own`}: the part of a pasted config.json that the calculator uses, short enough for an address.
 `figure({"name", "values", "narrow"})`
     A figure of the pages on the challenges, drawn with the reader's values; see `calculator.figures.figure.answered`.
 `catalogue()`, `devices()`
-    What a form offers.
+    The options of a form.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from calculator.parameters import count_parameters
 from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, plain, resolve, setup_from
 
 LONGEST_CONFIG = 200_000
-"""Characters of a config.json that are read; real ones have a few thousand."""
+"""The longest config.json that is read, in characters; real ones have a few thousand."""
 
 MOST_LAYERS = 500
-"""Layers of a pasted model: the browser answers for these within about a second."""
+"""The most layers of a pasted model, for which the browser still answers within about a second."""
 
 FAMILY_TITLES = {
     "bert": "BERT",
@@ -81,7 +81,7 @@ def _answering(function: Callable[[dict], dict]) -> Callable[[str], str]:
 
 @_answering
 def answer(request: dict) -> dict:
-    """All that the page shows at once."""
+    """Everything that the page shows at once."""
     setup, result = _estimated(request)
     device = _device(request)
     verdict = fit.verdict(setup, device, result) if device else None
@@ -93,11 +93,11 @@ def answer(request: dict) -> dict:
 
 @_answering
 def advise(request: dict) -> dict:
-    """The most that fits and what would make it fit, each with the changes that it takes."""
+    """Ways to make the setup fit and the largest one that fits, each with its changes to the setup."""
     setup, _ = _estimated(request)
     device = _device(request)
     if device is None:
-        return {"sentence": "Choose a GPU, and here stands what fits it.", "choices": []}
+        return {"sentence": "Choose a GPU to see what fits it.", "choices": []}
     advice = fit.advice(setup, device)
     return {"sentence": advice["sentence"], "choices": list(choices(setup, device, advice["suggestions"]))}
 
@@ -121,13 +121,13 @@ def export(request: dict) -> dict:
 
 @_answering
 def forecast(request: dict) -> dict:
-    """What volunteers reach together."""
+    """The throughput of volunteers."""
     return collaboration.answer(collaboration.collaboration_from(request))
 
 
 @_answering
 def read_config(request: dict) -> dict:
-    """Of a pasted config.json, the part that the calculator uses."""
+    """The part of a pasted config.json that the calculator uses."""
     text = request.get("text")
     if not isinstance(text, str) or not text.strip():
         raise BadSetup("Paste the text of a config.json first.")
@@ -135,7 +135,7 @@ def read_config(request: dict) -> dict:
         raise BadSetup(f"This is too long for a config.json: {len(text)} characters of at most {LONGEST_CONFIG}.")
     config = parsed(text)
     if not isinstance(config, dict):
-        raise BadSetup("This is not a config.json: that is an object in braces.")
+        raise BadSetup("This is not a config.json, which is an object in braces.")
     used = used_part(config)
     setup, _ = _estimated({"setup": {"config": used}})
     return {"config": json.dumps(used, separators=(",", ":")), "own": own_values(resolve(setup))}
@@ -152,7 +152,7 @@ def figure(request: dict) -> dict:
 
 
 def catalogue() -> str:
-    """What a page offers: models with their sizes and own settings, and the choices of every other key.
+    """The options of the calculator's form: models with their sizes, and the choices of every other key.
 
     JSON: `models` is a list of {`name`, `family_title`, `parameters`}; `choices` maps keys to lists of {`value`,
     `title`}; `defaults` is a whole setup.
@@ -164,7 +164,7 @@ def catalogue() -> str:
         "bf16": "Pure bfloat16",
         "fp16": "Pure float16",
         "sdpa": "Fused (SDPA, FlashAttention)",
-        "eager": "Single operations (eager)",
+        "eager": "Separate operations (eager)",
         "foreach": "foreach (PyTorch's default)",
         "for-loop": "for-loop",
         "fused": "fused",
@@ -183,10 +183,10 @@ def catalogue() -> str:
 
 
 def devices() -> str:
-    """The GPUs that a setup can be judged for.
+    """The GPUs for which the calculator can judge a setup.
 
-    JSON: a list of {`name`, `title`, `memory_bytes` (as sold), `usable_bytes`, `source` (of the latter), `unified`,
-    `bfloat16` (whether in hardware)}.
+    JSON: a list of {`name`, `title`, `memory_bytes` (as sold), `usable_bytes`, `source` (of `usable_bytes`), `unified`,
+    `bfloat16` (whether the hardware has it)}.
     """
     names = ("name", "title", "memory_bytes", "usable_bytes", "source", "unified", "bfloat16")
     return json.dumps([{name: getattr(device, name) for name in names} for device in DEVICES.values()])
@@ -204,13 +204,14 @@ def _listed(architecture: Architecture) -> dict:
 
 def _estimated(request: dict) -> tuple[Setup, Estimate]:
     setup = setup_from(request.get("setup"))
-    # Checked before it is looked up: true and 1 are the same to a cache, but not to the calculator.
+    # `resolve` checks the setup before the cache is asked: true and 1 are equal to a cache, but the calculator refuses
+    # one where it wants the other.
     _check_layers(setup, resolve(setup))
     return setup, _estimate(setup)
 
 
 def _estimate(setup: Setup) -> Estimate:
-    """Remembered where it can be: a setup with a pasted config has no hash."""
+    """The estimate, from the cache if possible: a setup with a pasted config is not hashable."""
     return estimate(setup) if setup.config is not None else _remembered(setup)
 
 
@@ -224,7 +225,7 @@ def _device(request: dict) -> Device | None:
 
 
 def _check_layers(setup: Setup, model: Architecture) -> None:
-    """Only a pasted model can be so deep that the browser would compute for minutes."""
+    """Refuses a pasted model that is so deep that the browser would compute for minutes."""
     if setup.config is None:
         return
     layers = max(model.num_layers, model.num_decoder_layers)

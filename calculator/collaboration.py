@@ -1,4 +1,4 @@
-"""A collaboration as people describe it, by names of models and GPUs, Mbit/s and hours, and what comes of it."""
+"""A collaboration as people describe it, with names of models and GPUs, Mbit/s and hours, and its forecast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from calculator.swarm import Exchange, Forecast, Volunteers, forecast
 
 MOST_KINDS = 20
 LARGEST_NUMBER = 1e300
-"""So that no whole number of a request is more than a float holds."""
+"""Limit for whole numbers in a request, so that each can be converted to a float."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,19 +26,19 @@ class Kind:
 
     count: int
     gpu: str | None = None
-    """Name of a GPU (see `calculator.devices.device_named`), whose speed follows from the model."""
+    """Name of a GPU (see `calculator.devices.device_named`), whose speed is computed for the model."""
     samples_per_second: float | None = None
-    """In place of `gpu`."""
+    """Alternative to `gpu`."""
     up_megabits: float = 50.0
-    """Per second, from the volunteer to the others."""
+    """Mbit/s from the volunteer to the others."""
     down_megabits: float = 100.0
     latency_milliseconds: float = 50.0
     """One way."""
     client_mode: bool = False
     present: float = 1.0
-    """Share of the time that one is there."""
+    """Share of the time for which a volunteer is present."""
     session_hours: float | None = None
-    """Mean time from coming to leaving; None: they stay."""
+    """Mean time from joining to leaving; None: they stay."""
     micro_batch_size: int = 1
 
 
@@ -52,7 +52,7 @@ class Collaboration:
     config: Mapping[str, object] | None = None
     """A config.json of the text-to-image family in place of `model`."""
     parameters: int | None = None
-    """In place of a model, if all volunteers give their samples per second."""
+    """Alternative to a model, if all volunteers give their samples per second."""
     target_batch_size: int = 16_384
     epochs: int = 31_250
     utilisation: float = UTILISATION
@@ -83,7 +83,7 @@ class Collaboration:
         return Exchange(small_parameters=small, **given)
 
     def architecture(self) -> Architecture | None:
-        """The model; None if only its parameters are told."""
+        """The model; None if only the number of parameters is given."""
         if self.config is not None:
             return from_config(self.config)
         return None if self.model is None else PRESETS[self.model]
@@ -118,7 +118,7 @@ class Collaboration:
         return made
 
     def forecast(self) -> Forecast:
-        """What they reach together."""
+        """What the volunteers reach together."""
         return forecast(self.kinds(), self.exchange())
 
 
@@ -126,7 +126,7 @@ def collaboration_from(request: object) -> Collaboration:
     """A collaboration from the object of a request.
 
     Raises:
-        BadSetup: If a key is unknown, or a value is none of its kind; the message names it.
+        BadSetup: If a key is unknown or a value has the wrong type; the message names it.
     """
     given = _read(Collaboration, request, "a collaboration")
     listed = given.get("volunteers")
@@ -167,13 +167,13 @@ def answer(collaboration: Collaboration) -> dict:
 
 
 def _read(kind: type, request: object, what: str) -> dict[str, Any]:
-    """Keys that the dataclass knows, with values of the type that it says."""
+    """The object's entries, after a check that the dataclass has their keys and that the values have its types."""
     if not isinstance(request, Mapping):
         raise BadSetup(f"A description of {what} is an object.")
     known = {field.name: field for field in fields(kind)}
     for name, value in request.items():
         if name not in known:
-            raise BadSetup(f"{name!r:.60} is no key of {what}; there are: {', '.join(known)}.")
+            raise BadSetup(f"{name!r:.60} is not a key of {what}; the keys are: {', '.join(known)}.")
         wanted = str(known[name].type)
         if name in ("volunteers", "config") or (value is None and "None" in wanted):
             continue

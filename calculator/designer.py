@@ -1,4 +1,4 @@
-"""From a wish to a run: settings that suit model, volunteers and target, what they reach, and the recipe file."""
+"""Designs a run: settings that suit a model, volunteers and a target; their forecast; and the recipe file."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ MODELS = {
     "large": dict(hidden_size=1536, num_layers=64, num_heads=24),
     "huge": dict(hidden_size=3072, num_layers=64, num_heads=48),
 }
-"""Sizes to start from; the first is the demo's own, the others have the 2021 run's structure."""
+"""Model sizes to choose from; the first is the demo's own, the others have the 2021 run's structure."""
 SHAPES = dict(head_dim=32, text_vocab_size=64, text_seq_len=16, image_grid=8, image_vocab_size=256)
 PICTURES = dict(head_dim=64, text_vocab_size=32_100, text_seq_len=256, image_grid=32, image_vocab_size=8192)
 BATCHES = (256, 512, 1024, 2048, 4096, 8192, 16_384)
 """Samples of an update; the largest is the 2021 run's (paper, section 3.3)."""
 LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
-"""Batches are no larger than leaves so many updates, or exchanges of local updates; the 2021 run planned 31 250."""
+"""The least number of updates, or of exchanges of local updates, that a batch must leave; 2021 planned 31 250."""
 MOST_COMMUNICATION = 0.1
-"""Share of the time that the exchange may take before something is done about it."""
+"""The largest share of the time that the exchange may take if it can be avoided."""
 MICRO_BATCHES = (8, 4, 2, 1)
 INNER_BATCH, INNER_UPDATES = 32, (100, 500)
-"""Of local updates: samples of one, and how many a volunteer does between two exchanges (Douillard et al. 2023,
-arXiv:2311.08105, which does 500)."""
+"""Samples of one local update, and the numbers of updates between two exchanges that are tried (Douillard et al. 2023,
+arXiv:2311.08105, make 500)."""
 PEAK_LEARNING_RATES = {"demo": (3e-2, 256)}
 PEAK_LEARNING_RATE = (2.5e-3, 16_384)
-"""Rate and batch of the demo's recipe, for its model, and of the 2021 run's (paper, section 3.3), for all others; with
-another batch the rate follows its root (You et al. 2020, arXiv:1904.00962, section 4.3)."""
+"""Learning rate and batch of the demo's recipe, for its model, and of the 2021 run (paper, section 3.3), for all
+others; the rate is proportional to the root of the batch (You et al. 2020, arXiv:1904.00962, section 4.3)."""
 WHY_DELAYED = (
-    "The largest batch that this kind of run is known to learn with, or that leaves a thousand updates; gradients are "
-    "averaged while the next update computes, and are one update old."
+    "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates; gradients are "
+    "averaged while the next update is computed, so they are one update old."
 )
-WHY_ASKED = "It was asked for."
+WHY_ASKED = "You chose it."
 WHY_LOCAL = (
-    "The links are too slow, or the volunteers too many, to average gradients: each trains by itself for about "
-    "{updates} updates, then all exchange how far they came."
+    "The links are too slow, or the volunteers too many, to average gradients: each volunteer trains on its own for "
+    "about {updates} updates, then all average the changes of their weights."
 )
 GENEROUS = dict(allreduce_timeout_seconds=1800.0, next_chunk_timeout_seconds=300.0)
-"""Longest time-outs that are advised, with which settings are tried. Shorter ones follow from the slowest link."""
+"""The longest advised time-outs. Settings are tried with these; the final ones follow from the slowest link."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,23 +66,23 @@ class People:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What is wanted, and who is there."""
+    """The user's target and volunteers."""
 
     model: str
     people: tuple[People, ...]
     hours_a_day: float
     samples: float
-    """To train on, in all."""
+    """Samples to train on in total."""
     days: float
-    """That there are."""
+    """Days available."""
     utilisation: float = UTILISATION
     batch: int | None = None
-    """Samples of an update; None: whatever suits."""
+    """Samples per update; None: the designer chooses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Design:
-    """Settings and what they reach."""
+    """Settings and their forecast."""
 
     collaboration: Collaboration
     forecast: Forecast
@@ -99,13 +99,13 @@ class Design:
 
 
 def model_config(name: str) -> dict:
-    """Sizes of a model, as in a recipe."""
+    """The sizes of a model, as in a recipe."""
     return {**(SHAPES if name == "demo" else PICTURES), **MODELS[name]}
 
 
 @lru_cache(maxsize=256)
 def micro_batch(model: str, gpu: str) -> int:
-    """Samples at once that fit with a margin, trained as volunteers do; 0 if none does."""
+    """The micro-batch that fits with a margin when trained as volunteers do; 0 if not even one sample fits."""
     device = device_named(gpu)
     for size in MICRO_BATCHES:
         setup = Setup(
@@ -121,16 +121,16 @@ def micro_batch(model: str, gpu: str) -> int:
 
 
 def design(wish: Wish) -> Design:
-    """The first of some settings, gentlest first, whose exchange takes little time; else the fastest that works.
+    """Settings whose exchange takes little time, those that learn best first; otherwise the fastest that work.
 
     Raises:
-        BadSetup: If there is nobody whose GPU holds the model.
+        BadSetup: If no volunteer's GPU holds the model.
     """
     sizes = {people.gpu: micro_batch(wish.model, people.gpu) for people in wish.people if people.count}
     able = [people for people in wish.people if people.count and sizes[people.gpu]]
     if not able:
         raise BadSetup(
-            "Nobody's GPU holds even one sample of this model; take a smaller model or volunteers with more memory."
+            "No volunteer's GPU holds even one sample of this model; choose a smaller model or GPUs with more memory."
         )
     collaboration = Collaboration(
         volunteers=tuple([_kind(people, wish.hours_a_day, sizes[people.gpu]) for people in able]),
@@ -164,7 +164,7 @@ def design(wish: Wish) -> Design:
 
 
 def _timeout(all_reduce_seconds: float) -> float:
-    """Twice as long as an average takes, in steps of ten seconds, and not below a minute."""
+    """Twice the time of an average, rounded up to ten seconds, and at least a minute."""
     return min(max(60.0, 10.0 * math.ceil(all_reduce_seconds / 5)), GENEROUS["allreduce_timeout_seconds"])
 
 
@@ -188,7 +188,7 @@ class _Tried:
 
     @property
     def good(self) -> bool:
-        """Whether the run works, loses little to the exchange, and has epochs that leave time to meet."""
+        """Whether the run works, loses little time to the exchange, and has epochs long enough for matchmaking."""
         made, windows = self.forecast, ADVISED_WINDOWS * self.exchange.matchmaking_seconds
         calm = made.peers <= 1 or made.computing_seconds >= 0.99 * windows
         return made.works and made.shares.communication <= MOST_COMMUNICATION and calm
@@ -214,7 +214,7 @@ def _choose(people: list[Volunteers], exchange: Exchange, rate: float, wish: Wis
         return tried(WHY_ASKED if wish.batch else _why_batch(batches[place]), batches[place])
 
     best = awaited(len(batches) - 1)
-    if best.good:  # the larger the batch, the less exchange: the smallest good one is found by halving
+    if best.good:  # larger batches exchange less often, so bisection finds the smallest good one
         low, high = 0, len(batches) - 1
         while low < high:
             middle = (low + high) // 2
@@ -231,19 +231,19 @@ def _choose(people: list[Volunteers], exchange: Exchange, rate: float, wish: Wis
     if chosen.good:
         return chosen.exchange, chosen.forecast, chosen.why
     chosen = max(others, key=lambda one: (one.forecast.works, one.forecast.samples_per_second))
-    why = f"{chosen.why} Of the settings tried this is the fastest; none gives the exchange the time that it needs."
+    why = f"{chosen.why} This is the fastest of the settings tried; none leaves enough time for the exchange."
     return chosen.exchange, chosen.forecast, why
 
 
 def _why_batch(batch: int) -> str:
     return (
-        f"{'The smallest batch' if batch > BATCHES[0] else 'A small batch'} with which the exchange takes at most a "
-        "tenth of the time: smaller batches learn more from each sample."
+        f"{'The smallest batch' if batch > BATCHES[0] else 'A small batch'} for which the exchange takes at most a "
+        "tenth of the time: with smaller batches a model learns more from each sample."
     )
 
 
 def recipe(wish: Wish, made: Design) -> str:
-    """The recipe file, whole; `python -m training bootstrap --recipe` takes it as it is."""
+    """The complete recipe file, ready for `python -m training bootstrap --recipe`."""
     chosen = made.collaboration
     averaging = max(180.0, chosen.allreduce_timeout_seconds + 6 * chosen.matchmaking_seconds)
     shapes = wish.model == "demo"
@@ -288,8 +288,8 @@ def recipe(wish: Wish, made: Design) -> str:
     )
     name = f"run-{zlib.crc32(repr(wish).encode()):08x}"
     return (
-        "# From the run designer. Change title, description and prompts as you like; every number is explained on the\n"
-        "# page of the recipe. All peers of a run use the same file.\n\n"
+        "# From the run designer. Change title, description and prompts as you like; the page “The recipe” explains\n"
+        "# every number. All peers of a run use the same file.\n\n"
         f'run_id = "{name}"\ntitle = "My run"\ndescription = "A text-to-image model, trained together."\nseed = 0\n'
         + body
     )
@@ -306,7 +306,7 @@ def _toml(value: object) -> str:
 
 
 def alone_days(wish: Wish) -> float | None:
-    """One volunteer of the first kind, all day long, for the same samples; None if its GPU does not hold the model."""
+    """Days that one volunteer of the first kind needs on its own, 24 hours a day; None if the model does not fit it."""
     first = wish.people[0]
     size = micro_batch(wish.model, first.gpu)
     if not size:

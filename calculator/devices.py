@@ -1,8 +1,8 @@
-"""GPUs that volunteers have: what a program can use of their memory, their speed, and where each figure comes from.
+"""GPUs that volunteers have: how much of their memory a program can use, their speed, and the source of each figure.
 
-A card has less for PyTorch than its name says: the driver keeps a part, more of it with each of its generations. The
-figures are the smallest `total capacity` that PyTorch reported for a card on Linux in the cited place. Where no report
-was found, the driver's part is taken as `DRIVER_BYTES`. Of a card that is not listed its memory is enough: `cuda-20gb`.
+PyTorch can use less than the memory in a card's name: the driver reserves a part, and newer drivers reserve more. The
+figures are the smallest `total capacity` that PyTorch reported for a card on Linux in the cited source. Without such a
+report, the driver's part is assumed to be `DRIVER_BYTES`. An unlisted card is named by its memory, as in `cuda-20gb`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from calculator.errors import BadSetup
 GIB = 2**30
 MIB = 2**20
 DRIVER_BYTES = 768 * MIB
-"""The most that a driver keeps in the reports cited here: an A100 has 81 920 MiB by nvidia-smi and 79.25 GiB by
+"""The most that a driver reserves in the reports cited here: an A100 has 81 920 MiB by nvidia-smi and 79.25 GiB by
 PyTorch (modal-labs/modal-client pull request 2797, HiDream-ai/VAREdit issue 6)."""
 MOST_CARD_GIB = 1024
-"""Memory that a card may be named by: some times the largest that is sold."""
+"""The largest memory by which a card may be named: several times the largest on sale."""
 MPS_HIGH_WATERMARK = 1.7
-"""PyTorch lets Metal exceed its recommended working set by this (aten/src/ATen/mps/MPSAllocator.h,
-default_high_watermark_ratio); its reports of `max allowed` are divided by it."""
+"""PyTorch allows this multiple of Metal's recommended working set (aten/src/ATen/mps/MPSAllocator.h,
+default_high_watermark_ratio); the `max allowed` that it reports is divided by it here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,26 +32,26 @@ class Device:
     name: str
     title: str
     memory_bytes: int
-    """As its maker sells it."""
+    """The memory in the product's name."""
     usable_bytes: int
     """For PyTorch and the CUDA context together."""
     capability: tuple[int, int] | None
     """CUDA compute capability; None where there is no CUDA (developer.nvidia.com/cuda-gpus)."""
     source: str
-    """Of `usable_bytes`."""
+    """The source of `usable_bytes`."""
     unified: bool = False
-    """Whether host and GPU share this memory: what is offloaded is still in it."""
+    """Whether host and GPU share this memory, so that offloading frees nothing."""
     assumed: bool = False
-    """Whether only the memory is known, and `capability` is taken for granted."""
+    """Whether only the memory is known, and `capability` is assumed."""
 
     @property
     def teraflops(self) -> float | None:
-        """10**12 FLOP/s at most in training; see `TERAFLOPS`. None: not published in these terms."""
+        """Peak in training, in 10**12 FLOP/s; see `TERAFLOPS`. None: no such figure is published."""
         return TERAFLOPS.get(self.name)
 
     @property
     def bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16 in hardware: NVIDIA's from Ampere (8.0) on, and those without CUDA here."""
+        """Whether it has bfloat16 units: NVIDIA's from Ampere (8.0) on, and the listed GPUs without CUDA."""
         return self.capability is None or self.capability >= (8, 0)
 
 
@@ -122,7 +122,7 @@ TERAFLOPS = {
     "h200": 989.4,  # data sheet
     "mi300x": 1307.4,  # AMD's data sheet
 }
-"""Published peak of each GPU, 10**12 FLOP/s: products of dense 16-bit matrices with 32-bit sums, as autocast trains."""
+"""Published peak of each GPU in 10**12 FLOP/s: dense 16-bit matrix products with 32-bit sums, as in autocast."""
 
 DEVICES: dict[str, Device] = {
     device.name: device
@@ -205,7 +205,7 @@ def _unknown(name: object) -> BadSetup:
 
 @lru_cache(maxsize=64)
 def _card(memory_gib: int) -> Device:
-    """A card of which only the memory is known, taken to be as able as Ampere."""
+    """A card of unknown model with this memory, assumed to have the features of Ampere."""
     return Device(
         name=f"cuda-{memory_gib}gb",
         title=f"CUDA card with {memory_gib} GB",

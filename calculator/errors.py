@@ -1,5 +1,5 @@
-"""The one exception of the calculator."""
+"""The calculator's only exception."""
 
 
 class BadSetup(ValueError):
-    """A setup, model or file that cannot be estimated; its message is one sentence that says what is accepted."""
+    """The setup, model or file cannot be estimated; the message is one sentence that says what is accepted."""

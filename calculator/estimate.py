@@ -15,8 +15,8 @@ from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, resolve
 from calculator.timeline import Instant, Options, play
 
 CUDA_CONTEXT_BYTES = 500 * 2**20
-"""The driver's own memory, not part of any figure that PyTorch reports: 300 MiB to 1 GiB by GPU and driver. Other
-calculators take 650 MB (RahulSChand/gpu_poor, src/App.js) and 1000 MiB (furiousteabag/vram-calculator, README)."""
+"""The driver's own memory, which no figure of PyTorch includes: 300 MiB to 1 GiB, depending on GPU and driver. Other
+calculators assume 650 MB (RahulSChand/gpu_poor, src/App.js) and 1000 MiB (furiousteabag/vram-calculator, README)."""
 CUBLAS_WORKSPACE_BYTES = 8_519_680
 """Workspace of cuBLAS, once per stream (pytorch, aten/src/ATen/cuda/CUDAContextLight.h, CUBLAS_WORKSPACE_CONFIG)."""
 
@@ -24,9 +24,9 @@ MIB = 2**20
 SMALL_BLOCK, SMALL_SEGMENT = MIB, 2 * MIB
 LARGE_BLOCK, LARGE_SEGMENT = 10 * MIB, 20 * MIB
 SEGMENT_UNIT = 2 * MIB
-"""Blocks up to `SMALL_BLOCK` share segments of `SMALL_SEGMENT`, those below `LARGE_BLOCK` segments of `LARGE_SEGMENT`;
-larger ones have their own, in steps of `SEGMENT_UNIT` (pytorch, c10/cuda/CUDACachingAllocator.cpp, kSmallSize,
-kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge)."""
+"""The allocator puts blocks up to `SMALL_BLOCK` into segments of `SMALL_SEGMENT`, and those below `LARGE_BLOCK` into
+segments of `LARGE_SEGMENT`; each larger block has a segment of its own, rounded up to `SEGMENT_UNIT` (pytorch,
+c10/cuda/CUDACachingAllocator.cpp, kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +36,12 @@ class GpuMemory:
     weights: int
     """Parameters and buffers."""
     gradients: int
-    """Of the parameters, as far as they are there at the peak."""
+    """Gradients of the parameters, as far as they exist at the peak."""
     optimizer_state: int
     activations: int
     """Kept for backward, with the inputs and autocast's copies of weights."""
     temporary: int
-    """What the operation at the peak works with."""
+    """Memory that the operation at the peak uses only while it runs."""
 
     @property
     def total(self) -> int:
@@ -54,12 +54,12 @@ class HostMemory:
     """Bytes on the host, without the process itself and network buffers."""
 
     parameters: int
-    """32-bit copy that the optimizer updates."""
+    """The 32-bit copy that the optimizer updates."""
     gradients: int
-    """32-bit, averaged or accumulated."""
+    """In 32 bits, averaged or accumulated."""
     optimizer_state: int
     delta_rule: int
-    """One more copy of the parameters."""
+    """The additional copy of the parameters that hivemind's delta rule keeps."""
 
     @property
     def total(self) -> int:
@@ -69,12 +69,12 @@ class HostMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """The instant at which the device holds most."""
+    """The instant at which the device holds the most."""
 
     phase: str
     """"forward", "backward" or "optimizer"."""
     instant: str
-    """One sentence: when it is, and the largest parts."""
+    """One sentence: the instant and the largest parts."""
 
 
 class StepInstant(NamedTuple):
@@ -87,7 +87,7 @@ class StepInstant(NamedTuple):
     instant: str
     """The operation; empty where it is the place itself."""
     bytes: int
-    """All that the device holds then."""
+    """Everything that the device holds at that instant."""
     weights: int
     gradients: int
     optimizer_state: int
@@ -124,9 +124,9 @@ class Estimate:
     timeline: tuple[StepInstant, ...]
     transfer: Transfer
     overhead: dict[str, int]
-    """Not in `gpu.total`: what no figure of PyTorch's allocator contains."""
+    """Not in `gpu.total`: memory that no figure of PyTorch's allocator includes."""
     notes: tuple[str, ...]
-    """Sentences about what was counted in another way than the setup may suggest."""
+    """Sentences about what is counted differently than the setup may suggest."""
 
     def as_dict(self) -> dict:
         """The result as plain data."""
@@ -142,7 +142,7 @@ class Estimate:
 
 
 def _plain(record: object) -> dict:
-    """Names and values of a dataclass (unlike `asdict`, without copies of what is in them)."""
+    """Names and values of a dataclass; unlike `asdict`, it does not copy the values."""
     return {name: getattr(record, name) for name in record.__slots__}
 
 
@@ -169,7 +169,7 @@ def estimate(setup: Setup) -> Estimate:
     accumulated = fixed.weight_bytes if setup.accumulation_steps > 1 else 0
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = timeline.after_backward
-    # the loss stays until the step is over
+    # In the update, activations are gone; `after.live` without its gradients is the loss, which stays until the end.
     live = fixed.weight_bytes + step + after.live - after.gradients
     updating = Instant("optimizer", "the update", Levels(live=live, gradients=fixed.weight_bytes))
     instants = [_step_instant(instant, weights, state, inputs, accumulated) for instant in timeline.instants]
@@ -196,7 +196,7 @@ def estimate(setup: Setup) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Sizes that follow from the parameters alone."""
+    """Sizes that depend only on the parameters."""
 
     values: int
     tensors: int
@@ -209,7 +209,7 @@ class _Fixed:
     paged_bytes: int
     step_bytes: int
     unused_bytes: int
-    """What the weights leave unused of the allocator's segments."""
+    """The part of the allocator's segments that the weights leave unused."""
 
 
 @lru_cache(maxsize=1024)
@@ -242,6 +242,8 @@ def _fixed(
             paged += times * (chosen.paged.bytes_of(count, size) - chosen.state_bytes(tensor, size))
         step = optimizer.step_bytes(tensor, itemsize)
         whole += times * step
+        # An optimizer that loops over tensors keeps the last one's temporary under its local name until the next
+        # one's is assigned to it, so the two exist at once: the order of the tensors decides the peak.
         largest = max(largest, step + max(previous, optimizer.later_bytes(tensor, itemsize)))
         previous = optimizer.kept_bytes(tensor, itemsize)
     if optimizer.step_counters:
@@ -270,7 +272,7 @@ def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: in
 
 
 def _input_bytes(setup: Setup, architecture: Architecture) -> int:
-    """Token ids and labels, 64-bit integers."""
+    """Bytes of token ids and labels, 64-bit integers."""
     length = setup.sequence_length or architecture.sequence_length
     ids = allocated_bytes(setup.micro_batch_size * length, 8)
     if architecture.family == "text-to-image":
@@ -281,7 +283,7 @@ def _input_bytes(setup: Setup, architecture: Architecture) -> int:
 
 
 def _buffer_bytes(setup: Setup, architecture: Architecture) -> int:
-    """Tables that are part of the model but not trained."""
+    """Bytes of tables that belong to the model but are not trained."""
     return FAMILIES[architecture.family].buffer_bytes(architecture, 4 if setup.precision == "fp32" else 2)
 
 
@@ -293,7 +295,7 @@ def _step_instant(instant: Instant, weights: int, state: int, inputs: int, accum
         weights: Parameters and buffers.
         state: Of the optimizer, on the device.
         inputs: Token ids and labels.
-        accumulated: Gradients of earlier micro-batches, which the instant's own are added to.
+        accumulated: Gradients of earlier micro-batches; those of this one are added to them in place.
     """
     phase, place, levels = instant
     kept = levels.activations + levels.weight_copies
@@ -316,13 +318,13 @@ def _host(setup: Setup, fixed: _Fixed, optimizer: Optimizer) -> HostMemory:
 
 
 def _transfer(setup: Setup, fixed: _Fixed) -> Transfer:
-    """Gradients down and parameters up, in the device's precision."""
+    """Gradients to the host and parameters to the device, in the device's precision."""
     moved = 2 * fixed.weight_bytes if setup.offload_optimizer else 0
     return Transfer(bytes_per_step=moved, seconds=moved / PCIE_BYTES_PER_SECOND[setup.pcie_generation])
 
 
 def _overhead(fixed: _Fixed) -> dict[str, int]:
-    """Beside PyTorch's allocated memory; of the segments, those of weights and gradients."""
+    """Memory besides what PyTorch has allocated; of segments, only those of weights and gradients are counted."""
     parts = {
         "cuda_context": CUDA_CONTEXT_BYTES,
         "cublas_workspace": CUBLAS_WORKSPACE_BYTES,
@@ -334,19 +336,20 @@ def _overhead(fixed: _Fixed) -> dict[str, int]:
 def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
     notes = []
     if architecture.family == "gptj" and setup.attention == "sdpa":
-        notes.append("The code of GPT-J has no fused attention: its single operations are counted.")
+        notes.append("GPT-J's code has no fused attention, so its separate operations are counted.")
     if architecture.family == "text-to-image":
         notes.append("The run's model has its own attention: eager and sdpa make no difference.")
         if architecture.reversible if setup.reversible is None else setup.reversible:
-            notes.append("Reversible layers are counted with all activations computed again (activation budget 0).")
+            notes.append("Reversible layers are counted as recomputing all activations (activation budget 0).")
     if setup.offload_optimizer:
         notes.append(
-            "Making the optimizer takes gradients for a moment; the trainer gives that host memory back, others may "
-            "keep up to 4 bytes a parameter of it (benchmarks/memory_on_host.py)."
+            "While the optimizer is created, its gradients take host memory for a moment. The trainer returns this "
+            "memory to the system; other programs may keep up to 4 bytes per parameter of it "
+            "(benchmarks/memory_on_host.py)."
         )
     shared = setup.shared_groups is not None and architecture.family != "text-to-image"
     if shared:
-        notes.append("Layers i and j share all weights where i mod shared_groups equals j mod shared_groups.")
+        notes.append("Layers i and j share all weights if i mod shared_groups equals j mod shared_groups.")
     return tuple(notes)
 
 

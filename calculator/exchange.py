@@ -1,9 +1,9 @@
-"""What peers send each other in an average and how long it takes, in closed form.
+"""What peers send each other in an average, and how long that takes, in closed form.
 
 hivemind averages by a butterfly all-reduce: the vector is cut into parts, each peer collects one part from all others,
 averages it and returns the result. Peer i of n, whose part is the fraction f_i of V bytes, sends (1 - f_i) V of its own
 vector and (n - 1) f_i V of results, and receives as much: V (1 + (n - 2) f_i) each way (hivemind 1.1.12,
-averaging/load_balancing.py). A peer in client mode has no part.
+averaging/load_balancing.py). A peer in client mode averages no part.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from calculator.errors import BadSetup
 
 CODECS = ("blockwise8", "uniform8", "float16", "float32")
-"""How values travel, as a recipe chooses (training/swarm/codecs.py)."""
+"""The encodings among which a recipe chooses (training/swarm/codecs.py)."""
 COMPRESSION_THRESHOLD = 65_536
-"""Tensors with fewer values travel in 16 bit where large ones take 8 (paper, section 3.3)."""
+"""Tensors with fewer values are sent in 16 bits where large ones take 8 (paper, section 3.3)."""
 BLOCK_SIZE = 512
 """Values that share one float32 scale in `blockwise8` (training/swarm/codecs.py)."""
 CODEBOOK_BYTES = 8 + 256 * 4
-"""What each part of `uniform8` carries beside its codes: a length and 256 float32 values (hivemind 1.1.12,
+"""Bytes in each part of `uniform8` besides its codes: a length and 256 float32 values (hivemind 1.1.12,
 compression/quantization.py)."""
 SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 1 << 14, 1 << 19
 PARTS_OF_A_VECTOR = 32
-"""An average of V values travels in parts of V / 32 bytes, within these bounds; the upper one is hivemind's default
+"""A vector of V values is sent in parts of V / 32 bytes, within these bounds; the upper one is hivemind's default
 (1.1.12, averaging/partition.py)."""
 WIRE_BYTES_PER_BYTE = 1514 / 1448
-"""Ethernet frame over what it carries: 14 bytes of Ethernet, 20 of IPv4, 32 of TCP with time stamps (RFC 894, 791,
-7323) around 1448."""
+"""Bytes of an Ethernet frame over those of its payload: 14 bytes of Ethernet, 20 of IPv4 and 32 of TCP with time stamps
+(RFC 894, 791, 7323) around 1448."""
 
 
 def part_values(values: int, codec: str) -> int:
@@ -42,7 +42,7 @@ def part_values(values: int, codec: str) -> int:
 
 
 def part_bytes(values: int) -> int:
-    """Bytes of one part of an average of so many values: small enough that a small model's go to all of a group.
+    """Bytes of one part of a vector of `values` values: small enough that a small model has a part for each peer.
 
     >>> part_bytes(1_300_000), part_bytes(125_000_000)
     (40625, 524288)
@@ -51,12 +51,12 @@ def part_bytes(values: int) -> int:
 
 
 def encoded_bytes(values: int, codec: str, *, of: int | None = None) -> int:
-    """Bytes of some values on their way, as the codec lays them out.
+    """Bytes of encoded values, headers included.
 
     Args:
-        values: How many.
+        values: Number of values.
         codec: One of `CODECS`.
-        of: Values of the whole vector, which decide the length of a part; None: these are all.
+        of: Number of values of the whole vector, which decides the length of a part; None: `values` are all.
 
     >>> encoded_bytes(1024, "blockwise8"), encoded_bytes(1024, "uniform8"), encoded_bytes(1024, "float16")
     (1032, 2056, 2048)
@@ -73,7 +73,7 @@ def encoded_bytes(values: int, codec: str, *, of: int | None = None) -> int:
 
 
 def vector_bytes(parameters: int, small_parameters: int, codec: str) -> int:
-    """Bytes of all parameters or gradients: in 8 bit but for small tensors, which take 16, or all in 16 or 32 bit.
+    """Bytes of all parameters or gradients: in 8 bits, with small tensors in 16; or all in 16 or in 32 bits.
 
     >>> vector_bytes(1_000_000, 4_000, "uniform8") - 996_000
     41024
@@ -88,40 +88,41 @@ def vector_bytes(parameters: int, small_parameters: int, codec: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """A peer's way to the others. Up and down do not disturb each other."""
+    """A peer's network link. Upload and download do not slow each other down."""
 
     up_bytes_per_second: float
     down_bytes_per_second: float
     latency_seconds: float = 0.0
     """One way, to another peer."""
     client_mode: bool = False
-    """Whether it accepts no connections, and so averages no part."""
+    """Whether the peer accepts no connections, and so averages no part."""
 
     @property
     def slower_bytes_per_second(self) -> float:
-        """Of both ways: as much goes up as comes down."""
+        """The rate of the slower direction, which limits an average: as much is sent as received."""
         return min(self.up_bytes_per_second, self.down_bytes_per_second)
 
 
 def even_parts(links: Sequence[Link]) -> tuple[float, ...]:
-    """Fractions of the vector when nobody declares a bandwidth: all but clients alike.
+    """Fractions of the vector if no peer declares a bandwidth: equal for all but clients.
 
     Raises:
         BadSetup: If all are in client mode.
     """
     servers = sum(not link.client_mode for link in links)
     if not servers:
-        raise BadSetup("All volunteers are in client mode, so nobody can average: at least one must be reachable.")
+        raise BadSetup("All volunteers are in client mode, so none can average: at least one must be reachable.")
     return tuple([0.0 if link.client_mode else 1 / servers for link in links])
 
 
 def balanced_parts(links: Sequence[Link]) -> tuple[float, ...]:
-    """Fractions that make the slowest peer's time shortest, as hivemind chooses when bandwidths are declared.
+    """The fractions with which the slowest peer finishes earliest, as hivemind chooses if peers declare bandwidths.
 
     hivemind solves a linear program: the least x with (1 + (n - 2) f_i) / b_i <= x for all servers i, where the
-    fractions f_i >= 0 add up to 1. Its solution is a level, as of water: f_i = (x b_i - 1) / (n - 2), and no less than
-    0, at the smallest x at which these reach 1; but x is at least 1 / b of the slowest, who must send its own vector.
-    Where that leaves slack, the shares are scaled down to 1 in all: as fast, though hivemind may cut otherwise.
+    fractions f_i >= 0 add up to 1. This function solves it by water-filling: f_i = max(0, (x b_i - 1) / (n - 2)), with
+    the smallest x for which the sum reaches 1. But x is at least 1 / b of the slowest peer, which must send its own
+    vector in any case. If the sum exceeds 1 there, the fractions are scaled down to a sum of 1, which takes no longer;
+    hivemind may choose other fractions with the same x.
     """
     even = even_parts(links)
     peers, rates = len(links), [0.0 if link.client_mode else link.slower_bytes_per_second for link in links]
@@ -135,14 +136,14 @@ def balanced_parts(links: Sequence[Link]) -> tuple[float, ...]:
 
 
 def load(fraction: float, peers: int) -> float:
-    """What a peer sends, and receives, over the bytes of the vector."""
+    """The bytes that a peer sends, and also receives, relative to the bytes of the vector."""
     return 1 + (peers - 2) * fraction if fraction else 1.0
 
 
 def message_seconds(link: Link, reducers: int, size_bytes: float, longest_bytes: float, link_share: float) -> float:
-    """Between two parts from one peer to another: those to all reducers share its link, each being one message.
+    """Seconds between two parts from a peer to the same reducer: meanwhile it sends one to each other reducer.
 
-    hivemind gives up a sender that is silent for longer than `next_chunk_timeout` (averaging/allreduce.py).
+    hivemind drops a sender that is silent for longer than `next_chunk_timeout` (averaging/allreduce.py).
     """
     part = min(longest_bytes, size_bytes / max(reducers, 1))
     return part * WIRE_BYTES_PER_BYTE * max(reducers - 1, 0) / (link.slower_bytes_per_second * link_share)
@@ -152,10 +153,10 @@ def all_reduce_seconds(links: Sequence[Link], size_bytes: float, parts: Sequence
     """Time of one all-reduce: the slowest peer's.
 
     Args:
-        links: Of all peers of the group.
-        size_bytes: Of the vector as it travels.
-        parts: Fractions of the vector, as of `even_parts`.
-        link_share: Share of a link's rate that an average reaches.
+        links: Links of all peers of the group.
+        size_bytes: Bytes of the encoded vector.
+        parts: Fractions of the vector, as from `even_parts`.
+        link_share: The fraction of a link's rate that an average reaches.
     """
     if len(links) < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""Whether a setup fits a GPU and by how much, the most that fits, and the techniques that make it fit."""
+"""Whether a setup fits a GPU and by how much, the largest one that fits, and the techniques that make it fit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from calculator.estimate import Estimate, estimate
 from calculator.setups import Setup, resolve
 
 TIGHT_PERCENT = 6
-"""Of the usable memory. The largest error that the calculator is held to (benchmarks/memory_accuracy.py); a smaller
-margin is called tight, since what the allocator cannot join again (fragmentation) comes on top."""
+"""A margin below this percentage of the usable memory is called tight. It is the largest error that tests allow the
+calculator (benchmarks/memory_accuracy.py), and the allocator's fragmentation, which is not counted, needs room too."""
 ADVISED_SHARE = 0.9
-"""Advice on a run's settings fills at most this share of a GPU's memory, so that what is not counted finds room."""
+"""Advice on a run's settings fills at most this fraction of a GPU's memory, to leave room for what is not counted."""
 MOST_SUGGESTIONS = 5
 LONGEST = 1_000_000
-"""Where a model's positions have no limit of their own."""
+"""The limit of a search where the model has none."""
 FORWARD_SHARE = 1 / 3
-"""Of a step's computation; backward is twice forward (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
+"""Forward's share of a step's computation; backward is twice forward (Kaplan et al. 2020, arXiv:2001.08361, section
+2.1)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +34,13 @@ class Verdict:
     standing: str
     """"fits", "tight" (margin below `TIGHT_PERCENT`) or "does not fit"."""
     need_bytes: int
-    """Peak of the step, CUDA context and workspace; with unified memory also what the host holds."""
+    """Peak of the step, CUDA context and workspace; with unified memory, the peak and what the host holds."""
     usable_bytes: int
     margin_bytes: int
-    """What is left; negative where it does not fit."""
+    """Usable minus needed bytes; negative if the setup does not fit."""
     sentence: str
     notes: tuple[str, ...]
-    """What else speaks for or against this GPU."""
+    """Other reasons for or against this GPU."""
 
     def as_dict(self) -> dict:
         """The verdict as plain data."""
@@ -54,9 +55,9 @@ class Suggestion:
     changes: dict[str, object]
     """Keys of the setup with their new values."""
     extra_computation: float
-    """Share of a step's computation that is done again: 0.33 is a third more."""
+    """Recomputation as a share of a step's computation: 0.33 is a third more."""
     seconds_per_update: float
-    """Over the bus between host and GPU, once for each optimizer step."""
+    """Time of the transfer between host and GPU, once per optimizer step."""
     verdict: Verdict
     sentence: str
 
@@ -69,12 +70,12 @@ def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Ver
     """Whether a setup fits, and its margin.
 
     Args:
-        setup: What is judged.
-        device: For which GPU.
-        result: The setup's estimate, where it is at hand.
+        setup: The setup to judge.
+        device: The GPU that it should fit.
+        result: The setup's estimate, if it has been computed already.
 
     Raises:
-        BadSetup: If the setup cannot exist.
+        BadSetup: If the setup is not possible.
 
     >>> from calculator.devices import device_named
     >>> verdict(Setup(model="gpt2-large", micro_batch_size=8), device_named("t4")).standing
@@ -88,8 +89,8 @@ def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Ver
     share = 100 * abs(margin) / device.usable_bytes
     sentence = {
         "fits": f"It fits the {device.title}: {figures}; {_gib(margin)} ({share:.0f} %) are left.",
-        "tight": f"It is tight on the {device.title}: {figures}; the {_gib(margin)} ({share:.1f} %) that are left may "
-        "go to memory that the allocator cannot join again.",
+        "tight": f"It is tight on the {device.title}: {figures}; fragmentation may take the {_gib(margin)} "
+        f"({share:.1f} %) that are left.",
         "does not fit": f"It does not fit the {device.title}: {figures}; {_gib(-margin)} are missing.",
     }[standing]
     return Verdict(
@@ -105,12 +106,12 @@ def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Ver
 
 
 def need_bytes(setup: Setup, device: Device) -> int:
-    """What a setup takes of a device; see `taken_bytes`."""
+    """Bytes that a setup needs on a device; see `taken_bytes`."""
     return taken_bytes(estimate(setup), device)
 
 
 def taken_bytes(result: Estimate, device: Device) -> int:
-    """What an estimated step takes of a device: the peak, and what is outside of PyTorch's figures.
+    """Bytes that an estimated step takes on a device: the peak, and what PyTorch's figures do not include.
 
     With unified memory, what the host holds is in the same memory, and there is no CUDA context.
     """
@@ -118,14 +119,14 @@ def taken_bytes(result: Estimate, device: Device) -> int:
 
 
 def _in_words(result: Estimate, device: Device) -> str:
-    """The peak, as it stands first in every answer, and what comes on top."""
+    """The peak, which every answer shows first, and what is added to it."""
     on_top = taken_bytes(result, device) - result.gpu.total
     what = "the host" if device.unified else "CUDA itself"
     return _gib(result.gpu.total) + (f" and {_gib(on_top)} for {what}" if on_top else "")
 
 
 def largest_micro_batch(setup: Setup, device: Device) -> int:
-    """Sequences per forward pass that fit, all else as it is; 0 if not even one does.
+    """The most sequences per forward pass that fit, with everything else unchanged; 0 if not even one does.
 
     >>> from calculator.devices import device_named
     >>> largest_micro_batch(Setup(model="gpt2", checkpointing=True), device_named("rtx-2060"))
@@ -135,9 +136,9 @@ def largest_micro_batch(setup: Setup, device: Device) -> int:
 
 
 def longest_sequence(setup: Setup, device: Device) -> int | None:
-    """Tokens a sequence that fit, all else as it is; 0 if not even one does, None where the length is fixed.
+    """The most tokens per sequence that fit, with everything else unchanged; 0 if not even one does.
 
-    Of a model with two stacks it is the encoder's length.
+    None if the model's length is fixed. For a model with two stacks it is the encoder's length.
     """
     architecture = resolve(setup)
     if architecture.family == "text-to-image":
@@ -147,7 +148,10 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
 
 
 def _largest(need: Callable[[int], int], most: int, device: Device) -> int:
-    """The largest number from 1 to `most` whose need fits; more never needs less."""
+    """The largest number from 1 to `most` whose need fits.
+
+    Doubling, then bisection: a larger number never needs less memory, and each trial costs an estimate.
+    """
     if need(1) > device.usable_bytes:
         return 0
     fits, too_much = 1, 2
@@ -171,29 +175,30 @@ class _Technique:
     changes: dict[str, object]
     extra_computation: float = 0.0
     rank: int = 0
-    """0 takes no longer, 1 makes passes smaller, 2 uses the bus once an update, 3 trains another model."""
+    """0 takes no extra time, 1 makes passes smaller, 2 uses the bus once per update, 3 trains another model."""
 
     @property
     def level(self) -> float:
-        """How much it costs beside others of the same choice."""
+        """Its cost relative to the other options of the same choice."""
         return self.extra_computation + self.changes.get("accumulation_steps", 0)
 
 
 def suggestions(setup: Setup, device: Device) -> list[Suggestion]:
     """Sets of techniques that make a setup fit, the cheapest in time first; none if it fits, or if nothing helps.
 
-    What takes no longer comes first (16-bit autocast, fused attention and update, 8-bit state), then smaller passes
-    with as many samples per update, the bus, computing activations again, and last what trains another model. A set
-    that contains another one of the list is left out.
+    Techniques that take no extra time come first (16-bit autocast, fused attention and update, 8-bit state), then
+    smaller passes with as many samples per update, transfers over the bus, recomputation, and last what trains another
+    model. A set that contains another set of the list is left out.
 
     Raises:
-        BadSetup: If the setup cannot exist.
+        BadSetup: If the setup is not possible.
     """
     if verdict(setup, device).standing == "fits":
         return []
     found: list[Suggestion] = []
     tight: list[Suggestion] = []
     taken: list[tuple[_Technique | None, ...]] = []
+    # Cheapest first, so that a set which only adds techniques to one that fits already is skipped without an estimate.
     for techniques in sorted(product(*_techniques(setup, device)), key=_cost):
         if not any(techniques) or any(_is_more(techniques, enough) for enough in taken):
             continue
@@ -211,7 +216,7 @@ def suggestions(setup: Setup, device: Device) -> list[Suggestion]:
 
 
 def _is_more(techniques: tuple[_Technique | None, ...], enough: tuple[_Technique | None, ...]) -> bool:
-    """Whether a set does, choice by choice, all that another set does, or the same at a higher cost."""
+    """Whether a set has, for each choice, the technique of a set that is enough, or a costlier one of its kind."""
     return all(
         less is None or more == less or (more is not None and more.level > less.level)
         for more, less in zip(techniques, enough, strict=True)
@@ -234,14 +239,14 @@ def advice(setup: Setup, device: Device) -> dict:
     if standing == "fits":
         sentence = f"It fits the {device.title} as it is."
     elif found:
-        sentence = f"What makes it fit the {device.title}, the cheapest in time first:"
+        sentence = f"Ways to make it fit the {device.title}, the cheapest in time first:"
     else:
-        sentence = f"No set of techniques makes it fit the {device.title}; take a smaller model or a larger GPU."
+        sentence = f"No set of techniques makes it fit the {device.title}; choose a smaller model or a larger GPU."
     return {"sentence": sentence, "suggestions": [suggestion.as_dict() for suggestion in found]}
 
 
 def _techniques(setup: Setup, device: Device) -> Iterator[list[_Technique | None]]:
-    """For each choice of the setup, what it could be instead; None leaves it."""
+    """For each choice of the setup, the techniques that could replace it; None keeps it."""
     architecture = resolve(setup)
     if setup.precision == "fp32":
         half = "bf16" if device.bfloat16 else "fp16"
@@ -301,12 +306,12 @@ def _suggestion(setup: Setup, device: Device, chosen: list[_Technique]) -> Sugge
     for technique in chosen:
         changes |= technique.changes
     if "shared_groups" in changes and changes.get("checkpointing", True) is not True:
-        return None  # what trains another model comes with all of checkpointing or none
+        return None  # shared weights are suggested only with full checkpointing or without any
     changed = replace(setup, **changes)
     try:
         result = estimate(changed)
         judged = verdict(changed, device, result)
-    except BadSetup:  # techniques that exclude each other
+    except BadSetup:  # the techniques exclude each other
         return None
     changes = {name: value for name, value in changes.items() if value != getattr(setup, name)}
     extra = sum(technique.extra_computation for technique in chosen)
@@ -319,9 +324,9 @@ def _suggestion(setup: Setup, device: Device, chosen: list[_Technique]) -> Sugge
     if seconds:
         costs.append(f"{seconds:.2f} s over the bus for each update")
     if any(technique.rank == 1 for technique in chosen):
-        costs.append("smaller passes, which may use the GPU less well")
+        costs.append("smaller passes, which may use the GPU less efficiently")
     if any(technique.rank == 3 for technique in chosen):
-        costs.append("another model: the layers of a group have the same weights")
+        costs.append("another model: the layers of a group share their weights")
     titles = tuple(technique.title for technique in chosen)
     needs = f"{_in_words(result, device)}, of {_gib(judged.usable_bytes)}"
     return Suggestion(
@@ -330,7 +335,7 @@ def _suggestion(setup: Setup, device: Device, chosen: list[_Technique]) -> Sugge
         extra_computation=extra,
         seconds_per_update=seconds,
         verdict=judged,
-        sentence=f"With {_listed(titles)} it needs {needs}; cost: {_listed(costs) or 'no more time'}.",
+        sentence=f"With {_listed(titles)} it needs {needs}; cost: {_listed(costs) or 'no extra time'}.",
     )
 
 
@@ -340,11 +345,11 @@ def _notes(setup: Setup, device: Device) -> tuple[str, ...]:
         other = setup.precision.replace("bf16", "fp16")
         notes.append(f"The {device.title} has no bfloat16 units; {other} takes as much memory and is faster.")
     if setup.precision.endswith("bf16") and device.assumed:
-        notes.append("The card is taken to be of Ampere (2020) or newer: older ones have no bfloat16 units.")
+        notes.append("The card is assumed to be of Ampere (2020) or newer: older ones have no bfloat16 units.")
     if device.unified:
-        notes.append("Host and GPU share this memory: what the host holds is counted, and offloading saves nothing.")
+        notes.append("Host and GPU share this memory: the host's part is counted too, and offloading saves nothing.")
         if "8bit" in setup.optimizer:
-            notes.append("bitsandbytes' 8-bit optimizers are made for CUDA; whether they run here is not known.")
+            notes.append("bitsandbytes' 8-bit optimizers are made for CUDA; we do not know whether they run here.")
     return tuple(notes)
 
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of a sample, and how many samples a second that makes on a GPU."""
+"""Floating-point operations per sample, and the samples per second that a GPU reaches."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from calculator.errors import BadSetup
 from calculator.families.text_to_image import Layout, layout
 
 UTILISATION = 0.3
-"""Share of a GPU's published peak that training reaches. Of a datacentre's GPUs, the INTELLECT-1 run reached 36 to 41 %
-(arXiv:2412.01152, abstract); a reversible model computes its layers four times where three are counted, and 3/4 of
-that is 27 to 31 %. Measure yours: the trainer prints its samples per second."""
+"""Fraction of a GPU's published peak that training reaches. The INTELLECT-1 run reached 36 to 41 % on data-centre GPUs
+(arXiv:2412.01152, abstract). A reversible model computes its layers four times where three are counted, and 3/4 of that
+is 27 to 31 %. Measure yours: the trainer prints its samples per second."""
 LAYER_SECONDS = 1e-3
-"""To start a layer's kernels, in both passes and where it is computed again: some 200 of 5 microseconds each. Assumed;
-it is what small models on large GPUs take."""
+"""Time to launch a layer's kernels in forward, backward and recomputation: some 200 kernels of 5 microseconds each.
+Assumed; it limits small models on large GPUs."""
 
 
 @lru_cache(maxsize=64)
 def forward_flops(architecture: Architecture) -> int:
-    """Of one sample's forward pass: 2 for each weight and token, and for each pair of tokens attended.
+    """Operations of one sample's forward pass: 2 for each weight and token, and those of each attended pair of tokens.
 
-    Pairs that a mask hides do not count, nor does what is computed again.
+    Masked pairs and recomputation do not count.
 
     Raises:
-        BadSetup: For another family than the run's own; only these are trained here.
+        BadSetup: For any family but the run's own, the only one that the trainer trains.
     """
     a = architecture
     if a.family != "text-to-image":
@@ -40,10 +40,10 @@ def forward_flops(architecture: Architecture) -> int:
 
 @lru_cache(maxsize=256)
 def _pairs(place: Layout, kind: str, kernel: int) -> int:
-    """Pairs of tokens that attend to each other; the last token predicts nothing and is left out.
+    """Pairs of tokens of which one attends to the other; the last token predicts nothing and is left out.
 
-    All see the text up to themselves; image tokens see the image as the mask says (training/model/attention.py,
-    `allowed_pairs`).
+    Each token attends to the text up to itself; image tokens attend to the image as the mask says
+    (training/model/attention.py, `allowed_pairs`).
     """
     text, grid = place.text, place.grid
     seen = text * (text + 1) // 2 + (place.image - 1) * text
@@ -63,13 +63,13 @@ def _pairs(place: Layout, kind: str, kernel: int) -> int:
 def samples_per_second(
     architecture: Architecture, device: Device, utilisation: float = UTILISATION, micro_batch_size: int | None = None
 ) -> float:
-    """Forward and backward passes: three forward passes' operations each, at a share of the published peak.
+    """Samples per second, each with the operations of three forward passes, at a fraction of the published peak.
 
     Args:
-        architecture: Of the run's own family.
-        device: With a published peak.
-        utilisation: Share of it that training reaches.
-        micro_batch_size: Samples at once, which share the time to start kernels; None: so many that it does not matter.
+        architecture: A model of the run's own family.
+        device: A GPU with a published peak.
+        utilisation: The fraction of the peak that training reaches.
+        micro_batch_size: Samples per pass, which share the time to launch kernels; None: so many that it is negligible.
 
     Raises:
         BadSetup: If no peak is published for the device.

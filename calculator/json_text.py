@@ -1,4 +1,4 @@
-"""JSON from people and pages; what is none gets one sentence."""
+"""JSON from people and pages; anything else is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parsed(text: str, what: str = "This") -> object:
         what: Its name in the sentence.
 
     Raises:
-        BadSetup: If it is no JSON, or more than Python reads.
+        BadSetup: If it is not JSON, or exceeds what Python can read.
 
     >>> parsed('{"model": "gpt2"}')
     {'model': 'gpt2'}

@@ -1,11 +1,12 @@
 """What each operation allocates, keeps for backward, and allocates again in backward.
 
-The rules are those of PyTorch 2.13 on CUDA: what an operation keeps stands in tools/autograd/derivatives.yaml, what
-autocast casts in aten/src/ATen/autocast_mode.h. Operations that keep only operands are recorded before their result
-is allocated, those that keep a result after it: a block that is computed again stops between the two.
+The rules are those of PyTorch 2.13 on CUDA: tools/autograd/derivatives.yaml says what an operation keeps,
+aten/src/ATen/autocast_mode.h what autocast casts. An operation that keeps only its operands is recorded before its
+result is allocated, one that keeps its result after that. The order matters where a checkpointed block is computed
+again: that stops at the last tensor that is kept, so a last operation that keeps only operands does not run again.
 
-Lengths: B micro-batch, T tokens, D hidden, N heads, H head width, F feed-forward, V vocabulary. Tensors carry the
-number of their values, not their shape: memory does not depend on more.
+Lengths: B micro-batch, T tokens, D hidden, N heads, H head width, F feed-forward, V vocabulary. A tensor has a number
+of values, not a shape: nothing else affects memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Operations(Tape):
     # -- casts -------------------------------------------------------------------------------------------------
 
     def cast(self, x: Tensor, itemsize: int, name: str = "cast") -> Tensor:
-        """Another precision: a copy, of which nothing is kept. The same precision costs nothing."""
+        """A copy in another precision; nothing is kept for backward. The same precision costs nothing."""
         if x.itemsize == itemsize:
             return x
         count, before = x.count, x.itemsize
@@ -28,11 +29,13 @@ class Operations(Tape):
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
     def lowered(self, x: Tensor) -> Tensor:
-        """An operand of a matrix product: 16 bit under autocast. Copies of parameters are cached, others are not."""
+        """An operand of a matrix product: 16 bit under autocast, which caches the copies of parameters only."""
         if not self.autocast or x.itemsize == 2:
             return x
         if not isinstance(x, Matrix):
             return self.cast(x, 2, "casting to 16 bit")
+        # A cached copy lives until autocast is left even if no node keeps it: an estimate without the cache would
+        # free it right after the product, and cast a shared weight once for each layer.
         copy = self.cache.get(id(x))
         if copy is None:
             copy = self.cast(x, 2, "casting a weight to 16 bit")
@@ -58,7 +61,7 @@ class Operations(Tape):
         return self._product(x, weight, bias, inner, outer, name)
 
     def addmm(self, x: Tensor, weight: Parameter, bias: Parameter, name: str = "linear") -> Tensor:
-        """y = x W + b with W stored as (in, out), GPT-2's way; as `linear`, but cast in another order."""
+        """y = x W + b with W stored as (in, out), as in GPT-2; like `linear`, but autocast casts in another order."""
         inner, outer = weight.shape
         if self.autocast:
             weight = self.lowered(weight)
@@ -89,7 +92,7 @@ class Operations(Tape):
         """A batched product of two activations with `count` values: keeps both.
 
         Args:
-            copy: Which operands cannot be seen as three-dimensional and are copied first.
+            copy: Which operands cannot be viewed as three-dimensional tensors and are copied first.
         """
         b = self.lowered(b)
         a = self.lowered(a)
@@ -113,7 +116,7 @@ class Operations(Tape):
     # -- elementwise -------------------------------------------------------------------------------------------
 
     def add(self, a: Tensor, b: Tensor, name: str = "residual sum") -> Tensor:
-        """a + b, with b broadcast if it is smaller: keeps nothing; both get the same gradient, fitted to them."""
+        """a + b, with b broadcast if it is smaller: keeps nothing. Both get one gradient, summed to b's shape for b."""
         itemsize = max(a.itemsize, b.itemsize)
         count = a.count
         fits = (_fit(a, count, itemsize), _fit(b, count, itemsize))
@@ -153,7 +156,7 @@ class Operations(Tape):
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
     def power(self, x: Tensor, name: str = "power") -> Tensor:
-        """x ** n: keeps x; backward makes x ** (n - 1), n times that, and the product. 32 bit under autocast."""
+        """x ** n: keeps x; backward computes x ** (n - 1), n times that, and the product. 32 bit under autocast."""
         x = self.raised(x)
         count, itemsize = x.count, x.itemsize
 
@@ -184,7 +187,7 @@ class Operations(Tape):
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
     def gelu_new(self, x: Tensor) -> Tensor:
-        """GELU by tanh, in separate Python operations (transformers, NewGELUActivation): keeps each that matters.
+        """GELU by tanh, in separate operations (transformers, NewGELUActivation), each of which keeps its own tensors.
 
         0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))
         """
@@ -206,7 +209,7 @@ class Operations(Tape):
         return self.gelu(x) if kind == "gelu" else self.elementwise(x, "ReLU")
 
     def dropout(self, x: Tensor, probability: float) -> Tensor:
-        """Keeps a mask of one byte a value; nothing at all happens at probability 0."""
+        """Keeps a mask of one byte per value; with probability 0 it does nothing at all."""
         if probability == 0:
             return x
         count, itemsize = x.count, x.itemsize
@@ -217,19 +220,19 @@ class Operations(Tape):
         return result
 
     def copy(self, x: Tensor, name: str = "contiguous copy") -> Tensor:
-        """The same values in another order, of which backward needs nothing and copies nothing back."""
+        """A contiguous copy: keeps nothing, and its gradient is passed on without a copy."""
         node = self.record(name, (x,), (), _pass_on)
         self.name = name
         return Tensor(self.new(x.count, x.itemsize), x.count, x.itemsize, node)
 
     def view(self, x: Tensor, name: str = "contiguous copy of a gradient") -> Tensor:
-        """A view in forward whose gradient comes in another order and has to be copied."""
+        """A view in forward; its gradient arrives in another memory order and is copied."""
         count, itemsize = x.count, x.itemsize
         node = self.record(name, (x,), (), lambda grad: (self.new(count, itemsize),))
         return Tensor(x.storage, count, itemsize, node)
 
     def split(self, x: Tensor, parts: int) -> list[Tensor]:
-        """Equal views of one storage; their gradients are joined into one."""
+        """Equal views of one storage; backward joins their gradients into one tensor."""
         count, itemsize = x.count, x.itemsize
         node = self.record("joining gradients", (x,), (), lambda grads: (self.new(count, itemsize),))
         if node is not None and not self.recomputing:
@@ -237,19 +240,19 @@ class Operations(Tape):
         return [Tensor(x.storage, count // parts, itemsize, node, slot) for slot in range(parts)]
 
     def part(self, x: Tensor, count: int) -> Tensor:
-        """A view of some channels; backward spreads its gradient over zeros of the whole."""
+        """A view of some channels; backward writes its gradient into zeros of the whole tensor's size."""
         whole, itemsize = x.count, x.itemsize
         node = self.record("gradient of a part", (x,), (), lambda grad: (self.new(whole, itemsize),))
         return Tensor(x.storage, count, itemsize, node)
 
     def rows(self, table: Parameter, rows: int) -> Matrix:
-        """Some rows of a parameter, a view; backward spreads its gradient over zeros of the whole."""
+        """A view of some rows of a parameter; backward writes its gradient into zeros of the whole parameter's size."""
         shape = (rows, *table.shape[1:])
         count = table.count // table.shape[0] * rows
         return Matrix(None, count, table.itemsize, self.part(table, count).node, shape)
 
     def join(self, a: Tensor, b: Tensor, name: str = "joining") -> Tensor:
-        """Two tensors in one (cat, stack): a copy of which nothing is kept; gradients are views of one."""
+        """Concatenates two tensors (cat, stack): a copy that keeps nothing; both gradients are views of one."""
         count, itemsize = a.count + b.count, a.itemsize
         node = self.record(name, (a, b), (), lambda grad: (grad, grad))
         self.name = name
@@ -258,7 +261,7 @@ class Operations(Tape):
     # -- normalisation -----------------------------------------------------------------------------------------
 
     def layer_norm(self, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
-        """Keeps x and two 32-bit numbers a row; 32 bit under autocast."""
+        """Keeps x and two 32-bit numbers per row; runs in 32 bits under autocast."""
         x = self.raised(x)
         count, itemsize, width = x.count, x.itemsize, weight.count
         rows = count // width
@@ -274,7 +277,7 @@ class Operations(Tape):
         return result
 
     def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
-        """T5's norm, in single operations (transformers, T5LayerNorm): keeps x twice over, in 32 bit and scaled."""
+        """T5's norm, in separate operations (transformers, T5LayerNorm): keeps x twice, in 32 bits and normalized."""
         rows = x.count // weight.count
         variance = self.mean(self.power(self.cast(x, 4, "RMS norm"), "RMS norm"), rows)
         x = self.multiply(x, self.reciprocal_root(self.add_constant(variance, "RMS norm")), "RMS norm")
@@ -283,14 +286,15 @@ class Operations(Tape):
         return self.multiply(weight, x, "RMS norm")
 
     def mean(self, x: Tensor, rows: int) -> Tensor:
-        """A mean over each of `rows` rows: keeps nothing; its gradient is spread over the row again."""
+        """A mean over each of `rows` rows: keeps nothing; backward expands its gradient to the rows."""
         count, itemsize = x.count, x.itemsize
         node = self.record("mean", (x,), (), lambda grad: (self.new(count, itemsize),))
         self.name = "mean"
         return Tensor(self.new(rows, itemsize), rows, itemsize, node)
 
     def reciprocal_root(self, x: Tensor) -> Tensor:
-        """1 / sqrt(x): keeps its result; backward makes its cube, that times -1/2, and the product."""
+        """1 / sqrt(x): keeps its result y; backward computes y ** 3, then -1/2 of that, then the product with the
+        gradient."""
         count, itemsize = x.count, x.itemsize
 
         def backward(grad: Storage) -> tuple:
@@ -324,14 +328,14 @@ class Operations(Tape):
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
     def where(self, x: Tensor, condition: Storage, name: str) -> Tensor:
-        """x where a condition holds, else a constant: keeps the condition."""
+        """x where a condition holds, a constant elsewhere: keeps the condition."""
         count, itemsize = x.count, x.itemsize
         node = self.record(name, (x,), (condition,), lambda grad: (self.new(count, itemsize),))
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
     def padded(self, x: Tensor, count: int, name: str) -> Tensor:
-        """x in rows that are lengthened to `count` values in all: keeps nothing."""
+        """x with its rows padded to `count` values in total: keeps nothing."""
         before, itemsize = x.count, x.itemsize
         node = self.record(name, (x,), (), lambda grad: (self.new(before, itemsize),))
         self.name = name
@@ -340,7 +344,7 @@ class Operations(Tape):
     # -- embeddings and loss -----------------------------------------------------------------------------------
 
     def embedding(self, weight: Matrix, count: int, indices: Storage | None = None) -> Tensor:
-        """Rows of a table, `count` of them: keeps the indices (None: the inputs, which are always there)."""
+        """`count` rows of a table: keeps the indices (None: the model's inputs, which are counted elsewhere)."""
         result = count * weight.shape[1]
         itemsize = weight.itemsize
         total = weight.count
@@ -349,9 +353,9 @@ class Operations(Tape):
         return Tensor(self.new(result, itemsize), result, itemsize, node)
 
     def cross_entropy(self, logits: Tensor, labels: Storage | None) -> Tensor:
-        """Log-softmax in the logits' own precision and the mean of the chosen ones, in 32 bit under autocast.
+        """Log-softmax in the logits' precision, then the mean over the labels, in 32 bits under autocast.
 
-        Both keep the log-softmax: once, or in both precisions.
+        Both operations keep the log-softmax: one tensor, or two if their precisions differ.
         """
         count, itemsize = logits.count, logits.itemsize
         self.name = "log-softmax of the logits"
@@ -372,10 +376,10 @@ class Operations(Tape):
     # -- attention ---------------------------------------------------------------------------------------------
 
     def softmax(self, x: Tensor) -> Tensor:
-        """Keeps its result; 32 bit under autocast. The backward kernel takes grad * result beside its result.
+        """Keeps its result, in 32 bits under autocast. Backward holds grad * result in addition to its own result.
 
-        CUDA's kernel itself reads float16 and writes 32 bit, and the other way round in backward; bfloat16 is cast
-        before (pytorch, aten/src/ATen/native/SoftMax.cpp, softmax).
+        CUDA's kernel reads float16 and writes 32 bits, and vice versa in backward, so float16 needs no cast; bfloat16
+        is cast first (pytorch, aten/src/ATen/native/SoftMax.cpp, softmax).
         """
         count, before = x.count, x.itemsize
         if not (self.autocast and self.half == "fp16" and before == 2):
@@ -407,19 +411,20 @@ class Operations(Tape):
         bias_count: int = 0,
         bias_allocated: int = 0,
     ) -> Tensor:
-        """One kernel: keeps its operands, its result and one 32-bit number a row (log-sum-exp).
+        """One kernel: keeps its operands, its result and one 32-bit number per row (log-sum-exp).
 
         Args:
             rows: B * N, sequences times heads.
-            length: T, queries a sequence.
+            length: T, queries per sequence.
             head_dim: H.
-            flash: The flash kernel; else the memory-efficient one, which rounds rows up to 32.
+            flash: Whether it is the flash kernel; the other one is memory-efficient attention, which rounds rows up to
+                a multiple of 32.
             bias: Added to the scores, shared by all sequences.
             bias_count: Values of the bias, expanded to all sequences.
-            bias_allocated: Values of its gradient, whose rows are lengthened to a multiple of 16.
+            bias_allocated: Values of its gradient, whose rows are padded to a multiple of 16.
 
-        In 16 bit backward accumulates the queries' gradient in 32 bit, rounded up to 128 rows by 32 channels, beside
-        one number a row (pytorch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd, and
+        In 16 bits, backward accumulates the queries' gradient in 32 bits, rounded up to 128 rows by 32 channels, with
+        one number per row (pytorch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd, and
         attention_backward.cu).
         """  # fmt: skip
         itemsize = query.itemsize
@@ -458,7 +463,7 @@ _NOTHING = ((), ())
 
 
 def _fit(operand: Tensor, count: int, itemsize: int) -> tuple:
-    """Copies that turn a gradient of `count` values into one of the operand's shape and precision."""
+    """The copies that convert a gradient of `count` values to the operand's shape, then to its precision."""
     if operand.node is None or (operand.count == count and operand.itemsize == itemsize):
         return ()
     summed = ((operand.count, itemsize),) if operand.count != count else ()

@@ -1,4 +1,4 @@
-"""What each optimizer keeps for every parameter, and what its step takes for a moment."""
+"""What each optimizer keeps for every parameter, and what its step uses temporarily."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Moments:
     """A rule for the states of one tensor."""
 
     number: int
-    """Values that are kept for each value of the parameter: 1 or 2."""
+    """Values kept for each value of the parameter: 1 or 2."""
     min_8bit_size: int | None = None
-    """Tensors with fewer values keep 32 bit; None: there is no 8 bit."""
+    """Tensors with fewer values keep 32-bit state; None: all do."""
     block_size: int = 256
-    """Values that share one 32-bit scale in 8 bit."""
+    """Values of 8-bit state that share one 32-bit scale."""
     precise: bool = True
-    """Whether states are 32 bit whatever the parameter's precision."""
+    """Whether states are in 32 bits regardless of the parameter's precision."""
     counter: bool = False
-    """Whether one 32-bit number a tensor is kept beside: the update's norm, for LAMB's trust ratio, or the fused
-    AdamW's count of steps."""
+    """Whether each tensor has one more 32-bit number: the update's norm, for LAMB's trust ratio, or the fused AdamW's
+    count of steps."""
 
     def is_8bit(self, count: int) -> bool:
-        """Whether a tensor of so many values has its state in 8 bit."""
+        """Whether a tensor of `count` values has 8-bit state."""
         return self.min_8bit_size is not None and count >= self.min_8bit_size
 
     def bytes_of(self, count: int, itemsize: int) -> int:
@@ -52,23 +52,24 @@ class Optimizer:
     name: str
     title: str
     source: str
-    """Where the rule stands."""
+    """Where the rule is documented or implemented."""
     state_bytes: Callable[[ParameterTensor, int], int]
     """Bytes of one tensor's state on the device; arguments: the tensor, bytes of a value of the parameter."""
     step_bytes: Callable[[ParameterTensor, int], int]
-    """Bytes that the update of one tensor takes for a moment."""
+    """Bytes that the update of one tensor uses temporarily."""
     shared_bytes: int = 0
-    """Bytes that are kept once (quantization maps)."""
+    """Bytes kept once for all tensors (quantization maps)."""
     paged: Moments | None = None
-    """The rule of states of which the large ones live in memory that the host and the device share."""
+    """The rule of a paged optimizer's state; states of large tensors live in memory shared by host and device."""
     step_counters: bool = False
-    """Whether one number a tensor is kept on the host (torch.optim's `step`)."""
+    """Whether the host keeps one number per tensor (torch.optim's `step`)."""
     whole_step: bool = False
-    """Whether the update of all tensors takes its temporary memory at once (`foreach`)."""
+    """Whether the update takes the temporary memory of all tensors at once (`foreach`)."""
     kept_bytes: Callable[[ParameterTensor, int], int] = _nothing
-    """Of these, bytes that stay until the update of the next tensor takes their name, in a loop over tensors."""
+    """The part of `step_bytes` that a loop over tensors frees only when the next tensor's update assigns the same
+    local name."""
     later_bytes: Callable[[ParameterTensor, int], int] = _nothing
-    """Bytes that an update takes besides `step_bytes`, after what the previous one left has gone."""
+    """Bytes that an update takes besides `step_bytes`, after it has freed `kept_bytes` of the previous tensor."""
 
 
 def _moments(rule: Moments) -> Callable[[ParameterTensor, int], int]:
@@ -76,7 +77,7 @@ def _moments(rule: Moments) -> Callable[[ParameterTensor, int], int]:
 
 
 def _paged(rule: Moments) -> Callable[[ParameterTensor, int], int]:
-    """State that stays on the device: scales, and all of the tensors that are too small for paging."""
+    """State that stays on the device: scales, and all state of tensors that are too small for paging."""
 
     def state_bytes(tensor: ParameterTensor, itemsize: int) -> int:
         count = tensor.count
@@ -88,7 +89,7 @@ def _paged(rule: Moments) -> Callable[[ParameterTensor, int], int]:
 
 
 def _two_temporaries(tensor: ParameterTensor, itemsize: int) -> int:
-    """The root of the second moment, and that over its bias correction."""
+    """The root of the second moment, and the root divided by its bias correction."""
     return 2 * allocated_bytes(tensor.count, itemsize)
 
 
@@ -98,7 +99,7 @@ def _one_temporary(tensor: ParameterTensor, itemsize: int) -> int:
 
 
 def _parameter_norm(tensor: ParameterTensor, itemsize: int) -> int:
-    """The parameter in 32 bit, for its norm, if it is not already."""
+    """A 32-bit copy of the parameter, for its norm, unless the parameter is in 32 bits."""
     return allocated_bytes(1, 4) + (allocated_bytes(tensor.count, 4) if itemsize != 4 else 0)
 
 
@@ -107,7 +108,7 @@ def _parameter_norm_if_32bit(tensor: ParameterTensor, itemsize: int) -> int:
 
 
 def _adafactor_state(tensor: ParameterTensor, itemsize: int) -> int:
-    """Means of squared gradients over rows and over columns, or all of them for a vector; and one root mean square."""
+    """Means of squared gradients over rows and columns (for a vector, all squares), and one root mean square."""
     if len(tensor.shape) < 2:
         return allocated_bytes(tensor.count, 4) + allocated_bytes(1, 4)
     rows, columns = tensor.count // tensor.shape[-1], tensor.count // tensor.shape[-2]
@@ -119,7 +120,7 @@ def _adafactor_momentum_state(tensor: ParameterTensor, itemsize: int) -> int:
 
 
 def _adafactor_step(tensor: ParameterTensor, itemsize: int) -> int:
-    """Two updates at once, and parameter and gradient in 32 bit if they are not already."""
+    """Two tensors of the update's size and, unless they are in 32 bits, copies of parameter and gradient that are."""
     return (2 if itemsize == 4 else 4) * _adafactor_update(tensor, itemsize)
 
 
@@ -128,7 +129,7 @@ def _adafactor_update(tensor: ParameterTensor, itemsize: int) -> int:
 
 
 def _adafactor_factors(tensor: ParameterTensor, itemsize: int) -> int:
-    """Roots of the means over rows and over columns, of which the update is the product."""
+    """Roots of the means over rows and columns; the update is scaled by their product."""
     if len(tensor.shape) < 2:
         return 0
     return allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.shape[-1], 4)
@@ -181,8 +182,8 @@ ADAMW: dict[str, Optimizer] = {
     "for-loop": _adamw("for-loop", _two_temporaries),
     "fused": _adamw("fused", _nothing),
 }
-"""torch.optim.AdamW by implementation: "foreach", its default on CUDA, makes the roots of all second moments at once;
-"for-loop" two temporaries of one tensor; "fused" none."""
+"""torch.optim.AdamW by implementation: "foreach", its default on CUDA, holds the roots of all second moments at once;
+"for-loop" holds two temporaries of one tensor; "fused" holds none."""
 
 OPTIMIZERS: dict[str, Optimizer] = {
     optimizer.name: optimizer
@@ -268,4 +269,4 @@ IN_32_BIT: dict[str, Optimizer] = {
     "lion8bit": OPTIMIZERS["lion"],
     "paged-lion8bit": OPTIMIZERS["paged-lion"],
 }
-"""What 8-bit optimizers keep for embeddings if these are kept in 32 bit."""
+"""The optimizer whose rule holds for embeddings if an 8-bit optimizer keeps their state in 32 bits."""

@@ -24,14 +24,14 @@ PARTS = ("embeddings", "attention", "feed-forward", "norms", "head")
 
 @dataclass(frozen=True, slots=True)
 class ParameterTensor:
-    """A parameter, and how many of its kind the model has."""
+    """A parameter, and how many layers have one like it."""
 
     name: str
     part: str
     """One of `PARTS`."""
     shape: tuple[int, ...]
     copies: int
-    """Layers that have their own; fewer than the layers where weights are shared."""
+    """How many of it are stored: one for each layer, or fewer where layers share weights."""
 
     @property
     def count(self) -> int:
@@ -45,7 +45,7 @@ class ParameterTensor:
 
 
 def part_of(name: str, shape: tuple[int, ...]) -> str:
-    """Which part of a report a parameter belongs to.
+    """The part of a report to which a parameter belongs.
 
     >>> part_of("attention.norm.weight", (768,)), part_of("embedding.tokens", (30522, 768))
     ('norms', 'embeddings')
@@ -62,9 +62,9 @@ def part_of(name: str, shape: tuple[int, ...]) -> str:
 
 
 def distinct_layers(architecture: Architecture, layers: int, shared_groups: int) -> int:
-    """How many layers of a stack have weights of their own.
+    """How many layers of a stack have distinct weights.
 
-    Layers i and j share where i mod `shared_groups` = j mod `shared_groups`; 0 shares nothing.
+    Layers i and j share weights if i mod `shared_groups` = j mod `shared_groups`; with 0, no layers share.
     """
     if not shared_groups:
         return layers
@@ -75,7 +75,7 @@ def distinct_layers(architecture: Architecture, layers: int, shared_groups: int)
 
 @lru_cache(maxsize=256)
 def parameter_tensors(architecture: Architecture, shared_groups: int = 0) -> tuple[ParameterTensor, ...]:
-    """Every kind of trained tensor of a model, tied ones once.
+    """Every kind of trained tensor of a model; tied tensors appear once.
 
     Args:
         architecture: The model.
@@ -95,7 +95,7 @@ def parameter_tensors(architecture: Architecture, shared_groups: int = 0) -> tup
 
 
 def count_parameters(architecture: Architecture, shared_groups: int | None = None) -> int:
-    """Trained parameters, tied and shared ones once.
+    """The number of trained parameters; tied and shared ones count once.
 
     Args:
         architecture: The model.
@@ -110,7 +110,7 @@ def count_parameters(architecture: Architecture, shared_groups: int | None = Non
 
 
 def count_small_parameters(architecture: Architecture, shared_groups: int | None = None, *, below: int) -> int:
-    """Of `count_parameters`, those in tensors of fewer values than `below`."""
+    """The parameters of `count_parameters` that are in tensors of fewer than `below` values."""
     groups = architecture.shared_groups if shared_groups is None else shared_groups
     return sum(t.count * t.copies for t in parameter_tensors(architecture, groups) if t.count < below)
 

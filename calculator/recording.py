@@ -1,4 +1,4 @@
-"""What a tape has noted, in bytes: for the setup that was played, and for others that take the same course."""
+"""What a tape has noted, in bytes: for the setup that was played, and for others with the same events."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from calculator.sizes import Formulas
 
 
 class Levels(NamedTuple):
-    """Bytes at one instant, without what is always there (weights, optimizer state, inputs).
+    """Bytes at one instant, without what is always allocated (weights, optimizer state, inputs).
 
-    A tuple: hundreds are made for one estimate, and a frozen dataclass takes three times as long to make.
+    A tuple: an estimate makes hundreds of them, and a frozen dataclass takes three times as long to make.
     """
 
     live: int = 0
-    """All of it."""
+    """The sum; the fields below are parts of it."""
     activations: int = 0
     """Kept for backward, autocast's copies of weights excluded."""
     weight_copies: int = 0
@@ -26,9 +26,9 @@ class Levels(NamedTuple):
     gradients: int = 0
     """In `.grad` of the parameters."""
     cached: int = 0
-    """Copies of weights that only autocast's cache holds; they go when autocast is left."""
+    """Copies of weights that only autocast's cache holds; leaving autocast frees them."""
     instant: str = ""
-    """What was being computed."""
+    """The operation that was running."""
 
     def __add__(self, other: Levels) -> Levels:
         live, activations, weight_copies, gradients, cached, instant = self
@@ -54,7 +54,7 @@ class Levels(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One stretch of the step, such as the forward of a block: its change and its peak, relative to its start."""
+    """One stretch of the step, such as the forward of a layer: its change and its peak, relative to its start."""
 
     phase: str
     key: object
@@ -63,34 +63,35 @@ class Segment(NamedTuple):
 
 
 class Recording:
-    """What a tape has noted, for good: the bytes of each stretch, for any sizes that take the same course."""
+    """The notes of a finished tape: the bytes of each stretch, for any sizes with which the same events happen."""
 
     def __init__(self, tape: Tape, formulas: Formulas) -> None:
         self._formulas = formulas
-        self._blocks = tuple(tape.blocks)
+        self._sizes = tuple(tape.size_ids)
         self._live = tuple(tape.live)
         names = iter(tape.names)
-        self._names = tuple([next(names) if block >= 0 else "" for block in self._live])
+        self._names = tuple([next(names) if size_id >= 0 else "" for size_id in self._live])
         self._counters = []
         for counter in (tape.held, tape.weight_copies, tape.gradients):
-            self._counters.append((tuple([at for at, _block in counter]), tuple([block for _at, block in counter])))
+            self._counters.append((tuple([at for at, _id in counter]), tuple([size_id for _at, size_id in counter])))
         self._stretches = tuple(tape.stretches)
 
     def segments(self, given: Sequence[int]) -> list[Segment] | None:
-        """The stretches in bytes; None if these sizes take another course.
+        """The stretches in bytes; None if other events happen with these sizes.
 
         Args:
-            given: As those that the formulas follow from.
+            given: Values of the numbers that the formulas start from, in the same order.
         """
         values = self._formulas.evaluate(given)
         if values is None:
             return None
-        # `rounded`, written out: here goes most of an estimate's time
-        sizes = [(values[number] * size + 511) & -512 if size else values[number] for number, size in self._blocks]
-        sizes += [-size for size in reversed(sizes)]  # of a block that goes, ~block is the place
+        # `calculator.autograd.rounded`, inlined: most of an estimate's time is spent in this line. A `size` of 0 bytes
+        # a value marks a workspace, whose bytes are rounded already.
+        sizes = [(values[number] * size + 511) & -512 if size else values[number] for number, size in self._sizes]
+        sizes += [-size for size in reversed(sizes)]  # so that sizes[~size_id], a release, is negative
         signed = sizes.__getitem__
         live = [*accumulate(map(signed, self._live), initial=0)]
-        counters = [(places, [*accumulate(map(signed, blocks), initial=0)]) for places, blocks in self._counters]
+        counters = [(places, [*accumulate(map(signed, ids), initial=0)]) for places, ids in self._counters]
         return [self._segment(stretch, live, counters, signed) for stretch in self._stretches]
 
     def _segment(self, stretch: Stretch, live: list[int], counters: list, signed: Callable[[int], int]) -> Segment:

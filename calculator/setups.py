@@ -1,4 +1,4 @@
-"""What is asked: a model and how it is trained, and whether that can exist."""
+"""The calculator's input: a model and how it is trained, and which combinations are possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What is trained, and how. Every field is a flag of the command line and a key of a batch line."""
+    """A model and how it is trained. Every field is a flag of the command line and a key of a batch line."""
 
     model: str | None = None
     """Name of a preset (see `calculator.architectures.PRESETS`); None if `config` is given."""
@@ -26,17 +26,17 @@ class Setup:
     micro_batch_size: int = 1
     """B, sequences per forward pass on one device."""
     sequence_length: int | None = None
-    """T, tokens a sequence; of the encoder, if there are two stacks. None: the model's own."""
+    """T, tokens per sequence; of the encoder, if there are two stacks. None: the model's own length."""
     target_length: int | None = None
-    """Tokens a sequence of the decoder, if there are two stacks. None: the model's own."""
+    """Tokens per sequence of the decoder, if there are two stacks. None: the model's own length."""
     precision: str = "amp-bf16"
-    """One of `PRECISIONS`; `amp-*` is autocast over 32-bit parameters, `bf16` and `fp16` are all of it."""
+    """One of `PRECISIONS`; `amp-*` is autocast over 32-bit parameters, with `bf16` and `fp16` everything is 16-bit."""
     attention: str = "sdpa"
-    """"sdpa" (fused kernels) or "eager" (single operations)."""
+    """"sdpa" (fused kernels) or "eager" (separate operations)."""
     dropout: float | None = None
     """Dropout probability everywhere; None: the model's own."""
     checkpointing: bool | int = False
-    """Whether each block is computed again in backward, or k for every k-th."""
+    """Whether each block is computed again in backward, or k for every k-th block."""
     shared_groups: int | None = None
     """Distinct layer groups of each stack; None: the model's own."""
     reversible: bool | None = None
@@ -44,9 +44,9 @@ class Setup:
     optimizer: str = "adamw"
     """One of `calculator.optimizers.OPTIMIZERS`."""
     optimizer_impl: str = "foreach"
-    """Of AdamW: "foreach", "for-loop" or "fused"."""
+    """AdamW's implementation: "foreach", "for-loop" or "fused"."""
     offload_optimizer: bool = False
-    """Whether optimizer state, a 32-bit copy of the parameters and the update are on the host."""
+    """Whether the host keeps the optimizer state and a 32-bit copy of the parameters and makes the update."""
     delta_rule: bool = False
     """Whether hivemind's delta rule keeps one more copy of the parameters on the host."""
     accumulation_steps: int = 1
@@ -54,7 +54,7 @@ class Setup:
     embeddings_32bit: bool = False
     """Whether 8-bit optimizers keep 32-bit state for embeddings, as transformers' Trainer makes bitsandbytes do."""
     pcie_generation: int = 3
-    """Of the bus between host and device: 3, 4 or 5, 16 lanes."""
+    """Generation of the PCIe bus between host and device, with 16 lanes: 3, 4 or 5."""
 
 
 def setup_from(values: Mapping[str, object]) -> Setup:
@@ -73,10 +73,10 @@ def setup_from(values: Mapping[str, object]) -> Setup:
 
 
 def resolve(setup: Setup) -> Architecture:
-    """The model of a setup, after every field was checked.
+    """Checks every field of a setup and returns its model.
 
     Raises:
-        BadSetup: If a field is out of range or a combination cannot exist; the message says what is accepted.
+        BadSetup: If a field is out of range or a combination is impossible; the message says what is accepted.
     """
     if setup.config is not None:
         if setup.model is not None:
@@ -98,14 +98,14 @@ def resolve(setup: Setup) -> Architecture:
         if setup.sequence_length not in (None, longest):
             raise BadSetup(
                 f"sequence_length of {architecture.name} is fixed at {longest} by its text length and image grid; "
-                f"leave it out."
+                f"omit it."
             )
     if setup.sequence_length is not None:
         _whole("sequence_length", setup.sequence_length, 1, longest)
     if setup.target_length is not None:
         if not architecture.num_decoder_layers:
             raise BadSetup(
-                f"target_length is for models with a decoder of their own (T5); {architecture.name} has none."
+                f"target_length is for models with an encoder and a decoder (T5); {architecture.name} has one stack."
             )
         _whole("target_length", setup.target_length, 1, 1_000_000)
     _probability("dropout", setup.dropout)
@@ -130,11 +130,9 @@ def _check_combinations(setup: Setup, architecture: Architecture) -> None:
     if reversible and architecture.family != "text-to-image":
         raise BadSetup(f"Reversible layers exist for the text-to-image family only, not for {architecture.name}.")
     if reversible and setup.checkpointing:
-        raise BadSetup(
-            "Reversible layers keep no activations, so checkpointing cannot be added; choose one of the two."
-        )
+        raise BadSetup("Reversible layers keep no activations, so checkpointing adds nothing; choose one of the two.")
     if setup.delta_rule and not setup.offload_optimizer:
-        raise BadSetup("delta_rule is a copy beside the offloaded optimizer; it needs offload_optimizer.")
+        raise BadSetup("delta_rule adds a copy to the offloaded optimizer's memory; it needs offload_optimizer.")
     if setup.optimizer.startswith("paged") and setup.offload_optimizer:
         raise BadSetup("A paged optimizer moves its own state to the host; it cannot be offloaded as well.")
     if setup.optimizer_impl != "foreach" and setup.optimizer != "adamw":
@@ -142,7 +140,7 @@ def _check_combinations(setup: Setup, architecture: Architecture) -> None:
 
 
 def plain(setup: Setup) -> Setup:
-    """The same model, batch and lengths without any technique: 32 bit, single operations, AdamW, nothing saved."""
+    """The same model, batch and lengths without any memory-saving technique: 32 bits, separate operations, AdamW."""
     architecture = resolve(setup)
     layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
     text_to_image = architecture.family == "text-to-image"

@@ -1,7 +1,8 @@
-"""Whole numbers that remember how they follow from others, so that they can be worked out again for another setup.
+"""Whole numbers that remember how they were computed, so that they can be computed again for another setup.
 
-A `Size` is an `int` in every respect. What is computed from it is a `Size` as well, and each comparison that decides
-something is noted: for other numbers the same course holds as long as all comparisons come out the same.
+A `Size` is an `int` in every respect. What is computed from it is a `Size` as well, and each comparison of sizes is
+noted. As long as all comparisons have the same outcome for other numbers, the code that made them would have taken the
+same branches, and the noted formulas hold. Playing a step once in this way makes further estimates cheap.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ class Size(int):
 
     formulas: Formulas
     number: int
-    """Place of its formula among all of them."""
+    """Index of its formula in `Formulas`."""
 
 
 def _binary(function: Callable[[int, int], int]) -> tuple[Callable, Callable]:
-    """An operator and its mirror image."""
+    """The method of an operator and that of its reflected form, such as `__sub__` and `__rsub__`."""
 
     def straight(self: Size, other: int) -> Size:
         return self.formulas.result(function, self, other)
@@ -50,10 +51,10 @@ Size.__hash__ = int.__hash__
 
 
 class Formulas:
-    """Formulas over some given numbers, in the order in which they were met, and what was decided by them.
+    """Formulas over some given numbers, in the order of their first use, and the outcomes of all comparisons.
 
     Args:
-        given: The numbers that everything follows from.
+        given: The numbers that the formulas start from.
     """
 
     def __init__(self, given: Sequence[int]) -> None:
@@ -72,7 +73,7 @@ class Formulas:
         return size
 
     def number(self, value: int) -> int:
-        """Place of a number's formula; of a plain number, its own."""
+        """Index of a number's formula; a plain number becomes a constant formula."""
         if type(value) is Size:
             return value.number
         number = self._numbers.get(value)
@@ -82,7 +83,7 @@ class Formulas:
         return number
 
     def result(self, function: Callable[[int, int], int], left: int, right: int) -> Size:
-        """What an operator makes of two numbers."""
+        """The result of an operator on two numbers; the same operator on the same numbers gives the same formula."""
         key = (function, self.number(left), self.number(right))
         size = self._results.get(key)
         if size is None:
@@ -92,7 +93,7 @@ class Formulas:
         return size
 
     def decided(self, function: Callable[[int, int], bool], left: int, right: int) -> bool:
-        """What a comparison of two numbers says; it is noted unless both are one."""
+        """The outcome of a comparison; it is noted unless both sides are the same formula."""
         outcome = function(int(left), int(right))
         key = (function, self.number(left), self.number(right))
         if key[1] != key[2]:
@@ -100,7 +101,7 @@ class Formulas:
         return outcome
 
     def evaluate(self, given: Sequence[int]) -> list[int] | None:
-        """All numbers for other given ones, by place; None if a comparison comes out otherwise for them."""
+        """The values of all formulas for other given numbers; None if a comparison has another outcome for them."""
         values = [*given]
         append = values.append
         for function, left, right in self._formulas:

@@ -1,8 +1,8 @@
-"""What a mix of volunteers reaches together, in closed form: Volunteers and Exchange -> Forecast.
+"""The throughput of a mix of volunteers, in closed form: Volunteers and Exchange -> Forecast.
 
-One epoch is one update of all peers. A volunteer's time is either spent on samples that count or is lost to a cause,
-and the shares add up to 1. Means over many epochs of peers that come and go independently; `training/simulate` plays
-the same rules event by event, and is held against this and against measured swarms.
+One epoch is one update of all peers. A volunteer's time is either spent on samples that count or lost to a cause, and
+the shares add up to 1. All figures are means over many epochs of peers that join and leave independently.
+`training/simulate` plays the same rules event by event; it is compared with this module and with measured swarms.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LEAST = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What the trainer takes beside computing and bytes.
+    """The trainer's costs besides computing and bytes.
 
-    The first two are fitted to two measured swarms of two peers, the others measured or assumed as said; the rest of
-    the measured swarms are held out (benchmarks/simulation.py).
+    The first two are fitted to two measured swarms of two peers; each of the others says whether it is measured or
+    assumed. The remaining measured swarms are held out (benchmarks/simulation.py).
     """
 
     step_seconds_per_parameter: float = 1.82e-9
@@ -45,7 +45,7 @@ class Costs:
     update_seconds_per_parameter: float = 7e-9
     """The optimizer's update on the host, one thread (benchmarks/results/optimizer_step.json)."""
     join_seconds: float = 0.005
-    """Of a group's leader for each that joins. Assumed: groups of four do not show it."""
+    """Time of a group's leader for each peer that joins. Assumed: groups of four are too small to show it."""
     start_seconds: float = 10.0
     """From the start of the program to the first byte of the state: imports and the self-test. Assumed."""
 
@@ -53,35 +53,35 @@ class Costs:
 COSTS = Costs()
 
 PROGRESS_RECORD_BYTES = 890
-"""What one peer's signed progress adds to the record that all peers read (tests/training/simulate)."""
+"""Bytes that one peer's signed progress adds to the record that all peers read (tests/training/simulate)."""
 MESSAGE_BYTES = 4 * 2**20
 """Longest answer of the DHT (hivemind 1.1.12, p2p/p2p_daemon_bindings/control.py, DEFAULT_MAX_MSG_SIZE)."""
 PROGRESS_COPIES = 8
-"""A look at the progress is answered by each of 5 replicas and by some caches (benchmarks/progress_record.py)."""
+"""Answers to one read of the progress: from each of 5 replicas and some caches (benchmarks/progress_record.py)."""
 SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
-"""Between two looks at the progress (training/swarm/optimizer.py)."""
+"""Longest and shortest time between two reads of the progress (training/swarm/optimizer.py)."""
 PATIENCE_WINDOWS = 4
-"""A group waits so many windows of matchmaking for peers that are known to train; the trainer takes it from here."""
+"""Matchmaking windows for which a group waits for peers that it knows to be training; the trainer uses this value."""
 ADVISED_WINDOWS = 5
-"""An epoch should last so many times the matchmaking (training.config.SwarmConfig)."""
+"""Matchmaking windows that an epoch should last at least (training.config.SwarmConfig)."""
 DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / 4096)
-"""Two 8-bit moments with a scale for 4096 values, as a newcomer gets them beside the weights."""
+"""Bytes per parameter of the two 8-bit moments, with a scale per 4096 values, that a newcomer downloads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Volunteers:
-    """Some volunteers of one kind."""
+    """A number of volunteers of one kind."""
 
     count: int
-    """Of people who take part, now and then."""
+    """Volunteers who take part, though not all at the same time."""
     samples_per_second: float
-    """Forward and backward passes of one of them."""
+    """Forward and backward passes of one volunteer."""
     link: Link
     micro_batch_size: int = 1
     present: float = 1.0
-    """Share of the time that one of them is there."""
+    """Share of the time for which each volunteer is present."""
     session_seconds: float = math.inf
-    """Mean time from coming to leaving without a word."""
+    """Mean time from joining to leaving, which a volunteer does not announce."""
 
     def __post_init__(self):
         checks = {
@@ -97,12 +97,12 @@ class Volunteers:
         link = self.link
         if not 1 <= link.slower_bytes_per_second < math.inf or not 0 <= link.latency_seconds <= 10:
             raise BadSetup(
-                "A link of volunteers has 1 byte a second or more each way, and a latency of at most 10 s; this has "
+                "A link of volunteers has at least 1 byte per second each way and a latency of at most 10 s; this has "
                 f"{link.up_bytes_per_second:g} up, {link.down_bytes_per_second:g} down, and {link.latency_seconds:g} s."
             )
 
     def step_seconds(self, exchange: Exchange, costs: Costs = COSTS) -> float:
-        """One micro-batch, its adding up included."""
+        """Time of one micro-batch, including the accumulation of its gradient."""
         added = costs.step_seconds_per_parameter * exchange.parameters
         return self.micro_batch_size / self.samples_per_second + added
 
@@ -114,7 +114,7 @@ class Exchange:
     parameters: int
     target_batch_size: int
     small_parameters: int = 0
-    """In tensors below the recipe's threshold, which travel in 16 bit."""
+    """Parameters in tensors below the recipe's threshold, which are sent in 16 bits."""
     gradient_codec: str = "blockwise8"
     state_bits: int = 8
     newcomer_bits: int = 16
@@ -123,13 +123,13 @@ class Exchange:
     matchmaking_seconds: float = 15.0
     allreduce_timeout_seconds: float = 60.0
     next_chunk_timeout_seconds: float = 10.0
-    """A peer that vanishes, or whose link is too slow for its group, holds up the others for so long."""
+    """How long a peer that vanishes, or whose link is too slow for its group, delays the others."""
     max_group_size: int = 256
     local_updates: bool = False
-    """Whether peers train by themselves between exchanges (`mode = "diloco"`)."""
+    """Whether peers train on their own between exchanges (`mode = "diloco"`)."""
     declared_links: bool = False
-    """Whether all peers tell their bandwidth, so that hivemind balances parts by it. The trainer's do if they are told
-    it (`join --bandwidth`), or have measured it as their state came."""
+    """Whether all peers declare their bandwidth, so that hivemind balances parts by it. The trainer's peers declare the
+    value of `join --bandwidth`, or the one that they measured while downloading the state."""
 
     def __post_init__(self):
         checks = {
@@ -148,106 +148,107 @@ class Exchange:
             if not sound:
                 raise BadSetup(f"{name} of an exchange cannot be {getattr(self, name)!r:.60}.")
         if self.local_updates and self.delay_gradient_averaging:
-            raise BadSetup("Local updates cannot be averaged late; leave delay_gradient_averaging out.")
+            raise BadSetup("Local updates cannot be averaged with a delay; omit delay_gradient_averaging.")
 
     @property
     def gradient_bytes(self) -> int:
-        """The gradient as it travels."""
+        """Bytes of the gradient as it is sent."""
         return vector_bytes(self.parameters, self.small_parameters, self.gradient_codec)
 
     @property
     def state_bytes(self) -> int:
-        """The parameters as they travel in an average."""
+        """Bytes of the parameters as they are sent in an average."""
         codec = "float16" if self.state_bits == 16 else self.gradient_codec
         return vector_bytes(self.parameters, self.small_parameters, codec)
 
     @property
     def newcomer_bytes(self) -> int:
-        """What a newcomer downloads: weights with 8-bit moments, or with the outer momentum in 32 bit."""
+        """Bytes that a newcomer downloads: weights and 8-bit moments, or weights and the outer momentum in 32 bits."""
         codec = "float16" if self.newcomer_bits == 16 else "blockwise8"
         moments = self.parameters * (4 if self.local_updates else DOWNLOADED_MOMENT_BYTES)
         return math.ceil(vector_bytes(self.parameters, self.small_parameters, codec) + moments)
 
     def message_seconds(self, link: Link, reducers: int, costs: Costs = COSTS) -> float:
-        """See `calculator.exchange.message_seconds`; longer than the time-out, the peer is given up."""
+        """See `calculator.exchange.message_seconds`; if it exceeds the time-out, the group drops the peer."""
         size = self.gradient_bytes
         return message_seconds(link, reducers, size, part_bytes(self.parameters), costs.link_share)
 
     def parts(self, links: Sequence[Link]) -> tuple[float, ...]:
-        """Fractions of the vector that peers average."""
+        """The fraction of the vector that each peer averages."""
         return balanced_parts(links) if self.declared_links else even_parts(links)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
-    """Where a volunteer's time goes; the parts are shares of it."""
+    """What a volunteer's time is spent on, as shares of it."""
 
     computing: float
-    """Samples that enter an update."""
+    """Computing samples that enter an update."""
     adding_up: float
-    """Gradients go to the host."""
+    """Moving gradients to the host and accumulating them there."""
     last_micro_batch: float
-    """Waiting for the slowest's, where gradients are awaited."""
+    """Waiting for the slowest peer's last micro-batch, if peers wait for gradients."""
     meeting: float
-    """Waiting for a group, and the work of those who do not fill one."""
+    """Waiting for a group, and the lost work of peers whose group is not full."""
     averaging: float
     """Waiting for the network, as far as computing does not hide it."""
     joining: float
-    """Start and download of the state."""
+    """Starting the program and downloading the state."""
     leaving: float
-    """Samples of those who leave before the update, and waiting for peers that vanish."""
+    """Samples of peers that leave before the update, and waiting for peers that vanish."""
 
     @property
     def total(self) -> float:
-        """1, but for rounding."""
+        """1, apart from rounding."""
         return sum(asdict(self).values())
 
     @property
     def communication(self) -> float:
-        """All that is lost to the network and to other people's pace."""
+        """Everything lost to the network and to the pace of other peers."""
         return self.last_micro_batch + self.meeting + self.averaging
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """Something that a run meets."""
+    """A limit that a run reaches."""
 
     name: str
     sentence: str
     stops: bool
-    """Whether the run does not work, rather than wasting time."""
+    """Whether it stops the run, rather than only wasting time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """What volunteers reach."""
+    """The throughput and the costs of a run."""
 
     peers: float
-    """There at a time, on the average."""
+    """Mean number of peers that are present at the same time."""
     groups: int
-    """All-reduce groups that form side by side."""
+    """All-reduce groups that form at the same time."""
     ideal_samples_per_second: float
-    """If nothing were lost."""
+    """The throughput if nothing were lost."""
     epoch_seconds: float
     computing_seconds: float
-    """Of an epoch, at the plain speed of those who train."""
+    """The part of an epoch for which peers compute, at their full speed."""
     all_reduce_seconds: float
-    """One average of gradients."""
+    """Time of one average of gradients."""
     shares: Shares
     sent_bytes: int
-    """By each peer in an epoch: gradients, and parameters every so many epochs. The largest share of all kinds."""
+    """Sent by each peer per epoch: gradients, and parameters every `average_state_every` epochs. The peer that sends
+    the most counts."""
     progress_bytes: int
-    """Received by each peer in an epoch to know how far the others are."""
+    """Received by each peer per epoch to know the progress of the others."""
     newcomer_seconds: float
     limits: tuple[Limit, ...]
 
     @property
     def samples_per_second(self) -> float:
-        """That count."""
+        """Samples that enter an update."""
         return self.ideal_samples_per_second * self.shares.computing
 
     def days(self, epochs: int) -> float:
-        """Until so many updates."""
+        """Days until this many updates are done."""
         return epochs * self.epoch_seconds / DAY_SECONDS
 
     @property
@@ -257,13 +258,13 @@ class Forecast:
 
 
 def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs = COSTS) -> Forecast:
-    """What they reach together.
+    """What these volunteers reach together.
 
     Raises:
-        BadSetup: If there is nobody, or nobody who can average.
+        BadSetup: If there are no volunteers, or none that can average.
     """
     if not volunteers:
-        raise BadSetup("There are no volunteers; name some.")
+        raise BadSetup("There are no volunteers; name at least one kind.")
     peers = sum(kind.count * kind.present for kind in volunteers)
     group = _group(volunteers, min(peers, exchange.max_group_size))
     parts = exchange.parts(group)
@@ -283,7 +284,8 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         last, met, awaited = 0.0, 0.0, max(0.0, meeting + reduced + in_background - stepping)
     else:
         last = _last_micro_batch(volunteers, exchange, costs) if peers > 1 else 0.0
-        met = max(0.0, meeting - min(stepping, exchange.matchmaking_seconds))  # a peer looks for a group before the end
+        # A peer begins to look for a group one window before the epoch's end, so only the excess is waiting.
+        met = max(0.0, meeting - min(stepping, exchange.matchmaking_seconds))
         awaited = reduced + max(0.0, in_background - (0.0 if exchange.local_updates else stepping))
     epoch = stepping + last + met + awaited
     unshared, delay = _left_over(volunteers, exchange, epoch, meeting + reduced)
@@ -301,7 +303,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         joining=1 - trained,
         leaving=trained * (vanishing + computing * lost) / epoch,
     )
-    epoch /= 1 - lost  # an update without those who found no group is smaller, not later
+    epoch /= 1 - lost  # lost samples are computed again; without the peers that found no group, an update is smaller
     made = Forecast(
         peers=peers,
         groups=max(1, math.ceil(peers / exchange.max_group_size)),
@@ -319,10 +321,10 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
 
 
 def looks(epoch_seconds: float) -> float:
-    """How often a peer asks in an epoch how far the others are: at most every 10 s, oftener as the end comes near.
+    """How often a peer reads the others' progress in an epoch: every 10 s, and more often towards the end.
 
-    A tracker asks again after 5/6 of the time that is left, but not before half a second (hivemind 1.1.12,
-    optim/progress_tracker.py).
+    A tracker reads it again after 5/6 of the estimated remaining time, but at the earliest after half a second
+    (hivemind 1.1.12, optim/progress_tracker.py).
     """
     near = min(epoch_seconds, 6 * SLOWEST_LOOK_SECONDS / 5)
     closing = max(0.0, math.log(max(near, 1e-9) / QUICKEST_LOOK_SECONDS, 6))
@@ -330,7 +332,7 @@ def looks(epoch_seconds: float) -> float:
 
 
 def _group(volunteers: Sequence[Volunteers], size: float) -> list[Link]:
-    """Links of one group in which kinds are as frequent as among those present; each that is there is in it."""
+    """Links of a typical group: kinds are as frequent as among all present peers, and each kind has at least one."""
     peers = sum(kind.count * kind.present for kind in volunteers)
     wanted = max(1, round(size))
     links: list[Link] = []
@@ -342,15 +344,15 @@ def _group(volunteers: Sequence[Volunteers], size: float) -> list[Link]:
 def _joining(
     volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs
 ) -> tuple[dict[Volunteers, float], float]:
-    """Share of a session until the state is there, by kind; and the mean seconds of it.
+    """The share of a session until the state is downloaded, by kind; and the mean time of that in seconds.
 
-    Donors are chosen at random among those who can be reached, and share what goes up among their newcomers.
+    A newcomer's donor is a random reachable peer, whose upload rate is divided among its newcomers.
     """
     size = exchange.newcomer_bytes * WIRE_BYTES_PER_BYTE / costs.link_share
     donors = [kind for kind in volunteers if not kind.link.client_mode]
     weight = sum(kind.count * kind.present for kind in donors)
     if not weight:
-        raise BadSetup("All volunteers are in client mode, so nobody can average: at least one must be reachable.")
+        raise BadSetup("All volunteers are in client mode, so none can average: at least one must be reachable.")
     up = sum(kind.count * kind.present * kind.link.up_bytes_per_second for kind in donors) / weight
     arrivals = sum(kind.count * kind.present / kind.session_seconds for kind in volunteers)
     busy = arrivals * size / (weight * up)
@@ -367,9 +369,10 @@ def _joining(
 
 
 def _last_micro_batch(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs) -> float:
-    """How long a peer waits, on the average, until all have ended the micro-batch in which the epoch ended.
+    """Mean time for which a peer waits until all have finished the micro-batch during which the epoch ended.
 
-    What is left of each one's is even between 0 and its length; equal peers that begin together end together.
+    The rest of each peer's micro-batch is uniform between 0 and its length. Equal peers start together and finish
+    together, so that they do not wait.
     """
     lengths = [kind.step_seconds(exchange, costs) for kind in volunteers]
     if len(volunteers) == 1:
@@ -387,20 +390,23 @@ def _last_micro_batch(volunteers: Sequence[Volunteers], exchange: Exchange, cost
 def _left_over(
     volunteers: Sequence[Volunteers], exchange: Exchange, epoch: float, others: float
 ) -> tuple[float, float]:
-    """Share of peers whose work is lost since they do not fill a group; seconds an epoch for which they wait in vain.
+    """The share of peers whose work is lost because their group is not full; and the seconds per epoch that they wait.
 
-    Full groups average at once. The rest waits for more, and is lost where the others have gone on by then.
+    Full groups average at once. The remaining peers wait for more, and their work is lost if the others have moved on
+    to the next epoch by then.
 
     Args:
-        epoch: Seconds, without this.
+        volunteers: All kinds.
+        exchange: What they exchange.
+        epoch: Seconds of an epoch without this wait.
         others: Seconds until the full groups have averaged.
     """
     present = sum(kind.count * kind.present for kind in volunteers)
     spread = math.sqrt(sum(kind.count * kind.present * (1 - kind.present) for kind in volunteers))
-    numbers = [present + step / 2 * spread for step in range(-3, 4)]  # as many as may be there, each as likely
+    numbers = [present + step / 2 * spread for step in range(-3, 4)]  # numbers of peers, taken as equally likely
     most = exchange.max_group_size
     rest = sum(peers % most / peers if peers >= most + 1 else 0.0 for peers in numbers) / len(numbers)
-    patience = (PATIENCE_WINDOWS - 1) * exchange.matchmaking_seconds  # the first window is before the epoch's end
+    patience = (PATIENCE_WINDOWS - 1) * exchange.matchmaking_seconds  # the first window lies before the epoch's end
     if exchange.delay_gradient_averaging:
         return (rest, 0.0) if patience > epoch else (0.0, 0.0)
     noticed = max(exchange.matchmaking_seconds, others)
@@ -410,7 +416,7 @@ def _left_over(
 def _leaving(
     volunteers: Sequence[Volunteers], group: int, epoch: float, reduced: float, exchange: Exchange
 ) -> tuple[float, float]:
-    """Share of samples that are lost with those who leave; seconds an epoch for which vanished peers are awaited."""
+    """The share of samples lost with peers that leave; and the seconds per epoch spent waiting for vanished peers."""
     present = [kind.count * kind.present for kind in volunteers]
     leaving = sum(weight / kind.session_seconds for weight, kind in zip(present, volunteers, strict=True))
     a_peer = leaving / sum(present)
@@ -420,7 +426,7 @@ def _leaving(
 
 
 def _sent_bytes(exchange: Exchange, parts: Sequence[float], peers: int) -> int:
-    """What the peer with the most to send sends in an epoch."""
+    """Bytes per epoch of the peer that sends the most."""
     if peers < 2:
         return 0
     per_epoch = exchange.gradient_bytes + exchange.state_bytes / exchange.average_state_every
@@ -428,7 +434,7 @@ def _sent_bytes(exchange: Exchange, parts: Sequence[float], peers: int) -> int:
 
 
 def _limits(made: Forecast, exchange: Exchange, group: list[Link], unshared: float) -> list[Limit]:
-    """What stands in the way, worst first."""
+    """The limits that the run reaches, those that stop it first."""
     found = [
         *_progress_limits(made, group),
         *_average_limits(made, exchange, group),
@@ -438,14 +444,14 @@ def _limits(made: Forecast, exchange: Exchange, group: list[Link], unshared: flo
 
 
 def _progress_limits(made: Forecast, group: list[Link]) -> Iterator[Limit]:
-    """Of the record of all peers' progress."""
+    """Limits of the record of all peers' progress."""
     most = MESSAGE_BYTES // PROGRESS_RECORD_BYTES
     if made.peers > most:
         yield Limit(
             name="progress record",
             stops=True,
-            sentence=f"All peers' progress is one record of the DHT, and an answer of more than "
-            f"{MESSAGE_BYTES // 2**20} MiB is refused: beyond {most:,} peers nobody learns that an epoch is over.",
+            sentence=f"All peers' progress is one record of the DHT, and hivemind refuses answers above "
+            f"{MESSAGE_BYTES // 2**20} MiB: beyond {most:,} peers nobody learns that an epoch is over.",
         )
     up = sorted(link.up_bytes_per_second for link in group)[len(group) // 2]
     record = made.peers * PROGRESS_RECORD_BYTES
@@ -455,13 +461,13 @@ def _progress_limits(made: Forecast, group: list[Link]) -> Iterator[Limit]:
             name="progress traffic",
             stops=record * made.peers / up > made.epoch_seconds,
             sentence=f"Each of the few peers that hold the progress record sends it to {made.peers:,.0f} others, "
-            f"{traffic * 8 / 1e6:,.0f} Mbit/s in all; a usual one of these has {up * 8 / 1e6:,.0f}. Peers learn late "
-            "that an epoch is over.",
+            f"{traffic * 8 / 1e6:,.0f} Mbit/s in total; a typical one of them has {up * 8 / 1e6:,.0f}. Peers learn too "
+            "late that an epoch is over.",
         )
 
 
 def _average_limits(made: Forecast, exchange: Exchange, group: list[Link]) -> Iterator[Limit]:
-    """Of the links, in an average and in a download of the state."""
+    """Limits of the links, in an average and in a download of the state."""
     reducers = sum(not link.client_mode for link in group)
     each = {link: exchange.message_seconds(link, reducers) for link in set(group)}
     waits = [each[link] for link in group]
@@ -471,26 +477,26 @@ def _average_limits(made: Forecast, exchange: Exchange, group: list[Link]) -> It
             name="links too slow for the group",
             stops=late > len(group) // 2,
             sentence=f"In a group of {len(group)}, {late} peers need up to {max(waits):,.3g} s from one part to the "
-            f"next and are given up after {exchange.next_chunk_timeout_seconds:g} s (next_chunk_timeout_seconds).",
+            f"next, but are dropped after {exchange.next_chunk_timeout_seconds:g} s (next_chunk_timeout_seconds).",
         )
     if made.all_reduce_seconds > exchange.allreduce_timeout_seconds:
         yield Limit(
             name="average times out",
             stops=True,
-            sentence=f"One average takes {made.all_reduce_seconds:,.3g} s and is given up after "
-            f"{exchange.allreduce_timeout_seconds:g} s (allreduce_timeout_seconds): everyone would train alone.",
+            sentence=f"One average takes {made.all_reduce_seconds:,.3g} s, but is aborted after "
+            f"{exchange.allreduce_timeout_seconds:g} s (allreduce_timeout_seconds): every peer would train alone.",
         )
     if made.shares.joining > 0.5:
         yield Limit(
             name="state download",
             stops=made.shares.joining > 0.99,
-            sentence=f"Newcomers spend {made.shares.joining:.0%} of the time to fetch "
+            sentence=f"Volunteers spend {made.shares.joining:.0%} of their time on starting and on downloading "
             f"{exchange.newcomer_bytes / 1e6:,.0f} MB of state: sessions are too short for the links.",
         )
 
 
 def _pace_limits(made: Forecast, exchange: Exchange, group: list[Link], unshared: float) -> Iterator[Limit]:
-    """Of the epochs' length and of the group's size, which only slow the run down."""
+    """Limits of the epochs' length and of the group's size, which only slow the run down."""
     windows = ADVISED_WINDOWS * exchange.matchmaking_seconds
     if made.peers > 1 and made.computing_seconds < windows:
         yield Limit(
@@ -511,7 +517,7 @@ def _pace_limits(made: Forecast, exchange: Exchange, group: list[Link], unshared
         yield Limit(
             name="group size",
             stops=False,
-            sentence=f"Peers average in {made.groups} groups of at most {exchange.max_group_size}; groups know "
-            "nothing of each other until they mix in a later one, so that weights differ in between."
-            + (f" Who does not fill a group is left behind: {unshared:.0%} of the work is lost." if unshared else ""),
+            sentence=f"Peers average in {made.groups} groups of at most {exchange.max_group_size}. Until peers of "
+            "different groups meet in a later one, the groups' weights differ."
+            + (f" Peers without a full group are left behind: {unshared:.0%} of the work is lost." if unshared else ""),
         )

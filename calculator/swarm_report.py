@@ -1,4 +1,4 @@
-"""`python -m calculator swarm`: what volunteers reach together, as a report or as JSON."""
+"""`python -m calculator swarm`: the throughput of volunteers, as a report or as JSON."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", type=int, metavar="N", help="in place of a model")
     parser.add_argument(
         "--volunteers", action="append", required=True, metavar="COUNT:SPEED:UP/DOWN[:client]",
-        help=f"SPEED is a GPU or samples a second, UP and DOWN are Mbit/s; may be repeated; such as {EXAMPLE}",
+        help=f"SPEED is a GPU or samples per second, UP and DOWN are Mbit/s; may be repeated; example: {EXAMPLE}",
     )  # fmt: skip
     parser.add_argument("--micro-batch-size", type=int, default=1, metavar="N", help="of every volunteer")
-    parser.add_argument("--present", type=float, default=1.0, metavar="SHARE", help="of the time, each volunteer")
-    parser.add_argument("--session-hours", type=float, metavar="H", help="mean time until one leaves")
+    parser.add_argument("--present", type=float, default=1.0, metavar="SHARE", help="share of the time, each volunteer")
+    parser.add_argument("--session-hours", type=float, metavar="H", help="mean time until a volunteer leaves")
     parser.add_argument("--latency-milliseconds", type=float, default=50.0, metavar="MS", help="one way")
     parser.add_argument("--target-batch-size", type=int, default=one.target_batch_size, metavar="N")
     parser.add_argument("--epochs", type=int, default=one.epochs, metavar="N", help="updates until the end")
@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gradient-codec", choices=CODECS, default=one.gradient_codec)
     parser.add_argument(
         "--compression-threshold", type=int, default=one.compression_threshold, metavar="N",
-        help="tensors with fewer values travel in 16 bit where large ones take 8",
+        help="tensors with fewer values are sent in 16 bits where large ones take 8",
     )  # fmt: skip
     parser.add_argument("--state-bits", type=int, choices=(8, 16), default=one.state_bits)
     parser.add_argument("--newcomer-bits", type=int, choices=(8, 16), default=one.newcomer_bits)
@@ -78,10 +78,10 @@ def run(flags: dict) -> str:
 
 
 def kind_of(text: str) -> dict:
-    """One kind of volunteers, as a request tells it."""
+    """One kind of volunteers from the text of the flag, as a request has it."""
     matched = re.fullmatch(r"(\d+):([^:]+):([\d.]+)/([\d.]+)(:client)?", text)
     if not matched:
-        raise BadSetup(f"Volunteers are told as COUNT:SPEED:UP/DOWN[:client], such as {EXAMPLE}, not {text!r:.60}.")
+        raise BadSetup(f"Volunteers are given as COUNT:SPEED:UP/DOWN[:client], such as {EXAMPLE}, not {text!r:.60}.")
     count, speed, up, down, client = matched.groups()
     try:
         pace = {"samples_per_second": float(speed)}
@@ -102,7 +102,7 @@ def report(collaboration: Collaboration, made: Forecast) -> str:
         f"{exchange.parameters:,} parameters, {exchange.target_batch_size:,} samples an epoch",
         "",
         f"{'Samples per second':<44}{made.samples_per_second:>12,.2f} of {made.ideal_samples_per_second:,.2f}",
-        f"{'An epoch':<44}{made.epoch_seconds:>12,.1f} s, of it computing {made.computing_seconds:,.1f} s",
+        f"{'An epoch':<44}{made.epoch_seconds:>12,.1f} s, of which {made.computing_seconds:,.1f} s computing",
         f"{'An average of gradients':<44}{made.all_reduce_seconds:>12,.1f} s",
         f"{'Each peer sends an epoch, at most':<44}{show_bytes(made.sent_bytes):>12}",
         f"{'A newcomer trains after':<44}{made.newcomer_seconds:>12,.1f} s, {show_bytes(exchange.newcomer_bytes)}",

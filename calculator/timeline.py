@@ -1,9 +1,9 @@
 """One training step, instant by instant: where the memory peak is, and why.
 
-Every distinct kind of layer is played once on a tape (`calculator.autograd`), which gives the change and the peak of
-its forward and backward; the step is then put together from as many of them as the model has. What was played is kept
-as a recording: another setup that takes the same course, such as another batch or a wider model of the family, is
-worked out from it.
+A short model with one layer of each distinct kind is played on a tape (`calculator.autograd`), which gives the change
+and the peak of each layer's forward and backward. The step is then assembled from as many of these as the model has
+layers. What was played is kept as a recording: a setup with the same events, such as another batch or a wider model of
+the family, is computed from it without playing it again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from calculator.sizes import Formulas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What decides the course of forward and backward."""
+    """What decides the events of forward and backward."""
 
     batch: int
     length: int
@@ -64,7 +64,7 @@ class Timeline:
     instants: tuple[Instant, ...]
     """The highest instant of each stretch, in order."""
     after_forward: Levels
-    """When forward has ended and only the loss is held."""
+    """When forward has ended and only the loss is still referred to."""
     after_backward: Levels
 
 
@@ -109,9 +109,9 @@ GIVEN_BY_MODEL = (
     "relative_buckets",
     "image_vocab_size",
 )
-"""Sizes that a recording holds for any value of; all else is part of its `_course`."""
+"""Sizes that are free in a recording; everything else is part of the key under which `_recordings` keeps it."""
 RECORDINGS = 16
-"""Recordings kept for a course; they differ in what its sizes decide, such as whether the batch is more than one."""
+"""Recordings kept under one key; they differ in what their sizes decide, such as whether the batch is above 1."""
 
 
 def _segments(architecture: Architecture, options: Options, plans: dict[str, Plan]) -> list[Segment]:
@@ -133,20 +133,20 @@ def _segments(architecture: Architecture, options: Options, plans: dict[str, Pla
 
 @lru_cache(maxsize=512)
 def _recordings(architecture: Architecture, options: Options, courses: tuple) -> list[Recording]:
-    """The recordings of one course, newest first."""
+    """The list of recordings under one key, newest first; the cache hands out the same list again, to be extended."""
     return []
 
 
 @lru_cache(maxsize=1024)
 def _without_sizes(architecture: Architecture) -> Architecture:
-    """What else than sizes decides the course of a model's step; the text-to-image family has a fixed length."""
+    """What decides the events of a model's step apart from its sizes; the text-to-image family has a fixed length."""
     fixed = {} if architecture.family == "text-to-image" else {"sequence_length": 0}
     no_counts = dict(name="", num_layers=0, num_decoder_layers=0, target_length=0, dropout=0, attention_dropout=0)
     return replace(architecture, **dict.fromkeys(GIVEN_BY_MODEL, 0), **no_counts, **fixed)
 
 
 def _without_lengths(options: Options) -> Options:
-    """What else than lengths decides the course of a step: of dropout, whether there is any."""
+    """What decides the events of a step apart from its lengths; of dropout, only whether there is any."""
     return Options(
         batch=0,
         length=0,
@@ -174,20 +174,20 @@ def _stacks(architecture: Architecture) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layers of a stack: what each costs, and which of them are played."""
+    """The layers of a stack: which cost the same, and which of them are played."""
 
     keys: tuple[tuple, ...]
-    """For each layer; layers with the same key have the same course."""
+    """For each layer; layers with the same key have the same events."""
     groups: tuple[int, ...]
     """For each layer, which layers it shares weights with."""
     played: tuple[int, ...]
-    """Layers that are played: at least one for each key, and with each the first and the last use of its weights."""
+    """Layers that are played: at least one for each key, and the first and the last layer that use its weights."""
     runs: tuple[tuple[tuple, int, int], ...]
     """Key, first and last layer of each run of layers with the same key, in order."""
 
     @cached_property
     def course(self) -> tuple:
-        """Key of each layer that is played, and the first of them with the same weights."""
+        """For each layer that is played, its key and the first played layer with the same weights."""
         owners: dict[int, int] = {}
         return tuple(
             [
@@ -210,15 +210,17 @@ def _plan(
 ) -> Plan:
     """Which layers of a stack cost the same.
 
-    A key tells whether the layer's place matters (the first makes or keeps what others share), whether it is
-    checkpointed, whether its weights are used there for the first and for the last time, and its attention mask.
+    A key holds the layer's place where that matters (the first layer makes or keeps what others share), whether it is
+    checkpointed, whether it is the first or the last layer to use its weights, and its attention mask. Autocast makes
+    the 16-bit copy of a weight at its first use; backward allocates the gradient at its last one.
     """
     groups = _groups(architecture, shared_groups, layers)
     last_use = {group: index for index, group in enumerate(groups)}
     first_use = {group: index for index, group in reversed(list(enumerate(groups)))}
     every = checkpoint_every
     period = math.lcm(every or 1, len(architecture.attention_cycle) or 1)
-    # which copies of shared weights are there depends on which of their layers before were checkpointed: all are played
+    # Whether a copy of a shared weight is kept depends on which earlier layers with that weight were checkpointed, so
+    # hardly two layers are alike: play all of them.
     whole = not folded or (every > 1 and len(last_use) < layers)
     keys = []
     for index, group in enumerate(groups):
@@ -229,7 +231,8 @@ def _plan(
         if whole:
             place = index
         elif every > 1:
-            # what a block leaves behind for a moment, the next one finds: neighbours are played as they stand
+            # A block's last tensors may still be alive when the next block begins, so each layer is played between
+            # its real neighbours.
             place = index if index < 2 * period or last else (2 * period, index % period)
         elif architecture.num_decoder_layers:
             place = (min(index, 2 if every else 1), last)
@@ -251,7 +254,7 @@ def _plan(
 
 
 def _representatives(keys: list[tuple], groups: tuple[int, ...], first_use: dict, last_use: dict) -> set[int]:
-    """One layer for each key, and with each the first and the last use of its weights."""
+    """One layer for each key, and for each of them the first and the last layer that use its weights."""
     played: set[int] = set()
     for key in dict.fromkeys(keys):
         candidates = [index for index, other in enumerate(keys) if other == key]
@@ -311,7 +314,7 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
         stacks=stacks,
     )
     collecting = gc.isenabled()
-    gc.disable()  # reference counts free all that is made here; the collector's passes would cost a tenth of the time
+    gc.disable()  # reference counts free all that is made here; the collector would only cost a tenth of the time
     try:
         _play_through(context)
     finally:
@@ -339,7 +342,7 @@ def _made(group: ParameterGroup, itemsize: int) -> dict[str, Parameter]:
 
 
 def _put_together(segments: list[Segment], plans: dict[str, Plan]) -> Timeline:
-    """The whole step from the segments of the short one."""
+    """The whole model's step from the segments of the short model's."""
     level = Levels()
     instants: list[Instant] = []
     for phase in ("forward", "backward"):
@@ -357,14 +360,14 @@ def _put_together(segments: list[Segment], plans: dict[str, Plan]) -> Timeline:
 
 
 def _all_dropped(level: Levels, change: Levels) -> Levels:
-    """The short model dropped its own copies of weights or gradients; the whole model drops all of its own."""
+    """Frees all cached copies of weights, or all gradients, where the short model freed those of its few layers."""
     cached = level.cached if change.cached < 0 else 0
     gradients = level.gradients if change.gradients < 0 else 0
     return level - Levels(live=cached + gradients, cached=cached, gradients=gradients)
 
 
 def _expanded(course: dict, plans: dict[str, Plan], *, reverse: bool) -> Iterator[tuple[object, int, int]]:
-    """Keys of the whole step with the first and last layer that follow each other under one key, as they run."""
+    """Keys of the whole step in the order in which they run, each with the first and the last layer of a run."""
     seen = set()
     for key in course:
         if not isinstance(key, tuple):
@@ -379,7 +382,11 @@ def _expanded(course: dict, plans: dict[str, Plan], *, reverse: bool) -> Iterato
 
 
 def _repeat(instants: list[Instant], segment: Segment, key: object, level: Levels, first: int, last: int) -> Levels:
-    """Adds a segment for each layer; its highest instant is in the first or the last of them."""
+    """Adds a run of equal segments, one for each layer from `first` to `last`.
+
+    Each has the same peak above its own start. So where a layer adds memory (forward), the last layer's peak is the
+    highest; where a layer frees memory (backward), the first one's.
+    """
     phase, _, change, peak = segment
     before_last = level
     if first != last:

@@ -1,9 +1,9 @@
-"""Attention, in single operations or as one fused kernel.
+"""Attention, in separate operations or as one fused kernel.
 
-`query`, `key` and `value` come as views of what the projections wrote: (B, T, N, H) in memory, seen as (B, N, T, H).
-A batched product wants (B * N, T, H): unless B or N is 1 it must copy such operands. On the way back, the gradients of
-queries and values come as (B, N, T, H) and are copied; those of the keys come as (B, N, H, T), which the gradient of a
-projection can read for one sequence and the joining of split gradients always can.
+`query`, `key` and `value` are views of what the projections wrote: (B, T, N, H) in memory, viewed as (B, N, T, H).
+A batched product needs (B * N, T, H): unless B or N is 1, it must copy such operands. In backward, the gradients of
+queries and values arrive as (B, N, T, H) and are copied. Those of the keys arrive as (B, N, H, T); the gradient of a
+projection can read them without a copy if there is one sequence, and the joining of split gradients always can.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class AttentionShape:
     num_heads: int
     head_dim: int
     queries: int
-    """T, tokens that look."""
+    """T, tokens that attend."""
     keys: int
-    """S, tokens that are looked at."""
+    """S, tokens that are attended to."""
 
     @property
     def scores(self) -> int:
@@ -54,7 +54,7 @@ def eager_attention(
     bias: Tensor | None = None,
     cast_weights: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Scores, softmax, dropout and the weighted sum, each on its own (transformers, eager_attention_forward).
+    """Scores, softmax, dropout and the weighted sum, as separate operations (transformers, eager_attention_forward).
 
     Args:
         dropout: Probability on the attention weights.
@@ -103,9 +103,9 @@ def fused_attention(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` as CUDA dispatches it (sdp_utils.cpp).
 
-    Flash attention takes 16 bit without a bias and heads up to 256 wide, which it lengthens to a multiple of 8. The
-    memory-efficient kernel takes other heads of a multiple of 8 (4 in 32 bit), and the rows of a bias lengthened to a
-    multiple of 16. What is left runs in single operations.
+    Flash attention takes 16-bit operands without a bias and heads up to 256 wide, which are padded to a multiple of 8.
+    The memory-efficient kernel takes the rest if the head width is a multiple of 8 (of 4 in 32 bits); the rows of a
+    bias are padded to a multiple of 16. Everything else runs in separate operations.
     """
     if bias is not None:
         bias = t.lowered(bias)

@@ -48,7 +48,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """Ids of positions and of token types, 64-bit integers."""
+    """Bytes of the ids of positions and of token types, 64-bit integers."""
     return 2 * allocated_bytes(a.max_positions, 8)
 
 

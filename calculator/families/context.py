@@ -1,4 +1,4 @@
-"""What a family's forward is given: sizes, options, and its parameters on a tape."""
+"""The input of a family's forward: sizes, options, and its parameters on a tape."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Layer:
     """One layer of a stack, as it is played."""
 
     key: tuple
-    """Names its segment of the step."""
+    """Identifies its segment of the step."""
     weights: dict[str, Parameter]
     checkpointed: bool
     kind: str = ""
-    """Its attention mask, where layers differ in it."""
+    """Its attention mask, if layers have different ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +32,24 @@ class Context:
     batch: int
     """B, sequences."""
     length: int
-    """T, tokens a sequence; of the encoder, if there are two stacks."""
+    """T, tokens per sequence; of the encoder, if there are two stacks."""
     target_length: int
-    """Tokens a sequence of the decoder, if there are two stacks."""
+    """Tokens per sequence of the decoder, if there are two stacks."""
     fused_attention: bool
-    """Attention by `scaled_dot_product_attention` rather than in single operations."""
+    """Whether attention is `scaled_dot_product_attention` rather than separate operations."""
     dropout: float
     """Probability in the residual stream."""
     attention_dropout: float
     """Probability on attention weights."""
     half: str
-    """"bf16" or "fp16", whichever 16-bit type is used; empty in fp32."""
+    """The 16-bit type in use, "bf16" or "fp16"; empty in fp32."""
     reversible: bool
     weights: dict[str, Parameter]
     """Parameters outside of the layers."""
     stacks: dict[str, list[Layer]]
 
     def run(self, layer: Layer, block: Callable, *inputs: Tensor):
-        """Plays one block, checkpointed or not, as a segment of its own."""
+        """Plays one layer, checkpointed or not, as its own segment."""
         self.tape.enter(layer.key)
         bound = partial(block, self, layer.weights)
         return self.tape.checkpoint(bound, *inputs) if layer.checkpointed else bound(*inputs)

@@ -36,7 +36,7 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """Sine and cosine of every position, 32 bit, in each layer."""
+    """Bytes of sine and cosine of every position, in 32 bits, in each layer."""
     return a.num_layers * allocated_bytes(a.max_positions * a.rotary_dim, 4)
 
 
@@ -55,7 +55,8 @@ def _body(c: Context) -> Tensor:
     mask = t.tensor(c.batch * c.length**2, embedded.itemsize)
     hidden = t.dropout(embedded, c.dropout)
     for layer in c.stacks["layers"]:
-        outputs = c.run(layer, _block, hidden, mask, positions)  # holds the weights while the next block runs
+        # As in transformers' loop, `outputs` holds this block's attention weights while the next block runs.
+        outputs = c.run(layer, _block, hidden, mask, positions)
         hidden = outputs[0]
     t.enter("head")
     return t.layer_norm(hidden, c.weights["norm.weight"], c.weights["norm.bias"])
@@ -98,7 +99,7 @@ def _attention(c: Context, w: dict, hidden: Tensor, mask: Tensor) -> tuple[Tenso
 
 
 def _rotate(c: Context, x: Tensor, rotated: int) -> Tensor:
-    """Rotary embedding of neighbouring channels (apply_rotary_pos_emb): keeps sine and cosine each time."""
+    """Rotary embedding of neighbouring channels (apply_rotary_pos_emb): each call keeps its own sine and cosine."""
     t = c.tape
     sine, cosine = (t.tensor(c.length * rotated, x.itemsize) for _ in range(2))
     first = t.multiply(x, cosine, "rotary embedding")
@@ -110,7 +111,7 @@ def _rotate(c: Context, x: Tensor, rotated: int) -> Tensor:
 def _attend(
     c: Context, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: AttentionShape
 ) -> tuple[Tensor, Tensor]:
-    """Scores from 32-bit queries and keys, which autocast turns back into 16 bit (GPTJAttention._attn)."""
+    """Attention on queries and keys cast to 32 bits, which autocast casts back to 16 bits (GPTJAttention._attn)."""
     t = c.tape
     query = t.cast(query, 4, "casting queries and keys to 32 bit")
     key = t.cast(key, 4, "casting queries and keys to 32 bit")

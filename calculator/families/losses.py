@@ -16,5 +16,5 @@ def causal_loss(c: Context, logits: Tensor) -> Tensor:
 
 
 def token_loss(c: Context, logits: Tensor) -> Tensor:
-    """Loss on the logits as they are; labels are inputs (torch.nn.CrossEntropyLoss)."""
+    """Loss on the logits in their own precision; the labels are inputs (torch.nn.CrossEntropyLoss)."""
     return c.tape.cross_entropy(logits, None)

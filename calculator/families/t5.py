@@ -101,7 +101,7 @@ def _decoder_block(
 
 
 def _clamped(c: Context, hidden: Tensor) -> Tensor:
-    """float16 is kept from overflowing; under autocast the residual stream is 32 bit and is left alone."""
+    """Clamps float16 values, which could overflow; under autocast the residual stream is in 32 bits."""
     return c.tape.clamp(hidden) if c.half == "fp16" and hidden.itemsize == 2 else hidden
 
 
@@ -152,7 +152,7 @@ def _attention(
         combined = bias
         if stack == "decoder":
             combined = t.where(bias, t.new(queries * keys, 1), "attention mask")
-        if stack and a.num_heads > 1 and queries * keys > 1:  # else it lies in the kernel's order already
+        if stack and a.num_heads > 1 and queries * keys > 1:  # otherwise it already has the kernel's memory order
             combined = t.copy(combined, "attention bias")
         attended = fused_attention(t, query, key, value, shape, dropout=c.attention_dropout, bias=combined)
         weights = None
@@ -172,10 +172,11 @@ def _attention(
 
 
 def _relative_bias(c: Context, shape: AttentionShape, stack: str) -> Tensor:
-    """The first layer of a stack makes the bias of all: keeps the bucket of each pair of positions.
+    """The bias that the first layer of a stack computes for all layers: keeps the bucket of each pair of positions.
 
-    Positions and distances stay until the bias is made. The most is held where far distances are cut off
-    (transformers, T5Attention._relative_position_bucket): for both directions one matrix more than for one.
+    Positions and distances live until the bias is computed. Memory is highest where far distances are capped
+    (transformers, T5Attention._relative_position_bucket): there the encoder, which looks in both directions, holds one
+    matrix more than the decoder.
     """
     t = c.tape
     pairs = shape.queries * shape.keys
@@ -188,7 +189,7 @@ def _relative_bias(c: Context, shape: AttentionShape, stack: str) -> Tensor:
 
 
 def _no_bias(c: Context, shape: AttentionShape, itemsize: int) -> Tensor:
-    """Cross-attention adds zeros; with checkpointing they are made to need a gradient."""
+    """The zeros that cross-attention adds; with checkpointing, the code makes them require a gradient."""
     t = c.tape
     zeros = t.tensor(shape.num_heads * shape.queries * shape.keys, itemsize)
     if any(layer.checkpointed for layer in c.stacks["decoder"]):

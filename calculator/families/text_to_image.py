@@ -1,9 +1,9 @@
 """The run's own text-to-image transformer (training/model/transformer.py), reversible or not.
 
-Its blocks are written out with their backward passes (training/model/blocks.py): each is one node of the graph that
-keeps what the code saves. The reversible stack is one node in all: it keeps its two streams.
+Its blocks have hand-written backward passes (training/model/blocks.py): each block is one node of the graph, which
+keeps what the code saves. The reversible stack is a single node, which keeps its two streams.
 
-Lengths beside the usual ones: X text tokens with the bos, I image tokens, G side of the image's square.
+Additional lengths: X text tokens with the bos, I image tokens, G side of the image's square.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from calculator.families.context import Context, Layer
 from calculator.operations import Operations
 
 BAND_ROWS = 4
-"""Image rows that a layer which is neither row nor column handles at once (training/model/attention.py)."""
+"""Image rows that a full or convolution-like layer processes at once (training/model/attention.py)."""
 DENSE_GRID = 12
-"""Up to this grid, one band holds the whole image (training/model/attention.py)."""
+"""Up to this grid, one band is the whole image (training/model/attention.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Order of the tokens: bos and text, then the image row by row."""
+    """The order of the tokens: bos and text, then the image row by row."""
 
     text: int
     """X, text tokens with the bos."""
@@ -43,7 +43,7 @@ class Layout:
         return self.text + self.image
 
     def bands(self, kind: str, reach: int) -> list[tuple[int, int]]:
-        """Queries and keys of each band of image rows; empty for row and column layers, which have none."""
+        """Numbers of queries and keys of each band of image rows; empty for row and column layers."""
         if kind in ("row", "column"):
             return []
         rows = self.grid if self.grid <= DENSE_GRID else BAND_ROWS
@@ -61,7 +61,7 @@ def layout(a: Architecture) -> Layout:
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
-    """The parameters outside of the layers, those that layers share, and those of each layer."""
+    """The parameters outside of the layers, those that layers share, and those that each layer has for itself."""
     d, f, inner = a.hidden_size, a.intermediate_size, a.num_heads * a.head_dim
     text_rows = a.vocab_size - a.image_vocab_size
     outside = {
@@ -90,9 +90,10 @@ def parameters(a: Architecture) -> list[ParameterGroup]:
 
 
 def buffer_bytes(a: Architecture, itemsize: int) -> int:
-    """The prepared masks of each kind of attention, and the table of rotations.
+    """Bytes of the prepared masks of each kind of attention and of the table of rotations.
 
     Args:
+        a: The model.
         itemsize: Bytes of a value in the precision in which the blocks compute.
     """
     place = layout(a)
@@ -118,14 +119,14 @@ def forward(c: Context) -> tuple[Tensor, None]:
 
 
 def _losses(c: Context, place: Layout, hidden: Tensor, labels: Storage, tied: list[Storage]) -> Tensor:
-    """Both cross entropies as one node (training/model/vocabulary.py): its logits become their gradient.
+    """Both cross entropies as one node (training/model/vocabulary.py), which turns its logits into their gradient.
 
     Args:
-        c: What is played.
-        place: Order of the tokens.
-        hidden: Behind the last norm.
-        labels: Of the text; the image's are the inputs.
-        tied: Takes the gradient of the output matrix, for the embedding, where they share it.
+        c: The forward pass that is played.
+        place: The order of the tokens.
+        hidden: The output of the last norm.
+        labels: Labels of the text; those of the image are the inputs.
+        tied: Receives the gradient of the output matrix for the embedding, if they are tied.
     """
     t, a = c.tape, c.architecture
     itemsize, low, width = t.itemsize, 2 if t.autocast else t.itemsize, a.hidden_size
@@ -184,7 +185,7 @@ def _embedded(c: Context, place: Layout, tied: list[Storage]) -> Tensor:
 
 
 def _sequential_stack(c: Context, place: Layout, hidden: Tensor) -> Tensor:
-    """An ordinary stack: each block is a node and adds to one stream."""
+    """An ordinary stack: each block is a node and adds its output to the residual stream."""
     t = c.tape
     for layer in c.stacks["layers"]:
         t.enter(layer.key)
@@ -202,13 +203,13 @@ def _run_block(c: Context, block: _Block, hidden: Tensor) -> Tensor:
 
 
 def _run_block_again(c: Context, block: _Block, hidden: Tensor) -> Tensor:
-    """A block as one node that keeps its input and runs anew in backward (activation checkpointing)."""
+    """A block as one node that keeps its input and is computed again in backward (activation checkpointing)."""
     node = c.tape.record(block.name, (hidden, *block.weights), (hidden.storage,), lambda grad: block.again())
     return Tensor(block.forward(hidden.storage)[0], hidden.count, hidden.itemsize, node)
 
 
 def _reversible_stack(c: Context, place: Layout, hidden: Tensor) -> Tensor:
-    """All layers as one node, which keeps the two streams at the end and computes all others from them."""
+    """All layers as one node, which keeps the two streams after the last layer and computes earlier ones from them."""
     t = c.tape
     layers = c.stacks["layers"]
     blocks = [(layer, _Attention(c, place, layer), _FeedForward(c, place, layer)) for layer in layers]
@@ -231,7 +232,7 @@ def _reversible_stack(c: Context, place: Layout, hidden: Tensor) -> Tensor:
 
 
 def _backward_of_stack(t: Operations, blocks: list, weights: list[Parameter], count: int, itemsize: int) -> tuple:
-    """Undoes layer by layer; the gradients of the weights are handed over when all is done."""
+    """Reverses one layer after the other; the node returns the gradients of all weights at its end."""
     _streams = (t.new(count, itemsize), t.new(count, itemsize))
     gradients = (t.new(count, itemsize), t.new(count, itemsize))
     collected: dict[int, Storage] = {}
@@ -244,7 +245,7 @@ def _backward_of_stack(t: Operations, blocks: list, weights: list[Parameter], co
 
 
 def _step_back(t: Operations, block: _Block, collected: dict[int, Storage]) -> None:
-    """Runs a block anew and back; what earlier layers added to the gradients of shared weights is added in place."""
+    """Computes a block again and runs its backward; gradients of shared weights are added in place to earlier ones."""
     t.name = block.name
     _out, _saved = block.forward(t.nothing())
     own = block.backward()
@@ -258,9 +259,9 @@ def _step_back(t: Operations, block: _Block, collected: dict[int, Storage]) -> N
 
 
 class _Block(ABC):
-    """A residual branch with its backward written out (training/model/blocks.py).
+    """A residual branch with a hand-written backward (training/model/blocks.py).
 
-    Norms and what goes in or out have the precision of the weights. Between, a block computes in 16 bit under autocast.
+    Norms, inputs and outputs have the precision of the weights. In between, a block computes in 16 bits under autocast.
     """
 
     name = ""
@@ -286,29 +287,29 @@ class _Block(ABC):
         """Gradients for the input and for `weights`."""
 
     def again(self) -> tuple[Storage, ...]:
-        """`backward` after the forward pass that it needs; the input is kept elsewhere."""
+        """`backward` preceded by the forward pass that it needs; the input is counted elsewhere."""
         _out, _saved = self.forward(self.tape.nothing())
         return self.backward()
 
     def new(self, count: int) -> Storage:
-        """Values in the precision of the weights."""
+        """A storage for `count` values in the precision of the weights."""
         return self.tape.new(count, self.itemsize)
 
     def made(self, count: int) -> Storage:
-        """Values in the precision in which the block computes."""
+        """A storage for `count` values in the precision in which the block computes."""
         return self.tape.new(count, self.inner_itemsize)
 
     @property
     def mixed(self) -> bool:
-        """Whether the block computes in another precision than its weights have."""
+        """Whether the block computes in a precision other than its weights'."""
         return self.itemsize != self.inner_itemsize
 
     def lowered(self, count: int) -> Storage | None:
-        """A copy of that many values of a weight in the block's precision, if that is another."""
+        """A copy of `count` values of a weight in the block's precision, if that differs from the weight's."""
         return self.made(count) if self.mixed else None
 
     def norm(self) -> tuple[Storage, Storage, Storage]:
-        """Layer norm and token shift: the shifted values, and two 32-bit numbers a token."""
+        """Layer norm and token shift: the shifted values, and two 32-bit numbers per token."""
         rows = self.batch * self.place.length
         normed = self.new(self.stream)
         statistics = (self.tape.new(rows, 4), self.tape.new(rows, 4))
@@ -319,7 +320,7 @@ class _Block(ABC):
         return shifted, *statistics
 
     def norm_backward(self) -> tuple[Storage, Storage, Storage]:
-        """Gradients for the input and for the norm's weight and bias, from one that still has to be shifted back."""
+        """Gradients of the input and of the norm's weight and bias, from the gradient of the shifted values."""
         width = self.architecture.hidden_size
         shifted = self.made(self.stream)
         if self.mixed:
@@ -331,7 +332,7 @@ class _Block(ABC):
         return results
 
     def scaled_output(self, inner: int) -> Storage:
-        """The output matrix times the layer scale, applied; in the precision of the weights again."""
+        """The product with the output matrix times the layer scale, cast to the precision of the weights."""
         width = self.architecture.hidden_size
         scaled = self.scaled_weight(inner)
         bias = self.new(width)
@@ -347,7 +348,7 @@ class _Block(ABC):
         return self.made(self.architecture.hidden_size * inner) if self.mixed else scaled
 
     def weight_gradient(self, count: int) -> Storage:
-        """A product of gradient and inputs, in the precision of the weights."""
+        """The product of gradient and inputs, in the precision of the weights."""
         result = self.new(count)
         if self.mixed:
             self.made(count)
@@ -427,7 +428,7 @@ class _Attention(_Block):
         return out, (kept[0], hidden, *kept[1:], merged, text, image, *weights)
 
     def turned(self, count: int) -> Storage:
-        """Rotated channels; in 16 bit they are rotated as a copy of 32 bit, whose product is another."""
+        """Rotated channels; 16-bit values are rotated as a 32-bit copy, and their product is a second one."""
         result = self.made(count)
         if self.inner_itemsize == 2:
             raised = self.tape.new(count, 4)
@@ -436,7 +437,7 @@ class _Attention(_Block):
         return result
 
     def attend(self) -> tuple[list[Storage], tuple[Storage, Storage]]:
-        """The attention weights that backward needs, of text and image, and the two outputs."""
+        """The attention weights of text and image, which backward needs, and the two outputs."""
         a, place = self.architecture, self.place
         rows = self.batch * a.num_heads
         _scores = self.made(rows * place.text**2)
@@ -455,7 +456,7 @@ class _Attention(_Block):
         return weights, (text_out, image_out)
 
     def scores(self, rows: int, queries: int, keys: int) -> tuple[Storage, Storage]:
-        """Scores of image tokens against some of the image, and joined with those against the text."""
+        """Scores of image tokens with `keys` others of the image, and these joined with the scores with the text."""
         own = self.made(rows * queries * keys)
         against_text = self.made(rows * queries * self.place.text)
         joined = self.made(rows * queries * (self.place.text + keys))
@@ -483,7 +484,7 @@ class _Attention(_Block):
         return (to_hidden, to_qkv, *output[:2], *to_norm, output[2])
 
     def turned_back(self, count: int) -> Storage:
-        """The reverse of `turned`, of text and image in turn."""
+        """The reverse of `turned`, first for the text, then for the image."""
         result = self.made(count)
         if self.inner_itemsize == 2:
             largest = count // self.place.length * max(self.place.text, self.place.image)
@@ -493,7 +494,7 @@ class _Attention(_Block):
         return result
 
     def attend_backward(self, rows: int) -> tuple[Storage, Storage]:
-        """Gradients for the turned queries, keys and values of text and image."""
+        """Gradients of the rotated queries, keys and values of text and image."""
         a, place = self.architecture, self.place
         text = self.made(3 * rows * place.text * a.head_dim)
         _scores = self.softmax_backward(self.made(rows * place.text**2), rows * place.text**2)
@@ -507,7 +508,7 @@ class _Attention(_Block):
         return text, image
 
     def softmax_backward(self, behind: Storage, count: int) -> Storage:
-        """The gradient before a softmax; the kernel takes grad * result beside it."""
+        """The gradient of a softmax's input; the kernel also holds grad * result."""
         result = self.made(count)
         self.tape.workspace(rounded(count * self.inner_itemsize))
         return result

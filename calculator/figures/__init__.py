@@ -1,5 +1,6 @@
-"""Figures of the pages on the five challenges: what the reader sets in, a drawing, a caption and a table out.
+"""Interactive figures of the pages on the five challenges: each turns settings into a drawing, a caption and a table.
 
-`figure` says what a figure is, `catalogue` has all of them by name, `controls` and `drawing` are what they are made of.
-A figure's model is a module of its own where others may use it: `all_reduce`, `averaging`, `eight_bit`, `admission`.
+`figure` defines a figure, `catalogue` has all of them by name, and `controls` and `drawing` are their building blocks.
+The model behind a figure is a separate module if it is useful elsewhere: `all_reduce`, `averaging`, `eight_bit`,
+`admission`.
 """

@@ -1,8 +1,8 @@
-"""Who may take part: tickets of an authority, and what a peer checks before it listens.
+"""Access tickets signed by an authority, and the checks that a peer makes before it accepts a request.
 
-Signatures stand here as what they mean: only the holder of a key makes them, and they hold for the exact words that
-were signed. The order of the checks is hivemind's (hivemind/utils/auth.py, TokenAuthorizerBase.validate_request); the
-scheme is described in Diskin et al. 2021, arXiv:2106.10207.
+Signatures are modelled by what they mean: only the holder of a key can make one, and it is valid only for the exact
+text that was signed. The order of the checks is hivemind's (hivemind/utils/auth.py,
+TokenAuthorizerBase.validate_request); the scheme is described in Diskin et al. 2021, arXiv:2106.10207.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 AUTHORITY, VOLUNTEER, PEER, OTHER_PEER, ATTACKER = "authority", "volunteer", "peer", "another peer", "attacker"
-"""Holders of keys; a public key goes by its holder's name."""
+"""Holders of keys; a public key is represented by its holder's name."""
 LONGEST_DELAY = 60
-"""Seconds that a request's time may be off (hivemind's `_MAX_CLIENT_SERVICER_TIME_DIFF`)."""
+"""Seconds by which a request's time may differ from the peer's clock (hivemind's `_MAX_CLIENT_SERVICER_TIME_DIFF`)."""
 TICKET_SECONDS = 7200
-"""Of the example: how long a ticket is good."""
+"""How long a ticket of the example is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Of a key's holder, for exact words."""
+    """A signature of a key's holder for an exact text."""
 
     holder: str
     words: tuple
@@ -28,7 +28,7 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """The authority's word that a key belongs to a member, for a while."""
+    """The authority's statement that a key belongs to a member, valid for a limited time."""
 
     name: str
     key: str
@@ -46,11 +46,11 @@ class Ticket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a volunteer sends a peer."""
+    """A request from a volunteer to a peer."""
 
     ticket: Ticket
     receiver: str
-    """Key of the peer that it is meant for."""
+    """Key of the peer for which it is meant."""
     time: float
     nonce: int
     """A number that is used once."""
@@ -72,18 +72,18 @@ CHECKS = (
     "the ticket's key signed the request",
     "the request is meant for this peer",
     f"it is at most {LONGEST_DELAY} s old",
-    "it has not come before",
+    "it is not a repetition",
 )
 
 
 def failed_check(request: Request, *, peer: str, now: float, seen: Collection[int]) -> int | None:
-    """The place in `CHECKS` of the first that fails; None: the peer listens.
+    """The index in `CHECKS` of the first check that fails; None: the peer accepts the request.
 
     Args:
-        request: What came.
-        peer: Key of the one who checks.
-        now: Its clock, in seconds.
-        seen: Nonces of the requests that it has taken lately.
+        request: The request to check.
+        peer: Key of the peer that checks it.
+        now: That peer's clock, in seconds.
+        seen: Nonces of the requests that it has accepted recently.
     """
     ticket = request.ticket
     passed = (
@@ -99,7 +99,7 @@ def failed_check(request: Request, *, peer: str, now: float, seen: Collection[in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A request, the moment when it comes, and what the peer has seen by then."""
+    """A request, its time of arrival, and the nonces that the peer has seen by then."""
 
     request: Request
     now: float = 10.0
@@ -108,7 +108,7 @@ class Case:
 
 
 def honest_request() -> Request:
-    """A member's: signed in at second 0, sent at second 10."""
+    """A member's request; the member signed in at second 0 and sent it at second 10."""
     ticket = Ticket(name="ada", key=VOLUNTEER, expires=TICKET_SECONDS).signed(AUTHORITY)
     return Request(ticket=ticket, receiver=PEER, time=10.0, nonce=1, tensor="gradient").signed(VOLUNTEER)
 
@@ -133,4 +133,4 @@ CASES: dict[str, Callable[[], Case]] = {
     "delayed": lambda: Case(request=honest_request(), now=10.0 + LONGEST_DELAY + 1),
     "replayed": lambda: Case(request=honest_request(), seen=frozenset({1})),
 }
-"""What may come to a peer: a member's request, and what an attacker without a member's private key can make of it."""
+"""Requests that may reach a peer: a member's, and what an attacker without a member's private key can make of it."""

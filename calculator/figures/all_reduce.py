@@ -1,9 +1,9 @@
-"""Two ways for peers to sum a vector that each of them has a version of, as lists of messages.
+"""Two ways in which peers can sum their versions of a vector, as lists of messages.
 
-The vector is cut into as many parts as there are peers. In the ring, everybody always sends one part to the next peer:
-first sums grow on their way round, then the whole sums go round (Patarasuk and Yuan 2009). Directly, everybody sends to
-each peer the part that this peer is responsible for, which sends the sum back to all: so hivemind does it
-(hivemind/averaging/allreduce.py, AllReduceRunner).
+The vector is cut into as many parts as there are peers. In the ring, each peer sends one part per step to the next
+peer: first the partial sums travel around the ring and grow, then the complete sums do (Patarasuk and Yuan 2009). In
+the direct exchange, each peer sends to every other peer the part that this one is responsible for, which returns the
+sum to all; hivemind works in this way (hivemind/averaging/allreduce.py, AllReduceRunner).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Message:
     receiver: int
     part: int
     whole: bool
-    """Whether the part is the sum of all already: then it takes the place of the receiver's; else it is added."""
+    """Whether the part is already the sum over all peers, which replaces the receiver's; otherwise it is added."""
 
 
 Held = tuple[tuple[frozenset[int], ...], ...]
-"""Peer by part: the peers whose values are in it."""
+"""For each peer and part, the peers whose values are in it."""
 
 
 def ring_steps(peers: int) -> list[list[Message]]:
-    """Messages of each step; 2 (n - 1) steps.
+    """The messages of each of the 2 (n - 1) steps.
 
     >>> len(ring_steps(4)), ring_steps(4)[0][0]
     (6, Message(sender=0, receiver=1, part=0, whole=False))
@@ -41,7 +41,7 @@ def ring_steps(peers: int) -> list[list[Message]]:
 
 
 def direct_steps(peers: int) -> list[list[Message]]:
-    """The two steps of the direct exchange: parts to those responsible, sums to all.
+    """The two steps of the direct exchange: parts to the responsible peers, then sums to all.
 
     >>> [len(step) for step in direct_steps(4)]
     [12, 12]
@@ -55,7 +55,7 @@ def direct_steps(peers: int) -> list[list[Message]]:
 
 @lru_cache(maxsize=256)
 def held_after(way: str, peers: int, steps: int) -> Held:
-    """What each peer holds after so many steps of "ring" or "direct"."""
+    """What each peer holds after a number of steps of "ring" or "direct"."""
     held = [[frozenset([peer])] * peers for peer in range(peers)]
     for messages in (ring_steps if way == "ring" else direct_steps)(peers)[:steps]:
         before = [list(parts) for parts in held]
@@ -67,7 +67,9 @@ def held_after(way: str, peers: int, steps: int) -> Held:
 
 
 def sent_share(peers: int) -> float:
-    """Of the vector's size, what each peer sends, and receives, until all have the sum; both ways alike.
+    """What each peer sends, and also receives, until all have the sum, relative to the vector's size.
+
+    It is the same for both ways.
 
     >>> sent_share(2), sent_share(16)
     (1.0, 1.875)

@@ -1,4 +1,4 @@
-"""Ways to make one gradient of many: weighted means, medians, and CenteredClip. Vectors are tuples of numbers."""
+"""Ways to average gradients: weighted mean, median, and CenteredClip. Vectors are tuples of numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Vector = tuple[float, ...]
 
 
 def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -> Vector:
-    """The mean, each vector as often as its weight says; with numbers of samples it is the large batch's gradient.
+    """The weighted mean; if the weights are numbers of samples, it is the gradient of the large batch.
 
     Source: Diskin et al. 2021, arXiv:2106.10207, section 3.1.
 
@@ -25,7 +25,7 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float] | None = N
 
 
 def median(vectors: Sequence[Vector]) -> Vector:
-    """The median of each coordinate by itself.
+    """The median of each coordinate separately.
 
     Source: Yin et al. 2018, arXiv:1803.01498.
 
@@ -41,15 +41,15 @@ def median(vectors: Sequence[Vector]) -> Vector:
 
 
 def centered_clip(vectors: Sequence[Vector], start: Vector, radius: float, iterations: int) -> list[Vector]:
-    """All guesses of CenteredClip, the start included: each moves by the mean of the clipped differences.
+    """All estimates of CenteredClip, including the start: each is the last plus the mean of the clipped differences.
 
     v <- v + 1/n sum_i (x_i - v) min(1, tau / |x_i - v|)
 
     Args:
-        vectors: x_i, the gradients that came.
-        start: v, a first guess: what the previous step made.
-        radius: tau, the farthest that one gradient may pull.
-        iterations: Moves.
+        vectors: x_i, the received gradients.
+        start: v, a first estimate: the result of the previous step.
+        radius: tau, the largest pull of one gradient.
+        iterations: Number of moves.
 
     Source: Karimireddy et al. 2021, arXiv:2012.10333 (centered clipping); without a trusted server Gorbunov et al.
     2022, arXiv:2106.11257.

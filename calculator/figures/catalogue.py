@@ -30,5 +30,5 @@ def figure_named(name: object) -> Figure:
     """
     figure = FIGURES.get(name) if isinstance(name, str) else None
     if figure is None:
-        raise BadSetup(f"There is no figure {name!r:.60}; there are {', '.join(FIGURES)}.")
+        raise BadSetup(f"There is no figure {name!r:.60}; the figures are {', '.join(FIGURES)}.")
     return figure

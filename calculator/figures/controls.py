@@ -1,7 +1,7 @@
-"""What a reader may set in a figure: sliders, sliders over chosen numbers, and choices.
+"""The controls of a figure: sliders, sliders over given numbers, and choices.
 
-Values travel as texts, in addresses and in requests. Whatever comes is brought to an allowed value; where that changed
-something, a sentence says so.
+Values are texts in addresses and in requests. Each is changed to the nearest accepted value, and a sentence says so if
+that differs from the text.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from calculator.page.words import show_count
 
 LONGEST_QUOTE = 40
-"""Characters of a refused text that a sentence repeats."""
+"""The most characters of a refused text that a sentence quotes."""
 MOST_NAMED = 8
-"""Options that a sentence names."""
+"""The most options that a sentence lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +30,14 @@ class Range:
     step: float = 1
     unit: str = ""
     folded: bool = False
-    """Whether it stands among the finer choices; what is dragged in the drawing does."""
+    """Whether it is among the folded controls, as are those that the reader drags in the drawing."""
 
     def read(self, text: str) -> tuple[float, str]:
         """The nearest allowed number, and a sentence where the text asked for another."""
         number = _number(text)
         if number is None:
             return self.default, _replaced(self, text, f"a number from {self.low:g} to {self.high:g}", self.default)
-        # Counted in steps, so that the text of 0.1 + 0.2 is 0.3.
+        # Counted in steps from the low end and rounded, so that the text of 0.1 + 0.2 is 0.3.
         steps = round((min(max(number, self.low), self.high) - self.low) / self.step)
         value = min(round(self.low + steps * self.step, 6), self.high)
         inside = self.low <= number <= self.high
@@ -54,7 +54,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stops:
-    """A slider over chosen numbers, such as powers of two."""
+    """A slider over given numbers, such as powers of two."""
 
     name: str
     label: str
@@ -85,7 +85,7 @@ class Stops:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One of a few ways."""
+    """A choice among a few options."""
 
     name: str
     label: str
@@ -95,7 +95,7 @@ class Choice:
     folded: bool = False
 
     def read(self, text: str) -> tuple[str, str]:
-        """The value itself, or the default and a sentence."""
+        """The value, or the default and a sentence if the text is not an option."""
         values = [value for value, _ in self.options]
         if text in values:
             return text, ""
@@ -116,7 +116,7 @@ Values = dict[str, float | str]
 
 
 def read_values(controls: tuple[Control, ...], texts: Mapping[str, object]) -> tuple[Values, list[str]]:
-    """A value for every control, and the sentences on what was brought to an allowed one.
+    """A value for every control, and a sentence for each value that was changed to an accepted one.
 
     >>> read_values((Range(name="peers", label="Peers", low=2, high=8, default=4),), {"peers": "1000"})
     ({'peers': 8}, ['Peers: “1000” is not from 2 to 8, so 8 is used.'])

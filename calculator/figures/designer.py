@@ -1,4 +1,4 @@
-"""The run designer: model, volunteers and target in; days, losses, settings and the recipe file out."""
+"""The run designer: turns model, volunteers and target into days, losses, settings and the recipe file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CAUSES = {
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Bars: the days needed beside the days there are, and where volunteers' time goes."""
+    """Bars: the days needed and those available, and what volunteers' time is spent on."""
     wish = Wish(
         model=str(values["model"]),
         people=tuple([_people(values, kind) for kind in ("first", "second")]),
@@ -67,7 +67,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         return _impossible(str(error), canvas)
     return Drawn(
         caption=_caption(wish, made),
-        label=f"Bars: {_days(made.days)} needed of {wish.days:g}, and the shares of volunteers' time by cause",
+        label=f"Bars: {_days(made.days)} needed of {wish.days:g}, and what volunteers' time is spent on",
         canvas=canvas,
         height=_bars(canvas, wish, made),
         head=("What", "With these settings"),
@@ -99,37 +99,37 @@ def _impossible(sentence: str, canvas: Canvas) -> Drawn:
 
 
 def _caption(wish: Wish, made: Design) -> str:
-    """Whether it is feasible, with the numbers; then what stands in the way."""
+    """Whether the run is feasible, with the numbers; then the first limit that it reaches."""
     reached, limits = made.forecast, made.forecast.limits
     if not reached.works:
         first = next(limit for limit in limits if limit.stops)
         return f"Not feasible. {first.sentence}"
-    pace = f"{_number(reached.samples_per_second)} samples a second"
+    pace = f"{_number(reached.samples_per_second)} samples per second"
     took = f"{show_count(wish.samples)} samples take {_days(made.days)} at {pace}"
     lost = f"{100 * reached.shares.communication:.0f} % of the time is lost to communication"
     verdict = "Feasible" if made.days <= wish.days else f"Not feasible in {_days(wish.days)}"
     said = f"{verdict}: {took}; {lost}. The recipe: {_settings(made)}."
     left_out = [DEVICES[gpu].title for gpu, size in made.micro_batches.items() if not size]
     if left_out:
-        said += f" Not even one sample fits {' and '.join(left_out)}, which is left out."
+        said += f" Not even one sample fits {' and '.join(left_out)}, so these volunteers are left out."
     if made.epochs < LEAST_UPDATES:
-        said += f" These are only {made.epochs} updates of the common weights, few to learn from (2021: 31 250)."
+        said += f" These are only {made.epochs} updates of the shared weights, few to learn from (2021: 31 250)."
     if limits:
-        said += f" Mind: {limits[0].sentence}{_no_larger(wish, made)}"
+        said += f" Note: {limits[0].sentence}{_no_larger(wish, made)}"
     return said
 
 
 def _no_larger(wish: Wish, made: Design) -> str:
-    """Why the batch is no larger, where the first limit asks for a larger one."""
+    """Why the batch is no larger, if the first limit suggests a larger one."""
     batch = made.collaboration.target_batch_size
     if "larger" not in made.forecast.limits[0].sentence or wish.batch or made.collaboration.local_updates:
         return ""
     if batch == BATCHES[-1]:
-        return " Larger ones than this are not known to learn as much from a sample."
+        return " With larger batches than this, models are not known to learn as much from a sample."
     left = "even fewer" if made.epochs < LEAST_UPDATES else f"fewer than {show_count(LEAST_UPDATES)}"
     return (
-        f" It would leave {left} updates, so it was not chosen: train on more samples, or with fewer volunteers; or "
-        "set it under “By numbers”."
+        f" It would leave {left} updates, so it was not chosen: train on more samples or with fewer volunteers, or set "
+        "a larger batch under “By numbers”."
     )
 
 
@@ -138,13 +138,16 @@ def _settings(made: Design) -> str:
     chosen = made.collaboration
     batch = show_count(chosen.target_batch_size)
     if chosen.local_updates:
-        return f"each trains by itself, and all exchange how far they came after {batch} samples together, in 8 bit"
-    way = "while the next update computes" if chosen.delay_gradient_averaging else "before the next update"
+        return (
+            f"each volunteer trains on its own, and after {batch} samples in total all average the changes of their "
+            "weights, in 8 bit"
+        )
+    way = "while the next update is computed" if chosen.delay_gradient_averaging else "before the next update"
     return f"updates of {batch} samples, gradients in 8 bit, averaged {way}"
 
 
 def _bars(canvas: Canvas, wish: Wish, made: Design) -> float:
-    """Returns the drawing's height."""
+    """Draws the bars; returns the drawing's height."""
     left, right = (10, canvas.width - 60) if canvas.narrow else (220, canvas.width - 70)
     row, lower = (44, 20) if canvas.narrow else (30, 0)
 
@@ -157,7 +160,7 @@ def _bars(canvas: Canvas, wish: Wish, made: Design) -> float:
 
     works = made.forecast.works
     longest = max(made.days, wish.days) if works else wish.days
-    bar(0, "Time that there is", wish.days / longest, _days(wish.days), "fill-3")
+    bar(0, "Time available", wish.days / longest, _days(wish.days), "fill-3")
     bar(1, "Time needed", made.days / longest if works else 1, _days(made.days) if works else "never", "fill-1")
     for number, (cause, share) in enumerate(asdict(made.forecast.shares).items()):
         bar(2.6 + number, CAUSES[cause], min(share, 1), f"{100 * share:.0f} %", "fill-1" if not number else "fill-2")
@@ -165,7 +168,7 @@ def _bars(canvas: Canvas, wish: Wish, made: Design) -> float:
 
 
 def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
-    """The table: what comes of it, then the settings."""
+    """The table: the forecast, then the settings."""
     reached, chosen = made.forecast, made.collaboration
     exchange = chosen.exchange()
     feasible = reached.works and made.days <= wish.days
@@ -178,28 +181,28 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
     micro = ", ".join(f"{size or 'none'} on {DEVICES[gpu].title}" for gpu, size in made.micro_batches.items())
     return [
         ("Feasible", "yes" if feasible else "no"),
-        ("Volunteers at a time", _number(reached.peers)),
-        ("Samples a second", f"{_number(reached.samples_per_second)} of {_number(reached.ideal_samples_per_second)}"),
+        ("Volunteers at the same time", _number(reached.peers)),
+        ("Samples per second", f"{_number(reached.samples_per_second)} of {_number(reached.ideal_samples_per_second)}"),
         ("Time needed", _days(made.days) if reached.works else "never"),
-        (f"Time of one {first} alone", "it does not fit" if alone is None else _days(alone)),
+        (f"Time with a single {first}", "it does not fit" if alone is None else _days(alone)),
         ("Lost to communication", f"{100 * reached.shares.communication:.1f} %"),
         *[(CAUSES[cause], f"{100 * share:.1f} %") for cause, share in asdict(reached.shares).items()],
-        ("Different parameters", show_count(exchange.parameters)),
-        ("Samples of an update", show_count(chosen.target_batch_size)),
+        ("Distinct parameters", show_count(exchange.parameters)),
+        ("Samples per update", show_count(chosen.target_batch_size)),
         ("Why so many", made.why_batch),
         ("Updates", show_count(made.epochs)),
         ("Compression", f"gradients {chosen.gradient_codec}, parameters {chosen.state_bits} bit"),
         ("Gradients", way),
         ("An update takes", f"{_number(reached.epoch_seconds)} s, an average {_number(reached.all_reduce_seconds)} s"),
-        ("Each sends for an update", show_bytes(reached.sent_bytes)),
+        ("Each peer sends per update", show_bytes(reached.sent_bytes)),
         ("A newcomer downloads", f"{show_bytes(exchange.newcomer_bytes)}, {_number(reached.newcomer_seconds)} s"),
-        ("Samples at once", micro),
-        *[(f"Mind: {limit.name}", limit.sentence) for limit in reached.limits],
+        ("Micro-batch", micro),
+        *[(f"Note: {limit.name}", limit.sentence) for limit in reached.limits],
     ]
 
 
 def _days(days: float) -> str:
-    """Days; where it is less than two, hours or minutes."""
+    """A time in days; below two days in hours, below two hours in minutes."""
     for size, word in ((1, "day"), (24, "hour"), (24 * 60, "minute")):
         if days * size >= 2 or word == "minute":
             break
@@ -209,14 +212,14 @@ def _days(days: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, without exponents."""
+    """A number with three digits, without an exponent."""
     if value >= 100:
         return show_count(round(value))
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _model_words(name: str) -> str:
-    """With the number of different parameters; layers share them."""
+    """A model's description with its number of distinct parameters; layers share weights."""
     count = count_parameters(from_config({"model_type": "text-to-image", **model_config(name)}))
     return f"{MODEL_WORDS[name]}, {show_count(round(count / 1e6) or 1)} M parameters"
 
@@ -239,12 +242,12 @@ FIGURE = Figure(
     controls=(
         Choice(name="model", label="Model", options=_MODELS, default="dalle-2021"),
         Stops(name="samples", label="Samples to train on", stops=SAMPLES, default=1e8),
-        Stops(name="days", label="Days that there are", stops=DAYS, default=60),
-        Range(name="hours", label="Hours a day that each is there", low=1, high=24, default=12, unit="h"),
+        Stops(name="days", label="Days available", stops=DAYS, default=60),
+        Range(name="hours", label="Hours per day of each volunteer", low=1, high=24, default=12, unit="h"),
         *_kind_controls("first", "Volunteers", 30, "t4"),
         *_kind_controls("second", "Others", 10, "rtx-3090"),
         Choice(
-            name="batch", label="Samples of an update", default=AS_SUITS, folded=True,
+            name="batch", label="Samples per update", default=AS_SUITS, folded=True,
             options=((AS_SUITS, "as suits the run"), *[(str(batch), show_count(batch)) for batch in BATCHES]),
         ),
         Range(

@@ -1,8 +1,8 @@
-"""Drawings as texts of HTML: the same for the built page and for the browser.
+"""Drawings as HTML texts, equal in the built page and in the browser.
 
-Shapes are SVG. Words are HTML above it, placed in percent: so tools that check contrast see what they stand on.
-Colours are classes of site/stylesheets/figures.css, so that drawings follow the palette: `fill-1` to `fill-8` and
-`line-1` to `line-8` are the series, `ink`, `soft`, `grid`, `shade` and `accent` what they say.
+Shapes are SVG. Words are HTML elements on top, placed in percent: in SVG, tools that check contrast could not see the
+background of a word. Colours are classes of site/stylesheets/figures.css, so that drawings follow the palette: `fill-1`
+to `fill-8` and `line-1` to `line-8` are the series; `ink`, `soft`, `grid`, `shade` and `accent` are named by their use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 WIDE, NARROW = 720, 340
-"""Widths of the two drawings of each figure; phones get the narrow one, so that its letters stay readable."""
+"""Widths of the two drawings of each figure; phones get the narrow one, so that its text stays readable."""
 
 
 @dataclass(slots=True)
@@ -23,15 +23,15 @@ class Canvas:
     narrow: bool = False
     parts: list[str] = field(default_factory=list)
     words: list[tuple[float, float, str]] = field(default_factory=list)
-    """Place, and the rest of the element that stands there."""
+    """Position, and the element's attributes and content."""
 
     @property
     def width(self) -> int:
-        """In the drawing's own units, about pixels."""
+        """Width in the drawing's own units, about pixels."""
         return NARROW if self.narrow else WIDE
 
     def rect(self, x: float, y: float, width: float, height: float, look: str, *, radius: float = 0) -> None:
-        """A filled rectangle; negative sizes are none."""
+        """A filled rectangle; negative sizes count as 0."""
         corner = f' rx="{radius:g}"' if radius else ""
         self.parts.append(
             f'<rect class="{look}" x="{_at(x)}" y="{_at(y)}" width="{_at(max(width, 0))}" '
@@ -47,7 +47,7 @@ class Canvas:
         self.parts.append(f'<path class="{look}" d="M{"L".join(f"{_at(x)} {_at(y)}" for x, y in points)}"/>')
 
     def dots(self, points: Iterable[tuple[float, float]], look: str) -> None:
-        """Many small dots as one shape: lines of no length with round ends."""
+        """Many small dots as one shape, which is fast to draw: lines of length 0 with round ends."""
         self.parts.append(f'<path class="dots {look}" d="{_dots(tuple(points))}"/>')
 
     def circle(self, x: float, y: float, radius: float, look: str) -> None:
@@ -80,22 +80,22 @@ class Canvas:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values to places along one axis, evenly or by their logarithm."""
+    """Maps values to positions along one axis, linearly or logarithmically."""
 
     low: float
     high: float
     start: float
-    """The place of `low`."""
+    """The position of `low`."""
     end: float
-    """The place of `high`."""
+    """The position of `high`."""
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """The place of a value; what lies outside stays at the end."""
+        """The position of a value; values outside the range are put at its end."""
         return self.start + self.share(value) * (self.end - self.start)
 
     def share(self, value: float) -> float:
-        """From 0 at `low` to 1 at `high`."""
+        """The value's share of the way from `low` (0) to `high` (1)."""
         value = min(max(value, self.low), self.high)
         if self.logarithmic:
             return math.log(value / self.low) / math.log(self.high / self.low)
@@ -103,7 +103,7 @@ class Scale:
 
 
 def wrapped(words: str, longest: int) -> Sequence[str]:
-    """Lines of at most so many characters, broken between words."""
+    """The words in lines of at most `longest` characters."""
     lines = [""]
     for word in words.split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > longest:
@@ -114,12 +114,12 @@ def wrapped(words: str, longest: int) -> Sequence[str]:
 
 @lru_cache(maxsize=64)
 def _dots(points: tuple[tuple[float, float], ...]) -> str:
-    """Remembered: most drags leave the hundreds of dots where they are."""
+    """The path of the dots. Cached: most drags leave the hundreds of dots where they are."""
     return "".join([f"M{x:.1f} {y:.1f}h0" for x, y in points])
 
 
 def _escaped(words: str) -> str:
-    """For HTML; `html.escape` would bring a table of 100 kB into the browser's Python."""
+    """The words escaped for HTML. Importing `html` would load a table of 100 kB into the browser's Python."""
     return words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -128,5 +128,5 @@ def _percent(place: float, whole: float) -> str:
 
 
 def _at(place: float) -> str:
-    """With a tenth of a unit, which is less than a pixel."""
+    """A coordinate rounded to a tenth of a unit, which is less than a pixel."""
     return f"{round(place, 1):g}"

@@ -1,4 +1,4 @@
-"""Eight bits a value: the dynamic type of bitsandbytes and even steps, with one scale for a block or for all."""
+"""Eight-bit values: the dynamic type of bitsandbytes and even steps, with one scale per block or one for all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALE_BYTES = 4
 def dynamic_values() -> tuple[float, ...]:
     """The 256 values in [-1, 1] of the signed dynamic type, ascending.
 
-    Each decade below 1 has twice as many as the one below it, in the middles of equal intervals; 0 and 1 are added.
+    Each decade has twice as many values as the next smaller one, at the centres of equal intervals; 0 and 1 are added.
     Source: Dettmers 2015, arXiv:1511.04561; bitsandbytes/functional.py, `create_dynamic_map`.
 
     >>> len(dynamic_values()), dynamic_values()[-1], round(min(abs(value) for value in dynamic_values() if value), 10)
@@ -35,7 +35,7 @@ def dynamic_values() -> tuple[float, ...]:
 
 @cache
 def even_values() -> tuple[float, ...]:
-    """255 values in [-1, 1] at equal distances, as usual integer quantization has them."""
+    """255 evenly spaced values in [-1, 1], as in ordinary integer quantization."""
     return tuple(step / 127 for step in range(-127, 128))
 
 
@@ -47,21 +47,21 @@ def _borders(dynamic: bool) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """Values in eight bits."""
+    """Values stored in eight bits."""
 
     codes: tuple[int, ...]
     scales: tuple[float, ...]
-    """Of each block: its largest magnitude."""
+    """For each block, its largest magnitude."""
     restored: tuple[float, ...]
 
     @property
     def size_bytes(self) -> int:
-        """A byte a value and a scale a block."""
+        """One byte per value and one scale per block."""
         return len(self.codes) + SCALE_BYTES * len(self.scales)
 
 
 def stored(values: Sequence[float], block_size: int, *, dynamic: bool = True) -> Stored:
-    """Each block divided by its largest magnitude, each value then as the nearest of the type's.
+    """Divides each block by its largest magnitude and rounds each value to the nearest of the type's values.
 
     >>> stored([0.0, 1.0, -2.0, 0.0], 2).scales
     (1.0, 2.0)
@@ -78,7 +78,7 @@ def stored(values: Sequence[float], block_size: int, *, dynamic: bool = True) ->
 
 @lru_cache(maxsize=128)
 def _stored_block(values: tuple[float, ...], dynamic: bool) -> tuple[list[int], float, list[float]]:
-    """Codes, scale and what comes back. Remembered: a reader who drags one outlier changes one block."""
+    """Codes, scale and decoded values. Cached: dragging one outlier changes only one block."""
     scale = max(map(abs, values)) or 1.0
     table, borders = (dynamic_values() if dynamic else even_values()), _borders(dynamic)
     codes = [bisect(borders, value / scale) for value in values]

@@ -1,4 +1,4 @@
-"""What a figure is, and how it answers."""
+"""The parts of a figure, and its answer to a request."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Handle:
     """In the drawing's units."""
     y: float
     x_control: str = ""
-    """The control that moves with the handle from left to right, if any; likewise `y_control`."""
+    """The control that the handle moves when dragged sideways, if any; likewise `y_control`."""
     x_ends: tuple[float, float] = (0, 0)
-    """The slider's values at the drawing's left and right edge; of `Stops` the positions, from 0."""
+    """The slider's values at the drawing's left and right edge; for `Stops`, positions from 0."""
     y_control: str = ""
     y_ends: tuple[float, float] = (0, 0)
     """The slider's values at the drawing's upper and lower edge."""
@@ -28,7 +28,7 @@ class Handle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class File:
-    """What the reader may take along."""
+    """A file that the reader can download."""
 
     name: str
     text: str
@@ -39,13 +39,13 @@ class Drawn:
     """A figure's answer to the reader's values."""
 
     caption: str
-    """What the figure shows with these values, with the numbers."""
+    """What the figure shows with these values, including the numbers."""
     label: str
-    """What stands in the drawing, for those who do not see it."""
+    """A description of the drawing, for screen readers."""
     canvas: Canvas
     height: float
     head: tuple[str, ...]
-    """Columns of the table twin."""
+    """Columns of the table that has the drawing's numbers."""
     rows: list[tuple[str, ...]]
     handles: tuple[Handle, ...] = ()
     file: File | None = None
@@ -53,7 +53,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where the idea, or a number, comes from."""
+    """The source of the idea or of a number."""
 
     text: str
     address: str
@@ -69,14 +69,14 @@ class Figure:
     draw: Callable[[Values, Canvas], Drawn]
     sources: tuple[Source, ...]
     limits: Callable[[Values], dict[str, float]] | None = None
-    """The highest value of sliders whose end depends on the other values."""
+    """The highest value of each slider whose range depends on the other values."""
 
 
 def answered(figure: Figure, texts: dict, *, narrow: bool) -> dict:
-    """All that the page shows: JSON-able, texts and numbers only.
+    """Everything that the page shows, as plain data.
 
-    `values` are the allowed ones as texts, `shown` the same for readers, `note` says what was brought to an allowed
-    value, `places` are the handles' in percent of the drawing.
+    `values` are the accepted values as texts, `shown` the same for readers, `note` says which values were changed to
+    accepted ones, `places` are the handles' positions in percent of the drawing.
     """
     values, sentences = read_values(figure.controls, texts)
     limits = figure.limits(values) if figure.limits else {}

@@ -15,28 +15,28 @@ from calculator.figures.figure import Drawn, Figure, Handle, Source
 HONEST = 10
 MOST_HOSTILE = 4
 REACH = 10
-"""The drawing shows from -10 to 10, both ways."""
+"""The drawing shows coordinates from -10 to 10."""
 SEED = 2021
 START: Vector = (2.0, 1.0)
-"""Of CenteredClip: what the step before made."""
+"""The first estimate of CenteredClip: the result of the previous step."""
 PLACES = ((-8.0, -6.0), (-7.0, -8.0), (-9.0, 3.0), (6.0, -9.0))
 
 
 @lru_cache(maxsize=1)
 def honest_gradients() -> tuple[Vector, ...]:
-    """Honest peers' gradients: noise around one truth."""
+    """Honest peers' gradients: the true gradient with noise."""
     random = Random(SEED)
     return tuple((round(random.gauss(4, 1.3), 2), round(random.gauss(3, 1.3), 2)) for _ in range(HONEST))
 
 
 def hostile_gradients(values: Values) -> tuple[Vector, ...]:
-    """Those that the reader has placed."""
+    """The hostile gradients, where the reader has placed them."""
     count = int(values["hostile"])
     return tuple((float(values[f"x{number}"]), float(values[f"y{number}"])) for number in range(1, count + 1))
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Gradients as points, three averages of them, and how far each is from the honest mean."""
+    """Draws gradients as points, their three averages, and the distance of each average from the honest mean."""
     honest, hostile = honest_gradients(), hostile_gradients(values)
     all_of_them = honest + hostile
     truth = weighted_mean(honest)
@@ -73,7 +73,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         ),
         canvas=canvas,
         height=height,
-        head=("Average", "x", "y", "From the honest mean"),
+        head=("Average", "x", "y", "Distance from the honest mean"),
         rows=[
             ("Honest mean", *_coordinates(truth), "0"),
             *((name, *_coordinates(point), f"{far[name]:.2f}") for name, point in results.items()),
@@ -102,11 +102,11 @@ def _handle(
 
 
 def _distances(canvas: Canvas, far: dict[str, float], looks: dict[str, str], *, beside: float) -> float:
-    """Bars of the distances, beside the square or below it; returns the drawing's height."""
+    """Draws bars of the distances, beside the square or below it; returns the drawing's height."""
     left, top = (10, beside + 30) if canvas.narrow else (beside + 34, 30)
     wide = canvas.width - left - 10
     longest = Scale(0, 2 * REACH, 0, wide)
-    canvas.text(left, top, "From the honest mean", "strong")
+    canvas.text(left, top, "Distance from the honest mean", "strong")
     for row, (name, distance) in enumerate(far.items()):
         y = top + 28 + 44 * row
         canvas.text(left, y, f"{name}: {distance:.2f}", "ink")
@@ -123,13 +123,13 @@ def _distances(canvas: Canvas, far: dict[str, float], looks: dict[str, str], *, 
 
 def _caption(values: Values, far: dict[str, float], hostile: int) -> str:
     are = "is" if hostile == 1 else "are"
-    who = f"{hostile} of {HONEST + hostile} gradients {are} hostile" if hostile else "Nobody is hostile"
+    who = f"{hostile} of {HONEST + hostile} gradients {are} hostile" if hostile else "No peer is hostile"
     best = min(far, key=lambda name: far[name])
-    pulls = f"; no gradient can pull it by more than {values['tau']:g} / {HONEST + hostile} a move" if hostile else ""
+    pulls = f"; no gradient can pull it by more than {values['tau']:g} / {HONEST + hostile} per move" if hostile else ""
     return (
-        f"{who}: the mean is {far['Mean']:.2f} from the honest mean, the median {far['Median']:.2f}, CenteredClip "
-        f"{far['CenteredClip']:.2f} after {values['iterations']:g} moves{pulls}. Nearest is "
-        f"{best if best == 'CenteredClip' else f'the {best.lower()}'}."
+        f"{who}. The distance from the honest mean is {far['Mean']:.2f} for the mean, {far['Median']:.2f} for the "
+        f"median and {far['CenteredClip']:.2f} for CenteredClip after {values['iterations']:g} moves{pulls}. The "
+        f"nearest is {best if best == 'CenteredClip' else f'the {best.lower()}'}."
     )
 
 

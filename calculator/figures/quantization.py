@@ -1,4 +1,4 @@
-"""The figure of 8-bit state: what an outlier does to the values around it."""
+"""The figure of 8-bit state: the effect of an outlier on the values around it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from calculator.figures.figure import Drawn, Figure, Handle, Source
 from calculator.page.words import show_count
 
 LENGTH = 1024
-"""Values of the tensor."""
+"""Number of values of the tensor."""
 SEED = 2021
 DRAWN_EVERY = 2
 HEIGHT = 422
-"""Of the drawing."""
+"""Height of the drawing."""
 OUTLIER_AT = 408
 SIZES = tuple(2**power for power in range(11))
-"""Of the outlier, in usual magnitudes."""
+"""Sizes of the outlier, relative to the mean magnitude of the other values."""
 
 
 @lru_cache(maxsize=4)
@@ -41,7 +41,7 @@ def ordinary_values(shape: str) -> tuple[float, ...]:
 
 
 def tensor(values: Values) -> tuple[float, ...]:
-    """The reader's tensor: ordinary values and the outliers, evenly spread from one place on."""
+    """The reader's tensor: ordinary values with evenly spaced outliers."""
     numbers = list(ordinary_values(str(values["shape"])))
     for place in outlier_places(int(values["outliers"])):
         numbers[place] = float(values["size"])
@@ -49,7 +49,7 @@ def tensor(values: Values) -> tuple[float, ...]:
 
 
 def outlier_places(count: int) -> list[int]:
-    """Where the outliers are.
+    """The positions of the outliers.
 
     >>> outlier_places(2)
     [408, 920]
@@ -58,7 +58,7 @@ def outlier_places(count: int) -> list[int]:
 
 
 def error_of_ordinary(numbers: Sequence[float], kept: Stored, outliers: Sequence[int]) -> float:
-    """Mean error of all but the outliers, over their mean magnitude."""
+    """Mean error of all values but the outliers, relative to their mean magnitude."""
     restored = kept.restored
     wrong = sum(map(abs, map(sub, numbers, restored)))
     wrong -= sum(abs(numbers[place] - restored[place]) for place in outliers)
@@ -67,19 +67,19 @@ def error_of_ordinary(numbers: Sequence[float], kept: Stored, outliers: Sequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """What a way to store the tensor comes to."""
+    """The result of one way to store the tensor."""
 
     error: float
-    """Of the ordinary values."""
+    """Relative error of the ordinary values."""
     codes: int
-    """Different ones in use."""
+    """Number of distinct codes in use."""
     scales: tuple[float, ...]
     size_bytes: int
 
 
 @lru_cache(maxsize=2048)
 def measured(shape: str, outliers: int, size: float, block: int, dynamic: bool) -> Way:
-    """Stores the tensor that the first three describe. Remembered: a drag comes by the same places often."""
+    """Stores the tensor that the first three arguments describe. Cached: a drag passes the same values repeatedly."""
     numbers = tensor({"shape": shape, "outliers": outliers, "size": size})
     kept = stored(numbers, block, dynamic=dynamic)
     return Way(
@@ -91,7 +91,7 @@ def measured(shape: str, outliers: int, size: float, block: int, dynamic: bool) 
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """The values' magnitudes, the scale of each block over them; then the error of three ways to store them."""
+    """The values' magnitudes and the scale of each block; then the error of three ways to store them."""
     block, tensor_of = int(values["block"]), (str(values["shape"]), int(values["outliers"]), float(values["size"]))
     ways = {
         f"Blocks of {block}": measured(*tensor_of, block, True),
@@ -99,7 +99,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         "The same, even steps": measured(*tensor_of, LENGTH, False),
     }
     handle = _magnitudes(canvas, *tensor_of, block, ways[f"Blocks of {block}"].scales)
-    canvas.text(0, 272, "Error of ordinary values, in powers of ten", "strong")
+    canvas.text(0, 272, "Error of ordinary values, logarithmic", "strong")
     error_axis = Scale(0.001, 1, 0, canvas.width - 4, logarithmic=True)
     for number, (name, way) in enumerate(ways.items()):
         y = 296 + 40 * number
@@ -112,7 +112,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         label=f"{LENGTH} values by magnitude with the scale of each block, and bars of the error of three ways",
         canvas=canvas,
         height=HEIGHT,
-        head=("Way", "Error of ordinary values", "Codes used", "Bytes a value"),
+        head=("Way", "Error of ordinary values", "Codes used", "Bytes per value"),
         rows=[
             (name, _percent(way.error), str(way.codes), f"{way.size_bytes / LENGTH:.3f}") for name, way in ways.items()
         ]
@@ -124,7 +124,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
 def _magnitudes(
     canvas: Canvas, shape: str, outliers: int, size: float, block: int, scales: tuple[float, ...]
 ) -> Handle:
-    """Dots for the values, a line for each block's scale; the first outlier can be dragged."""
+    """Draws a dot for each shown value and a line for each block's scale; the first outlier can be dragged."""
     left, right, top, bottom = 44, canvas.width - 14, 44, 224
     across = Scale(0, LENGTH, left, right)
     up = Scale(0.01, SIZES[-1], bottom, top, logarithmic=True)
@@ -143,7 +143,8 @@ def _magnitudes(
         canvas.circle(across.at(place), up.at(size), 4, "fill-accent")
     words = "scale of each block" if canvas.narrow else "line: the scale of each block, its largest magnitude"
     canvas.text(right, bottom + 18, words, "soft", anchor="end")
-    # The slider counts powers of two: so does the drawing, from its upper edge to its lower.
+    # The slider's positions are powers of two; on the logarithmic axis they are evenly spaced, so a handle's place
+    # gives the position by a linear map from the drawing's upper edge to its lower edge.
     per_unit = (len(SIZES) - 1) / (up.at(SIZES[0]) - up.at(SIZES[-1]))
     ends = (len(SIZES) - 1 + top * per_unit, len(SIZES) - 1 - (HEIGHT - top) * per_unit)
     return Handle(
@@ -157,7 +158,7 @@ def _magnitudes(
 
 @lru_cache(maxsize=16)
 def _dots(shape: str, outliers: int, across: Scale, up: Scale) -> tuple[tuple[float, float], ...]:
-    """Places of the ordinary values that are drawn."""
+    """Positions of the drawn ordinary values."""
     numbers, left_out = ordinary_values(shape), set(outlier_places(outliers))
     shown = [place for place in range(0, LENGTH, DRAWN_EVERY) if place not in left_out]
     return tuple([(across.at(place), up.at(abs(numbers[place]))) for place in shown])
@@ -165,13 +166,13 @@ def _dots(shape: str, outliers: int, across: Scale, up: Scale) -> tuple[tuple[fl
 
 def _caption(values: Values, blocks: Way, whole: Way, even: Way) -> str:
     count, size = int(values["outliers"]), float(values["size"])
-    who = f"One outlier of {show_count(size)} times" if count == 1 else f"{count} outliers of {show_count(size)} times"
+    who = f"{'One outlier has' if count == 1 else f'{count} outliers have'} {show_count(size)} times"
     spoiled = sum(scale >= size for scale in blocks.scales)
     return (
-        f"{who} the usual magnitude: in blocks of {values['block']:g}, ordinary values lose {_percent(blocks.error)} "
-        f"of their size; with one scale for all {_percent(whole.error)}, and in even steps {_percent(even.error)}, "
-        f"since they get {even.codes} of 255 codes. Blocks with their scale: {spoiled} of {len(blocks.scales)}. "
-        f"A value takes {blocks.size_bytes / LENGTH:.3f} bytes in place of 4."
+        f"{who} the usual magnitude. In blocks of {values['block']:g}, the error of ordinary values is "
+        f"{_percent(blocks.error)} of their size; with one scale for all it is {_percent(whole.error)}, and with even "
+        f"steps {_percent(even.error)}, since only {even.codes} of 255 codes are used. An outlier sets the scale of "
+        f"{spoiled} of {len(blocks.scales)} blocks. A value takes {blocks.size_bytes / LENGTH:.3f} bytes instead of 4."
     )
 
 
@@ -183,7 +184,7 @@ FIGURE = Figure(
     name="quantization",
     title="Eight bits and an outlier",
     controls=(
-        Stops(name="size", label="Outlier, in usual magnitudes", stops=SIZES, default=128, unit="times"),
+        Stops(name="size", label="Outlier, over the usual magnitude", stops=SIZES, default=128, unit="times"),
         Stops(name="block", label="Block size", stops=(32, 64, 128, 256, 512, 1024), default=256, unit="values"),
         Stops(name="outliers", label="Outliers", stops=(1, 2, 4, 8), default=1),
         Choice(

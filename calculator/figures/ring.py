@@ -1,4 +1,4 @@
-"""The figure of the exchange: who sends which part of the vector to whom, step by step."""
+"""The figure of the exchange: which peer sends which part of the vector to which peer, step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def limits(values: Values) -> dict[str, float]:
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Peers on a circle, each with its vector; what travels in the step; what has been sent so far."""
+    """Draws peers on a circle, each with its vector; the messages of the step; and the amount sent so far."""
     way, peers, done = str(values["way"]), int(values["peers"]), int(values["step"])
     steps = WAYS[way](peers)
     held = held_after(way, peers, done)
@@ -45,17 +45,17 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
 
 def _caption(way: str, peers: int, done: int, steps: int, sent: float, whole: int) -> str:
     total = sent_share(peers)
-    said = f"Each peer ends up having sent {total:.3g} times the vector; with ever more peers it would be 2 times."
+    said = f"In the end each peer has sent {total:.3g} times the vector; with more peers this approaches 2 times."
     if done == 0:
-        return f"Before the first of {steps} steps, every peer has only values of its own. {said}"
+        return f"Before the first of {steps} steps, every peer has only its own values. {said}"
     if done == steps:
         return (
-            f"After {steps} steps all {peers} peers hold the whole sum. Each has sent {total:.3g} times the vector, "
-            f"and received as much; a server in the middle would have received {peers} vectors and sent {peers}."
+            f"After {steps} steps all {peers} peers hold the complete sum. Each has sent {total:.3g} times the vector "
+            f"and received as much; a central server would have received {peers} vectors and sent {peers}."
         )
-    way_words = "part to the next peer" if way == "ring" else "parts to those who sum them"
+    way_words = "part to the next peer" if way == "ring" else "parts to the peers that sum them"
     return (
-        f"After step {done} of {steps}, {whole} of {peers * peers} parts are whole sums, and each peer has sent "
+        f"After step {done} of {steps}, {whole} of {peers * peers} parts are complete sums, and each peer has sent "
         f"{sent:.3g} times the vector: its {way_words}. {said}"
     )
 
@@ -66,14 +66,14 @@ def _on_circle(peer: int, peers: int, x: float, y: float, radius: float) -> tupl
 
 
 def _arrow(canvas: Canvas, message: Message, places: list[tuple[float, float]]) -> None:
-    """From one peer's vector to another's, in the part's colour; ends stay clear of the vectors, as far as they can."""
+    """Draws an arrow between two peers' vectors in the part's colour; it keeps clear of the vectors where it can."""
     (x, y), (to_x, to_y) = places[message.sender], places[message.receiver]
     length = math.hypot(to_x - x, to_y - y)
     cell, tall = _sizes(canvas, len(places))
     across, up = abs(to_x - x) or 1e-9, abs(to_y - y) or 1e-9
     clear = min((cell * len(places) / 2 + 6) / across, (tall / 2 + 14) / up, 0.36)
     along_x, along_y = (to_x - x) * clear, (to_y - y) * clear
-    # Beside the straight line, so that messages both ways do not cover each other.
+    # Beside the straight line, so that messages in opposite directions do not cover each other.
     aside_x, aside_y = -5 * (to_y - y) / length, 5 * (to_x - x) / length
     canvas.arrow(
         x + along_x + aside_x,
@@ -85,12 +85,12 @@ def _arrow(canvas: Canvas, message: Message, places: list[tuple[float, float]]) 
 
 
 def _sizes(canvas: Canvas, peers: int) -> tuple[float, float]:
-    """Width of a part's column, and its height when it is full."""
+    """The width of a part's column, and its height when full."""
     return (min(13, 64 / peers), 26) if canvas.narrow else (min(17, 84 / peers), 36)
 
 
 def _vector(canvas: Canvas, parts: tuple[frozenset[int], ...], x: float, y: float, peers: int, *, name: str) -> None:
-    """One column a part; it fills up with the peers whose values are in it."""
+    """Draws one column per part, filled in proportion to the peers whose values are in it."""
     cell, tall = _sizes(canvas, peers)
     left, top = x - cell * peers / 2, y - tall / 2 + 6
     canvas.rect(left - 2, top - 17, cell * peers + 4, tall + 19, "paper")
@@ -102,7 +102,7 @@ def _vector(canvas: Canvas, parts: tuple[frozenset[int], ...], x: float, y: floa
 
 
 def _totals(canvas: Canvas, sent: float, peers: int) -> float:
-    """Two bars: what each peer has sent, and what a server in the middle would send; returns the drawing's height."""
+    """Draws two bars, what each peer has sent and what a central server would send; returns the drawing's height."""
     left, top = (10, 330) if canvas.narrow else (420, 90)
     wide = canvas.width - left - 10
     whole = max(peers, sent_share(peers))
@@ -110,7 +110,7 @@ def _totals(canvas: Canvas, sent: float, peers: int) -> float:
     canvas.rect(left, top + 8, wide, 18, "shade")
     canvas.rect(left, top + 8, wide * sent / whole, 18, "fill-1")
     canvas.text(left, top + 42, f"{sent:.3g} of {sent_share(peers):.3g} times the vector", "soft")
-    canvas.text(left, top + 80, "Sent by a server in the middle", "ink")
+    canvas.text(left, top + 80, "Sent by a central server", "ink")
     canvas.rect(left, top + 88, wide, 18, "fill-2")
     canvas.text(left, top + 122, f"{peers} times the vector", "soft")
     return 470 if canvas.narrow else 350

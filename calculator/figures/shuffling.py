@@ -1,4 +1,4 @@
-"""The figure of the shuffle buffer: how far a sample is drawn from where it stood in the stream."""
+"""The figure of the shuffle buffer: how far samples move from their place in the stream."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from calculator.figures.drawing import Canvas, Scale
 from calculator.figures.figure import Drawn, Figure, Source
 
 LENGTH = 512
-"""Samples of the stream."""
+"""Number of samples in the stream."""
 BATCH = 32
 
 
 @lru_cache(maxsize=64)
 def drawn_order(length: int, buffer: int, seed: int) -> tuple[int, ...]:
-    """Places in the stream in the order in which a buffer gives them out.
+    """Places in the stream in the order in which a shuffle buffer yields them.
 
-    Whenever the buffer is full it is shuffled, and half of it is given out; what is left is shuffled in the end.
-    So does `datasets` 5.2, iterable_dataset.py, BufferShuffledExamplesIterable.
+    Whenever the buffer is full, it is shuffled and half of it is yielded; the rest is shuffled at the end. `datasets`
+    5.2 does the same (iterable_dataset.py, BufferShuffledExamplesIterable).
 
     >>> drawn_order(4, 1, 0)
     (0, 1, 2, 3)
@@ -39,7 +39,7 @@ def drawn_order(length: int, buffer: int, seed: int) -> tuple[int, ...]:
 
 
 def mean_shift(order: Sequence[int]) -> float:
-    """How far samples are drawn from where they stood, on average.
+    """How many places samples move from their place in the stream, on average.
 
     >>> mean_shift([1, 0, 2])
     0.6666666666666666
@@ -48,12 +48,12 @@ def mean_shift(order: Sequence[int]) -> float:
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """A dot for each sample: when it is drawn, and where it stood."""
+    """Draws a dot for each sample: when it is drawn, and its place in the stream."""
     buffer, seed = int(values["buffer"]), int(values["seed"])
     order = drawn_order(LENGTH, buffer, seed)
     left, top, right, bottom = 44, 30, canvas.width - 10, 300
     across, up = Scale(0, LENGTH, left, right), Scale(0, LENGTH, bottom, top)
-    canvas.text(0, 14, "Where each drawn sample stood", "strong")
+    canvas.text(0, 14, "Place of each drawn sample", "strong")
     canvas.rect(left, top, right - left, bottom - top, "shade")
     for mark in (0, 128, 256, 384, 512):
         canvas.text(left - 6, up.at(mark) + 4, str(mark), "soft", anchor="end")
@@ -80,14 +80,13 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
 def _caption(buffer: int, order: Sequence[int], batches: Sequence[Sequence[int]]) -> str:
     shift = mean_shift(order)
     span = sum(max(batch) - min(batch) + 1 for batch in batches) / len(batches) / LENGTH
-    # Of a whole shuffle: the mean of |i - j| over all pairs of places.
+    # A complete shuffle moves samples by the mean of |i - j| over all pairs of places.
     whole = (LENGTH**2 - 1) / (3 * LENGTH)
     if buffer == 1:
-        return f"A buffer of one sample mixes nothing: each batch of {BATCH} is a piece of the stream as it came."
+        return f"A buffer of one sample mixes nothing: each batch of {BATCH} is a contiguous piece of the stream."
     return (
-        f"With a buffer of {buffer} of {LENGTH} samples, a sample is drawn {shift:.0f} places from where it stood, on "
-        f"average; a whole shuffle makes that {whole:.0f}. A batch of {BATCH} reaches over {100 * span:.0f} % of "
-        "the stream."
+        f"With a buffer of {buffer} of {LENGTH} samples, a sample moves {shift:.0f} places on average; with a complete "
+        f"shuffle it would move {whole:.0f}. A batch of {BATCH} spans {100 * span:.0f} % of the stream."
     )
 
 

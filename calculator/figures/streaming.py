@@ -1,4 +1,4 @@
-"""The figure of data streaming: what waits for the first step, and what fills the disk."""
+"""The figure of data streaming: the time until the first step, and the disk space."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from calculator.figures.figure import Drawn, Figure, Source
 from calculator.page.words import show_bytes, show_count
 
 PAIRS = 100_000_000
-"""Of the 2021 run (paper, section 3.2)."""
+"""Picture-caption pairs of the 2021 run (paper, section 3.2)."""
 PICTURES_OVER_CODES = 18
-"""Bandwidth of pictures over that of codes (paper, section 3.2)."""
+"""The bandwidth of pictures relative to that of codes (paper, section 3.2)."""
 
 
 def code_bytes() -> int:
-    """One picture's codes, packed: its tokens with as many bits as the codebook needs.
+    """Bytes of one picture's codes, each packed into as many bits as the codebook needs.
 
     >>> code_bytes()
     1664
@@ -36,13 +36,13 @@ class Way:
     first_step_seconds: float
     """From the start until the first sample can be computed."""
     disk_bytes: int
-    """That lie on the volunteer's machine then."""
+    """Bytes on the volunteer's disk at that time."""
     waiting_share: float
-    """Of the time afterwards, for data."""
+    """Share of the time afterwards spent waiting for data."""
 
 
 def ways_of(values: Values) -> list[Way]:
-    """Everything first, pictures or codes; and a stream through a shuffle buffer, which fills before the first step."""
+    """Downloading all pictures or codes first, and streaming through a shuffle buffer, which is filled first."""
     rate, speed, buffer = float(values["link"]) * 1e6 / 8, float(values["speed"]), int(values["buffer"])
     sizes = {"pictures": PICTURES_OVER_CODES * code_bytes(), "codes": code_bytes()}
     ways = [
@@ -67,13 +67,13 @@ def ways_of(values: Values) -> list[Way]:
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Two groups of bars on scales of powers of ten: time to the first step, bytes kept; then the stream's share."""
+    """Two groups of bars on logarithmic scales, time to the first step and bytes stored; then the stream's share."""
     ways = ways_of(values)
     wide = canvas.width - 8
     row = 14
     for title, numbers, words in (
-        ("Until the first step, in powers of ten", [way.first_step_seconds for way in ways], _duration),
-        ("Kept by the volunteer, in powers of ten", [float(way.disk_bytes) for way in ways], _bytes),
+        ("Until the first step, logarithmic", [way.first_step_seconds for way in ways], _duration),
+        ("Stored by the volunteer, logarithmic", [float(way.disk_bytes) for way in ways], _bytes),
     ):
         axis = Scale(min(numbers) / 3, max(numbers) * 1.2, 4, 4 + wide, logarithmic=True)
         canvas.text(0, row, title, "strong")
@@ -91,10 +91,10 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     canvas.rect(4, row + 32, wide * busy, 14, "fill-1")
     return Drawn(
         caption=_caption(values, ways),
-        label="Bars of the time to the first step and of the bytes kept: all pictures, all codes, or a stream",
+        label="Bars of the time to the first step and of the bytes stored: all pictures, all codes, or a stream",
         canvas=canvas,
         height=row + 56,
-        head=("Way", "Until the first step", "Kept", "Waits for data"),
+        head=("Way", "Until the first step", "Stored", "Waits for data"),
         rows=[
             (way.name, _duration(way.first_step_seconds), show_bytes(way.disk_bytes), _percent(way.waiting_share))
             for way in ways
@@ -107,13 +107,13 @@ def _caption(values: Values, ways: list[Way]) -> str:
     kind, link, speed = values["kind"], f"{values['link']:g} Mbit/s", f"{values['speed']:g} samples/s"
     need = code_bytes() * float(values["speed"]) * 8 / 1e6 * (PICTURES_OVER_CODES if kind == "pictures" else 1)
     waits = (
-        f"needs {need:.3g} Mbit/s, more than there is: it waits {_percent(stream.waiting_share)} of the time"
+        f"needs {need:.3g} Mbit/s, more than the link has: it waits {_percent(stream.waiting_share)} of the time"
         if stream.waiting_share
         else f"needs only {need:.2g} Mbit/s and never waits"
     )
     return (
-        f"Streaming {kind} at {link}, the first step comes after {_duration(stream.first_step_seconds)} with "
-        f"{show_bytes(stream.disk_bytes)} kept; downloading all pictures first takes "
+        f"When {kind} are streamed at {link}, the first step starts after {_duration(stream.first_step_seconds)} with "
+        f"{show_bytes(stream.disk_bytes)} stored; downloading all pictures first takes "
         f"{_duration(whole.first_step_seconds)} and {show_bytes(whole.disk_bytes)}. At {speed} the device {waits}."
     )
 

@@ -1,4 +1,4 @@
-"""The figure of the missing thousand: what large batches, sharing, 8 bit and overlap make of a slow link."""
+"""The figure of the factor of a thousand: how large batches, sharing, 8 bit and overlap make up for a slow link."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from calculator.page.words import show_bytes, show_count
 from calculator.parameters import count_parameters, count_small_parameters
 
 CLUSTER_MEGABITS = 10_000
-"""The slowest of a cluster's links (paper, section 2.1: 10-100 Gbit/s)."""
+"""The slowest link of a cluster (paper, section 2.1: 10-100 Gbit/s)."""
 SHARED_GROUPS = 4
-"""Of the 2021 run (paper, section 3.1): row, column, row, row."""
+"""Layer groups of the 2021 run (paper, section 3.1): row, column, row, row."""
 MEGABITS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000, 100_000)
 MODELS = ("dalle-2021", "bert-large", "gpt2-large", "gpt2-xl", "t5-3b", "gpt-j-6b")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A technique, and what the network costs once it is used."""
+    """A technique, and the waiting that remains once it is used."""
 
     name: str
     factor: float
-    """By which the waiting shrinks; infinite where nothing is left."""
+    """The factor by which the waiting shrinks; infinite if none is left."""
     waiting_seconds: float
-    """Of one peer for the network, for each sample that it computes."""
+    """How long a peer waits for the network per sample that it computes."""
 
 
 @lru_cache(maxsize=64)
 def gradient_bytes(model: str, *, shared: bool, bits: int) -> int:
-    """A model's gradients as they travel; with 8 bit, small tensors take 16.
+    """Bytes of a model's gradients as they are sent; with 8 bit, small tensors take 16.
 
     >>> gradient_bytes("gpt2", shared=False, bits=32) == 4 * 124_439_808
     True
@@ -59,7 +59,7 @@ def exchange_seconds(size_bytes: int, peers: int, megabits: float) -> float:
 
 
 def steps_of(values: Values) -> list[Step]:
-    """The waiting after each technique in turn, from an exchange after every sample of every peer."""
+    """The waiting after each technique in turn, starting with an exchange after every sample of every peer."""
     peers, megabits, model = int(values["peers"]), min(values["up"], values["down"]), str(values["model"])
     shared, bits, speed = values["sharing"] == "groups", int(values["bits"]), float(values["speed"])
     own_samples = max(1.0, values["batch"] / peers)
@@ -78,11 +78,11 @@ def steps_of(values: Values) -> list[Step]:
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """The waiting as bars on a scale of powers of ten, beside the computing; then the share of time computing."""
+    """Bars of the waiting on a logarithmic scale, with a line for the computing time; then the share of computing."""
     steps, computing = steps_of(values), 1 / float(values["speed"])
     shown = [step.waiting_seconds for step in steps if step.waiting_seconds]
     axis = Scale(min(*shown, computing) / 4, max(*shown, computing) * 1.3, 4, canvas.width - 4, logarithmic=True)
-    canvas.text(0, 14, "Waiting a sample, in powers of ten", "strong")
+    canvas.text(0, 14, "Waiting per sample, logarithmic", "strong")
     for row, step in enumerate(steps):
         y = 40 + 44 * row
         said = _seconds(step.waiting_seconds) if step.waiting_seconds else "nothing"
@@ -95,19 +95,19 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     bottom = 40 + 44 * len(steps) - 10
     place = axis.at(computing)
     canvas.line(place, 46, place, bottom, "dashed")
-    canvas.text(4, bottom + 16, f"dashed: computing it takes {_seconds(computing)}", "soft")
+    canvas.text(4, bottom + 16, f"dashed: computing takes {_seconds(computing)}", "soft")
     first, last = (computing / (computing + step.waiting_seconds) for step in (steps[0], steps[-1]))
     for row, (name, share) in enumerate((("Before", first), ("After", last))):
         y = bottom + 50 + 40 * row
-        canvas.text(4, y, f"{name}: {_percent(share)} of the time computing", "ink")
+        canvas.text(4, y, f"{name}: computing {_percent(share)} of the time", "ink")
         canvas.rect(4, y + 6, canvas.width - 8, 16, "shade")
         canvas.rect(4, y + 6, (canvas.width - 8) * share, 16, "fill-1")
     return Drawn(
         caption=_caption(values, steps, first, last),
-        label="Bars of the time that a peer waits for each sample, after each technique, and the share spent computing",
+        label="Bars of the time that a peer waits per sample, after each technique, and the share spent computing",
         canvas=canvas,
         height=bottom + 118,
-        head=("With", "Divides by", "Waiting for a sample", "Of the time computing"),
+        head=("With", "Divided by", "Waiting per sample", "Share of computing"),
         rows=[
             (
                 step.name,
@@ -130,9 +130,9 @@ def _caption(values: Values, steps: list[Step], first: float, last: float) -> st
     product = _factor(steps[0].waiting_seconds / steps[3].waiting_seconds)
     return (
         f"A link of {show_count(megabits)} Mbit/s is {gap}: with an exchange after each sample, {peers} peers would "
-        f"compute {_percent(first)} of the time. Batch, sharing and {values['bits']} bit divide the waiting by "
-        f"{product}. {_overlap(values, steps)} So they compute {_percent(last)} of the time. One epoch takes "
-        f"{_seconds(batch / peers / speed)} of computing and {_seconds(seconds)} of exchange; each "
+        f"spend {_percent(first)} of the time computing. Batch, sharing and {values['bits']} bit divide the waiting by "
+        f"{product}. {_overlap(values, steps)} Now they spend {_percent(last)} of the time computing. One epoch takes "
+        f"{_seconds(batch / peers / speed)} to compute and {_seconds(seconds)} to exchange; each peer "
         f"sends {sent}."
     )
 
@@ -140,10 +140,10 @@ def _caption(values: Values, steps: list[Step], first: float, last: float) -> st
 def _overlap(values: Values, steps: list[Step]) -> str:
     before, after = steps[3].waiting_seconds, steps[4].waiting_seconds
     if values["overlap"] == "off":
-        return "Nothing is hidden behind computing."
+        return "Without overlap, computing hides none of it."
     if not after:
-        return "Overlap hides all that is left."
-    return f"Overlap hides {_percent((before - after) / before)} of what is left."
+        return "Overlap hides the rest."
+    return f"Overlap hides {_percent((before - after) / before)} of the rest."
 
 
 def _seconds(seconds: float) -> str:
@@ -170,7 +170,7 @@ def _percent(share: float) -> str:
 
 FIGURE = Figure(
     name="thousandfold",
-    title="The missing thousand, made of four factors",
+    title="A factor of a thousand, from four techniques",
     controls=(
         Choice(name="model", label="Model", options=tuple((name, name) for name in MODELS), default="dalle-2021"),
         Stops(name="up", label="Upload", stops=MEGABITS, default=10, unit="Mbit/s"),

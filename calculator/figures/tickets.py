@@ -1,4 +1,4 @@
-"""The figure of access tickets: who sends what, and where an attack ends."""
+"""The figure of access tickets: the messages, and the check at which an attack fails."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from calculator.figures.drawing import Canvas
 from calculator.figures.figure import Drawn, Figure, Source
 
 STEPS = (
-    "The volunteer signs in and hands the authority a public key; the private key never leaves the machine.",
-    f"The authority knows the member and signs a ticket: name, public key, good for {TICKET_SECONDS // 3600} hours.",
-    "A request to a peer carries the ticket, the time, a number used once and the receiver's key, all signed.",
-    "The peer checks by itself, without asking the authority, and listens only if every check passes.",
-    "The answer is signed as well, with the peer's own ticket and the same number: so the volunteer checks the peer.",
+    "The volunteer signs in and gives the authority a public key; the private key never leaves the machine.",
+    f"The authority knows the member and signs a ticket: name, public key, valid for {TICKET_SECONDS // 3600} hours.",
+    "A request to a peer contains the ticket, the time, a number used once and the receiver's key, all signed.",
+    "The peer makes all checks itself, without asking the authority, and accepts the request only if each one passes.",
+    "The answer is signed too, with the peer's own ticket and the same number, so the volunteer can check the peer.",
 )
 ATTACKS = {
     "honest": "none: a member's request",
     "forged": "a ticket that the attacker signed",
-    "expired": "a ticket of yesterday",
+    "expired": "a ticket from yesterday",
     "stolen": "somebody else's ticket",
-    "altered": "a tensor changed on its way",
-    "redirected": "a request passed on to another peer",
-    "delayed": "a request held back for a minute",
-    "replayed": "the same request once more",
+    "altered": "a tensor changed in transit",
+    "redirected": "a request forwarded to another peer",
+    "delayed": "a request delayed for a minute",
+    "replayed": "the same request a second time",
 }
 ARROWS = (
     (0, 1, "public key"),
@@ -31,7 +31,7 @@ ARROWS = (
     (2, 2, "checks"),
     (2, 0, "signed answer"),
 )
-"""From lane to lane: the volunteer's, the authority's, the peer's."""
+"""(from, to, words); lane 0 is the volunteer's, 1 the authority's, 2 the peer's."""
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
@@ -79,7 +79,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
 
 
 def _results(failed: int | None, step: int) -> list[str]:
-    """Of each check: nothing before the peer has the request, and nothing after one that fails."""
+    """The result of each check; “–” before the peer has the request, and after a check that fails."""
     if step < 4:
         return ["–"] * len(CHECKS)
     if failed is None:
@@ -90,12 +90,12 @@ def _results(failed: int | None, step: int) -> list[str]:
 def _caption(step: int, attack: str, failed: int | None) -> str:
     said = f"Step {step} of {len(STEPS)}: {STEPS[step - 1]}"
     if failed is None:
-        end = "Tickets say who takes part; they do not say whether a member's gradient is right."
+        end = "Tickets prove who takes part; they do not prove that a member's gradient is right."
         return f"{said} {end if step == len(STEPS) else ''}".strip()
     told = f"Attack: {ATTACKS[attack]}."
     if step < 4:
         return f"{told} {said}"
-    return f"{told} It ends at check {failed + 1} of {len(CHECKS)}, “{CHECKS[failed]}”: the peer is silent."
+    return f"{told} It fails at check {failed + 1} of {len(CHECKS)}, “{CHECKS[failed]}”: the peer does not answer."
 
 
 FIGURE = Figure(

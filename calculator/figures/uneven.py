@@ -1,4 +1,4 @@
-"""The figure of uneven devices: equal shares of a batch beside counting samples."""
+"""The figure of uneven devices: equal shares of a batch compared with counting samples."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ FASTEST = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """How long one batch takes, and what everybody does meanwhile."""
+    """How long one batch takes, and what each device does during that time."""
 
     computing_seconds: float
-    """Until the last sample is there."""
+    """Time until the last sample is computed."""
     samples: tuple[int, ...]
-    """Of each device."""
+    """Samples of each device."""
     busy_seconds: tuple[float, ...]
-    """In which each computes for this batch."""
+    """Time for which each device computes samples of this batch."""
 
     def samples_per_second(self, exchange_seconds: float) -> float:
-        """Of all together, over computing and exchange."""
+        """The throughput of all devices together, including the exchange."""
         return sum(self.samples) / (self.computing_seconds + exchange_seconds)
 
 
 def equal_shares(speeds: Sequence[float], batch: int) -> Epoch:
-    """Everybody computes the same number of samples, the first ones of the list one more where it does not divide.
+    """Each device computes the same number of samples; the first ones compute one more if the batch does not divide.
 
     >>> equal_shares([9, 1], 18).computing_seconds
     9.0
@@ -42,12 +42,13 @@ def equal_shares(speeds: Sequence[float], batch: int) -> Epoch:
 
 
 def by_samples(speeds: Sequence[float], batch: int) -> Epoch:
-    """Everybody computes sample after sample until the batch is full; what is under way then counts for the next one.
+    """Each device computes samples until the batch is full; samples unfinished by then count for the next batch.
 
     >>> by_samples([9, 1], 20).samples, by_samples([9, 1], 20).computing_seconds
     ((18, 2), 2.0)
     """
-    # Nobody is behind this count when fractions of samples would fill the batch; fewer than one each are missing.
+    # At the instant at which fractions of samples would fill the batch, each device has finished at least this many;
+    # what is missing then is less than one sample per device.
     fluid = batch / sum(speeds)
     samples = [int(fluid * speed + 1e-9) for speed in speeds]
     seconds = max(count / speed for count, speed in zip(samples, speeds, strict=True))
@@ -60,12 +61,12 @@ def by_samples(speeds: Sequence[float], batch: int) -> Epoch:
 
 
 def draw(values: Values, canvas: Canvas) -> Drawn:
-    """Bars of speed to drag; then a timeline for each device and way, up to the end of the slower way."""
+    """Draws speeds as bars to drag; then a timeline for each device and way, up to the end of the slower way."""
     speeds = [float(values[f"speed{device}"]) for device in range(1, len(DEVICES) + 1)]
     batch, exchange = int(values["batch"]), float(values["exchange"])
     equal, counted = equal_shares(speeds, batch), by_samples(speeds, batch)
     left, right = (118, canvas.width - 24) if canvas.narrow else (136, canvas.width - 60)
-    canvas.text(0, 14, "Samples a second: drag the ends", "strong")
+    canvas.text(0, 14, "Samples per second: drag the ends", "strong")
     handles = [_speed_bar(canvas, device, speed, left, right) for device, speed in enumerate(speeds)]
     longest = max(equal.computing_seconds, counted.computing_seconds) + exchange
     time = Scale(0, longest, left, right)
@@ -82,7 +83,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         top += 12 + 20 * len(DEVICES) + 30
     canvas.text(left, top - 4, "0 s", "soft")
     canvas.text(right, top - 4, f"{longest:.3g} s", "soft", anchor="end")
-    canvas.text(0, top + 18, "coloured: computes, empty: waits, grey: exchange", "soft")
+    canvas.text(0, top + 18, "coloured: computing, empty: waiting, grey: exchange", "soft")
     return Drawn(
         caption=_caption(speeds, equal, counted, exchange),
         label="Speeds of four devices as bars, and their timelines over one batch with equal shares and by samples",
@@ -106,11 +107,11 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
 
 
 def _speed_bar(canvas: Canvas, device: int, speed: float, left: float, right: float) -> Handle:
-    """Draws a device's speed as a bar from `left`, as long as `right` at most; its end can be dragged."""
+    """Draws a device's speed as a bar from `left`, at most up to `right`; its end can be dragged."""
     y, end = 36 + 26 * device, Scale(0, FASTEST, left, right).at(speed)
     canvas.text(left - 14, y + 4, DEVICES[device], "soft", anchor="end")
     canvas.rect(left, y - 7, end - left, 14, f"fill-{device + 1}", radius=2)
-    # The slider's value at the edges of the whole drawing, which reaches beyond the bars.
+    # The slider's values at the edges of the whole drawing, which extends beyond the bars.
     per_unit = FASTEST / (right - left)
     return Handle(
         label=f"Speed of the {DEVICES[device]}",
@@ -126,11 +127,11 @@ def _caption(speeds: Sequence[float], equal: Epoch, counted: Epoch, exchange: fl
     idle = 1 - equal.busy_seconds[fastest] / equal.computing_seconds
     rate, other = counted.samples_per_second(exchange), equal.samples_per_second(exchange)
     if max(speeds) == min(speeds):
-        return f"All are equally fast, so both ways give {rate:.3g} samples/s."
+        return f"All devices are equally fast, so both ways give {rate:.3g} samples/s."
     return (
-        f"With equal shares all wait for the slowest: {other:.3g} samples/s together, and the {DEVICES[fastest]} "
-        f"idles {_percent(idle)} of the computing time. By samples everybody computes until the batch is full: "
-        f"{rate:.3g} samples/s, {rate / other:.3g} times as many."
+        f"With equal shares all devices wait for the slowest: {other:.3g} samples/s together, and the "
+        f"{DEVICES[fastest]} is idle for {_percent(idle)} of the computing time. If samples are counted, each device "
+        f"computes until the batch is full: {rate:.3g} samples/s, {rate / other:.3g} times as many."
     )
 
 
@@ -140,7 +141,7 @@ def _percent(share: float) -> str:
 
 FIGURE = Figure(
     name="uneven",
-    title="Equal shares, or by samples?",
+    title="Equal shares, or counting samples?",
     controls=(
         *(
             Range(

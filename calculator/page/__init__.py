@@ -1,1 +1,1 @@
-"""An estimate in the page's words: texts by the name of their place, lengths of bars, choices of one click."""
+"""An estimate as the calculator's page shows it: texts by the name of their place, lengths of bars, and choices."""

@@ -1,4 +1,4 @@
-"""Where each number comes from: its formula with the setup's own figures, and the source of the rule."""
+"""The origin of each number: its formula with the setup's own values, and the source of the rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from calculator.page.words import show_bytes, show_count
 from calculator.setups import PCIE_BYTES_PER_SECOND, Setup
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
-KEPT = "Source: what each operation saves for its backward in PyTorch, tools/autograd/derivatives.yaml."
+KEPT = "Source: the tensors that each operation saves for backward in PyTorch, tools/autograd/derivatives.yaml."
 HIVEMIND = "Source: hivemind, optim/state_averager.py: offload_optimizer keeps 32-bit copies on the host."
 CONTEXT = (
     "Source: pytorch, aten/src/ATen/cuda/CUDAContextLight.h (workspace), c10/cuda/CUDACachingAllocator.cpp (segments)."
@@ -17,71 +17,69 @@ CONTEXT = (
 
 
 def explanations(setup: Setup, result: Estimate, device: Device | None) -> dict[str, str]:
-    """A text for every number of the two tables and of the verdict, by the name of its place."""
+    """A text for every number in the two tables and the verdict, by the name of its place."""
     optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
     size = 2 if setup.precision in ("bf16", "fp16") else 4
     count = show_count(result.parameters)
     if setup.offload_optimizer:
-        state = "Nothing stays on the GPU: the optimizer works on the host."
+        state = "Nothing stays on the GPU: the optimizer runs on the host."
     else:
         state = f"{optimizer.title}: {_per_parameter(result.optimizer_state_bytes, result.parameters)}."
     host_state = _per_parameter(result.host.optimizer_state, result.parameters)
     copies = f"{count} parameters × 4 bytes" if setup.offload_optimizer else "Nothing: the optimizer is on the GPU"
     return {
         "gpu-weights": (
-            f"{count} parameters × {size} bytes, every tensor rounded up to 512 bytes, and the model's own tables. "
+            f"{count} parameters × {size} bytes, every tensor rounded up to 512 bytes, and the model's buffers. "
             f"{ALLOCATOR}"
         ),
         "gpu-gradients": (
-            f"As many values as weights: {show_bytes(result.gradient_bytes)} in all. At the peak "
-            f"{show_bytes(result.gpu.gradients)} of them are there. Source: PyTorch's autograd makes a gradient when "
-            "backward reaches its weight and keeps it for the optimizer."
+            f"As many values as weights: {show_bytes(result.gradient_bytes)} in total. At the peak "
+            f"{show_bytes(result.gpu.gradients)} of them are allocated. Source: PyTorch's autograd makes a gradient "
+            "when backward reaches its weight and keeps it for the optimizer."
         ),
         "gpu-optimizer_state": f"{state} Source: {optimizer.source}.",
         "gpu-activations": (
-            f"At the end of forward {show_bytes(result.saved_activations)} are kept for backward, and "
-            f"{show_bytes(result.autocast_weight_copies)} of 16-bit copies of weights; at the peak "
-            f"{show_bytes(result.gpu.activations)} of them are there, inputs included. {KEPT}"
+            f"At the end of forward, {show_bytes(result.saved_activations)} are kept for backward, and "
+            f"{show_bytes(result.autocast_weight_copies)} of 16-bit copies of weights; at the peak, "
+            f"{show_bytes(result.gpu.activations)} are allocated, including the inputs. {KEPT}"
         ),
-        "gpu-temporary": (
-            f"What the operation at the peak works with, and lets go when it is done. {result.peak.instant} {KEPT}"
-        ),
+        "gpu-temporary": (f"Memory that the operation at the peak frees when it is done. {result.peak.instant} {KEPT}"),
         "gpu-total": (
-            f"The sum of the parts at the instant at which it is highest, of {len(result.timeline)} stretches of the "
-            "step. Source: the lifetime of each tensor in PyTorch's autograd, played from the first operation to the "
+            f"The highest sum of the parts at any instant of the step, which has {len(result.timeline)} stretches. "
+            "Source: the lifetime of each tensor in PyTorch's autograd, simulated from the first operation to the "
             "update."
         ),
         "overhead": (
-            "Nothing: this GPU has no CUDA, and what the host holds is in the same memory."
+            "Nothing: this GPU has no CUDA, and the host's part is in the same memory."
             if device and device.unified
             else f"{_overhead(result)} {CONTEXT}"
         ),
         "usable": f"{show_bytes(device.usable_bytes)}. Source: {device.source}." if device else "No GPU is chosen.",
         "host-total": f"The sum of the parts, without the process itself and its network buffers. {HIVEMIND}",
         "transfer": (
-            f"{show_bytes(result.transfer.bytes_per_step)} (gradients down, parameters up) / "
-            f"{show_bytes(PCIE_BYTES_PER_SECOND[setup.pcie_generation])} a second. Source: PCI-SIG base specification "
-            f"{setup.pcie_generation}.0, 16 lanes, one direction."
+            f"{show_bytes(result.transfer.bytes_per_step)} (gradients to the host, parameters back) / "
+            f"{show_bytes(PCIE_BYTES_PER_SECOND[setup.pcie_generation])} per second. Source: PCI-SIG base "
+            f"specification {setup.pcie_generation}.0, 16 lanes, one direction."
         ),
         "host-parameters": f"{copies}. {HIVEMIND}",
         "host-gradients": f"{copies}. {HIVEMIND}",
         "host-optimizer_state": f"{optimizer.title}: {host_state}. Source: {optimizer.source}.",
         "host-delta_rule": (
-            f"{f'One more copy: {copies}' if setup.delta_rule else 'Nothing: the delta rule is off'}. "
+            f"{f'An additional copy: {copies}' if setup.delta_rule else 'Nothing: the delta rule is off'}. "
             "Source: hivemind, optim/state_averager.py, delta_rule_averaging."
         ),
     }
 
 
 def _overhead(result: Estimate) -> str:
-    """What no figure of PyTorch's allocator contains, part by part."""
+    """The memory that no figure of PyTorch's allocator includes, part by part."""
     parts = result.overhead
     return (
-        f"{show_bytes(parts['cuda_context'])} for the driver's own context (300 MiB to 1 GiB by GPU and driver) + "
-        f"{show_bytes(parts['cublas_workspace'])} for cuBLAS's workspace + {show_bytes(parts['allocator_rounding'])} "
-        "that weights and gradients leave unused of the allocator's segments."
+        f"{show_bytes(parts['cuda_context'])} for the driver's own context (300 MiB to 1 GiB, depending on GPU and "
+        f"driver) + {show_bytes(parts['cublas_workspace'])} for cuBLAS's workspace + "
+        f"{show_bytes(parts['allocator_rounding'])} that weights and gradients leave unused in memory segments."
     )
 
 
 def _per_parameter(size: int, parameters: int) -> str:
-    return f"{show_bytes(size)}, {size / parameters:.2f} bytes a parameter"
+    return f"{show_bytes(size)}, {size / parameters:.2f} bytes per parameter"

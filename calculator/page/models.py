@@ -1,4 +1,4 @@
-"""What a model brings along: the meaning of fields that are left empty, and which fields apply to it."""
+"""A model's own settings: the values of fields that are left empty, and which fields apply to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from calculator.architectures import Architecture, from_config
 
 
 def own_values(model: Architecture) -> dict:
-    """For the form: what empty fields mean, whether layers are reversible, and what the model has not."""
+    """For the form: the values of empty fields, whether layers are reversible, and which fields apply."""
     return {
         "placeholders": {
             "sequence_length": str(model.sequence_length),
@@ -21,7 +21,7 @@ def own_values(model: Architecture) -> dict:
 
 
 def used_part(config: dict) -> dict:
-    """Of a config.json, the entries that the calculator looks at, in its order; null may mean something too.
+    """The entries of a config.json that the calculator reads, in its order; null is kept, as it may have a meaning.
 
     Raises:
         BadSetup: If the calculator refuses it.
@@ -32,7 +32,7 @@ def used_part(config: dict) -> dict:
 
 
 class _Watched(dict):
-    """Remembers which keys were asked for."""
+    """A dict that remembers which keys were read."""
 
     def __init__(self, content: dict):
         super().__init__(content)

@@ -17,20 +17,20 @@ PARTS = {
     "activations": "Activations",
     "temporary": "Temporary buffers",
 }
-"""Parts of `gpu` in the order of the bar; a part's colour is its place here, from 1."""
+"""Parts of `gpu` in the order of the bar; a part's colour is its position here, counted from 1."""
 
 HOST_PARTS = {
     "parameters": "Parameters, 32 bit",
     "gradients": "Gradients, 32 bit",
     "optimizer_state": "Optimizer state",
-    "delta_rule": "Delta rule's copy",
+    "delta_rule": "Copy for the delta rule",
 }
 
 
 def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdict | None) -> dict:
-    """`texts` by place, `bars` and `limit` (what the GPU leaves for them) in percent of the longest, `timeline` by row.
+    """`texts` by place; `bars` and `limit` (the GPU's room for them) in percent of the longest; `timeline` by row.
 
-    `on_host` tells whether the host holds anything, `standing` how the setup stands to the GPU.
+    `on_host` says whether the host holds anything, `standing` is that of the verdict.
     """
     gpu, host = result.gpu, result.host
     total, plain_total = gpu.total, plain.gpu.total
@@ -64,7 +64,7 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdic
         texts[f"host-{part}"] = show_bytes(getattr(host, part))
     longest = max(total, plain_total)
     room = verdict.usable_bytes - (verdict.need_bytes - total) if verdict else 0
-    # A GPU that is much larger than both bars would make them unreadable: then its mark is left out.
+    # A GPU that is much larger than both bars would make them unreadably short, so its mark is omitted.
     whole = max(longest, room) if room < 3 * longest else longest
     return {
         "texts": texts,
@@ -80,7 +80,7 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdic
 
 
 def timeline_rows(instants: tuple[StepInstant, ...], total: int) -> list[dict]:
-    """One row an instant; neighbouring layers that hold the same, as shown, are one row."""
+    """One row per instant; neighbouring layers whose shown values are equal share a row."""
     rows: list[dict] = []
     before, first = ("", "", False), ""
     for instant in instants:
@@ -104,13 +104,13 @@ def _pieces(gpu: GpuMemory, whole: int) -> list[float]:
 
 
 def _absent(result: Estimate, plain: Estimate) -> Iterator[str]:
-    """Why a part of the table is nothing, where one would expect something."""
+    """Explanations for parts of the table that are unexpectedly 0 B."""
     if not result.gpu.gradients:
-        yield f"Gradients, {show_bytes(result.gradient_bytes)} in all, are not there yet: backward makes them."
+        yield f"Gradients, {show_bytes(result.gradient_bytes)} in total, do not exist yet: backward makes them."
     elif not plain.gpu.gradients:
-        yield "The plain setup has its own peak, before its gradients are there: hence 0 B."
+        yield "The plain setup has its peak at another instant, before its gradients exist: hence 0 B."
     if not result.gpu.activations:
-        yield "Activations are gone by then: backward has used them."
+        yield "Activations are already freed: backward has used them."
 
 
 def _transfer(result: Estimate) -> str:
@@ -124,6 +124,6 @@ def _transfer(result: Estimate) -> str:
 def _facts(result: Estimate) -> str:
     notes = "".join(f" {note}" for note in result.notes)
     return (
-        f"The model has {show_count(result.parameters)} parameters. Not counted: what the allocator loses by "
+        f"The model has {show_count(result.parameters)} parameters. Not counted: memory that the allocator loses to "
         f"fragmentation.{notes}"
     )

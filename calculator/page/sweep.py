@@ -1,4 +1,4 @@
-"""The memory over a range of one number: of samples, tokens or layer groups."""
+"""Memory over a range of one number: the micro-batch, the sequence length or the number of layer groups."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from calculator.page.words import show_bytes
 from calculator.setups import Setup, plain, resolve
 
 POINTS = 16
-"""Points of a sweep, at most."""
+"""The most points of a sweep."""
 
 TITLES = {"micro_batch_size": "Micro-batch", "sequence_length": "Sequence length", "shared_groups": "Layer groups"}
 
 
 def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
-    """Totals, parts and the plain baseline at each value that the calculator takes.
+    """Totals, parts and the plain baseline at each value that the calculator accepts.
 
-    With a device also its title as `gpu` and, at each value, the `room` that it leaves for the total. `present` is
-    where the setup itself stands, None where it has no such value.
+    With a device, also its title as `gpu` and, at each value, the `room` that it leaves for the total. `present` is the
+    setup's own point; None if it has no such value.
 
     Raises:
-        BadSetup: If nothing can be swept so.
+        BadSetup: If the setup cannot be swept along this number.
     """
     if along not in TITLES:
         raise BadSetup(f"A sweep goes along one of {', '.join(TITLES)}, not {along!r:.60}.")
@@ -55,7 +55,7 @@ def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
 
 
 def _values(setup: Setup, along: str) -> list[int]:
-    """Evenly spread from 1, or from a sixteenth of the longest, past the setup's own."""
+    """Evenly spaced values from 1, or for lengths from a sixteenth of the longest, to beyond the setup's own."""
     model = resolve(setup)
     if along == "shared_groups":
         layers = min(model.num_layers, model.num_decoder_layers or model.num_layers)

@@ -25,21 +25,21 @@ def show_bytes(count: int) -> str:
 
 
 def show_count(count: float) -> str:
-    """774030080 as 774 030 080, with narrow spaces that do not break."""
+    """774030080 as 774 030 080, with narrow no-break spaces."""
     text = f"{count:,.0f}" if count == int(count) else f"{count:,g}"
     return text.replace(",", "\u202f")
 
 
 def show_share(part: int, whole: int) -> str:
-    """In percent of the whole."""
+    """The part in percent of the whole."""
     percent = round(100 * part / whole) if whole else 0
     return "under 1 %" if part and not percent else f"{percent} %"
 
 
 def judgement(verdict: Verdict, result: Estimate) -> tuple[str, str]:
-    """The verdict with its margin, and what it rests on: what PyTorch holds, what comes on top, what there is.
+    """The verdict with its margin, and the figures behind it: PyTorch's memory, what is added to it, and the GPU's.
 
-    Together they are one sentence; the first half says enough where there is no room for both.
+    Together they are one sentence; the first half is enough where there is no room for both.
     """
     device = device_named(verdict.gpu)
     on_top = verdict.need_bytes - result.gpu.total
@@ -56,7 +56,7 @@ def judgement(verdict: Verdict, result: Estimate) -> tuple[str, str]:
 
 
 def command(setup: Setup, gpu: str | None = None) -> str:
-    """The command line that gives the same answer; it hands a pasted model to the program's standard input."""
+    """The command line that gives the same answer; a pasted model is passed on standard input."""
     words = ["python -m calculator", "--config /dev/stdin" if setup.model is None else str(setup.model)]
     for field in _FIELDS:
         value = getattr(setup, field.name)
@@ -74,7 +74,7 @@ def command(setup: Setup, gpu: str | None = None) -> str:
 
 
 def csv_of(result: Estimate) -> str:
-    """One row a number: where, part, bytes."""
+    """One row per number: where, part, bytes."""
     rows = [("where", "part", "bytes")]
     rows += [("gpu", part, size) for part, size in (*asdict(result.gpu).items(), ("total", result.gpu.total))]
     rows += [("host", part, size) for part, size in (*asdict(result.host).items(), ("total", result.host.total))]

@@ -34,7 +34,7 @@ PIN_ROWS = {
     "verdict": "Verdict",
     **{f"gpu-{part}": label for part, label in PARTS.items()},
     "host-total": "On the host",
-    "transfer": "Over the bus, an update",
+    "transfer": "Over the bus, per update",
 }
 """Rows of the comparison: the place of a text in an answer, and its label."""
 

@@ -39,7 +39,7 @@ CLAIMS = (
     ),
     Claim(
         page="index.md",
-        says="Who leaves is not missed; who joins downloads the present weights from a peer.",
+        says="The run goes on when someone leaves; a newcomer downloads the current weights from a peer.",
         tests=(
             "training/roles/test_peer.py",
             "training/swarm/test_download.py",

@@ -45,7 +45,7 @@ def test_any_cuda_card_is_named_by_its_memory(memory):
     assert card.usable_bytes == memory * GIB - DRIVER_BYTES
     assert card.bfloat16 and not card.unified and card.teraflops is None
     assert verdict(Setup(model="gpt2"), card).notes == (
-        "The card is taken to be of Ampere (2020) or newer: older ones have no bfloat16 units.",
+        "The card is assumed to be of Ampere (2020) or newer: older ones have no bfloat16 units.",
     )
     assert verdict(Setup(model="gpt2", precision="fp32"), card).notes == ()
     assert str(DRIVER_BYTES // 2**20) in card.source

@@ -178,7 +178,7 @@ def test_the_command_line_and_the_page_say_the_same(capsys):
         ({"volunteers": [{"count": 3}]}, "either a gpu or samples_per_second"),
         ({"volunteers": [{"gpu": "t4"}]}, "count of a kind of volunteers is missing"),
         ({"volunteers": [{"count": 3, "gpu": "none-such"}]}, "gpu is one of"),
-        ({"volunteers": [{"count": 3, "gpu": "t4", "up_megabits": 0}]}, "1 byte a second or more"),
+        ({"volunteers": [{"count": 3, "gpu": "t4", "up_megabits": 0}]}, "at least 1 byte per second"),
         ({"volunteers": [{"count": 3, "samples_per_second": 1e-300}]}, "from 0.000001"),
         ({"volunteers": [{"count": 3, "gpu": "t4", "present": 1e-300}]}, "from 0.000001"),
         ({"volunteers": [{"count": 3, "gpu": "t4", "client_mode": True}]}, "at least one must be reachable"),
@@ -193,8 +193,8 @@ def test_the_command_line_and_the_page_say_the_same(capsys):
         ({"gradient_codec": "zip"}, "gradient_codec is one of"),
         ({"utilisation": 2}, "at most 1"),
         ({"epochs": 0}, "epochs is"),
-        ({"local_updates": True, "delay_gradient_averaging": True}, "cannot be averaged late"),
-        ({"surprise": 1}, "no key of a collaboration"),
+        ({"local_updates": True, "delay_gradient_averaging": True}, "cannot be averaged with a delay"),
+        ({"surprise": 1}, "is not a key of a collaboration"),
     ],
 )
 def test_what_is_wrong_gets_one_sentence(change, words):

@@ -266,11 +266,11 @@ def test_measured_errors_are_those_recorded():
 
 def test_host_memory_is_a_sentence_until_something_is_on_the_host(open_page):
     page = open_page("calculator/")
-    expect(page.get_by_text("Nothing but the program itself")).to_be_visible()
+    expect(page.get_by_text("Only the program itself")).to_be_visible()
     expect(page.locator("[data-slot=on-host]")).to_be_hidden()
     page.get_by_label("Offload the optimizer").check()
     expect(page.locator("[data-slot=on-host]")).to_be_visible()
-    expect(page.get_by_text("Nothing but the program itself")).to_be_hidden()
+    expect(page.get_by_text("Only the program itself")).to_be_hidden()
 
 
 @pytest.mark.parametrize("width", [1280, 360])

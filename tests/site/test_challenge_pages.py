@@ -192,7 +192,7 @@ def test_fingers_drag_without_scrolling_the_page(open_page):
 def test_attacks_end_where_the_caption_says(open_page):
     page = open_page("challenges/security/?tickets.attack=stolen")
     shows(page, "tickets", {"attack": "stolen"})
-    expect(figure(page, "tickets").locator("[data-slot=caption]")).to_contain_text("It ends at check 3 of 6")
+    expect(figure(page, "tickets").locator("[data-slot=caption]")).to_contain_text("It fails at check 3 of 6")
     figure(page, "tickets").get_by_label("Attack").select_option("replayed")
     shows(page, "tickets", {"attack": "replayed"})
 

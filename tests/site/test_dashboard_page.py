@@ -243,7 +243,7 @@ def test_join_command_is_the_runs_own(open_page, live):
     page = open_page("join/")
     command = page.locator("[data-slot=command]")
     expect(command).to_have_text(f"{JOIN} --device cpu")
-    expect(page.get_by_text("works on the run's own computer only")).to_be_visible()
+    expect(page.get_by_text("works only on the run's own computer")).to_be_visible()
     expect(page.locator("[data-slot=program]")).to_have_text("python -m training")
     page.get_by_role("button", name="Copy").first.click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()

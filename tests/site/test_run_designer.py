@@ -86,7 +86,7 @@ def test_what_does_not_work_says_so_and_offers_no_recipe(open_page):
 def test_the_batch_can_be_set(open_page):
     page = open_page(PAGE)
     page.locator("summary", has_text="By numbers").click()
-    page.get_by_label("Samples of an update").select_option("512")
+    page.get_by_label("Samples per update").select_option("512")
     expect(caption(page)).to_contain_text("updates of 512 samples")
     file = page.get_by_role("link", name="Download the recipe")
     expect(file).to_have_attribute("href", re.compile("target_batch_size%20%3D%20512%0A"))

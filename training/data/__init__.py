@@ -1,1 +1,1 @@
-"""Pictures and captions on their way to batches: drawing, filters, codes, shards, stream."""
+"""From pictures and captions to batches: drawing, filters, codes, shards, stream."""

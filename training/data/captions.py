@@ -1,7 +1,7 @@
-"""The grammar of the demo's captions: which scenes exist, how they are said, and how a caption is read back.
+"""The grammar of the demo's captions: which scenes exist, their captions, and how a caption is parsed.
 
-A `Scene` says everything that a caption promises, so that one description serves the drawing (`draw.py`), the checker
-(`training.generate.judge`) and the choice of what is kept out of training. `caption_of` and `parse_caption` are each
+A `Scene` holds everything that a caption says, so that one description serves the drawing (`draw.py`), the judge
+(`training.generate.judge`) and the choice of what is held out of training. `caption_of` and `parse_caption` are each
 other's inverse.
 
     a red circle                                    a small red circle on a black background
@@ -21,7 +21,8 @@ from training.errors import BadInput
 
 Split = Literal["train", "held-out", "new-pairs"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-"""Trained on; sentences never trained on, of known things; things whose colour and shape never met in training."""
+"""Trained on; captions never trained on, of known things; things whose colour and shape never occur together in
+training."""
 
 SHAPES: dict[str, str] = {
     "circle": "circles",
@@ -52,13 +53,12 @@ BACKGROUNDS: dict[str, tuple[int, int, int]] = {
     "grey": (142, 146, 150),
     "black": (24, 24, 28),
 }
-"""Colour of the background -> sRGB. White when the caption does not say."""
-
+"""Colour of the background -> sRGB. White if the caption names none."""
 SAID_BACKGROUNDS = ("white", "grey", "grey", "black", "black")
-"""Backgrounds as often as captions name them: white goes without saying."""
+"""Backgrounds, repeated by how often captions name them: white is also the default."""
 
 SIZES = ("small", "large")
-"""Sizes that a caption may name; a thing without one is in between."""
+"""Sizes that a caption may name; a thing without one is of medium size."""
 
 PLACES: dict[str, tuple[int, int]] = {
     "in the centre": (0, 0),
@@ -79,7 +79,7 @@ RELATIONS: dict[str, tuple[int, int]] = {
     "to the left of": (-1, 0),
     "to the right of": (1, 0),
 }
-"""Relation -> direction of the first thing as seen from the second."""
+"""Relation -> direction from the second thing to the first."""
 
 COUNTS: dict[str, int] = {"two": 2, "three": 3}
 """Number words for more than one thing."""
@@ -96,10 +96,10 @@ NEW_PAIRS: frozenset[tuple[str, str]] = frozenset(
         ("blue", "heart"),
     }
 )
-"""(colour, shape) that never occur in training. Each colour and each shape is in one, and in seven pairs that do."""
-
+"""(colour, shape) pairs that never occur in training. Each colour and each shape is in one of them, and in seven pairs
+that do occur."""
 HELD_OUT_ONE_IN = 10
-"""One in so many captions that say more than colour and shape is held out, by its checksum."""
+"""Of the captions that say more than colour and shape, one in this many is held out, chosen by its checksum."""
 
 KIND_SHARES: dict[str, float] = {
     "plain": 0.16,
@@ -110,8 +110,8 @@ KIND_SHARES: dict[str, float] = {
     "counted": 0.10,
     "related": 0.16,
 }
-"""Kind of caption -> its share. Those of one thing lead, so that a small model learns shapes and colours first; there
-are 64 plain captions in all, so that more of them would show the model nothing new."""
+"""Kind of caption -> its share. Captions of one thing are the most frequent, so that a small model learns shapes and
+colours first. There are only 64 plain captions, so more of them would show the model nothing new."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,27 +121,27 @@ class Thing:
     shape: str
     colour: str
     size: str | None = None
-    """One of `SIZES`, or None: in between."""
+    """One of `SIZES`, or None for medium."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """What a caption promises.
+    """Everything that a caption says.
 
     Raises:
-        ValueError: If the parts do not go together, such as a place for two things.
+        ValueError: If the parts cannot be combined, such as a place and two things.
     """
 
     things: tuple[Thing, ...]
     """One thing, or the two of a relation."""
     count: int = 1
-    """How many of the only thing."""
+    """How many there are of a single thing."""
     relation: str | None = None
-    """Key of `RELATIONS`; the first thing's side of the second."""
+    """Key of `RELATIONS`: where the first thing is relative to the second."""
     place: str | None = None
     """Key of `PLACES`."""
     background: str | None = None
-    """Key of `BACKGROUNDS`; None is white, unsaid."""
+    """Key of `BACKGROUNDS`; None is white, which the caption does not name."""
 
     def __post_init__(self) -> None:
         related = self.relation is not None
@@ -159,7 +159,7 @@ class Scene:
 
     @property
     def split(self) -> Split:
-        """See `SPLITS`; depends on the caption alone."""
+        """One of `SPLITS`; it depends only on the caption."""
         if any((thing.colour, thing.shape) in NEW_PAIRS for thing in self.things):
             return "new-pairs"
         caption = caption_of(self)
@@ -199,15 +199,15 @@ _CAPTION = re.compile(
 
 
 def parse_caption(caption: str) -> Scene:
-    """Reads a caption of the grammar; capitals, spare blanks and a full stop do not matter.
+    """Parses a caption of the grammar; capitals, extra spaces and a full stop do not matter.
 
     Raises:
-        BadInput: If it is no caption of the grammar.
+        BadInput: If the grammar has no such caption.
     """
     match = _CAPTION.fullmatch(" ".join(caption.lower().rstrip(" .").split()))
     try:
         if match is None:
-            raise ValueError("it is none of the sentences of the demo's grammar")
+            raise ValueError("it is not a sentence of the demo's grammar")
         size, colour, shape, relation, size2, colour2, shape2, place, number, colours, shapes, background = (
             match.groups()
         )
@@ -227,7 +227,7 @@ def parse_caption(caption: str) -> Scene:
 
 
 def draw_scene(random_numbers: random.Random) -> Scene:
-    """A scene at random, its kind by `KIND_SHARES`, everything else uniformly; related things differ in colour."""
+    """A random scene: its kind by `KIND_SHARES`, everything else uniformly; related things differ in colour."""
     choose = random_numbers.choice
     kind = random_numbers.choices(list(KIND_SHARES), weights=list(KIND_SHARES.values()))[0]
     shape, colour = choose(list(SHAPES)), choose(list(COLOURS))

@@ -1,9 +1,9 @@
-"""Draws a scene: flat shapes in clear colours, smooth at the edges.
+"""Draws a scene: flat shapes in clear colours with smooth edges.
 
 Coordinates are in units of the picture's side, from the top left corner; every picture is drawn several times larger
-and averaged down. A thing that the caption does not place lies in the middle, as a reader would put it; only how
-several things are laid out varies. Middles lie on a grid of eighths of the picture, the tokens of the demo's codec, so
-that a thing has the same codes wherever it lies.
+and averaged down. A thing without a place in the caption is drawn in the centre, where a reader would expect it; only
+the layout of several things varies. Centres lie on a grid of eighths of the picture, the tokens of the demo's codec, so
+that a thing has the same codes wherever it is.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CAPTIONS_FILE = "captions.jsonl"
 _NAME = re.compile(r"\d{5,}\.png")
 
 SUPERSAMPLING = 8
-"""Every pixel is the mean of so many squared."""
+"""Every pixel is the mean of a square with a side of this many."""
 
 RADII: dict[str | None, float] = {"small": 9 / 64, None: 14 / 64, "large": 23 / 64}
-"""Size -> half the extent of a thing that is alone."""
+"""Size -> half the extent of a single thing."""
 
 RADIUS_OF_SEVERAL = 11 / 64
 """Half the extent of each of two or three things."""
@@ -46,11 +46,11 @@ LAYOUTS: dict[int, tuple[tuple[Point, ...], ...]] = {
         ((0.25, 0.25), (0.75, 0.25), (0.5, 0.75)),
     ),
 }
-"""Number of things -> where their middles may lie."""
+"""Number of things -> possible positions of their centres."""
 
 
 def _regular(points: int, *, inner: float = 1.0) -> list[Point]:
-    """Corners of a polygon in the unit circle, the first on top; `inner` is the radius of every second corner."""
+    """Corners of a polygon in the unit circle, the first at the top; `inner` is the radius of every second corner."""
     corners = range(points)
     radii = [inner if inner < 1 and corner % 2 else 1.0 for corner in corners]
     angles = [2 * math.pi * corner / points - math.pi / 2 for corner in corners]
@@ -81,12 +81,12 @@ POLYGONS: dict[str, list[Point]] = {
 
 
 def shape_mask(shape: str, *, size: int, centre: Point = (0.5, 0.5), radius: float = 0.5) -> Image.Image:
-    """How far each pixel is covered, 0 to 255, mode `L`.
+    """The coverage of each pixel, 0 to 255, as an image of mode `L`.
 
     Args:
         shape: One of `captions.SHAPES`.
         size: Side of the mask, pixels.
-        centre: Middle of the shape, in units of the side.
+        centre: Centre of the shape, in units of the side.
         radius: Half its extent, in units of the side.
     """
     large = size * SUPERSAMPLING
@@ -108,7 +108,7 @@ def draw_picture(scene: Scene, random_numbers: random.Random, *, size: int = 64)
 
     Args:
         scene: What to draw.
-        random_numbers: Chooses what the scene leaves open: how several things are laid out.
+        random_numbers: Chooses what the scene leaves open: the layout of several things.
         size: Side of the picture, pixels.
     """
     picture = Image.new("RGB", (size, size), BACKGROUNDS[scene.background or "white"])
@@ -143,17 +143,17 @@ def draw_set(
     """Draws captioned pictures into a new folder: `00000.png`, ... and `captions.jsonl`, whole or not at all.
 
     Args:
-        folder: Made; an older set in it (`captions.jsonl` and numbered pictures, nothing else) is replaced.
-        count: Pictures; picture i depends on `seed` and i only.
+        folder: Created; an older set in it (`captions.jsonl` and numbered pictures, nothing else) is replaced.
+        count: Number of pictures; picture i depends only on `seed` and i.
         seed: Any integer.
         size: Side of a picture, pixels.
         progress: Called with (pictures done, count).
 
     Returns:
-        Pictures of each split.
+        The number of pictures of each split.
 
     Raises:
-        BadInput: If the folder holds something else.
+        BadInput: If the folder contains anything else.
     """
     folder = folder.absolute()
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()

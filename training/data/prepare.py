@@ -1,7 +1,7 @@
-"""Pictures and captions become shards: filter, crop, encode, write (paper, section 3.2).
+"""Makes shards of pictures and captions: filter, crop, encode, write (paper, section 3.2).
 
-The work is done in a hidden folder beside the target, one shard after the other, and renamed when it is complete. If
-it is interrupted, the next call with the same input goes on after the last finished shard.
+The work is done in a hidden folder beside the target, one shard after the other; the folder is renamed when it is
+complete. If the work is interrupted, the next call with the same input continues after the last finished shard.
 """
 
 from __future__ import annotations
@@ -38,19 +38,15 @@ from training.errors import BadInput, reason_of
 from training.model.codec import CONFIG_FILE, WEIGHTS_FILE, ImageCodec, load_codec, save_codec, train_small_codec
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done, and how much there is."""
-
+"""Called with the name of the current work, the amount done, and the total."""
 ROWS_PER_SHARD = 4096
-"""Rows of captions.jsonl that make one shard, those left out included."""
-
+"""Rows of captions.jsonl per shard, including those that are left out."""
 ENCODED_TOGETHER = 256
 """Pictures in memory at a time."""
-
 CODEC_PICTURES = 8192
-"""Pictures, drawn at random, that a codec is trained on."""
-
+"""The number of random pictures on which a codec is trained."""
 LARGEST_WORD_VOCABULARY = 4096
-"""Recipes with more text ids need a tokenizer file; up to here a word-level one is trained."""
+"""The most text ids for which a word-level tokenizer is trained; recipes with more need a tokenizer file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,19 +79,19 @@ def prepare(
         images: Folder of the pictures.
         captions: JSON lines with `file` (within `images`), `caption`, and optionally `split` and `nsfw`.
         out: Folder to make.
-        run: Its model, codec and data sections are used.
-        codec_file: A trained codec; without it `run.codec.weights`, or a small codec is trained on the pictures.
-        tokenizer_file: A `tokenizer.json`; without it a word-level one is trained on the training captions.
-        codec_steps: Gradient steps of a codec that is trained here.
-        replace: Whether an `out` of other input may be replaced.
-        seed: Of the samples' order and the codec's training.
+        run: Recipe with the model, codec and data sections to use.
+        codec_file: A trained codec. Default: `run.codec.weights`, or a small codec trained on the pictures.
+        tokenizer_file: A `tokenizer.json`. Default: a word-level one trained on the training captions.
+        codec_steps: Gradient steps for training a codec.
+        replace: Whether an `out` made from other input may be replaced.
+        seed: Seed of the samples' order and the codec's training.
         progress: See `Progress`.
 
     Returns:
         The manifest, and whether anything had to be done.
 
     Raises:
-        BadInput: If something cannot be used as it is. Single broken pictures are counted, not raised.
+        BadInput: If an input cannot be used. Single broken pictures are only counted.
     """
     rows, left_out = read_rows(captions)
     digest = _input_digest(images, captions, rows, run, [codec_file, tokenizer_file], [codec_steps, seed], progress)
@@ -127,7 +123,7 @@ def prepare(
 
 
 def _finished(out: Path, digest: str, *, replace: bool) -> Manifest | None:
-    """The manifest of shards that were made of this very input before; None if there is work to do.
+    """The manifest of existing shards made from the same input; None if there is work to do.
 
     Raises:
         BadInput: If something else is there that may not be replaced.
@@ -152,7 +148,7 @@ def _encode(
     left_out: Counter[str],
     progress: Progress,
 ) -> tuple[dict[Split, SplitEntry], float]:
-    """Encodes all rows into shards; the splits, and the sum of the pictures' mean squared errors.
+    """Encodes all rows into shards; returns the splits and the sum of the pictures' mean squared errors.
 
     Raises:
         BadInput: If no picture can be trained on.
@@ -182,7 +178,7 @@ def _encode(
 
 
 def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
-    """The rows of captions.jsonl, and the lines that are none, counted as left out.
+    """The rows of captions.jsonl, and the number of invalid lines, which are left out.
 
     Raises:
         BadInput: If the file cannot be read.
@@ -199,7 +195,7 @@ def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
                     file, caption, split = row["file"], row["caption"], row.get("split", "train")
                     if not (isinstance(file, str) and isinstance(caption, str) and split in SPLITS):
                         raise ValueError("file and caption are text, split is " + " or ".join(SPLITS))
-                    if b"\0" in file.encode() + caption.encode():  # encode: half of a surrogate pair is no text
+                    if b"\0" in file.encode() + caption.encode():  # encode: half of a surrogate pair is not valid text
                         raise ValueError("no file name has a null character, and no text needs one")
                 except (ValueError, KeyError, TypeError, AttributeError):
                     left_out["broken line"] += 1
@@ -214,10 +210,10 @@ def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
 
 
 def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> np.ndarray | str:
-    """A picture cropped to its middle square and resized.
+    """A picture cropped to its central square and resized.
 
     Returns:
-        uint8 (3, image_size, image_size), or the reason why it is left out.
+        uint8 (3, image_size, image_size), or the reason for leaving it out.
     """
     try:
         with Image.open(path) as opened:
@@ -227,7 +223,7 @@ def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> n
             if opened.format == "JPEG":
                 opened.draft("RGB", (2 * image_size, 2 * image_size))
             picture = ImageOps.exif_transpose(opened)
-            if picture.mode.startswith("I;16"):  # Pillow's own conversion cuts all above 255
+            if picture.mode.startswith("I;16"):  # Pillow's own conversion clips everything above 255
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             elif picture.mode in ("I", "F"):
                 return "unreadable file"  # what is white in it is not said
@@ -237,7 +233,7 @@ def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> n
             picture = picture.convert("RGB")
     except FileNotFoundError:
         return "missing file"
-    except Exception:  # Pillow raises errors of many kinds for broken files; each means that this one cannot be read
+    except Exception:  # Pillow raises many kinds of errors for broken files; each means that the file is unreadable
         return "unreadable file"
     if picture.size != (image_size, image_size):
         picture = ImageOps.fit(picture, (image_size, image_size), Image.Resampling.LANCZOS)
@@ -245,7 +241,7 @@ def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> n
 
 
 def _filtered(rows: list[Row], data: DataConfig, left_out: Counter[str], seed: int) -> list[Row]:
-    """Rows that the recipe takes, shuffled."""
+    """The rows that the recipe accepts, shuffled."""
     kept = []
     for row in rows:
         if len(row.caption) < data.min_caption_characters:
@@ -259,7 +255,7 @@ def _filtered(rows: list[Row], data: DataConfig, left_out: Counter[str], seed: i
 
 
 def _path(images: Path, row: Row) -> Path:
-    """Where the picture lies; a name that leads out of the folder leads to nothing."""
+    """The path of the picture; for a name that leads out of the folder, a path that does not exist."""
     name = PurePath(row.file)
     return images / (".outside" if name.is_absolute() or ".." in name.parts else name)
 
@@ -320,7 +316,7 @@ def _codec(
     seed: int,
     progress: Progress,
 ) -> ImageCodec:
-    """The codec to encode with; its files lie in `work` afterwards."""
+    """The codec to encode with; its files are in `work` afterwards."""
     if (work / CONFIG_FILE).exists():
         return load_codec(work, run.codec)
     source = codec_file or (Path(run.codec.weights) if run.codec.weights else None)
@@ -328,7 +324,7 @@ def _codec(
         codec = load_codec(source, run.codec)
     elif run.codec.kind != "small":
         raise BadInput(
-            f"A codec of the kind {run.codec.kind!r} is not trained here. Give its weights with --codec FILE."
+            f"`prepare` cannot train a codec of the kind {run.codec.kind!r}. Give its weights with --codec FILE."
         )
     else:
         training = [row for row in kept if row.split == "train"]
@@ -351,7 +347,7 @@ def _codec(
 
 
 def _pictures(images: Path, rows: list[Row], run: RunConfig) -> Iterator[list[np.ndarray | str]]:
-    """The rows' pictures, or why there is none, `ENCODED_TOGETHER` at a time and in order."""
+    """The rows' pictures, or the reasons for leaving them out, in order, `ENCODED_TOGETHER` at a time."""
 
     def read(row: Row) -> np.ndarray | str:
         return square_picture(
@@ -366,7 +362,7 @@ def _pictures(images: Path, rows: list[Row], run: RunConfig) -> Iterator[list[np
 def _shard(
     images: Path, rows: list[Row], path: Path, run: RunConfig, codec: ImageCodec, progress: Callable[[int], None]
 ) -> dict:
-    """Encodes rows into one shard, or finds it finished; what happened is noted beside it."""
+    """Encodes rows into one shard, unless it is already finished; notes the result in a file beside it."""
     note_path = path.with_suffix(".note.json")
     if note_path.exists():
         progress(len(rows))
@@ -403,7 +399,7 @@ def _files(work: Path, splits: dict[Split, SplitEntry]) -> dict[str, FileEntry]:
 
 
 def _finish(work: Path, out: Path, manifest: Manifest) -> None:
-    """Adds the manifest and renames the folder; an older one, and unfinished work on other input, give way then."""
+    """Adds the manifest and renames the folder; only then removes an older one, and unfinished work on other input."""
     for note in work.glob("*.note.json"):
         note.unlink()
     (work / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")

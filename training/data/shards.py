@@ -1,7 +1,7 @@
-"""A folder of prepared shards: what lies in it, and how it is written, described and checked.
+"""A folder of prepared shards: its content, and how it is written, described and checked.
 
 train-00000.parquet ...      id, caption and codes of the samples; Brotli-compressed Parquet
-held-out-00000.parquet ...   the same, never trained on; so for each of `captions.SPLITS`
+held-out-00000.parquet ...   the same, never trained on; likewise for each of `captions.SPLITS`
 codec.safetensors, codec.json, tokenizer.json
 manifest.json                counts, left-out pictures by reason, size and SHA-256 of every other file
 """
@@ -28,7 +28,7 @@ ROW_GROUP = 512
 """Samples of a shard that are compressed and read together."""
 
 SCHEMA = pa.schema({"id": pa.string(), "caption": pa.string(), "codes": pa.list_(pa.uint16())})
-"""Columns of a shard; codes are the image tokens row by row."""
+"""Columns of a shard; `codes` are the image tokens row by row."""
 
 
 class FileEntry(BaseModel):
@@ -51,7 +51,7 @@ class SplitEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What `prepare` made, from what, and what it left out."""
+    """What `prepare` made, from which input, and what it left out."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,24 +59,24 @@ class Manifest(BaseModel):
     input_digest: str
     """SHA-256 over captions, pictures and the settings that shape the shards."""
     image_seq_len: int
-    """Codes a sample."""
+    """Codes per sample."""
     image_vocab_size: int
     text_vocab_size: int
     """Ids that the tokenizer uses."""
     codec_digest: str
-    """Of the codec whose tokens the shards hold; see `digest_of` in `training.model.codec`."""
+    """Digest of the codec whose codes the shards contain; see `digest_of` in `training.model.codec`."""
     reconstruction_error: float
-    """Mean squared error between pictures in [0, 1] and what the codec makes of them."""
+    """Mean squared error between pictures in [0, 1] and the codec's reconstructions."""
     pictures: int
     """Rows of captions.jsonl."""
     left_out: dict[str, int]
-    """Reason -> pictures that are in no shard."""
+    """Reason -> number of pictures that were left out."""
     splits: dict[Split, SplitEntry]
     files: dict[str, FileEntry]
 
     @property
     def tokens_digest(self) -> str:
-        """What the numbers in the shards mean: 16 hex digits of a digest of the image codec and the tokenizer."""
+        """Identifies the meaning of the shards' numbers: 16 hex digits of a digest of image codec and tokenizer."""
         tokenizer = self.files[TOKENIZER_FILE].sha256 if TOKENIZER_FILE in self.files else ""
         return hashlib.sha256(f"{self.codec_digest} {tokenizer}".encode()).hexdigest()[:16]
 
@@ -85,7 +85,7 @@ def parse_manifest(text: str | bytes, *, source: str) -> Manifest:
     """A manifest from its JSON.
 
     Raises:
-        BadInput: If it is no manifest; file names that leave the folder are refused too.
+        BadInput: If it is not a manifest, or has file names that lead out of the folder.
     """
     try:
         manifest = Manifest.model_validate_json(text)
@@ -102,13 +102,13 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest in a folder.
 
     Raises:
-        BadInput: If there is none or it is broken.
+        BadInput: If it is missing or broken.
     """
     try:
         return parse_manifest((folder / MANIFEST_FILE).read_bytes(), source=str(folder / MANIFEST_FILE))
     except OSError as error:
         raise BadInput(
-            f"{folder} holds no prepared shards: {reason_of(error)}. Make them with `python -m training prepare`."
+            f"{folder} has no prepared shards: {reason_of(error)}. Make them with `python -m training prepare`."
         ) from None
 
 
@@ -116,7 +116,7 @@ def write_shard(path: Path, *, ids: list[str], captions: list[str], codes: np.nd
     """Writes one shard, whole or not at all.
 
     Args:
-        path: Where to.
+        path: The file to write.
         ids: n names.
         captions: n captions.
         codes: uint16, (n, image tokens).
@@ -144,7 +144,7 @@ def read_shard(path: Path) -> Iterator[Sample]:
     """The samples of a shard in order; one row group at a time is in memory.
 
     Raises:
-        BadInput: If the file is no shard.
+        BadInput: If the file is not a shard.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -167,7 +167,7 @@ def describe_file(path: Path) -> FileEntry:
 
 
 def is_same_file(path: Path, entry: FileEntry) -> bool:
-    """Whether the file that the manifest describes lies there; one of another size is not read."""
+    """Whether the file is the one that the manifest describes; it is not read if its size differs."""
     try:
         return path.stat().st_size == entry.bytes and describe_file(path) == entry
     except OSError:
@@ -178,7 +178,7 @@ def check_file(path: Path, entry: FileEntry, *, source: str) -> None:
     """Compares a file with the manifest.
 
     Raises:
-        BadInput: If it is missing or another.
+        BadInput: If it is missing or differs.
     """
     try:
         found = describe_file(path)

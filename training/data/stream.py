@@ -1,9 +1,9 @@
 """Streams prepared shards as endless batches, from a folder or from any static web server.
 
 A peer fetches one shard at a time, checks it against the manifest's SHA-256, and keeps it in its cache, where it is
-checked again whenever it is read; the codec is fetched only when somebody asks for pictures. The samples run through a
-`datasets.IterableDataset`, whose shuffle mixes the order of the shards and, through a buffer, the samples; each peer
-does so by a seed of its own.
+checked again whenever it is read. The codec is fetched only when pictures are to be decoded. The samples pass through a
+`datasets.IterableDataset`, which shuffles the order of the shards and, in a buffer, the samples; each peer has its own
+seed for this.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from training.errors import BadInput
 from training.model.codec import CONFIG_FILE, WEIGHTS_FILE
 
 TRIES, TRY_TIMEOUT_SECONDS = 4, 30.0
-"""A file is asked for this often, each time with this patience."""
+"""How often a file is requested at most, and the time-out of each request."""
 
 LARGEST_MANIFEST_BYTES = 1 << 28
 
@@ -55,7 +55,7 @@ class Batch:
     """Samples of one micro-batch."""
 
     text: LongTensor
-    """(B, T_text), 0 is padding."""
+    """(B, T_text); 0 is padding."""
     codes: LongTensor
     """(B, image tokens), row by row."""
     captions: list[str]
@@ -63,14 +63,14 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Opened shards of one split. Files are fetched when they are first used."""
+    """Opened shards of one split. Files are fetched at their first use."""
 
     source: str
     """Folder, or URL without a slash at its end."""
     split: Split
     manifest: Manifest
     folder: Path
-    """Where files lie, or will when they are fetched."""
+    """The folder of the files, including those that are still to be fetched."""
     tokenizer: Tokenizer
 
     @property
@@ -84,10 +84,10 @@ class Shards:
         return self.manifest.splits[self.split].samples
 
     def file(self, name: str) -> Path:
-        """A file beside the manifest, fetched if need be and checked.
+        """A file beside the manifest, fetched if necessary and checked.
 
         Raises:
-            BadInput: If it cannot be had, or is another than the manifest says.
+            BadInput: If it cannot be fetched, or differs from the manifest's description.
         """
         return _file(self.source, self.folder, name, self.manifest.files[name])
 
@@ -103,11 +103,11 @@ def open_shards(source: str | Path, split: Split = "train", *, cache: Path | Non
 
     Args:
         source: A folder, or an http(s) URL under which a folder's files are served.
-        split: See `SPLITS` in `training.data.captions`.
+        split: One of `SPLITS` in `training.data.captions`.
         cache: Folder for fetched files; None is `default_cache()`.
 
     Raises:
-        BadInput: If they cannot be read, or have no sample in the split.
+        BadInput: If they cannot be read, or the split has no samples.
     """
     source = str(source).rstrip("/")
     manifest = open_manifest(source)
@@ -125,7 +125,7 @@ def open_shards(source: str | Path, split: Split = "train", *, cache: Path | Non
 
 
 def open_manifest(source: str) -> Manifest:
-    """The manifest of prepared shards; never from the cache.
+    """The manifest of prepared shards, never taken from the cache.
 
     Args:
         source: As for `open_shards`.
@@ -142,13 +142,13 @@ def open_manifest(source: str) -> Manifest:
 def sample_stream(
     shards: Shards, *, model: ModelConfig, shuffle_buffer: int, peer_seed: int, micro_batch_size: int
 ) -> Iterator[Batch]:
-    """Endless batches; every pass over the shards is in another order, and other seeds have other orders.
+    """Endless batches; the order differs between passes over the shards and between seeds.
 
     Args:
         shards: From `open_shards`.
-        model: The recipe's; its sizes must be those of the shards.
-        shuffle_buffer: Samples mixed while streaming.
-        peer_seed: Any integer; the same gives the same batches.
+        model: The recipe's model; its sizes must be those of the shards.
+        shuffle_buffer: Samples in the shuffle buffer.
+        peer_seed: Any integer; equal seeds give equal batches.
         micro_batch_size: B.
 
     Raises:
@@ -160,7 +160,7 @@ def sample_stream(
         ("image_vocab_size", model.image_vocab_size, manifest.image_vocab_size),
     ):
         if ours != theirs:
-            raise BadInput(f"The shards at {shards.source} have {what} {theirs}, the recipe's model has {ours}.")
+            raise BadInput(f"The shards at {shards.source} have {what} {theirs}; the recipe's model has {ours}.")
     if manifest.text_vocab_size > model.text_vocab_size:
         raise BadInput(
             f"The tokenizer of {shards.source} has {manifest.text_vocab_size} ids, the recipe's model has room for "
@@ -228,12 +228,12 @@ def _file(source: str, folder: Path, name: str, entry: FileEntry) -> Path:
 
 
 def _fetch(url: str, *, limit: int) -> bytes:
-    """The body of a URL, at most `limit` + 1 bytes; a server that stumbles or breaks off is asked again."""
+    """The body of a URL, at most `limit` + 1 bytes; failed and interrupted requests are repeated."""
     for attempt in range(TRIES):
         try:
             with urllib.request.urlopen(url, timeout=TRY_TIMEOUT_SECONDS) as response:
                 body = response.read(limit + 1)
-                if response.length and len(body) <= limit:  # `read` does not say that the connection broke off
+                if response.length and len(body) <= limit:  # `read` does not report that the connection was lost
                     raise IncompleteRead(body, response.length)
                 return body
         except (OSError, HTTPException) as error:

@@ -1,7 +1,7 @@
 """Captions to text ids.
 
-A tokenizer is one `tokenizer.json` of the Hugging Face `tokenizers` library: a small word-level one is trained on the
-run's own captions, a large one (T5's in the 2021 run) is given as a file. Id 0 is always padding.
+A tokenizer is a `tokenizer.json` of the Hugging Face `tokenizers` library: either a small word-level one, trained on
+the run's own captions, or a large one (T5's in the 2021 run), given as a file. Id 0 is always padding.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Tokenizer:
 
     @classmethod
     def train(cls, captions: Iterable[str], vocab_size: int) -> Tokenizer:
-        """A word-level tokenizer of the commonest words, small letters only; the same captions give the same one.
+        """A word-level, lower-case tokenizer of the most frequent words; equal captions give equal tokenizers.
 
         Args:
-            captions: Any number.
-            vocab_size: Most ids, padding (0) and unknown (1) among them.
+            captions: Any number of captions.
+            vocab_size: The most ids, including padding (0) and unknown (1).
 
         Raises:
-            BadInput: If there is room for no word.
+            BadInput: If there is no room for a word.
         """
         if vocab_size < 3:
             raise BadInput(f"A vocabulary of {vocab_size} ids has no room for a word; give at least 3.")
@@ -68,7 +68,7 @@ class Tokenizer:
         """Reads a `tokenizer.json`.
 
         Raises:
-            BadInput: If it is none, or its id 0 is not padding.
+            BadInput: If it is not one, or its id 0 is not padding.
         """
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
@@ -83,7 +83,7 @@ class Tokenizer:
         return self._inner.get_vocab_size()
 
     def encode(self, captions: list[str], text_seq_len: int) -> LongTensor:
-        """Ids (B, T_text) of captions: cut after `text_seq_len`, padded with 0 behind, no special tokens added."""
+        """Ids (B, T_text) of captions, truncated to `text_seq_len` or padded with 0, without special tokens."""
         ids = torch.zeros(len(captions), text_seq_len, dtype=torch.long)
         for row, encoding in enumerate(self._inner.encode_batch_fast(captions, add_special_tokens=False)):
             kept = encoding.ids[:text_seq_len]

@@ -1,9 +1,9 @@
-"""CLIP (Radford et al. 2021): how well a picture fits a sentence, as the cosine of their embeddings.
+"""CLIP (Radford et al. 2021): how well a picture matches a sentence, as the cosine of their embeddings.
 
-One class for both: OpenAI's ViT-B/32, which ranked the 2021 run's pictures (paper, section 3.1), and the demo's own
-small one (`training.generate.small_clip`). Either is a transformers folder: model, tokenizer, preprocessor_config.json.
+One class serves both OpenAI's ViT-B/32, which ranked the 2021 run's pictures (paper, section 3.1), and the demo's own
+small CLIP (`training.generate.small_clip`). Each is a transformers folder: model, tokenizer, preprocessor_config.json.
 
-Letters: E width of an embedding, S side of the pictures that the model takes.
+Letters: E width of an embedding, S side of the model's input pictures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.errors import BadInput
 
 INSTALL = "pip install transformers"
 VIT_B_32 = "openai/clip-vit-base-patch32"
-"""Hub name of the model that the 2021 run ranked with."""
+"""Hub name of the model with which the 2021 run ranked pictures."""
 EMBEDDED_TOGETHER = 64
 """Pictures or sentences in one pass."""
 PREPROCESSING_FILE = "preprocessor_config.json"
@@ -34,9 +34,9 @@ class Clip:
     Args:
         model: transformers' `CLIPModel`.
         tokenizer: Its tokenizer, from transformers.
-        mean: Of each colour channel, in [0, 1]; taken from pixels.
-        deviation: By which they are divided then.
-        name: What people know it by.
+        mean: Mean of each colour channel, in [0, 1], which is subtracted from pixels.
+        deviation: Standard deviation of each channel, by which the result is divided.
+        name: Its name for people.
     """
 
     def __init__(self, model, tokenizer, *, mean: Sequence[float], deviation: Sequence[float], name: str):
@@ -48,7 +48,7 @@ class Clip:
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Embeddings of length 1, (n, E); long texts are cut to what the model reads."""
+        """Embeddings of length 1, (n, E); long texts are truncated to the model's limit."""
         longest = self.model.config.text_config.max_position_embeddings
         found = []
         for start in range(0, len(texts), EMBEDDED_TOGETHER):
@@ -65,8 +65,8 @@ class Clip:
         """Embeddings of length 1, (n, E).
 
         Args:
-            pictures: uint8 (side, side, 3), sRGB, square as all pictures of a run are; resized as need be.
-            progress: Called with the pictures done and their number.
+            pictures: uint8 (side, side, 3), sRGB; square, as all pictures of a run; resized if necessary.
+            progress: Called with the number of pictures done and the total.
         """
         found = []
         for start in range(0, len(pictures), EMBEDDED_TOGETHER):
@@ -77,7 +77,7 @@ class Clip:
         return functional.normalize(torch.cat(found), dim=-1)
 
     def pixels(self, pictures: Sequence[np.ndarray]) -> Tensor:
-        """Pictures as the model takes them: resized (bicubic) to S, normalized, (n, 3, S, S)."""
+        """Pictures as the model's input: resized (bicubic) to S, normalized, (n, 3, S, S)."""
         side = self.model.config.vision_config.image_size
         resized = [
             np.asarray(
@@ -92,10 +92,10 @@ class Clip:
 
 
 def load_clip(source: str | Path) -> Clip:
-    """A CLIP model from a folder, or by its name on the Hugging Face Hub (from the local cache where it is there).
+    """A CLIP model from a folder, or by its name on the Hugging Face Hub (from the local cache if it is there).
 
     Raises:
-        BadInput: If transformers is missing, or no CLIP model is found there.
+        BadInput: If transformers is missing, or there is no such CLIP model.
     """
     transformers = import_transformers()
     try:
@@ -112,7 +112,7 @@ def load_clip(source: str | Path) -> Clip:
 
 
 def save_clip(clip: Clip, folder: Path) -> None:
-    """Writes a folder for `load_clip`."""
+    """Writes a folder that `load_clip` reads."""
     clip.model.save_pretrained(folder)
     clip.tokenizer.save_pretrained(folder)
     shaping = {
@@ -126,7 +126,7 @@ def save_clip(clip: Clip, folder: Path) -> None:
 
 
 def import_transformers():
-    """The library, quiet.
+    """The transformers library, with its log messages turned off.
 
     Raises:
         BadInput: If it is not installed.
@@ -141,7 +141,7 @@ def import_transformers():
 
 
 def rank(scores: Sequence[float], keep: int) -> list[int]:
-    """Indices of the best `keep` scores, the best first; of equal ones the earlier.
+    """Indices of the best `keep` scores, best first; of equal scores the earlier one is first.
 
     >>> rank([0.1, 0.3, 0.2, 0.3], 3)
     [1, 3, 2]

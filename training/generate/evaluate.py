@@ -1,4 +1,4 @@
-"""The run's honest quality figure: the share of generated pictures whose shape and colour match the prompt."""
+"""The run's quality figure: the share of generated pictures whose shape and colour match the prompt."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from training.data.stream import Shards
 
 QUALITIES = ("shape", "colour", "matched", "exact")
-"""What is counted; `matched` is shape and colour, the run's figure; `exact` is everything that the prompt says."""
+"""What is counted; `matched`, the run's figure, is shape and colour; `exact` is everything that the prompt says."""
 CHANCE_ROUNDS = 5
-"""Each picture is held against this many other prompts to measure chance."""
+"""Each picture is judged by this many other prompts to measure chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,21 +28,21 @@ class Evaluation:
     count: int
     """Pictures judged."""
     shares: dict[str, float]
-    """Quality -> share of pictures that show what their own prompt says."""
+    """Quality -> share of pictures that match their own prompt."""
     chance: dict[str, float] | None
-    """Quality -> share when the same pictures are judged by the prompts of others: what is reached without reading;
-    None if all prompts are alike."""
+    """Quality -> share if the same pictures are judged by other pictures' prompts: what a model reaches without reading
+    the prompt. None if all prompts are equal."""
     matched_interval: tuple[float, float]
     """95 % interval of the share `matched`."""
     verdicts: tuple[Verdict, ...]
-    """Of each picture by its own prompt."""
+    """The verdict on each picture by its own prompt."""
 
 
 def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
     """Judges pictures by their prompts, and by the prompts of other pictures for the chance level.
 
     Raises:
-        BadInput: If there is no picture, or a prompt is none that the judge can read.
+        BadInput: If there is no picture, or the judge cannot read a prompt.
     """
     if not pictures:
         raise BadInput("There is no picture to judge; give at least one caption.")
@@ -64,7 +64,7 @@ def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
 
 
 def wilson_interval(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Interval of a share after `right` of `count` (Wilson 1927); z = 1.96 makes it one of 95 %.
+    """Confidence interval of a share if `right` of `count` are right (Wilson 1927); z = 1.96 gives 95 %.
 
     >>> [round(end, 3) for end in wilson_interval(80, 100)]
     [0.711, 0.867]
@@ -76,7 +76,7 @@ def wilson_interval(right: int, count: int, z: float = 1.96) -> tuple[float, flo
 
 
 def choose_captions(captions: Sequence[str], *, count: int, seed: int) -> list[str]:
-    """So many of the captions, each once while they last; the seed decides which."""
+    """A random choice of `count` captions; none is repeated before all have been chosen."""
     different = list(dict.fromkeys(captions))
     random_numbers = random.Random(seed)
     chosen: list[str] = []
@@ -86,7 +86,7 @@ def choose_captions(captions: Sequence[str], *, count: int, seed: int) -> list[s
 
 
 def check_captions(captions: Sequence[str]) -> None:
-    """Raises BadInput if one is none that the judge can read, before anything is drawn."""
+    """Raises BadInput if the judge cannot read a caption, before anything is drawn."""
     for caption in captions:
         parse_caption(caption)
 
@@ -100,7 +100,7 @@ def captions_of(shards: Shards) -> list[str]:
 
 
 def _offsets(count: int) -> list[int]:
-    """By how many places prompts are moved against pictures; spread evenly, never 0."""
+    """By how many places prompts are shifted against pictures; evenly spread, never 0."""
     rounds = min(CHANCE_ROUNDS, count - 1)
     return sorted({1 + turn * (count - 1) // rounds for turn in range(rounds)})
 

@@ -1,6 +1,6 @@
-"""A page of pictures: `index.html` to open as it is, `gallery.html` to put into another page.
+"""A page of pictures: `index.html` to open directly, `gallery.html` to include in another page.
 
-Both are made of `pictures.json` alone, so that a gallery can be made anew, and name pictures by their files beside it.
+Both are made from `pictures.json` alone, so that they can be made again, and refer to the picture files beside them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def write_gallery(folder: Path) -> Path:
 
 
 def gallery_html(facts: dict, *, base: str = "") -> str:
-    """A section with a heading for each prompt and its pictures, best first where they are ranked.
+    """A section with a heading for each prompt and its pictures, best first if they are ranked.
 
     Args:
         facts: The contents of `pictures.json`.
-        base: Goes before each file's name, such as `gallery/`.
+        base: Prefix of each file's name, such as `gallery/`.
     """
     lines = ['<section class="gallery">']
     for prompt, group in groupby(facts["pictures"], key=lambda entry: entry["prompt"]):

@@ -1,12 +1,12 @@
 """Judges a picture against its caption by fixed rules: which shapes, which colours, how many, where.
 
-Nothing here is learned, so the figure that `evaluate` prints cannot drift with the model it measures. A picture is
-read in three steps: the background is the commonest colour of the frame; what differs from it falls into connected
-things; each thing gets the palette's nearest colour and the shape whose outline covers it best, if it strays from that
-outline by no more than a pixel nearly everywhere: an arch is no square. Small blur and noise, as an image codec makes
-them, do not change the verdict.
+Nothing here is learned, so the figure that `evaluate` prints cannot drift with the model that it measures. The judge
+reads a picture in three steps. The background is the median colour at the edge. The pixels that differ from it
+form connected things. Each thing gets the nearest colour of the palette and the shape whose outline fits it best,
+provided that it deviates from the outline by more than a pixel almost nowhere: an arch is not a square. Slight blur and
+noise, as from an image codec, do not change the verdict.
 
-Chance: a picture of one thing whose shape and colour are drawn blindly is right with 1/8 each, 1/64 both.
+Chance: a picture of one thing with a random shape and colour is right with probability 1/8 for each and 1/64 for both.
 """
 
 from __future__ import annotations
@@ -22,27 +22,25 @@ from training.errors import BadInput
 from training.generate.outlines import best_shape, stray_from
 
 SIDE = 64
-"""Pictures are judged at this side; others are resized to it."""
+"""The side at which pictures are judged; others are resized to it."""
 
 MIN_CONTRAST = 45.0
 """A pixel belongs to a thing if its sRGB distance from the background is at least this."""
 
 FULL_CONTRAST = 0.72
-"""A pixel shows a thing's own, unmixed colour from this share of the thing's strongest contrast on."""
+"""A pixel has a thing's unmixed colour if its contrast is at least this share of the thing's strongest contrast."""
 
 MIN_PIXELS, MIN_SHARE = 14, 0.12
 """Smaller specks, in pixels or as a share of the largest thing, are noise."""
 
 MAX_COLOUR_DISTANCE, MIN_PURITY = 75.0, 0.7
-"""A thing has a colour if its middle one is this near to the palette's and this share of its inside agrees."""
-
+"""A thing has a colour if its median is this near to the palette's and this share of its inside agrees."""
 MIN_OVERLAP = 0.65
-"""A thing has a shape if it and the shape's outline share this much of their union."""
-
+"""A thing has a shape if its intersection with the shape's outline is at least this share of their union."""
 MAX_STRAY = 0.02
-"""And if what is missing or too much, more than a pixel away from the outline, is at most this share of the shape.
+"""In addition, the area missing or in excess more than a pixel from the outline is at most this share of the shape.
 
-True pictures stray by 0, blurred and noisy ones too, and nine in ten that went through the demo's codec. An arch strays
+It is 0 for true pictures, also blurred and noisy ones, and for nine in ten after the demo's codec. An arch deviates
 from a square by 0.05, a square without a corner by 0.03.
 """
 
@@ -50,7 +48,8 @@ SMALL_BELOW, LARGE_ABOVE = 23.0, 35.0
 """Root of the box's area, in pixels: below is small, above is large."""
 
 CENTRE_WITHIN, ASIDE_FROM, APART = 7.0, 4.5, 6.0
-"""Pixels from the middle that still are the centre; that are aside; between one thing and another beside it."""
+"""In pixels: the farthest from the middle that counts as the centre; the nearest that counts as off-centre; and the
+least distance of two things for one to be beside the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +57,13 @@ class SeenThing:
     """One thing found in a picture. Lengths are in pixels of a picture of `SIDE`."""
 
     shape: str | None
-    """None if it resembles no shape enough."""
+    """None if it is not similar enough to any shape."""
     colour: str | None
-    """None if it has no one colour of the palette."""
+    """None if it does not have a single colour of the palette."""
     overlap: float
     """Intersection over union with the best shape's outline, 0 to 1."""
     stray: float
-    """What is missing or too much beyond a pixel from that outline, as a share of the shape's area."""
+    """The area missing or in excess more than a pixel from that outline, as a share of the shape's area."""
     x: float
     """Middle of its box, from the left."""
     y: float
@@ -75,16 +74,16 @@ class SeenThing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What of the caption is right in the picture. What the caption leaves open counts as right."""
+    """Which statements of the caption are right in the picture. What the caption does not say counts as right."""
 
     shape: bool
-    """Every thing named is there in its shape, and no other shape is."""
+    """Every named thing is present in its shape, and no other shape is."""
     colour: bool
-    """The things named have their colours, and no other colour is there."""
+    """The named things have their colours, and no other colour is present."""
     count: bool
-    """As many things as the caption says."""
+    """The number of things is right."""
     relation: bool
-    """The first thing lies on the said side of the second."""
+    """The first thing is on the right side of the second."""
     place: bool
     """The thing lies where the caption says."""
     size: bool
@@ -113,7 +112,7 @@ def judge(picture: np.ndarray, caption: str) -> Verdict:
         caption: A sentence of the grammar in `training.data.captions`.
 
     Raises:
-        BadInput: If the caption is none of the grammar, or the picture has another form.
+        BadInput: If the caption is not in the grammar, or the picture has another type or shape.
     """
     scene = parse_caption(caption)
     background, seen = look(picture)
@@ -138,7 +137,7 @@ def judge(picture: np.ndarray, caption: str) -> Verdict:
 
 
 def look(picture: np.ndarray) -> tuple[str, tuple[SeenThing, ...]]:
-    """The background's colour and the things before it, largest first. Arguments and errors as in `judge`."""
+    """The background's colour and the things in front of it, largest first. Arguments and errors as in `judge`."""
     picture = np.asarray(picture)
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or picture.shape[0] != picture.shape[1]:
         raise BadInput(
@@ -217,7 +216,7 @@ def _nearest(colour: np.ndarray, palette: dict[str, tuple[int, int, int]]) -> tu
 
 
 def _assign(named: tuple[Thing, ...], seen: tuple[SeenThing, ...], relation: str | None) -> tuple[SeenThing, ...]:
-    """The things seen that stand for the things named, in their order; as few of either as there are."""
+    """The seen things that match the named ones, in their order; as many as the shorter of the two has."""
     if relation is None:
         return seen[: len(named)] if len(named) > 1 else seen[:1]
 

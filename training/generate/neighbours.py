@@ -1,6 +1,6 @@
-"""Was it in the training set? The training samples nearest to a picture by CLIP embedding (paper, appendix B).
+"""Finds the training samples nearest to a picture by CLIP embedding (paper, appendix B): was it in the training set?
 
-Two lists, since they answer two questions: which training pictures look like it, and which captions describe it.
+There are two lists: the training pictures that look like it, and the captions that describe it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Neighbour:
     """One training sample near a picture."""
 
     index: int
-    """Place among the samples searched."""
+    """Index among the searched samples."""
     caption: str
     similarity: float
     """Cosine of the embeddings, -1 to 1."""
@@ -33,12 +33,12 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neighbours:
-    """The nearest training samples of one picture, the nearest first; each caption appears once a list."""
+    """The training samples nearest to one picture, nearest first; each caption appears once per list."""
 
     pictures: tuple[Neighbour, ...]
-    """By the sample's picture."""
+    """The nearest samples by their pictures."""
     captions: tuple[Neighbour, ...]
-    """By the sample's caption."""
+    """The nearest samples by their captions."""
 
 
 def find_neighbours(
@@ -47,11 +47,11 @@ def find_neighbours(
     """The nearest samples of each query.
 
     Args:
-        clip: Embeds all of them.
+        clip: The model that embeds them.
         queries: uint8 (side, side, 3).
-        pictures: Of the training samples, alike.
-        captions: Theirs.
-        count: How many in each list.
+        pictures: Pictures of the training samples, in the same form.
+        captions: Captions of the training samples.
+        count: Length of each list.
     """
     wanted = clip.embed_pictures(queries)
     by_picture = wanted @ clip.embed_pictures(pictures).t()

@@ -1,6 +1,6 @@
-"""Which shape's outline fits a thing, and how far the thing strays from it.
+"""Finds the shape whose outline fits a thing, and how far the thing deviates from it.
 
-A thing is given as its coverage: how much of each pixel is the thing's, 0 to 1, shape (height, width).
+A thing is given by its coverage: the share of each pixel that belongs to it, 0 to 1, shape (height, width).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from training.data.captions import SHAPES
 from training.data.draw import shape_mask
 
 Box = tuple[int, int, int, int]
-"""Top, bottom, left and right, in pixels; bottom and right are the first outside."""
+"""Top, bottom, left and right, in pixels; bottom and right are exclusive."""
 
 MOVES: tuple[Box, ...] = (
     (1, 0, 0, 0), (-1, 0, 0, 0), (0, 1, 0, 0), (0, -1, 0, 0), (0, 0, 1, 0), (0, 0, -1, 0), (0, 0, 0, 1), (0, 0, 0, -1),
     (1, 1, 0, 0), (-1, -1, 0, 0), (0, 0, 1, 1), (0, 0, -1, -1),
 )  # fmt: skip
-"""Steps of a pixel in which a box is fitted: one side, or the whole box."""
+"""Steps of one pixel by which a box is fitted: moving one side, or the whole box."""
 
 
 def best_shape(coverage: np.ndarray) -> tuple[str, float]:
-    """The shape that covers the box's contents best, and by how much (intersection over union, 0 to 1)."""
+    """The shape that fits the box's contents best, and how well (intersection over union, 0 to 1)."""
     height, width = coverage.shape
     overlaps = {shape: _overlap(shape, coverage, (0, height, 0, width)) for shape in SHAPES}
     best = max(overlaps, key=overlaps.__getitem__)
@@ -32,9 +32,10 @@ def best_shape(coverage: np.ndarray) -> tuple[str, float]:
 
 
 def stray_from(shape: str, coverage: np.ndarray, box: Box) -> float:
-    """The share of the shape by which a thing differs from its outline, a pixel's distance not counted.
+    """The share of the shape by which a thing differs from its outline, ignoring deviations of up to a pixel.
 
-    The outline is first put where it fits best: a codec's smear at one side widens the box, but moves no outline.
+    The outline is first moved to where it fits best: a codec's smear at one side widens the thing's box, but should not
+    move the outline.
     """
     overlap = _overlap(shape, coverage, box)
     while True:
@@ -53,7 +54,7 @@ def stray_from(shape: str, coverage: np.ndarray, box: Box) -> float:
 
 
 def _overlap(shape: str, coverage: np.ndarray, box: Box) -> float:
-    """Intersection over union with the shape's outline in that box; 0 for a box that is none of the picture's."""
+    """Intersection over union with the shape's outline in that box; 0 for a box that is not within the picture."""
     top, bottom, left, right = box
     height, width = coverage.shape
     if min(top, left) < 0 or bottom > height or right > width or min(bottom - top, right - left) < 3:
@@ -82,7 +83,7 @@ def _outlines(shape: str) -> tuple[np.ndarray, ...]:
 
 
 def _outline(shape: str, height: int, width: int) -> tuple[np.ndarray, float]:
-    """The shape's coverage in a box of these sides, and how little it had to be squeezed for that, 0 to 1."""
+    """The shape's coverage in a box of these sides, and how well its proportions fit the box, 0 to 1."""
     outline = min(_outlines(shape), key=lambda outline: abs(outline.size - height * width))
     squeeze = (outline.shape[1] / outline.shape[0]) / (width / height)
     if outline.shape != (height, width):

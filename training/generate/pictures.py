@@ -1,4 +1,4 @@
-"""Draws prompts: text to codes by the model, codes to pixels by the codec, and the files that people get."""
+"""Draws prompts: the model turns text into codes, the codec turns codes into pixels; and writes the resulting files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BATCH_SIZE = 32
 """Pictures drawn at once."""
 MAX_NAME_CHARACTERS = 60
-"""File names take so much of a prompt."""
+"""The most characters of a prompt in a file name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Sampling:
 
     @classmethod
     def of_recipe(cls, monitor: MonitorConfig) -> Sampling:
-        """As the recipe has the monitor draw."""
+        """The sampling of the recipe's monitor."""
         return cls(top_k=monitor.top_k, top_p=monitor.top_p, temperature=monitor.temperature)
 
 
@@ -60,7 +60,7 @@ def choose_sampling(
     temperature: float | None,
     guidance: float = 1.0,
 ) -> Sampling:
-    """The recipe's sampling with what a user gave instead; top_k 0 lifts the limit, as top_p 1 does."""
+    """The recipe's sampling with a user's changes; top_k 0 removes the limit, as top_p 1 does."""
     recipe = Sampling.of_recipe(monitor)
     return Sampling(
         top_k=recipe.top_k if top_k is None else top_k or None,
@@ -72,12 +72,12 @@ def choose_sampling(
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Picture:
-    """One picture drawn."""
+    """A drawn picture."""
 
     prompt: str
-    """What it was to show."""
+    """What it should show."""
     seed: int
-    """With this seed, weights and sampling it comes out again."""
+    """This seed, with the same weights and sampling, gives the same picture again."""
     codes: np.ndarray
     """uint16 (G * G), row by row."""
     pixels: np.ndarray
@@ -95,7 +95,7 @@ def draw_prompts(
     batch_size: int = BATCH_SIZE,
     progress: Progress | None = None,
 ) -> list[Picture]:
-    """Draws one picture for each prompt; repeat a prompt for more of it.
+    """Draws one picture for each prompt; repeat a prompt for more pictures of it.
 
     Args:
         model: The transformer.
@@ -103,9 +103,9 @@ def draw_prompts(
         tokenizer: The tokenizer of its shards.
         prompts: What to draw.
         sampling: How codes are drawn.
-        seed: Picture i is drawn with seed + i, whatever the batch size.
-        batch_size: Pictures at once; more is faster and takes more memory.
-        progress: Called with the tokens drawn and their total.
+        seed: Picture i is drawn with seed + i, regardless of the batch size.
+        batch_size: Pictures at once; a larger batch is faster and takes more memory.
+        progress: Called with the number of tokens drawn and the total.
     """
     tokens = model.config.image_seq_len
     pictures: list[Picture] = []
@@ -143,16 +143,16 @@ def drawer(
     total: int,
     show: Callable[[str, int, int], None],
 ) -> Callable[[Sequence[str], int], list[Picture]]:
-    """What draws prompts with a checkpoint, from a first seed on, and shows how far it is.
+    """A function that draws prompts with a checkpoint, from a given seed on, and shows its progress.
 
     Args:
         loaded: The checkpoint.
         codec: The codec of its recipe.
         tokenizer: The tokenizer of its shards.
         sampling: How codes are drawn.
-        seed: Of the first picture of all.
+        seed: Seed of the first picture.
         total: Pictures of all calls together.
-        show: Takes what is done, the tokens drawn and their total.
+        show: Called with the current work, the number of tokens drawn and the total.
     """
     tokens = loaded.config.model.image_seq_len
 
@@ -172,22 +172,22 @@ def drawer(
 
 
 def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) -> tuple[ImageCodec, Tokenizer]:
-    """What a checkpoint's codes and text mean, from the shards that it was trained on.
+    """The codec and tokenizer of a checkpoint, from the shards on which it was trained.
 
     Args:
         checkpoint: From `load_checkpoint`.
-        shards: Folder or URL of the shards, if they lie elsewhere now.
+        shards: Folder or URL of the shards, if they have been moved.
 
     Raises:
-        BadInput: If the shards are not found or of another codec, or the tokenizer has more ids than the recipe.
+        BadInput: If the shards are not found or have another codec, or the tokenizer has more ids than the recipe.
     """
     from training.model.codec import load_codec
 
     opened = shards_of(checkpoint, shards)
     if shards is not None and checkpoint.codec_digest is None:
         print(
-            f"Note: {checkpoint.path} does not say which codec it was trained with; with another one than that of "
-            f"{shards}, these pictures are wrong.",
+            f"Note: {checkpoint.path} does not say which codec it was trained with; unless it was that of {shards}, "
+            "these pictures are wrong.",
             file=sys.stderr,
         )
     ids, room = opened.tokenizer.vocab_size, checkpoint.config.model.text_vocab_size
@@ -197,10 +197,10 @@ def load_codec_and_tokenizer(checkpoint: Checkpoint, shards: str | None = None) 
 
 
 def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = "train") -> Shards:
-    """The shards that a checkpoint was trained on, opened where they lie now.
+    """The shards on which a checkpoint was trained, opened at their present location.
 
     Raises:
-        BadInput: If they are not found, have no such split, or hold the tokens of another codec.
+        BadInput: If they are not found, have no such split, or have the codes of another codec.
     """
     from training.data.stream import open_shards
 
@@ -229,11 +229,11 @@ def save_pictures(
 
     Args:
         pictures: From `draw_prompts`.
-        folder: Made if need be; files of the same names are replaced, each whole or not at all.
-        checkpoint: What drew them.
-        sampling: How.
-        notes: More facts for the JSON, one dictionary a picture.
-        facts: More facts about all of them.
+        folder: Created if necessary; files of the same names are replaced, each whole or not at all.
+        checkpoint: The checkpoint that drew them.
+        sampling: How they were drawn.
+        notes: Additional facts for the JSON, one dictionary per picture.
+        facts: Additional facts about all pictures.
 
     Returns:
         Paths of the PNGs.
@@ -263,10 +263,10 @@ def save_pictures(
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder for pictures before they are drawn: a hundred candidates later would be late.
+    """Creates the folder for pictures before they are drawn, so that a failure does not waste the drawing.
 
     Raises:
-        BadInput: If it cannot be made or written to.
+        BadInput: If it cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -277,7 +277,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_prompts(prompts: Sequence[str]) -> None:
-    """Raises BadInput if a prompt is no text, as bytes on a command line may be that are no UTF-8."""
+    """Raises BadInput if a prompt is not valid text, such as bytes on a command line that are not UTF-8."""
     for prompt in prompts:
         try:
             prompt.encode()
@@ -286,13 +286,13 @@ def check_prompts(prompts: Sequence[str]) -> None:
 
 
 def safe_name(prompt: str) -> str:
-    """A file name's part from any prompt: lower-case ASCII letters, digits and single dashes, never empty."""
+    """Part of a file name from any prompt: lower-case ASCII letters, digits and single dashes; never empty."""
     plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain)[:MAX_NAME_CHARACTERS].strip("-") or "picture"
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Prompts from a text file, one a line; empty lines and the mark with which Windows' editors begin are passed over.
+    """Prompts from a text file, one per line; empty lines and the byte order mark of Windows' editors are skipped.
 
     Raises:
         BadInput: If the file cannot be read or is empty.

@@ -1,4 +1,4 @@
-"""Of many pictures of a prompt, those that CLIP finds nearest to it (paper, section 3.1: the best 4 of 128)."""
+"""Keeps the pictures of a prompt that match it best by CLIP (paper, section 3.1: the best 4 of 128)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.generate.clip import Clip, rank
 from training.generate.pictures import Picture
 
 Draw = Callable[[Sequence[str], int], list[Picture]]
-"""Draws one picture for each prompt given; the i-th with the seed given + i."""
+"""Draws one picture for each prompt, the i-th with the given seed + i."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,11 +19,11 @@ class Ranked:
 
     prompt: str
     pictures: tuple[Picture, ...]
-    """The best first."""
+    """Best first."""
     kept_scores: tuple[float, ...]
-    """Of `pictures`."""
+    """Scores of `pictures`."""
     scores: tuple[float, ...]
-    """Of all candidates, in the order of their seeds: cosines, -1 to 1."""
+    """Scores of all candidates, in the order of their seeds: cosines, -1 to 1."""
 
 
 def draw_best(
@@ -32,15 +32,15 @@ def draw_best(
     """Draws candidates of each prompt, scores them, and keeps the best; one prompt's candidates are in memory.
 
     Args:
-        draw: What draws them.
-        clip: What scores them.
+        draw: The function that draws them.
+        clip: The model that scores them.
         prompts: What to draw.
-        candidates: Pictures of each prompt.
-        keep: Kept of each.
+        candidates: Pictures per prompt.
+        keep: Pictures to keep per prompt.
         seed: Candidate c of prompt p is drawn with seed + p * candidates + c.
 
     Raises:
-        BadInput: If more are to be kept than drawn.
+        BadInput: If `keep` exceeds `candidates`.
     """
     check_ranking(candidates=candidates, keep=keep)
     results = []

@@ -30,22 +30,22 @@ MOST_SAMPLES = 20_000
 """Training takes so many samples of the first shards; all of them are in memory, 12 kB each at 64 pixels."""
 WIDTH, LAYERS, HEADS, EMBEDDING = 96, 3, 4, 64
 LONGEST_TEXT = 32
-"""Tokens of a caption that are read, with the two that mark its ends."""
+"""Tokens of a caption that are read, including the two that mark its ends."""
 BEGIN, END, PADDING = "[BOS]", "[EOS]", "[PAD]"
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done, and how much there is."""
+"""Called with the name of the current work, the amount done, and the total."""
 
 
 def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, progress: Progress) -> Clip:
-    """The small CLIP in a run's folder; trained and put there if it is missing or of other shards.
+    """The small CLIP in a run's folder; it is trained and stored there if it is missing or belongs to other shards.
 
     Args:
-        folder: The run's folder; the model lies in `clip/` in it.
-        shards: Of the split that is trained on.
-        codec: Of these shards.
-        steps: Steps of training.
-        progress: Told how it goes.
+        folder: The run's folder; the model is in `clip/` in it.
+        shards: Shards of the split to train on.
+        codec: The codec of these shards.
+        steps: Training steps.
+        progress: Called with the progress of training.
     """
     target = folder / FOLDER
     if target.exists() and not (target / FACTS_FILE).is_file():
@@ -70,14 +70,14 @@ def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, pro
 def clip_of_run(
     checkpoint: Checkpoint, source: str | None, *, codec: ImageCodec, shards: str | None, progress: Progress
 ) -> Clip:
-    """What ranks a checkpoint's pictures.
+    """The CLIP model that ranks a checkpoint's pictures.
 
     Args:
-        checkpoint: Of the run.
-        source: Folder or name of a CLIP model; None: ViT-B/32 where the codec is VQ-GAN, else the run's own small one.
-        codec: The run's.
-        shards: Where its shards lie, if elsewhere now.
-        progress: Told how training goes, where it is needed.
+        checkpoint: A checkpoint of the run.
+        source: Folder or name of a CLIP model; None: ViT-B/32 if the codec is VQ-GAN, else the run's own small CLIP.
+        codec: The run's codec.
+        shards: Location of its shards, if they have been moved.
+        progress: Called with the progress of training, if that is needed.
 
     Raises:
         BadInput: If the model or the shards are not found.
@@ -88,7 +88,7 @@ def clip_of_run(
 
 
 def run_folder(checkpoint: Checkpoint) -> Path:
-    """The folder of the run whose checkpoints lie in `checkpoints/`; else the one that the checkpoints lie in."""
+    """The run's folder if the checkpoint is in its `checkpoints/`; otherwise the folder that has the checkpoint."""
     holding = checkpoint.path.absolute().parent
     return holding.parent if holding.name == "checkpoints" else holding
 
@@ -121,15 +121,15 @@ def train_small_clip(
     seed: int = 0,
     progress: Progress,
 ) -> Clip:
-    """Trains a small CLIP by the contrastive loss (Radford et al. 2021, section 2.3); the seed decides all.
+    """Trains a small CLIP with the contrastive loss (Radford et al. 2021, section 2.3); equal seeds give equal models.
 
     Args:
         pictures: uint8 (n, S, S, 3).
-        captions: One each.
-        steps: Of training.
-        batch_size: Pairs of a step.
-        seed: Of first weights and batches.
-        progress: Told how it goes.
+        captions: One per picture.
+        steps: Training steps.
+        batch_size: Pairs per step.
+        seed: Seed of initial weights and batches.
+        progress: Called with the progress of training.
     """
     transformers = import_transformers()
     tokenizer = _tokenizer(captions)
@@ -183,7 +183,7 @@ def _config(transformers, tokenizer, side: int):
 
 
 def _tokenizer(captions: list[str]):
-    """A word-level tokenizer of the captions' words whose sentences begin and end with a mark."""
+    """A word-level tokenizer of the captions' words that marks the beginning and end of a sentence."""
     import tokenizers
     from tokenizers.models import WordLevel
     from tokenizers.normalizers import Lowercase
@@ -191,7 +191,8 @@ def _tokenizer(captions: list[str]):
     from tokenizers.processors import TemplateProcessing
     from tokenizers.trainers import WordLevelTrainer
 
-    special = [PADDING, "[UNK]", "[MASK]", BEGIN, END]  # CLIP takes an end of id 2 for another, older rule
+    # With an end token of id 2, transformers' CLIP finds the end by another, older rule; here END has id 4.
+    special = [PADDING, "[UNK]", "[MASK]", BEGIN, END]
     inner = tokenizers.Tokenizer(WordLevel({name: at for at, name in enumerate(special)}, unk_token="[UNK]"))
     inner.normalizer, inner.pre_tokenizer = Lowercase(), Whitespace()
     inner.train_from_iterator(captions, WordLevelTrainer(vocab_size=4096, special_tokens=special, show_progress=False))

@@ -1,8 +1,8 @@
 """Attention over text and image along the run's masks, with a hand-written backward pass.
 
-Row and column layers never see the dense (T, T) square: text attends to text, and each row (column) of the image to
-the text and to itself. Convolution-like and full layers go through the image in bands of rows, each against the keys
-that its mask allows. Heads are folded into the batch: (B * N, tokens, H).
+Row and column layers never compute the dense (T, T) square: text attends to text, and each row (column) of the image
+attends to the text and to itself. Convolution-like and full layers process the image in bands of rows, each with the
+keys that its mask allows. Heads are folded into the batch: (B * N, tokens, H).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from training.config import AttentionType
 from training.model.layout import Layout
 
 BAND_ROWS = 4
-"""Image rows that a banded layer handles at once, where the grid is large."""
+"""Image rows that a banded layer processes at once, if the grid is large."""
 DENSE_GRID = 12
-"""Up to this grid, one band holds the whole image: masked work costs less there than more calls."""
+"""Up to this grid, one band is the whole image: computing masked scores costs less there than more calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Band:
 
 
 def allowed_pairs(kind: AttentionType, layout: Layout, conv_kernel_size: int) -> Tensor:
-    """Which token may attend to which: bool (X + I, X + I), rows are queries. The definition of all masks."""
+    """Which token may attend to which: bool (X + I, X + I), rows are queries. All masks follow this definition."""
     text, grid = layout.text_len, layout.grid
     allowed = torch.ones(layout.length, layout.length, dtype=torch.bool).tril()
     row = torch.arange(layout.image_len) // grid
@@ -53,10 +53,10 @@ class AttentionPattern:
     """One kind of attention mask, prepared for a layout.
 
     Args:
-        kind: Which image tokens see each other; text is causal, and all of it is seen by the image.
+        kind: Which image tokens attend to each other; text is causal, and the image attends to all of it.
         layout: Order of the tokens.
         conv_kernel_size: Side of the neighbourhood of `conv`: it reaches up and to the left.
-        reference: A tensor on the device and of the type in which attention is computed.
+        reference: A tensor on the device and in the type in which attention is computed.
     """
 
     def __init__(self, kind: AttentionType, layout: Layout, conv_kernel_size: int, reference: Tensor):
@@ -82,7 +82,7 @@ class AttentionPattern:
 
     @property
     def score_count(self) -> int:
-        """Attention probabilities of one sample and head, those masked but computed included."""
+        """Number of attention probabilities of one sample and head, including those computed but masked."""
         text, grid = self.layout.text_len, self.layout.grid
         if self.axial:
             image = self.layout.image_len * (text + grid)
@@ -100,8 +100,8 @@ class AttentionPattern:
         Args:
             text: (3, B * N, X, H), queries (scaled), keys and values.
             image: (3, B * N, I, H) in this kind's order, or None for text alone.
-            text_key_bias: (B * N, 1, X), -inf at padding; None where all text is seen. It holds for image queries,
-                and in `full` layers for text queries too, as in dalle-pytorch.
+            text_key_bias: (B * N, 1, X), -inf at padding; None if no text is masked. It applies to image queries, and
+                in `full` layers also to text queries, as in dalle-pytorch.
 
         Returns:
             Output of text (B * N, X, H), of the image (B * N, I, H), then the probabilities that `backward` needs.
@@ -166,7 +166,7 @@ class AttentionPattern:
     def _backward_image(
         self, text: Tensor, image: Tensor, weights: tuple[Tensor, ...], grad_out: Tensor, grad_text: Tensor
     ) -> Tensor:
-        """The gradient for `image`; what the text gets as keys and values of the image is added to `grad_text`."""
+        """The gradient of `image`; adds to `grad_text` what the text gets as keys and values of the image's queries."""
         query, key, value = image.unbind(0)
         text_len, grid = self.layout.text_len, self.layout.grid
         text_value = text[2].transpose(1, 2)
@@ -202,11 +202,11 @@ class AttentionPattern:
         return grads
 
     def _lines(self, tensor: Tensor) -> Tensor:
-        """(B * N, I, K) as (B * N * G, G, K): every line of the grid a batch of its own."""
+        """(B * N, I, K) as (B * N * G, G, K): each line of the grid becomes an entry of the batch."""
         return tensor.view(tensor.shape[0] * self.layout.grid, self.layout.grid, tensor.shape[2])
 
     def _line_scores(self, scores: Tensor) -> Tensor:
-        """Of scores (B * N, I, X + G), those within lines: (B * N * G, G, G)."""
+        """The part of scores (B * N, I, X + G) within lines: (B * N * G, G, G)."""
         return self._lines(scores)[:, :, self.layout.text_len :]
 
 

@@ -1,10 +1,10 @@
-"""The two blocks of a layer, each with its backward pass written out: pre-norm, token shift, body, layer scale.
+"""The two blocks of a layer with hand-written backward passes: pre-norm, token shift, body, layer scale.
 
-Written out, a block keeps only what its gradient needs, writes into place where autograd would copy, and folds the
-layer scale into the output weights. `run_block` lets autograd use it; the reversible stack calls it directly.
+With its own backward pass, a block keeps only what its gradient needs, writes in place where autograd would copy, and
+folds the layer scale into the output weights. `run_block` lets autograd use it; the reversible stack calls it directly.
 
-Norms, and everything that goes in or out, have the type of the stream and the weights. Between, a block computes in
-`dtype`, which autocast may lower.
+Norms, inputs and outputs have the type of the residual stream and the weights. In between, a block computes in `dtype`,
+which autocast may lower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.model.pointwise import PLAIN, Pointwise
 
 
 class Block(Protocol):
-    """A residual branch: what it adds to the stream. Weights come first with norm weight, norm bias."""
+    """A residual branch, whose output is added to the stream. Its weights begin with norm weight and norm bias."""
 
     def forward(self, hidden: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The branch's output (B, T, D) and the tensors that `backward` needs."""
@@ -28,11 +28,11 @@ class Block(Protocol):
     def backward(
         self, grad: Tensor, saved: tuple[Tensor, ...], weights: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Gradients for `hidden` and for each of the weights, from that for the output."""
+        """Gradients of `hidden` and of each weight, from the gradient of the output."""
 
 
 class FeedForwardBlock:
-    """GEGLU feed-forward (Shazeer 2020): half of the inner channels, times the gelu of the other half.
+    """GEGLU feed-forward (Shazeer 2020): half of the inner channels times the gelu of the other half.
 
     Weights: norm weight and bias (D), inner weight (2F, D) and bias (2F), output weight (D, F) and bias (D), scale (D).
 
@@ -89,12 +89,12 @@ class AttentionBlock:
     Weights: norm weight and bias (D), qkv weight (3NH, D), output weight (D, NH) and bias (D), scale (D).
 
     Args:
-        pattern: Who sees whom.
+        pattern: Which token attends to which.
         shift: Layout for the token shift, or None for no shift.
         rotation: Complex (3, X + I, H / 2), see `rotation_table`.
         num_heads: N.
         text_key_bias: (B * N, 1, X), -inf at padding, or None.
-        dtype: In which to compute; that of the pattern and of `text_key_bias`.
+        dtype: Type in which to compute; that of the pattern and of `text_key_bias`.
         pointwise: What computes between products of matrices.
     """
 
@@ -152,11 +152,11 @@ class AttentionBlock:
         return grad_hidden, (*norm_grads, grad_weight, *output_grads)
 
     def turned_text(self, saved: tuple[Tensor, ...]) -> Tensor:
-        """Of what `forward` saved: queries, keys and values of the text, (3, B * N, X, H)."""
+        """The rotated queries, keys and values of the text, (3, B * N, X, H), from what `forward` saved."""
         return saved[5]
 
     def _turn(self, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Queries, keys and values, turned: text (3, B * N, X, H), image (3, B * N, I, H) in the pattern's order."""
+        """Rotated queries, keys and values: text (3, B * N, X, H), image (3, B * N, I, H) in the pattern's order."""
         layout, batch = self.pattern.layout, qkv.shape[0]
         split = qkv.view(batch, qkv.shape[1], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         text = self.pointwise.turned(split[..., : layout.text_len, :], self._text_turn).view(
@@ -224,7 +224,7 @@ def run_block(block: Block, hidden: Tensor, weights: tuple[Tensor, ...]) -> Tens
 
 
 def run_block_again(block: Block, hidden: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    """As `run_block`, but only the input is kept, and the block runs anew in backward."""
+    """As `run_block`, but only the input is kept, and backward runs the block again."""
     return _CheckpointedBlockFunction.apply(block, hidden, *weights)
 
 
@@ -269,7 +269,7 @@ def _scaled_output(inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) 
 def _output_grads(
     grad: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients for output weight, output bias and layer scale of `_scaled_output`."""
+    """Gradients of output weight, output bias and layer scale of `_scaled_output`."""
     scaled_weight = weight_grad(grad, inputs, out=torch.empty_like(weight))
     scaled_bias = grad.sum(0, dtype=bias.dtype)
     grad_scale = (scaled_weight * weight).sum(1) + scaled_bias * bias

@@ -1,11 +1,10 @@
-"""Image codecs: a picture becomes a grid of codebook entries and comes back.
+"""Image codecs: they encode a picture as a grid of codebook entries and decode it again.
 
 `SmallCodec` is the project's own VQ model (van den Oord et al. 2017, arXiv:1711.00937), small enough to be trained
-while the demo is prepared. VQ-GAN, the codec of the 2021 run, stands behind the same interface in
-`training.model.vqgan`.
+while the demo is prepared. VQ-GAN, the codec of the 2021 run, has the same interface in `training.model.vqgan`.
 
-Letters: B pictures, S side in pixels, f pixels a token along a side, G = S / f side of the grid, W width, C width of a
-code, K codebook entries.
+Letters: B pictures, S side in pixels, f pixels per token along a side, G = S / f side of the grid, W width, C width of
+a code, K codebook entries.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ WEIGHTS_FILE, CONFIG_FILE = "codec.safetensors", "codec.json"
 
 
 class ImageCodec(Protocol):
-    """What every codec does. Both directions run without gradients and do not change the codec."""
+    """The interface of all codecs. Both directions run without gradients and do not change the codec."""
 
     config: CodecConfig
 
@@ -50,7 +49,7 @@ class ImageCodec(Protocol):
 
 
 class _Residual(nn.Module):
-    """x + 1x1(GELU(3x3(norm(x)))), (B, W, G, G); the identity at first."""
+    """x + 1x1(GELU(3x3(norm(x)))), (B, W, G, G); initially the identity."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -64,7 +63,7 @@ class _Residual(nn.Module):
 
 
 class SmallCodec(nn.Module):
-    """A convolutional VQ model that computes on the token grid only.
+    """A convolutional VQ model that computes only on the token grid.
 
     The decoder draws each patch of f x f pixels as a soft stencil between two colours (as block truncation coding
     does; Delp and Mitchell 1979), so that an outline learned in one colour serves all of them.
@@ -131,12 +130,12 @@ class SmallCodec(nn.Module):
 
 
 class _CodebookTrainer:
-    """Keeps the codebook at the running means of what falls to each entry, and moves entries that nobody uses.
+    """Keeps each codebook entry at the running mean of the vectors assigned to it, and moves unused entries.
 
     Args:
         codec: Its codebook is changed in place.
-        generator: Chooses first and moved entries.
-        free_steps: First steps, in which vectors are not quantized.
+        generator: Chooses initial and moved entries.
+        free_steps: Number of initial steps in which vectors are not quantized.
     """
 
     DECAY, DEAD_AFTER_STEPS = 0.97, 20
@@ -151,9 +150,9 @@ class _CodebookTrainer:
         self.idle_steps = torch.zeros(len(codec.codebook))
 
     def quantize(self, encoded: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Encoded patches (B, C, G, G) as the decoder gets them in this step, and the loss of their distance to codes.
+        """The decoder's input in this step from encoded patches (B, C, G, G), and the loss of their distance to codes.
 
-        The gradient goes past the quantization as if there were none.
+        The gradient skips the quantization (straight-through estimator).
         """
         vectors = encoded.permute(0, 2, 3, 1).reshape(-1, self.codec.CODE_WIDTH)
         if step < self.free_steps:
@@ -170,7 +169,7 @@ class _CodebookTrainer:
         return straight_through.view(shape).permute(0, 3, 1, 2), F.mse_loss(vectors, quantized)
 
     def start(self, vectors: Tensor) -> None:
-        """Begins with k-means++ and ten rounds of k-means over vectors (n, C)."""
+        """Initializes the entries by k-means++ and ten rounds of k-means over vectors (n, C)."""
         entries = len(self.codec.codebook)
         centres = vectors[torch.randint(len(vectors), (1,), generator=self.generator)]
         distances = (vectors - centres).square().sum(1)
@@ -186,7 +185,7 @@ class _CodebookTrainer:
         self._move(slice(None), centres)
 
     def update(self, vectors: Tensor, codes: Tensor) -> None:
-        """One step with vectors (n, C) that fell to codes (n,)."""
+        """One step with vectors (n, C) that were assigned to codes (n,)."""
         used = torch.bincount(codes, minlength=len(self.counts)).float()
         self.counts.lerp_(used, 1 - self.DECAY)
         self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, codes, vectors), 1 - self.DECAY)
@@ -214,22 +213,22 @@ def train_small_codec(
     seed: int = 0,
     progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
 ) -> SmallCodec:
-    """Trains a small codec; the same arguments and number of threads give the same codec.
+    """Trains a small codec; equal arguments and numbers of threads give equal codecs.
 
-    The first eighth of the steps trains without quantization; then k-means places the codebook among the vectors at
-    hand, and running means keep it there. A picture is drawn the more often the worse it came back last.
+    The first eighth of the steps trains without quantization; then k-means places the codebook among the current
+    vectors, and running means keep it there. A picture is chosen more often if its last reconstruction was poor.
 
     Args:
         pictures: uint8, (n, 3, S, S).
         config: Sizes of the codec.
         steps: Gradient steps. 1600 of 32 pictures take about a minute on two cores at S = 64.
-        batch_size: Pictures a step.
-        learning_rate: Of AdamW, at its highest.
-        seed: Of the first weights, the batches and the codebook.
+        batch_size: Pictures per step.
+        learning_rate: The highest learning rate of AdamW.
+        seed: Seed of the initial weights, the batches and the codebook.
         progress: Called with (steps done, steps, loss).
 
     Raises:
-        BadInput: If the pictures have another form.
+        BadInput: If the pictures have another type or shape.
     """
     side = config.image_size
     if pictures.dtype != torch.uint8 or pictures.shape[1:] != (3, side, side) or len(pictures) == 0:
@@ -265,14 +264,14 @@ def train_small_codec(
 
 
 def _distance(painted: Tensor, patches: Tensor, contrasts: Tensor) -> Tensor:
-    """How far painted patches (B, 3 * f * f, G, G) are from the true ones; edges weigh up to 7 times as much, (B,)."""
+    """Errors (B,) of painted patches (B, 3 * f * f, G, G); edges have up to 7 times the weight."""
     difference = (painted - patches).unflatten(1, (3, -1))
     weights = 1 + 6 / 255 * contrasts.float()
     return ((0.5 * difference.abs() + 2 * difference.square()).mean(1) * weights).mean((1, 2, 3))
 
 
 def _edge_contrasts(pictures: Tensor) -> Tensor:
-    """Largest difference of each pixel to its four neighbours in any channel, uint8 (n, 1, S, S)."""
+    """The largest difference between each pixel and its four neighbours in any channel, uint8 (n, 1, S, S)."""
     contrasts = torch.zeros_like(pictures[:, :1])
     for contrast, part in zip(contrasts.split(64), pictures.split(64), strict=True):
         wide = part.short()
@@ -301,7 +300,7 @@ def save_codec(codec: ImageCodec, folder: Path) -> str:
 
 
 def digest_of(weights: bytes) -> str:
-    """Which codec this is, and so what its tokens mean: SHA-256 of the weights file, hex."""
+    """Identifies the codec, and thus the meaning of its codes: SHA-256 of the weights file, in hex."""
     return hashlib.sha256(weights).hexdigest()
 
 
@@ -317,10 +316,10 @@ def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:
     Args:
         source: A folder that `save_codec` wrote, or the path of a file in it; for VQ-GAN also a checkpoint of
             taming-transformers (`.safetensors`, `.pt` or `.ckpt`).
-        config: What the run's recipe says; its sizes must be the codec's.
+        config: The recipe's section; its sizes must be the codec's.
 
     Raises:
-        BadInput: If files are missing, broken or of another codec than the recipe's.
+        BadInput: If files are missing, broken or of a codec other than the recipe's.
     """
     source = Path(source)
     folder = source.parent if source.name in (WEIGHTS_FILE, CONFIG_FILE) else source
@@ -355,5 +354,5 @@ def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:
 
 
 def _vqgan() -> ModuleType:
-    """The module of VQ-GAN, imported only by those who use it."""
+    """The module of VQ-GAN, imported only when it is used."""
     return importlib.import_module("training.model.vqgan")

@@ -1,7 +1,7 @@
-"""State dictionaries of dalle-pytorch (1.6.6 and the 2021 run's fork of it) to ours, and back.
+"""Converts state dictionaries of dalle-pytorch (1.6.6 and the 2021 run's fork of it) to ours, and back.
 
-dalle-pytorch repeats a shared matrix under the name of every layer that uses it; ours has it once. Its names say
-through how many wrappers a module is reached, which differs between versions: they are read without those.
+dalle-pytorch repeats a shared matrix under the name of every layer that uses it; ours has it once. Its names include
+the wrappers around each module, which differ between versions, so they are matched without these.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _LAYER_NAME = re.compile(
 def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransformer) -> dict[str, Tensor]:
     """Our state dictionary from dalle-pytorch's.
 
-    The weights of its VAE (`vae.`) and its table of rotary angles are passed over: ours are computed. Names may have a
-    prefix such as `module.`.
+    The weights of its VAE (`vae.`) and its table of rotary angles are ignored: ours computes the angles. Names may have
+    a prefix such as `module.`.
 
     Args:
         state: dalle-pytorch's, for the same sizes and the same kind of stack (reversible or not).
         model: A model of the recipe; only its names and shapes are read, so it may be on the meta device.
 
     Raises:
-        BadInput: If a name is unknown or missing, a shape differs, values are no finite fractions, or layers that
-            share in the recipe do not share in `state`.
+        BadInput: If a name is unknown or missing, a shape differs, values are not finite floating-point numbers, or
+            layers that share weights in the recipe do not share them in `state`.
     """
     ours = model.state_dict()
     taken: dict[str, Tensor] = {}
@@ -72,7 +72,7 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
         if tensor.squeeze().shape != ours[target].squeeze().shape:  # theirs have more axes of length 1
             raise BadInput(f"{name} is {tuple(tensor.shape)}; this recipe's {target} is {tuple(ours[target].shape)}.")
         if not (tensor.is_floating_point() and tensor.isfinite().all()):
-            raise BadInput(f"{name} is no weight: it holds {_oddity(tensor)}.")
+            raise BadInput(f"{name} is not a weight: it holds {_oddity(tensor)}.")
         shaped = tensor.reshape(ours[target].shape)
         if target in taken and taken[target].data_ptr() != tensor.data_ptr() and not torch.equal(taken[target], shaped):
             raise BadInput(f"{name} differs from the layers that share {target} in this recipe (shared_groups).")
@@ -84,7 +84,7 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
 
 
 def names_in_order(state: Mapping[str, Tensor], model: TextToImageTransformer) -> list[tuple[str, str]]:
-    """dalle-pytorch's name and ours of every parameter once, in the order of dalle-pytorch's `parameters()`.
+    """dalle-pytorch's and our name of every parameter, without duplicates, in the order of their `parameters()`.
 
     Args:
         state: As for `from_dalle_pytorch`, in its own order, which a `.pt` keeps and a `.safetensors` does not.
@@ -98,7 +98,7 @@ def names_in_order(state: Mapping[str, Tensor], model: TextToImageTransformer) -
 
 
 def to_dalle_pytorch(model: TextToImageTransformer) -> dict[str, Tensor]:
-    """dalle-pytorch 1.6.6's state dictionary of a model; shared weights appear under every name, as there."""
+    """dalle-pytorch 1.6.6's state dictionary of a model, with shared weights under the name of every layer."""
     config, ours = model.config, model.state_dict()
     state: dict[str, Tensor] = {}
     if config.rotary:
@@ -137,7 +137,7 @@ def is_dalle_pytorch(state: Mapping[str, Tensor]) -> bool:
 
 
 def _our_name(name: str, model: TextToImageTransformer) -> str:
-    """Our name for one of dalle-pytorch's, or the name itself where there is none."""
+    """Our name for one of dalle-pytorch's, or the name itself if we have none."""
     config = model.config
     name = re.sub(r"^image_pos_emb\.weights\.(\d)$", r"image_pos_emb.weights_\1", name)  # since its library's 0.3
     outer = _OUTPUT | _embedding_names(config) | ({} if config.rotary else _LEARNED_POSITIONS)
@@ -163,7 +163,7 @@ def _embedding_names(config: ModelConfig) -> dict[str, str]:
 
 
 def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Cuts what stands before `to_logits` in all names, such as `module.`."""
+    """Removes what precedes `to_logits` from all names, such as `module.`."""
     for name in state:
         prefix, found, _ = name.partition("to_logits.1.weight")
         if found:

@@ -1,10 +1,10 @@
 """One token at a time through the model, with caches for every mask and for the token shift.
 
-Per layer the cache holds the keys and values that a later token may still see: all of the text, and of the image the
-current row (row layers) or everything. For the token shift it holds the norm's output one grid row back.
+Each layer's cache holds the keys and values to which a later token may still attend: all of the text, and the current
+row of the image (row layers) or all of it. For the token shift it holds the norm's outputs of the last grid row.
 
-A token reads every weight for little arithmetic (see `training.model.product`), and runs some two hundred small
-operations between: views and buffers are laid out before the first one.
+Each token reads every weight for little arithmetic (see `training.model.product`) and runs some two hundred small
+operations in between, whose overhead would dominate; therefore views and buffers are prepared before the first token.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from training.model.transformer import Branch, SharedAttention, SharedFeedForwar
 
 
 class _Weights(NamedTuple):
-    """One block's own and shared weights, as a single token meets them."""
+    """One block's own and shared weights, prepared for single tokens."""
 
     norm: Tensor
     norm_bias: Tensor
     inputs: Product
-    """By the first matrix."""
+    """The product with the first matrix."""
     out: Product
-    """By the second."""
+    """The product with the second matrix."""
     scale: Tensor
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class _Weights(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """A layer's weights, and what it remembers of the tokens before."""
+    """A layer's weights, and its caches of earlier tokens."""
 
     attention: _Weights
     seen: _AttentionCache
@@ -51,7 +51,7 @@ class _Layer(NamedTuple):
 
 
 class Decoder:
-    """A batch of images in the making. Text is read at once; `step` takes the codes one by one."""
+    """A batch of images that are being sampled. The text is read at once; `step` takes the codes one by one."""
 
     def __init__(self, model: TextToImageTransformer, text: Tensor):
         self._model, self._position = model, 0
@@ -124,12 +124,12 @@ class Decoder:
         return self._logits((first + second) / 2 if self._reversible else first)
 
     def _logits(self, end: Tensor) -> Tensor:
-        """Of the next code, behind the last layer (B, D)."""
+        """Logits of the next code, from the output of the last layer (B, D)."""
         return self._image_logits(self._model.final_norm(end))
 
 
 class _Token:
-    """Queries, keys and values of the token in the making, in memory that all layers use in turn."""
+    """Queries, keys and values of the current token, in memory that all layers use in turn."""
 
     def __init__(self, batch: int, heads: int, width: int, reference: Tensor):
         self.batch = batch
@@ -142,22 +142,23 @@ class _Token:
         """(2, B * N, H)."""
 
     def turn(self, qkv: Tensor, turn: Tensor) -> None:
-        """From all three as they are projected, (B, 3NH), and the turn of the token's place."""
+        """Rotates the projected queries, keys and values, (B, 3NH), by the factors of the token's position."""
         turned(qkv.view(self._shape).transpose(0, 1), turn, out=self._turned)
 
 
 class _ShiftCache:
-    """The shifted half of the norm's output, one grid row back: as far as the token shift reaches."""
+    """The shifted half of the norm's outputs of the last grid row, which is as far as the token shift reaches."""
 
     def __init__(self, batch: int, grid: int, width: int, reference: Tensor):
         quarter = width // 4
         self._widths = (quarter, quarter, width - 2 * quarter)
         nothing = reference.new_zeros(batch, quarter)
         self._above, self._left = [nothing] * grid, [nothing] * (grid + 1)
-        """By column, what the token below, or to the right, takes. The last of `_left` stays: left of the image."""
+        """By column, the channels for the token below, or to the right. The last of `_left` stays 0: it is the
+        neighbour of the first column."""
 
     def shift(self, normed: Tensor, column: int) -> Tensor:
-        """The norm's output (B, D) of one image token, with its neighbours' channels; remembers its own."""
+        """The norm's output (B, D) of one image token with its neighbours' channels; stores the token's own."""
         above, left, rest = normed.split_with_sizes(self._widths, dim=1)
         shifted = torch.cat((self._above[column], self._left[column - 1], rest), dim=1)
         self._above[column], self._left[column] = above, left
@@ -167,15 +168,15 @@ class _ShiftCache:
 class _AttentionCache:
     """Keys and values that image tokens of one layer attend to.
 
-    One line of memory holds what the token in the making sees: the text, then the image tokens that its mask allows.
-    Row and full layers write it token by token. In the others the whole image is kept beside it, of which the token's
-    neighbourhood is copied into the line.
+    One line of memory holds what the current token attends to: the text, then the image tokens that its mask allows.
+    Row and full layers append to it token by token. Other layers also keep the whole image and copy the token's
+    neighbourhood from it into the line.
 
     Args:
-        kind: Of the layer's mask.
-        model: Of which it is a layer.
-        keys: Of the text, (B * N, X, H).
-        values: As the keys.
+        kind: The layer's mask.
+        model: The model of the layer.
+        keys: Keys of the text, (B * N, X, H).
+        values: Values of the text, in the same shape.
         key_bias: -inf at padding, (B * N, 1, X), or None.
     """
 
@@ -190,10 +191,10 @@ class _AttentionCache:
         line[0, :, :text], line[1, :, :text] = keys, values
         self._line = line[:, :, text:]
         self._seen = [(line[0, :, :end].transpose(1, 2), line[1, :, :end]) for end in range(text + 1, text + most + 1)]
-        """For each number of image tokens from 1, the keys (transposed) and values of the text and so many."""
+        """For each number of image tokens from 1, the keys (transposed) and values of the text and these tokens."""
 
     def attend(self, token: _Token, row: int, column: int) -> Tensor:
-        """Attention of one image token, (B, NH); remembers its key and value."""
+        """Attention of one image token, (B, NH); stores its key and value."""
         if self._image is None:
             count = 1 + (column if self._is_row else row * self._grid + column)
             self._line[:, :, count - 1] = token.key_and_value

@@ -1,10 +1,10 @@
 """Attention by PyTorch's fused kernels (`scaled_dot_product_attention`), for GPUs.
 
-The masks are those of `training.model.attention`. A fused kernel wants few, large and dense pieces. Text is one, and
-causal; so is a full layer as a whole. In others the image goes through in bands of rows (of columns in column layers),
-each against the text and the rows in its reach; all bands that see alike are one piece with one mask.
+The masks are those of `training.model.attention`. A fused kernel is fastest on few, large and dense pieces. The text is
+one causal piece, and so is a full layer as a whole. In other layers the image is processed in bands of rows (of columns
+in column layers), each with the text and the rows in its reach; all bands with equal masks form one piece.
 
-Only queries, keys and values are kept: backward runs the kernel once more, then its own backward.
+Only queries, keys and values are kept: backward runs the kernel again, then the kernel's own backward.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from training.model.attention import BAND_ROWS, DENSE_GRID, AttentionPattern, al
 from training.model.layout import Layout
 
 ALIGNMENT = 16
-"""Values: masks whose rows begin at multiples of it are read as they are; others PyTorch copies first (sdp_utils.cpp,
-pad_bias)."""
+"""In values: PyTorch reads a mask directly if its rows begin at multiples of this, and otherwise copies it first
+(sdp_utils.cpp, pad_bias)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Bands of the image, one behind the other, that see alike."""
+    """Consecutive bands of the image with equal masks."""
 
     queries: slice
     """Image tokens of all bands."""
     keys: slice
-    """Image tokens that the bands see: windows, each as far behind the one before as the bands are."""
+    """Image tokens to which the bands attend: windows at the same distance from each other as the bands."""
     bands: int
     mask: Tensor
-    """(1, 1, M, X + W): 0 or -inf, for the M tokens of a band and those that it sees, text first."""
+    """(1, 1, M, X + W): 0 or -inf, for the M tokens of a band and those to which it may attend, text first."""
 
 
 class FusedPattern(AttentionPattern):
@@ -47,7 +47,7 @@ class FusedPattern(AttentionPattern):
         layout: As there.
         conv_kernel_size: As there.
         reference: As there.
-        num_heads: N, by which samples are told apart: a mask for padding is one for all heads.
+        num_heads: N; needed to separate samples, since a sample's padding mask is the same for all heads.
     """
 
     def __init__(self, kind: AttentionType, layout: Layout, conv_kernel_size: int, reference: Tensor, num_heads: int):
@@ -61,11 +61,11 @@ class FusedPattern(AttentionPattern):
 
     @property
     def score_count(self) -> int:
-        """None are kept."""
+        """0: no probabilities are kept."""
         return 0
 
     def attend(self, text: Tensor, image: Tensor | None, text_key_bias: Tensor | None) -> tuple[Tensor, ...]:
-        """As `AttentionPattern.attend`; what `backward` needs is the bias alone."""
+        """As `AttentionPattern.attend`; `backward` needs only the bias."""
         kept = () if text_key_bias is None else (text_key_bias,)
         return *self._outputs(text, image, text_key_bias), *kept
 
@@ -123,18 +123,18 @@ class FusedPattern(AttentionPattern):
         return out.reshape(image.shape[1], -1, image.shape[3])
 
     def _by_heads(self, tensor: Tensor, bands: int) -> Tensor:
-        """(n, B * N, ..., K, H) as (n, B, N * bands, K, H): bands are as good as heads."""
+        """(n, B * N, ..., K, H) as (n, B, N * bands, K, H): to the kernel, bands are further heads."""
         heads = self._num_heads * bands
         return tensor.reshape(tensor.shape[0], -1, heads, *tensor.shape[-2:])
 
 
 def _pieces(allowed: Tensor, layout: Layout, reach: int, reference: Tensor) -> Iterable[Piece]:
-    """The image's bands, those beside each other that see alike put together.
+    """The pieces of the image: neighbouring bands with equal masks are joined.
 
     Args:
-        allowed: See `allowed_pairs`, in the order in which the image comes.
+        allowed: See `allowed_pairs`; in the order of the image's tokens.
         layout: Order of the tokens.
-        reach: Rows that a row sees, itself included.
+        reach: Rows to which a row attends, including itself.
         reference: As for `AttentionPattern`.
     """
     text, grid = layout.text_len, layout.grid
@@ -156,7 +156,7 @@ def _pieces(allowed: Tensor, layout: Layout, reach: int, reference: Tensor) -> I
 
 
 def _windows(tensor: Tensor, size: int, step: int) -> Tensor:
-    """Of (n, B * N, K, H) the windows along K: (n, B * N, windows, size, H)."""
+    """The windows along K of (n, B * N, K, H): (n, B * N, windows, size, H)."""
     return tensor.unfold(2, size, step).transpose(-1, -2)
 
 
@@ -166,7 +166,7 @@ def _mask(allowed: Tensor, reference: Tensor) -> Tensor:
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """The same, with rows that begin at multiples of `ALIGNMENT`."""
+    """The same mask, with rows that begin at multiples of `ALIGNMENT`."""
     length = mask.shape[-1]
     rows = mask.new_empty(*mask.shape[:-1], -(-length // ALIGNMENT) * ALIGNMENT)[..., :length]
     return rows.copy_(mask)

@@ -1,4 +1,4 @@
-"""By which kernels a model is computed on a device: found out on made-up samples before the first step."""
+"""Chooses the kernels that compute a model on a device, by trials on synthetic samples before the first step."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from training.model.layout import Layout
 from training.model.pointwise import PLAIN, Pointwise, compiled
 
 Kernels = Literal["products", "fused"]
-"""Single products of matrices (`training.model.attention`), or fused kernels (`training.model.fused`)."""
+"""Separate matrix products (`training.model.attention`), or fused kernels (`training.model.fused`)."""
 
 FUSED_DEVICES = ("cuda",)
-"""Types of devices on which fused kernels are tried. On a processor they are not faster: a step of model S
+"""Types of devices on which fused kernels are tried. On a CPU they are not faster: a step of model S
 (benchmarks/model_cases.py) takes 1.04 times as long in float32, 1.13 times in bfloat16."""
 SAMPLES = 4
-"""They are tried on so many: a GPU that has little to do shows only how fast its work is handed to it."""
+"""Samples of a trial: with fewer, a GPU's time would be dominated by launching kernels."""
 AS_EXACT = 3.0
-"""Fused kernels may be off so many times as far as single products of the same type are."""
+"""The largest error of fused kernels, relative to that of separate products of the same type."""
 LEAST_ERROR = 1e-6
-"""Relative; below it no kernel is called inexact."""
+"""A relative error below which no kernel counts as inexact."""
 AS_FAST = 1.1
-"""Fused kernels, which take less memory, are used where they take at most so many times as long."""
+"""The largest time of fused kernels, relative to separate products, with which they are used: they take less memory."""
 ROUNDINGS = 8
-"""What is compiled may differ by so many roundings of its type, relative to the norm of all values."""
+"""The largest difference of compiled functions, in roundings of their type, relative to the norm of all values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ def choose_kernels(
     num_heads: int,
     head_dim: int,
 ) -> KernelChoice:
-    """Fused kernels on a GPU, where they compute the same and are not slower; takes well below a second there.
+    """Chooses fused kernels on a GPU if they compute the same and are not slower; takes well below a second there.
 
     Args:
         reference: A tensor on the device and of the type in which attention is computed.
@@ -62,7 +62,7 @@ def choose_kernels(
         head_dim: H.
     """
     if reference.device.type not in FUSED_DEVICES:
-        return KernelChoice(kernels="products", reason="fused kernels pay on GPUs only")
+        return KernelChoice(kernels="products", reason="fused kernels are faster only on GPUs")
     try:
         trials = [
             compare(reference, kind, layout, conv_kernel_size, num_heads, head_dim) for kind in sorted(set(kinds))
@@ -75,7 +75,7 @@ def choose_kernels(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """Attention of one kind, forward and backward, by both ways; relative errors against float64, and seconds."""
+    """Attention of one kind, forward and backward, in both ways; relative errors against float64, and seconds."""
 
     kind: AttentionType
     fused_error: float
@@ -85,7 +85,7 @@ class Trial:
 
 
 def judge(trials: Sequence[Trial]) -> KernelChoice:
-    """What to use after some trials."""
+    """The kernels to use after a number of trials."""
     for trial in trials:
         if trial.fused_error > max(AS_EXACT * trial.products_error, LEAST_ERROR):
             errors = f"off by {trial.fused_error:.2g} where single products are off by {trial.products_error:.2g}"
@@ -100,7 +100,7 @@ def judge(trials: Sequence[Trial]) -> KernelChoice:
 def compare(
     reference: Tensor, kind: AttentionType, layout: Layout, conv_kernel_size: int, num_heads: int, head_dim: int
 ) -> Trial:
-    """Both ways on made-up samples that end in padding."""
+    """Both ways on synthetic samples that end in padding."""
     generator, folded = torch.Generator().manual_seed(0), SAMPLES * num_heads
     shapes = [(3, folded, layout.text_len, head_dim), (3, folded, layout.image_len, head_dim)]
     exact = [torch.randn(shape, generator=generator, dtype=torch.float64).to(reference.device) for shape in shapes]
@@ -142,7 +142,7 @@ def _now(device: torch.device) -> float:
 def compile_pointwise(
     reference: Tensor, layout: Layout, *, hidden_size: int, head_dim: int, backend: str = "inductor"
 ) -> tuple[Pointwise, str]:
-    """What computes between products of matrices, by `torch.compile` if that works here and computes the same.
+    """The functions between matrix products, compiled if `torch.compile` works here and computes the same.
 
     Args:
         reference: A tensor on the device and of the type in which blocks compute; weights are float32.
@@ -152,7 +152,7 @@ def compile_pointwise(
         backend: See `training.model.pointwise.compiled`.
 
     Returns:
-        The functions, and a sentence's end that says how it went.
+        The functions, and the end of a sentence that says how it went.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -181,5 +181,5 @@ def compile_pointwise(
             return PLAIN, f"it fails here: {(str(error).splitlines() or [type(error).__name__])[0]}"
     difference = float((found - expected).norm() / expected.norm())
     if difference > ROUNDINGS * torch.finfo(reference.dtype).eps:
-        return PLAIN, f"what it makes is off by {difference:.2g}"
+        return PLAIN, f"its result is off by {difference:.2g}"
     return compiled(backend), f"compiled in {time.perf_counter() - began:.0f} s"

@@ -1,4 +1,4 @@
-"""Where a sample's tokens stand: text first, then the square of image tokens; and the token shift between them.
+"""The order of a sample's tokens, text first, then the square of image tokens; and the token shift between them.
 
 Legend of the model's files: B samples, T tokens, X text tokens with the bos, I image tokens, G side of their square,
 D hidden size, N heads, H head width, F feed-forward width, V vocabulary.
@@ -33,10 +33,10 @@ class Layout:
 
 
 def shift_tokens(hidden: Tensor, layout: Layout) -> Tensor:
-    """Gives every token some channels of its neighbours; where there is no neighbour, zeros.
+    """Replaces some channels of every token by those of its neighbours, or by zeros where it has no neighbour.
 
-    Text takes the first half of its channels from the token before. Image tokens take the first quarter from the
-    token above and the second from the left.
+    Text tokens take the first half of their channels from the previous token. Image tokens take the first quarter from
+    the token above and the second quarter from the token to the left.
 
     Args:
         hidden: (B, T, D) with T = X (text alone) or X + I.
@@ -55,7 +55,7 @@ def shift_tokens(hidden: Tensor, layout: Layout) -> Tensor:
 
 
 def shift_tokens_backward(grad: Tensor, layout: Layout) -> Tensor:
-    """The gradient of `shift_tokens` for its input, from that for its output."""
+    """The gradient of `shift_tokens`' input, from that of its output."""
     text, grid, quarter, half = _bounds(grad, layout)
     back = torch.empty_like(grad)
     back[:, :, half:] = grad[:, :, half:]

@@ -1,4 +1,4 @@
-"""The process' allocator: what a step frees is kept for the next one, what only the start needed goes back."""
+"""glibc's allocator: keeps the memory that a step frees for the next one, and returns what only the start needed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-"""glibc refuses more (malloc/malloc.c, HEAP_MAX_SIZE / 2)."""
+"""The most that glibc accepts (malloc/malloc.c, HEAP_MAX_SIZE / 2)."""
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to keep what is freed, for the rest of the process; other systems are left as they are.
+    """Tells glibc to keep freed memory for the rest of the process; does nothing on other systems.
 
-    A training step frees and takes the same large buffers again and again. Each time the system hands one out afresh it
-    clears it page by page, which costs a step of the demo a sixth of its time. The process stays as large as its
-    peak, and larger than what it ever used at once: blocks of other sizes do not fill those that are free. The full
-    model's step grows it by twice what it holds (benchmarks/README.md).
+    A training step allocates and frees the same large buffers again and again. Each time the system provides a new
+    one, it clears it page by page, which takes a sixth of the time of a step of the demo. The price is memory: the
+    process stays as large as at its peak, and becomes larger than all that it uses at once, because blocks of other
+    sizes do not fill the free ones. The full model's step grows it by twice what it holds (benchmarks/README.md).
 
     Returns:
         Whether it was set.
@@ -30,13 +30,13 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Has glibc give what is free now back to the system; other systems are left as they are.
+    """Returns the memory that is free now to the system; does nothing without glibc.
 
-    Making hivemind's optimizer and downloading a state take copies of all parameters for a moment, more than a quarter
-    of what stays (benchmarks/memory_on_host.py), and steps never ask for that much again.
+    Creating hivemind's optimizer and downloading a state make temporary copies of all parameters, more than a quarter
+    of what remains (benchmarks/memory_on_host.py), and steps never need that much again.
 
     Returns:
-        Whether the C library was asked.
+        Whether the C library was called.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
     if trim is None:

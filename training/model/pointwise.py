@@ -1,7 +1,7 @@
-"""What a block computes between its products of matrices: norm and token shift, rotation, gate, and their gradients.
+"""The functions of a block between its matrix products: norm and token shift, rotation, gate, and their gradients.
 
-All of it waits for memory. `torch.compile` makes one kernel of each function, which pays on a GPU; `PLAIN` computes the
-same without, and is what is used unless a model is told otherwise.
+All of them are limited by memory bandwidth. `torch.compile` makes one kernel of each function, which pays off on a GPU;
+`PLAIN` computes the same without it and is the default.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.nn.functional import gelu
 from training.model.layout import Layout, shift_tokens, shift_tokens_backward
 
 NORM_EPS = 1e-5
-"""Added to the variance by layer norms (PyTorch's default, which dalle-pytorch keeps)."""
+"""Added to the variance in layer norms (PyTorch's default, which dalle-pytorch uses)."""
 
 
 class Pointwise(NamedTuple):
-    """The functions of this module, as they are or compiled."""
+    """The functions of this module, plain or compiled."""
 
     norm_and_shift: Callable
     norm_and_shift_backward: Callable
@@ -44,7 +44,7 @@ def norm_and_shift(
 def norm_and_shift_backward(
     grad: Tensor, hidden: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, bias: Tensor, shift: Layout | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """From the gradient (B * T, D) of `norm_and_shift`'s output: those for its input, the norm's weight and bias."""
+    """Gradients of the input and of the norm's weight and bias, from that of `norm_and_shift`'s output, (B * T, D)."""
     grad = grad.view_as(hidden)
     if shift is not None:
         grad = shift_tokens_backward(grad, shift)
@@ -59,7 +59,7 @@ def turned(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
         out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
     if channels.dtype in (torch.float32, torch.float64):
         torch.mul(_as_complex(channels), turn, out=_as_complex(out))
-    else:  # no complex type is as narrow
+    else:  # no complex type has parts this narrow
         out.copy_(torch.view_as_real(_as_complex(channels.float()) * turn).flatten(-2))
     return out
 
@@ -71,22 +71,22 @@ def gated(values: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gated_backward(grad: Tensor, values: Tensor, gates: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    """From the gradient of the product, which is overwritten: those for values and gates."""
+    """Gradients of values and gates, from that of the product, which is overwritten."""
     grad_gates = torch.ops.aten.gelu_backward(grad * values, gates)
     return grad.mul_(gate), grad_gates
 
 
 MOST_FORMS = 32
-"""So many forms of each function are compiled: text and image, in both orders, there and back, in each precision."""
+"""The most compiled variants of each function: text and image, both orders, forward and backward, each precision."""
 PLAIN = Pointwise(norm_and_shift, norm_and_shift_backward, turned, gated, gated_backward)
 
 
 @cache
 def compiled(backend: str = "inductor") -> Pointwise:
-    """The functions by `torch.compile`: each compiles when it is first called, and anew for some other shapes.
+    """The functions under `torch.compile`: each is compiled at its first call, and again for some other shapes.
 
     Args:
-        backend: Of `torch.compile`; its own needs Triton on a GPU and a C++ compiler on a processor.
+        backend: Backend of `torch.compile`; the default needs Triton on a GPU and a C++ compiler on a CPU.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
     others = (norm_and_shift, norm_and_shift_backward, gated, gated_backward, turn_by_parts)
@@ -95,7 +95,7 @@ def compiled(backend: str = "inductor") -> Pointwise:
 
 
 def by_parts(turn_parts: Callable) -> Callable:
-    """`turned` by `turn_by_parts`, or by what is compiled of it."""
+    """`turned`, implemented by `turn_by_parts` or its compiled form."""
 
     def turned_by_parts(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
@@ -107,7 +107,7 @@ def by_parts(turn_parts: Callable) -> Callable:
 
 
 def turn_by_parts(channels: Tensor, turn: Tensor, out: Tensor) -> None:
-    """As `turned`, without complex numbers, for which no kernels are compiled; `turn` is (..., H / 2, 2)."""
+    """As `turned`, without complex numbers, which torch.compile makes no kernels for; `turn` is (..., H / 2, 2)."""
     real, imaginary = channels.unflatten(-1, (-1, 2)).to(turn.dtype).unbind(-1)
     cosine, sine = turn.unbind(-1)
     parts = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)

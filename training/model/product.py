@@ -1,7 +1,7 @@
-"""The product of a matrix with a single row, or a few: what sampling one token at a time waits for.
+"""The product of a matrix with one row or a few, on which sampling one token at a time spends most of its time.
 
 Such a product reads the whole matrix for little arithmetic. MKL, which PyTorch calls, reads it in blocks of rows, at a
-third of the memory's rate; product.c reads it from its beginning to its end.
+third of the memory's rate; product.c reads it sequentially.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("product.c")
 MOST_ROWS = 8
-"""Of more rows PyTorch's products are faster, as measured on one thread in model S (benchmarks/model_cases.py)."""
-
+"""With more rows PyTorch's products are faster, as measured on one thread with model S (benchmarks/model_cases.py)."""
 MOST_THREADS = 2
-"""The loop has one thread; where PyTorch may use more than so many, their joint rate is taken to be higher."""
+"""The loop uses one thread; if PyTorch may use more than this many, we assume that they are faster together."""
 
 Product = Callable[[Tensor], Tensor]
 """From inputs (B, columns) to outputs (B, rows)."""
 
 
 def product_with(weight: Tensor, bias: Tensor | None, batch: int) -> Product:
-    """`inputs @ weight.T + bias`, prepared for being computed again and again, without gradient.
+    """`inputs @ weight.T + bias`, prepared for repeated use without gradients.
 
     Args:
         weight: (rows, columns); neither it nor `bias` may change afterwards.
         bias: (rows,) or None.
-        batch: B, how many rows the inputs will have.
+        batch: B, the number of rows of the inputs.
     """
     on_host = weight.device.type == "cpu" and weight.dtype == torch.float32
     few = batch <= MOST_ROWS and torch.get_num_threads() <= MOST_THREADS
@@ -46,7 +45,7 @@ def product_with(weight: Tensor, bias: Tensor | None, batch: int) -> Product:
 
 def _by_pytorch(weight: Tensor, bias: Tensor | None) -> Product:
     matrix = weight.t()
-    if matrix.shape[0] <= matrix.shape[1]:  # read along its outputs, a wide one takes a third of the time
+    if matrix.shape[0] <= matrix.shape[1]:  # for a wide matrix, reading along the outputs takes a third of the time
         matrix = matrix.contiguous()
     if bias is None:
         return lambda inputs: torch.mm(inputs, matrix)
@@ -69,7 +68,7 @@ def _by_loop(loop: Callable, weight: Tensor, bias: Tensor | None, batch: int) ->
 
 @cache
 def _loop() -> Callable | None:
-    """The compiled loop, or None where it cannot be made. Says why, once."""
+    """The compiled loop, or None if it cannot be built; logs the reason once."""
     try:
         loop = compiled(SOURCE, cache_folder()).product
     except NotNative as reason:

@@ -1,8 +1,8 @@
 """Stacks of residual blocks, reversible (Gomez et al. 2017; Bruegger et al. 2019) or not.
 
-A reversible stack carries two streams, y1 = x1 + f(x2) and y2 = x2 + g(y1), and gives the mean of both. That is
-another function than the ordinary stack with the same weights. Backward recomputes each layer's input from its
-output, so that the memory for activations does not grow with the depth.
+A reversible stack carries two streams, y1 = x1 + f(x2) and y2 = x2 + g(y1), and returns the mean of both. This is not
+the same function as an ordinary stack with the same weights. Backward recomputes each layer's input from its output, so
+that the memory for activations does not grow with the depth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Layer(NamedTuple):
 def run_sequential(hidden: Tensor, layers: Sequence[Layer], weights: Sequence[Tensor], *, stored_layers: int) -> Tensor:
     """An ordinary stack: each block adds to one stream. Arguments as for `run_reversible`.
 
-    Of a layer whose activations are not stored, the two blocks' inputs are kept (activation checkpointing).
+    A layer whose activations are not stored keeps its two blocks' inputs (activation checkpointing).
     """
     for index, layer in enumerate(layers):
         run = run_block if index >= len(layers) - stored_layers else run_block_again
@@ -43,9 +43,9 @@ def run_reversible(hidden: Tensor, layers: Sequence[Layer], weights: Sequence[Te
     Args:
         hidden: (B, T, D), start of both streams.
         layers: The layers in order.
-        weights: Every weight once; layers refer to them by index.
-        stored_layers: The last so many layers keep their activations, which saves their second forward pass and takes
-            memory for each. The result is the same up to rounding.
+        weights: All weights without duplicates; layers refer to them by index.
+        stored_layers: How many of the last layers keep their activations, which saves their second forward pass but
+            takes memory. The result is the same up to rounding.
     """
     return _ReversibleStack.apply(hidden, tuple(layers), stored_layers, *weights)
 
@@ -86,7 +86,7 @@ class _ReversibleStack(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * len(weights)
 
         def through(block: Block, indices: tuple[int, ...], saved: Sequence[Tensor], gradient: Tensor) -> Tensor:
-            """What the gradient behind `target += block(source)` adds to that of the source."""
+            """What the gradient after `target += block(source)` adds to that of the source."""
             grad_source, grad_weights = block.backward(gradient, tuple(saved), _pick(weights, indices))
             for index, value in zip(indices, grad_weights, strict=True):
                 grads[index] = value if grads[index] is None else grads[index].add_(value)
@@ -95,7 +95,7 @@ class _ReversibleStack(torch.autograd.Function):
         def step_back(
             block: Block, indices: tuple[int, ...], source: Tensor, target: Tensor, gradient: Tensor
         ) -> Tensor:
-            """As `through`, from streams that were not stored; undoes the addition."""
+            """As `through`, for streams that were not stored; reverses the addition."""
             out, saved = block.forward(source, _pick(weights, indices))
             target -= out
             return through(block, indices, saved, gradient)

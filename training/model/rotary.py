@@ -1,6 +1,7 @@
-"""Rotary position embeddings (Su et al. 2021) in three parts: place in the text, row and column of the image.
+"""Rotary position embeddings (Su et al. 2021) in three parts: position in the text, row and column of the image.
 
-The angles are those of dalle-pytorch 1.6.6, computed in float32 as there: at 8192 radians a rounding shows in logits.
+The angles are those of dalle-pytorch 1.6.6, and computed in float32 as there: near 8192 radians, rounding changes the
+logits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from training.model.layout import Layout
 TEXT_THETA = 10_000.0
 """Base of the text frequencies (Su et al. 2021, section 3.2.2)."""
 IMAGE_TEXT_POSITION = 8192.0
-"""Place in the text that all image tokens have: far from any word."""
+"""The position in the text that all image tokens have: far from any word."""
 TEXT_IMAGE_POSITION = -10.0
 """Row and column that all text tokens have: far from the image, which spans -1 to 1."""
 HIGHEST_PIXEL_FREQUENCY = 5.0
@@ -23,7 +24,7 @@ HIGHEST_PIXEL_FREQUENCY = 5.0
 
 
 def rotary_angles(layout: Layout, head_dim: int) -> Tensor:
-    """Angles by which pairs of channels turn.
+    """The angles by which pairs of channels are rotated.
 
     Returns:
         float32 (X + I, P): for each position the P <= head_dim // 2 rotated pairs; text, row and column parts hold
@@ -47,13 +48,13 @@ def rotary_angles(layout: Layout, head_dim: int) -> Tensor:
 
 
 def rotation_table(angles: Tensor | None, layout: Layout, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """Complex factors that turn queries, keys and values, and scale the queries by head_dim ** -0.5 as well.
+    """Complex factors that rotate queries, keys and values, and also scale the queries by head_dim ** -0.5.
 
     Args:
-        angles: From `rotary_angles`, or None where nothing is turned.
+        angles: From `rotary_angles`, or None for no rotation.
         layout: Order of the tokens.
         head_dim: H.
-        dtype: float32 or float64, of the channels to be turned.
+        dtype: Type of the channels to rotate, float32 or float64.
 
     Returns:
         Complex (3, X + I, H / 2).

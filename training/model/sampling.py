@@ -1,6 +1,6 @@
 """Sampling of image codes, one by one.
 
-Each sample draws from its own seed, so that, but for rounding, it comes out the same alone or in any batch.
+Each sample has its own seed, so that its result is the same alone or in any batch, apart from rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from training.model.decoder import Decoder
 from training.model.transformer import TextToImageTransformer
 
 LEAST_TEMPERATURE = 1e-6
-"""So that logits over it are finite in 32 bit; long before, only the likeliest code is drawn."""
+"""Ensures that logits divided by it are finite in 32 bits; at much higher temperatures only the likeliest code is drawn
+already."""
 Progress = Callable[[int, int], None]
 """Called with the tokens drawn so far and their total."""
 
@@ -35,21 +36,22 @@ def sample_codes(
     """Draws an image for each row of text.
 
     Args:
-        model: Any model of `build_model`; on its device all is computed.
+        model: Any model of `build_model`; everything is computed on its device.
         text: Token ids (B, text_seq_len), 0 is padding.
-        top_k: Only the likeliest so many codes may be drawn; None: all. 1 always takes the likeliest.
-        top_p: Only the likeliest codes that together reach this probability; None: all. After `top_k`.
+        top_k: Number of the likeliest codes among which to draw; None: all. 1 always takes the likeliest.
+        top_p: Draw only among the likeliest codes that together reach this probability; None: all. Applied after
+            `top_k`.
         temperature: Logits are divided by it.
         seed: Sample b is drawn with seed + b, or with the b-th of a sequence.
-        guidance: Classifier-free guidance: logits without the caption are pushed from by this factor; 1 is none. Of
-            use only to a model that was trained with some captions left out.
+        guidance: Factor of classifier-free guidance, which moves the logits away from those without the caption; 1 is
+            none. Useful only with a model that was trained with some captions left out.
         progress: Called after each token.
 
     Returns:
         Codes (B, I).
 
     Raises:
-        BadInput: If a setting is out of its range.
+        BadInput: If a setting is out of range.
     """
     check_sampling(top_k=top_k, top_p=top_p, temperature=temperature, guidance=guidance)
     batch = text.shape[0]
@@ -82,7 +84,7 @@ def sample_codes(
 def draw_codes(
     logits: Tensor, uniform: Tensor, *, top_k: int | None, top_p: float | None, temperature: float
 ) -> Tensor:
-    """One code per row, by inverting the distribution function at a uniform number.
+    """One code per row, by inverting the cumulative distribution at a uniform number.
 
     Args:
         logits: (B, V).
@@ -111,9 +113,9 @@ def draw_codes(
 
 
 def check_sampling(*, top_k: int | None, top_p: float | None, temperature: float, guidance: float = 1.0) -> None:
-    """Raises BadInput if a setting is out of its range."""
+    """Raises BadInput if a setting is out of range."""
     if top_k is not None and top_k < 1:
-        raise BadInput(f"top-k is {top_k}; give at least 1, or leave it out for all codes.")
+        raise BadInput(f"top-k is {top_k}; give at least 1, or omit it for all codes.")
     if top_p is not None and not 0 < top_p <= 1:
         raise BadInput(f"top-p is {top_p}; give a probability above 0 and up to 1.")
     if not LEAST_TEMPERATURE <= temperature < math.inf:

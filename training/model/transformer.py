@@ -25,12 +25,12 @@ from training.model.rotary import rotary_angles, rotation_table
 from training.model.vocabulary import TiedGradient, embed_tied, output_losses
 
 ACTIVATION_BUDGET_BYTES = 160 << 20
-"""Reversible layers may keep activations of this size at first; see `activation_budget_bytes`."""
+"""The first `activation_budget_bytes` of a model with reversible layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
-    """Mean losses of a micro-batch, in nats a token; scalars that can be differentiated."""
+    """Mean losses of a micro-batch, in nats per token; differentiable scalars."""
 
     loss: Tensor
     """(text_loss + w * image_loss) / (1 + w) with w = `image_loss_weight`."""
@@ -41,12 +41,12 @@ class Losses:
 
 
 def initial_layer_scale(layer: int) -> float:
-    """First value of the layer scales (Touvron et al. 2021, CaiT, table 1) of the layer with this index from 0."""
+    """Initial value of the layer scales (Touvron et al. 2021, CaiT, table 1) of a layer, counted from 0."""
     return 0.1 if layer < 18 else 1e-5 if layer < 24 else 1e-6
 
 
 class SharedAttention(nn.Module):
-    """The matrices of attention that all layers of a group share."""
+    """The attention matrices that all layers of a group share."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -60,7 +60,7 @@ class SharedAttention(nn.Module):
 
 
 class SharedFeedForward(nn.Module):
-    """The matrices of the feed-forward that all layers of a group share."""
+    """The feed-forward matrices that all layers of a group share."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -74,7 +74,7 @@ class SharedFeedForward(nn.Module):
 
 
 class Branch(nn.Module):
-    """What each layer has of its own around a shared block: the norm before it and the scale behind it."""
+    """The weights that each layer has for itself around a shared block: the norm before it and the scale after it."""
 
     def __init__(self, hidden_size: int, scale: float):
         super().__init__()
@@ -89,8 +89,7 @@ class Branch(nn.Module):
 class TextToImageTransformer(nn.Module):
     """Predicts the codes of an image, one by one, from a caption.
 
-    Every weight that layers share is one parameter, so that `parameters()` are the unique ones. Build it with
-    `build_model`.
+    A weight that layers share is one parameter, so that `parameters()` has no duplicates. Build it with `build_model`.
     """
 
     def __init__(self, config: ModelConfig):
@@ -99,11 +98,11 @@ class TextToImageTransformer(nn.Module):
         self.config = config
         self.layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
         self.activation_budget_bytes = ACTIVATION_BUDGET_BYTES if config.reversible else None
-        """Backward needs activations: those of the last layers are kept while they fit this, which saves a fourth of a
-        layer's time; the others are computed again, in reversible layers from their outputs, else from their inputs,
-        which are kept (activation checkpointing). None keeps all, 0 none."""
+        """The bytes of activations that may be kept for backward. The last layers keep theirs as long as they fit,
+        which saves a fourth of a layer's time. The other layers are computed again: reversible ones from their outputs,
+        others from their inputs, which are kept (activation checkpointing). None keeps all activations, 0 none."""
         self.attention_kernels: Kernels | None = None
-        """How attention is computed; None: as `choose_kernels` finds best on the weights' device."""
+        """How attention is computed; None: the choice of `choose_kernels` for the weights' device."""
         self.attention_kinds: tuple[AttentionType, ...] = (
             *islice(cycle(config.attention_cycle), config.num_layers - 1),
             config.last_attention,
@@ -126,14 +125,14 @@ class TextToImageTransformer(nn.Module):
             self.row_positions = nn.Parameter(torch.randn(config.image_grid, width))
             self.column_positions = nn.Parameter(torch.randn(config.image_grid, width))
         self.pointwise: Pointwise = PLAIN
-        """What computes between products of matrices; see `compile_pointwise`."""
+        """The functions between matrix products; see `compile_pointwise`."""
         self._kernel_choices: dict[tuple, KernelChoice] = {}
         self._patterns: dict[tuple, dict[AttentionType, AttentionPattern]] = {}
         self._rotations: dict[tuple, Tensor] = {}
 
     @property
     def text_rows(self) -> int:
-        """Vocabulary rows of text: the tokenizer's ids, then one padding id for each position."""
+        """Vocabulary rows of text: the tokenizer's ids, then one padding id per position."""
         return self.config.text_vocab_size + self.config.text_seq_len
 
     def forward(self, text: Tensor, codes: Tensor) -> Losses:
@@ -165,7 +164,7 @@ class TextToImageTransformer(nn.Module):
     def logits(self, text: Tensor, codes: Tensor) -> Tensor:
         """Logits (B, text_seq_len + I, V) of each next token, text rows before image rows.
 
-        Text positions cannot predict image codes nor the other way round: those logits are `-finfo.max`.
+        Text positions cannot predict image codes, nor image positions text: those logits are `-finfo.max`.
         """
         hidden = self.final_norm(self.hidden_states(text, codes))[:, :-1]
         split = self.config.text_seq_len
@@ -175,7 +174,7 @@ class TextToImageTransformer(nn.Module):
         return logits
 
     def hidden_states(self, text: Tensor, codes: Tensor | None) -> Tensor:
-        """The stream behind the last layer, before the final norm.
+        """The residual stream after the last layer, before the final norm.
 
         Args:
             text: Token ids (B, text_seq_len).
@@ -191,15 +190,15 @@ class TextToImageTransformer(nn.Module):
         layers, weights = self.layers(text, self._compute_dtype())
         stored_layers = self.stored_layers(text.shape[0])
         run = run_reversible if self.config.reversible else run_sequential
-        with torch.autocast(hidden.device.type, enabled=False):  # blocks see to their types themselves
+        with torch.autocast(hidden.device.type, enabled=False):  # blocks cast by themselves
             return run(hidden.to(self.final_norm.weight.dtype), layers, weights, stored_layers=stored_layers)
 
     def activation_bytes(self, micro_batch_size: int, dtype: torch.dtype | None = None) -> list[int]:
-        """Bytes that each layer keeps for backward, if its activations are kept.
+        """Bytes that each layer keeps for backward if its activations are kept.
 
         Args:
             micro_batch_size: B.
-            dtype: In which layers compute; None: as autocast has it now.
+            dtype: Type in which layers compute; None: as autocast is set now.
         """
         config, length, dtype = self.config, self.layout.length, dtype or self._compute_dtype()
         inner, feed_forward = config.num_heads * config.head_dim, config.hidden_size * config.feed_forward_multiplier
@@ -228,7 +227,7 @@ class TextToImageTransformer(nn.Module):
         Args:
             text: Token ids (B, text_seq_len).
             codes: Image codes (B, I), or None for the text alone.
-            tied: Brings the gradient of the output's matrix, where one is computed behind this.
+            tied: Brings the gradient of the output matrix, if this is part of a training step.
         """
         ids = functional.pad(self.text_ids(text), (1, 0))
         positions = None if self.config.rotary else self.text_positions
@@ -245,7 +244,7 @@ class TextToImageTransformer(nn.Module):
         return hidden if positions is None else hidden + positions
 
     def embed_codes(self, codes: Tensor, start: int) -> Tensor:
-        """Embeddings (B, n, D) of codes (B, n) that stand at `start` and after it in the image."""
+        """Embeddings (B, n, D) of codes (B, n) whose positions in the image begin at `start`."""
         hidden = functional.embedding(codes, self._embedding_tables()[1])
         if not self.config.rotary:
             hidden = hidden + self._image_positions()[start : start + codes.shape[1]]
@@ -263,11 +262,11 @@ class TextToImageTransformer(nn.Module):
         return functional.linear(normed, self.output.weight[self.text_rows :], self.output.bias[self.text_rows :])
 
     def layers(self, text: Tensor, dtype: torch.dtype) -> tuple[list[Layer], list[Tensor]]:
-        """The layers as the stacks run them, and every weight once.
+        """The layers as the stacks run them, and the list of all weights without duplicates.
 
         Args:
             text: Token ids (B, text_seq_len).
-            dtype: In which blocks compute.
+            dtype: Type in which blocks compute.
         """
         shift = self.layout if self.config.shift_tokens else None
         patterns, rotation = self.patterns(dtype), self.rotation()
@@ -303,7 +302,7 @@ class TextToImageTransformer(nn.Module):
         kernels = self.kernel_choice(dtype).kernels
         key = (self.final_norm.weight.device, dtype, kernels)
         if key not in self._patterns:
-            with torch.inference_mode(False):  # sampling may come first, and training takes the same masks
+            with torch.inference_mode(False):  # sampling may make them first, and training uses the same masks
                 reference = self.final_norm.weight.new_empty((), dtype=dtype)
                 common = (self.layout, self.config.conv_kernel_size, reference)
                 self._patterns[key] = {
@@ -315,7 +314,7 @@ class TextToImageTransformer(nn.Module):
         return self._patterns[key]
 
     def compile_pointwise(self, dtype: torch.dtype) -> str:
-        """Has what computes between products of matrices compiled, and says how it went; of use on a GPU."""
+        """Compiles the functions between matrix products, and says how it went; useful on a GPU."""
         reference, config = self.final_norm.weight.new_empty((), dtype=dtype), self.config
         self.pointwise, outcome = compile_pointwise(
             reference, self.layout, hidden_size=config.hidden_size, head_dim=config.head_dim
@@ -323,7 +322,7 @@ class TextToImageTransformer(nn.Module):
         return outcome
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
-        """How attention is computed in this type on the weights' device; found out when it is first asked."""
+        """How attention is computed in this type on the weights' device; determined at the first call."""
         if self.attention_kernels is not None:
             return KernelChoice(kernels=self.attention_kernels, reason="as it was set")
         reference, config = self.final_norm.weight.new_empty((), dtype=dtype), self.config
@@ -340,7 +339,7 @@ class TextToImageTransformer(nn.Module):
         return self._kernel_choices[key]
 
     def rotation(self) -> Tensor:
-        """See `rotation_table`; on the device and in the type of the weights."""
+        """The `rotation_table`, on the device and in the type of the weights."""
         reference = self.final_norm.weight
         key = (reference.device, reference.dtype)
         if key not in self._rotations:
@@ -355,7 +354,7 @@ class TextToImageTransformer(nn.Module):
         return self.text_embedding.weight, self.image_embedding.weight
 
     def stored_layers(self, micro_batch_size: int, dtype: torch.dtype | None = None) -> int:
-        """How many layers, counted from the last, fit the budget with their activations; see `activation_bytes`."""
+        """How many layers, from the last, can keep their activations within the budget; see `activation_bytes`."""
         if self.activation_budget_bytes is None:
             return self.config.num_layers
         totals = accumulate(reversed(self.activation_bytes(micro_batch_size, dtype)))
@@ -387,12 +386,12 @@ class TextToImageTransformer(nn.Module):
 
 
 def build_model(config: ModelConfig, seed: int) -> TextToImageTransformer:
-    """The model with first weights that depend on the seed alone; the global random state is left as it was.
+    """The model with initial weights that depend only on the seed; the global random state does not change.
 
     Matrices and biases are uniform within +-1 / sqrt(inputs), norms 1 and 0, as in dalle-pytorch 1.6.6.
 
     Raises:
-        BadInput: If sizes do not fit each other.
+        BadInput: If the recipe's sizes do not fit together.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -400,7 +399,7 @@ def build_model(config: ModelConfig, seed: int) -> TextToImageTransformer:
 
 
 def _groups(config: ModelConfig) -> list[int]:
-    """Layers repeat the shared groups in turn; the last has a group of its own."""
+    """Layers use the shared groups in turn; the last layer has its own group."""
     last = config.num_layers - 1
     if config.shared_groups is None:
         return list(range(config.num_layers))

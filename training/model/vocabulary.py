@@ -1,8 +1,8 @@
-"""The vocabulary's matrices at both ends: tokens are embedded by their rows, and predicted with them.
+"""The vocabulary's matrices at both ends: the embedding and the output head.
 
-A large vocabulary's gradient is as large as its matrix. Here it is made once: each part of the vocabulary writes its
-rows, and where both ends share a matrix the embedding adds to what the output wrote. Autograd would make a whole
-matrix for each part and each end, and sum them.
+The gradient of a large vocabulary is as large as its matrix. Here it is allocated only once: each part of the
+vocabulary writes its rows, and if both ends share a matrix, the embedding adds to what the output head wrote. Autograd
+would allocate a whole matrix for each part and each end, and sum them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 from training.model.blocks import weight_grad
 
 CHUNK_BYTES = 8 << 20
-"""Logits become exponentials so many bytes at a time, which stay in the processor's cache."""
+"""The softmax processes this many bytes of logits at a time, which stay in the CPU's cache."""
 
 
 class TiedGradient:
@@ -26,17 +26,17 @@ class TiedGradient:
         self._matrix: Tensor | None = None
 
     def leave(self, matrix: Tensor) -> None:
-        """The output's gradient, for the embedding to add to."""
+        """Stores the output head's gradient, to which the embedding adds its own."""
         self._matrix = matrix
 
     def take(self, like: Tensor) -> Tensor:
-        """What was left, or zeros of the matrix' form."""
+        """The stored gradient, or zeros in the shape of the matrix."""
         matrix, self._matrix = self._matrix, None
         return torch.zeros_like(like) if matrix is None else matrix
 
 
 def embed_tied(ids: Tensor, weight: Tensor, tied: TiedGradient) -> Tensor:
-    """Rows (B, T, D) of the matrix (V, D) that is the output's as well; give both the same `tied`."""
+    """Rows (B, T, D) of the matrix (V, D) that is also the output head's; give both the same `tied`."""
     return _TiedEmbedding.apply(ids, weight, tied)
 
 
@@ -56,7 +56,7 @@ class _TiedEmbedding(torch.autograd.Function):
 
 
 class _Part(NamedTuple):
-    """Tokens that choose among the same rows of the output matrix."""
+    """Tokens whose predictions use the same rows of the output matrix."""
 
     tokens: slice
     rows: slice
@@ -76,15 +76,15 @@ def output_losses(
     """Mean cross entropies of text and image tokens.
 
     Args:
-        hidden: (B, T, D) behind the last norm. Position i predicts token i of text and image; positions after the
-            last of them predict nothing.
+        hidden: (B, T, D), the output of the last norm. Position i predicts token i of text and image; positions after
+            the last token predict nothing.
         weight: (V, D), text rows before image rows.
         bias: (V,).
         text: Ids of the text's tokens, (B, X - 1).
         codes: Codes of the image's tokens, (B, I).
-        text_rows: How many rows are the text's.
-        dtype: In which logits are computed; they are normalized in the weights' type.
-        tied: Given to the embedding as well where it has the same matrix, else None.
+        text_rows: The number of rows that belong to the text.
+        dtype: Type in which logits are computed; they are normalized in the weights' type.
+        tied: The same object as for the embedding if they share the matrix, otherwise None.
 
     Returns:
         Two scalars, differentiable (once) by autograd.
@@ -139,5 +139,5 @@ class _OutputLosses(torch.autograd.Function):
 
 
 def _chunks(rows: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-    """The rows that belong to `CHUNK_BYTES` of logits at a time."""
+    """The rows in parts to each of which `CHUNK_BYTES` of logits belong."""
     return rows.split(max(1, CHUNK_BYTES // (logits.shape[1] * logits.element_size())))

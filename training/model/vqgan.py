@@ -1,9 +1,9 @@
 """VQ-GAN with a Gumbel quantizer, the image codec of the 2021 run (Esser et al. 2021, arXiv:2012.09841).
 
-The run used `vqgan_gumbel_f8`: 8 pixels a token, 8192 entries. Encoder and decoder are diffusers' blocks; weights are
-read and written in the layout of taming-transformers, the one in which they are published. The sizes of the network
-are read off the weights. Encoding takes the likeliest entry: the published code draws one by Gumbel noise, even when it
-is not training, so that its codes differ from call to call.
+The run used `vqgan_gumbel_f8`: 8 pixels per token, 8192 entries. Encoder and decoder consist of diffusers' blocks;
+weights are read and written in the layout of taming-transformers, in which they are published. The sizes of the network
+follow from the weights. Encoding takes the likeliest entry. The published code samples one with Gumbel noise even
+outside of training, so that its codes differ between calls.
 
 Letters as in `training.model.codec`; E width of an entry, Z width of the encoder's last map.
 """
@@ -80,10 +80,10 @@ class VqGan(nn.Module):
 
     Args:
         shape: Sizes of the network.
-        config: What the recipe says; it must agree with the shape.
+        config: The recipe's section; it must agree with the shape.
 
     Raises:
-        BadInput: If it does not, or diffusers is not installed.
+        BadInput: If the two disagree, or diffusers is not installed.
     """
 
     def __init__(self, shape: VqGanShape, config: CodecConfig):
@@ -119,10 +119,10 @@ class VqGan(nn.Module):
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], config: CodecConfig) -> VqGan:
-        """A codec from weights in the layout of taming-transformers; those of its training losses are left aside.
+        """A codec from weights in the layout of taming-transformers; those of its training losses are ignored.
 
         Raises:
-            BadInput: If weights are missing, left over, or of another size.
+            BadInput: If weights are missing, unknown, or of another size.
         """
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("loss.")}
         codec = cls(read_shape(tensors), config)
@@ -141,7 +141,7 @@ class VqGan(nn.Module):
         return codec.eval().requires_grad_(False)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights in the layout of taming-transformers, in which attention projections are 1x1 convolutions."""
+        """All weights in the layout of taming-transformers, where attention projections are 1x1 convolutions."""
         published = {}
         for own_name, tensor in self.state_dict().items():
             name = published_name(own_name, self.shape)
@@ -191,7 +191,7 @@ def load_vqgan(path: Path, config: CodecConfig) -> VqGan:
     """A codec from a published checkpoint: safetensors, or a `.pt`/`.ckpt` that holds tensors only.
 
     Raises:
-        BadInput: If it cannot be read safely, or is another network's.
+        BadInput: If it cannot be read safely, or belongs to another network.
     """
     try:
         if path.suffix == ".safetensors":

@@ -1,8 +1,8 @@
 """Block-wise 8-bit storage: 256 dynamic values and one scale for every block of a tensor.
 
-The form is that of Dettmers et al. 2021 (arXiv:2110.02861): a tensor is cut into blocks, each block is divided by its
+The format is that of Dettmers et al. 2021 (arXiv:2110.02861): a tensor is cut into blocks, each block is divided by its
 largest magnitude, and each quotient is stored as the index of one of 256 values that are dense near zero. The indices
-and scales are those of bitsandbytes' block-wise "dynamic" type, so either program can read the other's.
+and scales are those of bitsandbytes' block-wise "dynamic" type, so each program can read the other's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from training.optim.codebook import codebook
 from training.optim.kernels import Kernels, kernels
 
 _NO_LESS_THAN_ONE = 1 + 2**-22
-"""Two units in the last place: the quotient of a block's largest value must not be rounded to below 1."""
+"""Two units in the last place: rounding must not bring the quotient of a block's largest value below 1."""
 
 
 def block_count(size: int, block_size: int) -> int:
@@ -40,9 +40,9 @@ def quantize(
         values: (size,) float32, contiguous and finite; clobbered.
         codes: (size,) uint8, written.
         scales: (blocks,) float32, written with the largest magnitude of each block.
-        block_size: Values a block; the last block may be shorter.
+        block_size: Values per block; the last block may be shorter.
         signed: Whether values may be negative.
-        native: Use the compiled loops where there are any; the codes are the same.
+        native: Use the compiled loops if they are available; the codes are the same.
     """
     if compiled := _compiled(native, values, codes, scales):
         compiled.quantize(values, codes, scales, block_size=block_size, signed=signed)
@@ -75,7 +75,7 @@ def dequantize(
 
 
 def _compiled(native: bool, *tensors: torch.Tensor) -> Kernels | None:
-    """The compiled loops, if they are wanted, at hand, and made for such tensors."""
+    """The compiled loops, if they are wanted, available, and made for such tensors."""
     fit = native and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
     return kernels() if fit else None
 
@@ -92,7 +92,7 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor, block_size: int) -> Iter
 def _look_up(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
     """out[i] = table[index[i]]; numpy's `take` on the host needs a third of the time of torch's."""
     if out.device.type == "cpu":
-        # Every pattern of an index is in range, so that wrapping never happens; it only spares the check.
+        # Every bit pattern of an index is in range, so wrapping never happens; the mode only avoids the range check.
         table.numpy().take(index.numpy(), out=out.numpy(), mode="wrap")
     else:
         out.copy_(table.to(out.device)[index.to(torch.int64)])

@@ -1,4 +1,4 @@
-"""The 256 values of the dynamic 8-bit type, and how a number finds the nearest one."""
+"""The 256 values of the dynamic 8-bit type, and the lookup of the value nearest to a number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BFLOAT16_PATTERNS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Codebook:
-    """The 256 values of the dynamic type and the way to the nearest one."""
+    """The 256 values of the dynamic type, and a table of the nearest ones."""
 
     values: torch.Tensor
     """(256,) float32, ascending; index i of a stored tensor means `values[i]` times the scale of its block."""

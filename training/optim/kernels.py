@@ -85,7 +85,7 @@ class Kernels:
             weights: (size,) float32.
             out: (size,) float32.
             moments: Codes and scales of the first moment, then of the second.
-            block_size: Values a block.
+            block_size: Values per block.
             keep: Whether the new moments are stored.
             settings: See lamb.py.
 
@@ -109,7 +109,7 @@ class Kernels:
 
 @cache
 def kernels() -> Kernels | None:
-    """The compiled loops, or None where they cannot be made or do not do what blockwise.py does. Says which, once."""
+    """The compiled loops, or None if they cannot be built or differ from blockwise.py; logs which of these, once."""
     try:
         made = Kernels(compiled(SOURCE, cache_folder()))
         _check(made)
@@ -121,7 +121,7 @@ def kernels() -> Kernels | None:
 
 
 def _map(signed: bool) -> _Map:
-    """The arithmetic of a codebook's nearest value: equal steps within each decade, none at 1."""
+    """The arithmetic that finds a codebook's nearest value: equal steps within each decade, none at 1."""
     book = codebook(signed)
     positive, rank = book.values[book.zero :].double().tolist(), 1
     arrays: dict[str, list[float]] = {name: [] for name in ("threshold", "slope", "offset", "last")}
@@ -143,7 +143,7 @@ def _check(made: Kernels) -> None:
     """Tries every bit pattern that decides a code, and every code.
 
     Raises:
-        NotNative: If one comes out otherwise than by the table.
+        NotNative: If a result differs from the table.
     """
     patterns = (torch.arange(1 << 16, dtype=torch.int32) << 16).view(torch.float32)
     for signed in (True, False):

@@ -1,4 +1,4 @@
-"""LAMB with moments in 8 bit: large batches, little host memory.
+"""LAMB with 8-bit moments, for large batches and little host memory.
 
 One update of a tensor w with gradient g, in the order of the code below:
 
@@ -9,11 +9,11 @@ One update of a tensor w with gradient g, in the order of the code below:
     w   <- w - lr * (min(|w|, trust_clamp) / |u|) * u     trust ratio; 1 if either norm is 0
 
 Sources: You et al. 2020, arXiv:1904.00962, algorithm 2 (LAMB); Dettmers et al. 2021, arXiv:2110.02861 (8-bit moments).
-The 2021 run differs from the paper's LAMB as the defaults here do: no bias correction, clipping before the update.
-bitsandbytes' class of that name applies no trust ratio on a CPU, therefore it is not used.
+The defaults differ from the paper's LAMB in the same way as the 2021 run: no bias correction, clipping before the
+update. bitsandbytes' class of that name applies no trust ratio on a CPU; therefore it is not used.
 
-The stages are the functions at the end of this module. Where the machine has a C compiler, kernels.c does those from
-clipping to the direction in one pass over memory and gives the same codes; `native=False` keeps to PyTorch.
+The stages are the functions at the end of this module. If the machine has a C compiler, kernels.c computes the stages
+from clipping to the direction in one pass over memory and gives the same codes; `native=False` uses only PyTorch.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from training.optim.kernels import Kernels, Settings, kernels
 logger = logging.getLogger(__name__)
 
 _CHUNK_VALUES = 65_536
-"""Values that PyTorch works on at once: four float32 buffers of this size stay in a core's second-level cache."""
+"""Values that PyTorch processes at once: four float32 buffers of this size stay in a core's second-level cache."""
 _COMPILED_CHUNK_VALUES = 262_144
-"""Values that one thread of the compiled loops takes at once; a call costs as much as some thousand of them."""
+"""Values that one thread of the compiled loops processes at once; a call costs as much as some thousand values."""
 
 
 class Lamb8bit(torch.optim.Optimizer):
     """LAMB whose moments are stored block-wise in 8 bit.
 
-    The state is made when the optimizer is made: 2 bytes a parameter and 8 bytes a block, or 8 bytes a parameter
-    for small tensors. Temporary memory is some buffers of one chunk, whatever the size of the tensors.
-    A step whose gradients are not all finite changes nothing and is counted in `skipped_steps`.
+    The state is allocated with the optimizer: 2 bytes per parameter and 8 bytes per block, or 8 bytes per parameter
+    for small tensors. Temporary memory is a few buffers of one chunk, regardless of the size of the tensors.
+    A step with gradients that are not all finite changes nothing and is counted in `skipped_steps`.
 
     Args:
         params: Parameters or groups of them, float32 and contiguous; `parameter_groups` makes the usual two.
@@ -54,14 +54,14 @@ class Lamb8bit(torch.optim.Optimizer):
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.
         weight_decay: Decoupled decay, part of the direction.
-        max_grad_norm: The gradients of all groups together are clipped to this norm; `inf` leaves them.
-        bias_correction: Whether moments are corrected for their zero start.
+        max_grad_norm: The gradients of all groups together are clipped to this norm; `inf` does not clip.
+        bias_correction: Whether moments are corrected for their initial zeros.
         trust_clamp: The weight norm in the trust ratio is at most this.
         block_size: Values that share one 8-bit scale.
-        min_8bit_size: Tensors with fewer values keep 32-bit moments; `sys.maxsize` keeps all in 32 bit.
-        overwrite_gradients: Use the gradients' memory for the direction, which saves a second computation of it.
-            Right where gradients are written anew for each step, as by hivemind's averager.
-        native: Use the compiled loops where there are any, in `torch.get_num_threads()` threads.
+        min_8bit_size: Tensors with fewer values keep 32-bit moments; `sys.maxsize` keeps all in 32 bits.
+        overwrite_gradients: Store the direction in the gradients' memory, which avoids computing it twice. Correct if
+            gradients are written again for each step, as by hivemind's averager.
+        native: Use the compiled loops if they are available, in `torch.get_num_threads()` threads.
 
     Raises:
         BadInput: If a parameter is not float32 or not contiguous, or a setting is out of range.
@@ -112,10 +112,10 @@ class Lamb8bit(torch.optim.Optimizer):
                     f"{tuple(parameter.shape)}. Keep float32 copies of the weights on the host (offloading does)."
                 )
             self.state[parameter] = self._zero_state(parameter)
-            self._kernels_for(parameter)  # made now, and said now, rather than amid the first update
+            self._kernels_for(parameter)  # so that compiling and its message do not delay the first update
 
     def _kernels_for(self, parameter: Tensor) -> Kernels | None:
-        """The compiled loops, if they are wanted, at hand, and made for such a parameter."""
+        """The compiled loops, if they are wanted, available, and made for such a parameter."""
         fit = self.native and parameter.device.type == "cpu" and "moment1_scales" in self.state[parameter]
         return kernels() if fit else None
 
@@ -181,7 +181,7 @@ class Lamb8bit(torch.optim.Optimizer):
             weights.sub_(gradient, alpha=rate)
             return
         again = torch.empty_like(gradient[:step])
-        for chunk in chunks:  # the directions were not kept: find them again, and store the moments this time
+        for chunk in chunks:  # the directions were not kept: compute them again, and store the moments this time
             out = again[: gradient[chunk].numel()]
             direct(chunk, out, True)
             weights[chunk].sub_(out, alpha=rate)
@@ -269,19 +269,19 @@ class Lamb8bit(torch.optim.Optimizer):
         _uncompiled(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def _shape_of(self, groups: list[dict]) -> list[tuple[int, set[str]]]:
-        """How many parameters each has, and which settings; where a state was loaded, torch adds to the defaults."""
+        """The number of parameters and the settings of each group; loading a state makes torch add to the defaults."""
         return [(len(group["params"]), self.defaults.keys() & group.keys()) for group in groups]
 
     def state_dict(self) -> dict:
-        """As in torch: per parameter the step, both moments and, where they are in 8 bit, the blocks' scales."""
+        """As in torch: for each parameter the step, both moments and, if these are in 8 bits, the blocks' scales."""
         return _uncompiled(torch.optim.Optimizer.state_dict)(self)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Takes over groups and moments from `state_dict()`; 8-bit moments stay in 8 bit.
+        """Loads groups and moments from `state_dict()`; 8-bit moments stay in 8 bits.
 
         Raises:
-            BadInput: If it is none, or a moment has another size or another number of bits than here, or no update
-                can have left it (not finite, a negative mean of squares); then nothing has changed.
+            BadInput: If it is not such a state, if the size or the number of bits of a moment differs, or if a moment
+                cannot result from an update (not finite, a negative mean of squares); then nothing has changed.
         """
         own = [{key: _kind(value) for key, value in self.state[p].items()} for p in self._parameters()]
         try:
@@ -290,8 +290,8 @@ class Lamb8bit(torch.optim.Optimizer):
             same_groups = self._shape_of(state_dict["param_groups"]) == self._shape_of(self.param_groups)
         except (AttributeError, KeyError, TypeError):
             raise BadInput(
-                "This is no state of an optimizer: it has `state`, with the moments of each parameter, and "
-                "`param_groups`. Give what `state_dict()` gave."
+                "This is not the state of an optimizer, which has `state`, with the moments of each parameter, and "
+                "`param_groups`. Give the result of `state_dict()`."
             ) from None
         if own != given or not same_groups:
             raise BadInput(
@@ -302,7 +302,7 @@ class Lamb8bit(torch.optim.Optimizer):
             )
         _check_moments(states)
         kept = dict(self.state)
-        # torch would cast each moment to its parameter's type and take new memory for it; these are written over
+        # torch would cast each moment to its parameter's type in new memory; here the existing moments are overwritten
         _uncompiled(torch.optim.Optimizer.load_state_dict)(self, {**state_dict, "state": {}})
         self.state.update(kept)
         for parameter, state in zip(self._parameters(), states, strict=True):
@@ -314,7 +314,7 @@ class Lamb8bit(torch.optim.Optimizer):
 
 
 def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:
-    """Stage 1: the factor that brings the norm of all gradients together to `max_norm`; not finite if they are not.
+    """Stage 1: the factor that clips the joint norm of all gradients to `max_norm`; not finite if they are not.
 
     >>> clip_factor([torch.tensor([3.0, 4.0])], max_norm=2.5)
     0.5
@@ -325,14 +325,14 @@ def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:
 
 
 def update_settings(group: Mapping, step: int, clip: float) -> Settings:
-    """Stage 2: what the stages from clipping to the direction need.
+    """Stage 2: the numbers that the stages from clipping to the direction need.
 
-    Moments that are corrected for their zero start are m / c1 and v / c2 with c = 1 - beta ** step. The direction
-    m/c1 / (sqrt(v/c2) + eps) is m / (sqrt(v) * root_factor + root_shift) with the two numbers given here.
+    Moments corrected for their initial zeros are m / c1 and v / c2 with c = 1 - beta ** step. The direction
+    m/c1 / (sqrt(v/c2) + eps) equals m / (sqrt(v) * root_factor + root_shift) with the two numbers returned here.
 
     Args:
         group: The parameter group: betas, eps, weight_decay, bias_correction.
-        step: Updates of this tensor, this one included.
+        step: Updates of this tensor, including this one.
         clip: See `clip_factor`.
     """
     beta1, beta2 = group["betas"]
@@ -355,7 +355,7 @@ def update_moments(moment1: Tensor, moment2: Tensor, gradient: Tensor, settings:
 
 
 def direction(moment1: Tensor, moment2: Tensor, weights: Tensor, settings: Settings, *, out: Tensor) -> None:
-    """Stage 4: where the weights go, with the decoupled decay; written to `out`."""
+    """Stage 4: the direction of the update, including the decoupled decay; written to `out`."""
     torch.sqrt(moment2, out=out).mul_(settings.root_factor).add_(settings.root_shift)
     torch.div(moment1, out, out=out)
     if settings.weight_decay:
@@ -363,7 +363,7 @@ def direction(moment1: Tensor, moment2: Tensor, weights: Tensor, settings: Setti
 
 
 def trust_ratio(weight_norm: float, direction_norm: float, *, clamp: float) -> float:
-    """Stage 5: length of a layer's update over the learning rate: the clamped weight norm over the direction's.
+    """Stage 5: the clamped norm of the weights divided by that of the direction.
 
     >>> trust_ratio(2.0, 4.0, clamp=10.0), trust_ratio(0.0, 4.0, clamp=10.0)
     (0.5, 1.0)
@@ -374,7 +374,7 @@ def trust_ratio(weight_norm: float, direction_norm: float, *, clamp: float) -> f
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Two parameter groups: matrices and embeddings decay; biases, norms and scales (one dimension or none) do not.
 
-    A parameter that several layers share is listed once. The order is the model's own, the same for all peers.
+    A parameter that several layers share is listed once. The order is that of the model, so it is equal for all peers.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -385,7 +385,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def build_optimizer(config: OptimizerConfig, params: Iterable[Tensor] | Iterable[dict], *, lr: float) -> Lamb8bit:
-    """The optimizer that a recipe asks for, over host copies whose gradients are written anew for each step."""
+    """The optimizer of a recipe, for host copies of the weights whose gradients are written again for each step."""
     return Lamb8bit(
         params,
         lr=lr,
@@ -412,17 +412,17 @@ def optimizer_tensors(optimizer: Lamb8bit) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: Lamb8bit, tensors: Mapping[str, Tensor]) -> None:
-    """Takes over what `optimizer_tensors` gave.
+    """Loads the result of `optimizer_tensors`.
 
     Raises:
-        BadInput: If they are of another optimizer or another model, or no update can have left them; then nothing has
+        BadInput: If the tensors belong to another optimizer or model, or cannot result from updates; then nothing has
             changed.
     """
     own = optimizer_tensors(optimizer)
     if {name: _kind(value) for name, value in own.items()} != {name: _kind(value) for name, value in tensors.items()}:
         raise BadInput(
             "The saved optimizer state does not fit this model and recipe; use the recipe saved beside it, "
-            "or leave the state away to start with empty moments."
+            "or omit the state to start with empty moments."
         )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [
@@ -439,7 +439,7 @@ def load_optimizer_tensors(optimizer: Lamb8bit, tensors: Mapping[str, Tensor]) -
 
 
 def _check_moments(states: Iterable[Mapping]) -> None:
-    """Whether updates can have left these moments; with others the next update would make weights of no use.
+    """Checks that these moments can result from updates; with others the next update would ruin the weights.
 
     Raises:
         BadInput: If a number is not finite, or a step, a scale or a mean of squares is negative.
@@ -454,12 +454,12 @@ def _check_moments(states: Iterable[Mapping]) -> None:
             if not (math.isfinite(low) and math.isfinite(high)) or (never_negative and low < 0):
                 raise BadInput(
                     f"The optimizer state is damaged: {name} of parameter {number} lies between {low:g} and {high:g}. "
-                    "Take another checkpoint, or leave the state away to start with empty moments."
+                    "Use another checkpoint, or omit the state to start with empty moments."
                 )
 
 
 def _each(function: Callable[[slice], tuple[float, float]], chunks: list[slice], *, threads: int) -> list:
-    """The function's results for all chunks, in their order."""
+    """The function's results for all chunks, in order."""
     if threads == 1 or len(chunks) <= 1:
         return [function(chunk) for chunk in chunks]
     with ThreadPoolExecutor(min(threads, len(chunks))) as pool:

@@ -1,4 +1,4 @@
-"""The learning rate over epochs: linear warm-up, then a linear fall to zero (paper, section 3.3)."""
+"""The learning rate over epochs: linear warm-up, then linear decay to zero (paper, section 3.3)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from training.config import ScheduleConfig
 
 
 def learning_rate_factor(epoch: int, config: ScheduleConfig) -> float:
-    """Learning rate of the update that ends `epoch`, as a share of the peak.
+    """Learning rate of the update that ends `epoch`, relative to the peak.
 
-    The first update already moves the weights, the last one of the warm-up uses the peak, and from `total_epochs` on
-    nothing moves.
+    The first update already changes the weights, the last one of the warm-up uses the peak, and from `total_epochs` on
+    the weights stay the same.
 
     Args:
-        epoch: Updates done before this one, from 0.
+        epoch: Number of updates before this one.
 
     >>> config = ScheduleConfig(warmup_epochs=10, total_epochs=110)
     >>> [learning_rate_factor(epoch, config) for epoch in (0, 9, 10, 60, 110)]

@@ -1,10 +1,10 @@
-"""Reads the optimizer state of the 2021 run, so that a run from then can go on.
+"""Reads the optimizer state of the 2021 run, so that such a run can be resumed.
 
 Its `CPULAMB8Bit` (learning-at-home/dalle-hivemind, lib/training/lamb_8bit.py) kept with bitsandbytes 0.26, for each
 parameter: `step`; `state1` and `state2`, the moments in the parameter's shape, either float32 or the uint8 codes of
 blocks of 4096; with codes `absmax1` and `absmax2`, the blocks' scales, and `qmap1` and `qmap2`, the 256 values that the
-codes mean; and the norms of the last update, `weight_norm`, `step_norm` and `trust_ratio`, which nothing reads.
-bitsandbytes' own 8-bit classes keep theirs in the same form today, in blocks of 256.
+codes stand for; and the norms of the last update, `weight_norm`, `step_norm` and `trust_ratio`, which nothing reads.
+Today bitsandbytes' own 8-bit classes keep their state in the same form, in blocks of 256.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from training.optim.codebook import codebook
 from training.optim.lamb import Lamb8bit
 
 _NOT_DECAYED = ("bias", "LayerNorm.weight")
-"""Parameters with these in their name came last, in a group without weight decay (dalle-hivemind, task.py)."""
+"""Parameters with one of these in their name came last, in a group without weight decay (dalle-hivemind, task.py)."""
 _BLOCK_SIZES = tuple(2**power for power in range(12, 5, -1))
-"""4096 (the 2021 run) to 64; of several that fit, all mean the same."""
+"""4096 (the 2021 run) to 64; if several fit a tensor, the result is the same."""
 
 
 def order_of_2021(names: Iterable[tuple[str, str]]) -> list[str]:
     """The second names in the order in which the 2021 run's optimizer had its parameters.
 
     Args:
-        names: Of every parameter, theirs and ours, in the order of their model's `parameters()`.
+        names: Their and our name of every parameter, in the order of their model's `parameters()`.
     """
     names = list(names)
     last = [ours for theirs, ours in names if any(part in theirs for part in _NOT_DECAYED)]
@@ -37,22 +37,22 @@ def order_of_2021(names: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def saved_epoch(state_dict: Mapping) -> int | None:
-    """The epoch that hivemind has noted in an optimizer's state; None if there is none."""
+    """The epoch that hivemind stored in an optimizer's state; None if there is none."""
     epoch = state_dict.get("state", {}).get("local_epoch")
     return epoch if isinstance(epoch, int) and epoch >= 0 else None
 
 
 def load_2021_state(optimizer: Lamb8bit, state_dict: Mapping) -> None:
-    """Takes over the moments and steps of a `CPULAMB8Bit.state_dict()`; settings stay those of `optimizer`.
+    """Loads the moments and steps of a `CPULAMB8Bit.state_dict()`; the settings of `optimizer` do not change.
 
-    Codes are taken as they are where blocks and values are the same here, else the moments are stored anew.
+    Codes are copied if blocks and values are the same here; otherwise the moments are quantized again.
 
     Args:
-        optimizer: For the same parameters in the same order.
-        state_dict: As `torch.load(path, weights_only=True)` gives it.
+        optimizer: An optimizer of the same parameters in the same order.
+        state_dict: The result of `torch.load(path, weights_only=True)`.
 
     Raises:
-        BadInput: If it is of another model, incomplete or not finite; then nothing has changed.
+        BadInput: If it belongs to another model, is incomplete or is not finite; then nothing has changed.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     saved_states = state_dict.get("state") if isinstance(state_dict.get("state"), Mapping) else {}
@@ -90,10 +90,10 @@ def _tensor(saved: Mapping, name: str) -> Tensor:
 
 
 def _moment(saved: Mapping, place: int, size: int) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
-    """Codes, scales, values and block size of one moment; of one in 32 bit only the first, which then are its numbers.
+    """Codes, scales, values and block size of one moment; for a 32-bit moment, its numbers in place of the codes.
 
     Raises:
-        KeyError, ValueError: If it is incomplete, of another size, not finite, or a negative mean of squares.
+        KeyError, ValueError: If it is incomplete, has another size, is not finite, or is a negative mean of squares.
     """
     content = _tensor(saved, f"state{place}")
     if content.numel() != size:
@@ -128,7 +128,7 @@ def _store(moment: tuple, own: dict, place: int, block_size: int) -> None:
         codes.copy_(content)
         own_scales.copy_(scales)
         return
-    numbers = content.clone() if values is None else values[content.to(torch.int64)]  # written over below
+    numbers = content.clone() if values is None else values[content.to(torch.int64)]  # overwritten below
     if scales is not None:
         numbers *= scales.repeat_interleave(saved_block_size)[: numbers.numel()]
     numbers = numbers.to(codes.device)

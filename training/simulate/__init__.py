@@ -1,5 +1,5 @@
-"""What cannot be run here: thousands of volunteers, simulated event by event.
+"""Simulates swarms that cannot be run here, with thousands of volunteers, event by event.
 
-`population` draws volunteers from stated distributions, `clock` plays events in order, `accounts` says where everyone's
-time goes, `swarm` has the rules by which the trainer and hivemind act, `forecast` runs a recipe.
+`population` draws volunteers from documented distributions, `clock` plays events in order, `accounts` records what each
+peer spends its time on, `swarm` has the rules by which the trainer and hivemind act, `forecast` simulates a recipe.
 """

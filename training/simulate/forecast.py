@@ -1,4 +1,4 @@
-"""A recipe and its volunteers, simulated: throughput, time to finish, where time goes, and which limits are met."""
+"""Simulates a recipe with its volunteers: throughput, time to finish, what time is spent on, and limits reached."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from training.simulate.population import Spread, draw
 from training.simulate.swarm import Rules, Swarm
 
 WARM_UP_EPOCHS = 2
-"""Until peers that began together no longer end together, and averages run in the background."""
+"""Epochs until peers that started together no longer finish together, and averages run in the background."""
 MOST_SIMULATED_SECONDS = 400 * DAY_SECONDS
-"""A run that has not ended its epochs by then never will."""
+"""A run that has not finished its epochs by then is taken never to finish."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a simulated swarm did, after the warm-up."""
+    """The result of a simulated swarm after the warm-up."""
 
     volunteers: int
     epochs: int
     peers: float
-    """There at a time, on the average."""
+    """Mean number of peers present at the same time."""
     simulated_seconds: float
     epoch_seconds: float
     samples_per_epoch: float
     samples_per_second: float
-    """That entered an update."""
+    """Samples that entered an update."""
     ideal_samples_per_second: float
-    """Of those who were there, if nothing were lost."""
+    """The throughput of the peers that were present if nothing were lost."""
     shares: dict[str, float]
-    """Of all volunteers' time, by cause (`training.simulate.accounts.Cause`)."""
+    """Shares of all volunteers' time, by cause (`training.simulate.accounts.Cause`)."""
     group_size: float
     all_reduce_seconds: float
     sent_bytes: float
-    """By a peer in an epoch."""
+    """Bytes sent by a peer per epoch."""
     alone: float
-    """Share of updates that a peer made of its own though others were there."""
+    """Share of updates that a peer made on its own although others were present."""
     left_behind: float
-    """Share of peers' epochs that were lost for want of a group."""
+    """Share of peers' epochs that were lost because a peer found no full group."""
     given_up: float
-    """Share of peers' epochs that were lost for a link too slow for its group."""
+    """Share of peers' epochs that were lost because a link was too slow for its group."""
     newcomer_seconds: float | None
     stalled: bool
-    """Whether no epoch ended any more."""
+    """Whether the run stalled: no epoch ended any more."""
     limits: tuple[str, ...]
-    """Sentences, as of the closed form and of what was seen."""
+    """Sentences about limits, from the closed form and from the simulation."""
     events: int
     wall_seconds: float
 
     @property
     def throughput_over_ideal(self) -> float:
-        """Of what those who were there could have computed."""
+        """The throughput relative to the ideal one."""
         return self.samples_per_second / self.ideal_samples_per_second if self.ideal_samples_per_second else 0.0
 
     def days(self, epochs: int) -> float | None:
-        """Until so many updates; None if it never comes to that, since nothing is shared."""
+        """Days until this many updates; None if that is never reached, because no update is shared."""
         return None if self.stalled or not self.samples_per_second else epochs * self.epoch_seconds / DAY_SECONDS
 
 
@@ -75,14 +75,14 @@ def simulate(
     seed: int = 0,
     progress: Callable[[int], None] = lambda epoch: None,
 ) -> Outcome:
-    """Plays some epochs.
+    """Simulates a number of epochs.
 
     Args:
-        kinds: Who takes part.
-        rules: How.
-        epochs: That are counted, after `WARM_UP_EPOCHS` that are not.
-        spread: How different volunteers of a kind are; None: as by default.
-        seed: Of all that is drawn.
+        kinds: The volunteers.
+        rules: What they exchange, and how they meet.
+        epochs: Epochs that are counted, after `WARM_UP_EPOCHS` that are not.
+        spread: How much volunteers of a kind differ; None: the default.
+        seed: Seed of everything that is drawn.
         progress: Called with the number of each epoch that has ended.
     """
     began, chance = time.perf_counter(), random.Random(seed)
@@ -138,16 +138,16 @@ def _limits(swarm: Swarm, kinds: Sequence[Volunteers], exchange: Exchange, sampl
     if swarm.stalled:
         most = MESSAGE_BYTES // PROGRESS_RECORD_BYTES
         found.insert(
-            0, f"The run stood still: {len(swarm.peers):,} peers were there, and no more than {most:,} can be."
+            0, f"The run stalled: {len(swarm.peers):,} peers were present, and there can be no more than {most:,}."
         )
     if samples > 1.2 * exchange.target_batch_size:
         found.append(
             f"An update takes {samples / exchange.target_batch_size:.2g} times the target batch, "
-            "for peers go on computing until they learn that the target is reached."
+            "since peers continue computing until they learn that the target is reached."
         )
     tally, seen = swarm.tally, "of all peers' epochs were lost"
     if tally.left_behind > 0.01 * counted:
-        found.append(f"{tally.left_behind / counted:.1%} {seen} by peers that did not fill a group.")
+        found.append(f"{tally.left_behind / counted:.1%} {seen} by peers without a full group.")
     if tally.given_up > 0.01 * counted:
         found.append(f"{tally.given_up / counted:.1%} {seen} by peers whose links are too slow for their group.")
     if tally.alone > 0.01 * counted:
@@ -159,7 +159,7 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
     """A recipe's run with these volunteers.
 
     Raises:
-        BadInput: If the recipe asks for what is not simulated.
+        BadInput: If the recipe uses something that is not simulated.
     """
     swarm = run.swarm
     if swarm.powersgd_rank:

@@ -1,13 +1,14 @@
 """Volunteers drawn from stated distributions: speed, link, latency, sessions.
 
-* Speed: a GPU's published peak at a stated utilisation (calculator.flops), times a log-normal factor: machines with the
+* Speed: a GPU's published peak at a given utilisation (calculator.flops), times a log-normal factor: machines with the
   same GPU differ. Its sigma is assumed.
-* Link: medians as given, times one log-normal factor for both ways. Its sigma is assumed; for volunteers' links there
-  are but old measurements (Anderson and Fedak 2006, "The computational and storage potential of volunteer computing").
-* Latency: log-normal about the median that is given.
-* Session: Weibull of shape 0.5 with the mean that is given: many short ones, few long ones, as machines of a pool are
-  free (Nurmi, Brevik and Wolski 2005, "Modeling machine availability in enterprise and wide-area distributed
-  computing environments"). Absences are exponential, such that one is there for the given share of the time.
+* Link: the given medians, times one log-normal factor for both directions. Its sigma is assumed; there are
+  only old measurements of volunteers' links (Anderson and Fedak 2006, "The computational and storage potential of
+  volunteer computing").
+* Latency: log-normal around the given median.
+* Session: Weibull of shape 0.5 with the given mean: many short ones and few long ones, as pooled machines are
+  available (Nurmi, Brevik and Wolski 2005, "Modeling machine availability in enterprise and wide-area distributed
+  computing environments"). Absences are exponential, so that a volunteer is present for the given share of the time.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from calculator.swarm import Volunteers
 
 WEIBULL_SHAPE = 0.5
 SLOWEST_BYTES_PER_SECOND = 1e6 / 8
-"""Nobody with less than 1 Mbit/s takes part."""
+"""Links are drawn with at least 1 Mbit/s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Sigma of the log-normal factors; 0 makes all of a kind alike."""
+    """Sigma of the log-normal factors; with 0 all volunteers of a kind are equal."""
 
     speed: float = 0.2
     link: float = 0.5
@@ -35,7 +36,7 @@ class Spread:
 
     @staticmethod
     def none() -> Spread:
-        """All of a kind are alike."""
+        """All volunteers of a kind are equal."""
         return Spread(speed=0.0, link=0.0, latency=0.0)
 
 
@@ -48,23 +49,23 @@ class Person:
     link: Link
     present: float
     session_seconds: float
-    """Mean."""
+    """The mean length of a session."""
 
     def session(self, chance: random.Random) -> float:
-        """Length of a session that begins."""
+        """Length of a session that begins now."""
         if math.isinf(self.session_seconds):
             return math.inf
         return chance.weibullvariate(self._scale, WEIBULL_SHAPE)
 
     def rest_of_session(self, chance: random.Random) -> float:
-        """What is left of the session in which one is met at a random time: longer ones are met more often."""
+        """The rest of the session that is in progress at a random time, which is more often a long one."""
         if math.isinf(self.session_seconds):
             return math.inf
         whole = self._scale * chance.gammavariate(1 + 1 / WEIBULL_SHAPE, 1) ** (1 / WEIBULL_SHAPE)
         return whole * chance.random()
 
     def absence(self, chance: random.Random) -> float:
-        """Until the next session; of one whose sessions never end, it never comes."""
+        """Time until the next session; infinite for a volunteer whose sessions never end."""
         if math.isinf(self.session_seconds):
             return math.inf
         mean = self.session_seconds * (1 - self.present) / self.present
@@ -100,5 +101,5 @@ def draw(kinds: Sequence[Volunteers], spread: Spread, chance: random.Random) -> 
 
 
 def _factor(sigma: float, chance: random.Random) -> float:
-    """Log-normal with mean 1, so that a spread changes no total."""
+    """A log-normal factor with mean 1, so that the spread does not change totals."""
     return math.exp(chance.gauss(0, sigma) - sigma**2 / 2) if sigma else 1.0

@@ -11,7 +11,7 @@ WORDS = SHARE_WORDS | {"unshared": "work that entered no common update"}
 
 
 def report(run: RunConfig, outcome: Outcome) -> str:
-    """What the command prints."""
+    """The text that the command prints."""
     lines = [f"{run.title} ({run.run_id}): {outcome.volunteers:,} volunteers, {outcome.peers:,.1f} at a time", ""]
     if outcome.stalled:
         return "\n".join([*lines, "No epoch ended.", "", *outcome.limits])
@@ -21,13 +21,13 @@ def report(run: RunConfig, outcome: Outcome) -> str:
         ("An epoch", f"{outcome.epoch_seconds:,.1f} s, {outcome.samples_per_epoch:,.0f} samples"),
         (f"{run.schedule.total_epochs:,} epochs", "never: nothing is shared" if days is None else f"{days:,.1f} days"),
         ("An average of gradients", f"{outcome.all_reduce_seconds:,.1f} s among {outcome.group_size:,.1f} peers"),
-        ("Each peer sends an epoch", show_bytes(round(outcome.sent_bytes))),
+        ("Each peer sends per epoch", show_bytes(round(outcome.sent_bytes))),
         ("Updates made alone", f"{outcome.alone:.1%}"),
     ]
     if outcome.newcomer_seconds is not None:
         rows.append(("A newcomer trains after", f"{outcome.newcomer_seconds:,.0f} s"))
     lines += [f"{name:<28}{value}" for name, value in rows]
-    lines += ["", "Where volunteers' time goes"]
+    lines += ["", "What volunteers' time is spent on"]
     lines += [f"  {WORDS[name]:<42}{share:>8.1%}" for name, share in outcome.shares.items()]
     if outcome.limits:
         lines += ["", "Limits", *[f"  {limit}" for limit in outcome.limits]]

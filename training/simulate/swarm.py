@@ -1,8 +1,9 @@
 """The rules by which peers train together, played event by event.
 
-An epoch ends when all peers together have computed the target batch, as each extrapolates from the others' reports.
-Everyone ends its micro-batch, groups form, gradients are averaged; then comes the update, and now and then an average
-of parameters. The rules are those of training/swarm (`patient`) or of hivemind 1.1.12 alone (not `patient`).
+An epoch ends when all peers together have computed the target batch, which each peer extrapolates from the others'
+reports. Peers finish their micro-batches, form groups and average their gradients; then they make the update, and at
+intervals they average their parameters. The rules are those of training/swarm (`patient`) or of plain hivemind 1.1.12
+(not `patient`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from training.simulate.clock import Clock
 from training.simulate.population import Person
 
 EARLY_STEPS = 1.5
-"""A peer looks for a group so many of its steps before the end, if these are longer than a window
+"""How many of its own steps before the end a peer looks for a group, if these take longer than a window
 (training/swarm/optimizer.py, `_maybe_schedule_gradient_averaging`)."""
 
 
@@ -41,38 +42,38 @@ class Rules:
     exchange: Exchange
     costs: Costs = COSTS
     patient: bool = True
-    """Whether groups wait for the peers that are known, and start at once when these are there."""
+    """Whether groups wait for the peers that they know, and start as soon as these have joined."""
     delay_optimizer_step: bool = True
     averaging_timeout_seconds: float = 180.0
-    """Longest averaging, from looking for a group on."""
+    """Longest duration of averaging, including the search for a group."""
     request_timeout_seconds: float = 3.0
     progress_limited: bool = True
-    """Whether the progress record has its limits; without them it is seen what comes next."""
+    """Whether the progress record has its limits; without them, the next limit becomes visible."""
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One volunteer while it is there."""
+    """A volunteer while it is present."""
 
     person: Person
     step_seconds: float
     leaves: float
     since: float = 0.0
-    """It has computed for this epoch since then."""
+    """When it began to compute for this epoch."""
     training: bool = False
     gone: bool = False
     uploads: int = 0
-    """Newcomers that download from it."""
+    """Number of newcomers that download from it."""
     busy_until: float = 0.0
-    """End of what it does in the background: averages and updates."""
+    """When its averages and updates in the background end."""
 
     @property
     def rate(self) -> float:
-        """Samples a second, the adding up of gradients included."""
+        """Samples per second, including the accumulation of gradients."""
         return self.person.micro_batch_size / self.step_seconds
 
     def link(self) -> Link:
-        """What newcomers leave of it."""
+        """The part of its link that newcomers leave."""
         link = self.person.link
         return (
             replace(link, up_bytes_per_second=link.up_bytes_per_second / (1 + self.uploads)) if self.uploads else link
@@ -85,43 +86,43 @@ class Ending:
 
     peer: Peer
     boundary: float
-    """Its last micro-batch ends."""
+    """When its last micro-batch ends."""
     ready: float
-    """It can average: the same, or later if the last average still runs in the background."""
+    """When it can average: at `boundary`, or later if the last average is still running in the background."""
     looks: float
-    """It has looked for a group since then."""
+    """When it began to look for a group."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened since the warm-up."""
+    """Counts of what has happened since the warm-up."""
 
     began: float = 0.0
     epochs: int = 0
     samples: float = 0.0
     groups: int = 0
     averaging_seconds: float = 0.0
-    """Of all groups' averages of gradients."""
+    """Total time of all groups' averages of gradients."""
     sent_bytes: float = 0.0
     senders: int = 0
-    """Peers in all groups."""
+    """Total number of peers in all groups."""
     alone: int = 0
-    """Peers that made an update of their own though others were there."""
+    """Peers that made an update on their own although others were present."""
     left_behind: int = 0
     given_up: int = 0
-    """Peers whose links were too slow for their group."""
+    """Peers that were dropped because their links were too slow for their group."""
     vanished: int = 0
     newcomers: int = 0
     newcomer_seconds: float = 0.0
 
 
 class Swarm:
-    """People who train together.
+    """A swarm of volunteers that train together.
 
     Args:
-        people: All who take part, now and then.
-        rules: How.
-        chance: Of sessions, groups and donors.
+        people: All volunteers, present or not.
+        rules: What they exchange, and how they meet.
+        chance: Draws sessions, groups and donors.
     """
 
     def __init__(self, people: Sequence[Person], rules: Rules, chance: random.Random):
@@ -138,12 +139,12 @@ class Swarm:
                 self._return_later(person)
 
     def begin_tally(self) -> None:
-        """What was before does not count."""
+        """Starts counting; earlier events do not count."""
         self.tally = Tally(began=self.clock.now)
         self.accounts.begin(self.clock.now)
 
     def end_tally(self) -> None:
-        """What lies ahead does not count."""
+        """Stops counting; time that was recorded in advance does not count."""
         self.accounts.end(self.clock.now)
 
     def _spend(self, cause: Cause, start: float, end: float) -> None:
@@ -180,7 +181,7 @@ class Swarm:
         self._return_later(peer.person)
 
     def _download(self, peer: Peer, began: float) -> None:
-        """Fetches the state from a random peer, at what its link and the donor's others leave."""
+        """Downloads the state from a random peer, at the rate of its own link and its share of the donor's upload."""
         now = self.clock.now
         donor = None if peer.gone else self._donor()
         if peer.gone:
@@ -214,7 +215,7 @@ class Swarm:
     # -- counting samples --------------------------------------------------------------------------------------------
 
     def _train(self, peer: Peer) -> None:
-        """Begins to compute now."""
+        """Makes the peer begin to compute now."""
         if not peer.gone:
             peer.training, peer.since = True, self.clock.now
             self._count()
@@ -226,7 +227,7 @@ class Swarm:
         self._counted_at = self.clock.now
 
     def _look_ahead(self) -> None:
-        """The end of the epoch, as everyone extrapolates it now."""
+        """Schedules the end of the epoch as peers extrapolate it now."""
         self._due += 1
         if self._rate > 0 and not self._ends:
             missing = max(0.0, self.rules.exchange.target_batch_size - self._samples)
@@ -243,7 +244,7 @@ class Swarm:
         self.clock.at(max(self.clock.now, self._began + self._look_seconds(peers)), self._end_epoch)
 
     def _look_seconds(self, peers: int) -> float:
-        """A look at the progress: several copies come down, and each of their holders sends one to everybody."""
+        """Time of reading the progress: a peer downloads several copies, and each holder sends one to every peer."""
         if not self.rules.progress_limited or peers < 2:
             return 0.0
         record = peers * PROGRESS_RECORD_BYTES * WIRE
@@ -255,7 +256,7 @@ class Swarm:
     # -- the end of an epoch -----------------------------------------------------------------------------------------
 
     def _end_epoch(self) -> None:
-        """Everyone who trains ends its micro-batch, then its group averages."""
+        """Each training peer finishes its micro-batch, then its group averages."""
         now = self.clock.now
         self._count()
         duration, self._began = now - self._began, now
@@ -283,13 +284,13 @@ class Swarm:
         return Ending(peer=peer, boundary=boundary, ready=ready, looks=boundary - early * peer.step_seconds)
 
     def _groups(self, endings: list[Ending]) -> tuple[list[tuple[list[Ending], float]], list[Ending]]:
-        """Groups with the times at which they have formed, and those who do not fill one."""
+        """Groups with the times at which they have formed, and the peers that do not fill a group."""
         most = self.rules.exchange.max_group_size
         self.chance.shuffle(endings)
         if self.rules.patient:
             endings.sort(
                 key=lambda one: one.ready if one.ready > one.boundary else 0.0
-            )  # who is busy meets others later
+            )  # a peer whose last average still runs meets others later
             size = min(len(endings), most)
             cut = len(endings) - len(endings) % size if size else 0
             full = [endings[first : first + size] for first in range(0, cut, size)]
@@ -304,14 +305,14 @@ class Swarm:
         return formed, []
 
     def _meeting_seconds(self, group: list[Ending]) -> float:
-        """Two requests and their answers, and the leader's work for each that joins."""
+        """Time of two requests and their answers, and of the leader's work for each peer that joins."""
         if len(group) < 2:
             return 0.0
         latency = max(one.peer.person.link.latency_seconds for one in group)
         return 4 * latency + self.rules.costs.join_seconds * len(group)
 
     def _wait_for_a_group(self, rest: list[Ending], others_end: float, duration: float, *, others: bool) -> None:
-        """Those who do not fill a group wait for some windows; by then the others may have gone on without them."""
+        """Peers that do not fill a group wait for some windows; by then the others may be in the next epoch."""
         exchange = self.rules.exchange
         ready = max(one.ready for one in rest)
         patient_until = min(one.looks for one in rest) + PATIENCE_WINDOWS * exchange.matchmaking_seconds
@@ -389,7 +390,7 @@ class Swarm:
         return ends
 
     def _able(self, group: list[Ending], starts: float) -> tuple[list[Ending], set[int]]:
-        """Those whose gradients the others get, and the ids of those that are given up since their links are slow."""
+        """The peers whose gradients the others get, and the ids of those dropped because their links are too slow."""
         exchange = self.rules.exchange
         there = [one for one in group if one.peer.leaves > starts]
         links = [(one, one.peer.link()) for one in there]
@@ -400,7 +401,7 @@ class Swarm:
         return able, {id(one) for one in there} - {id(one) for one in able}
 
     def _account(self, one: Ending, marks: list[tuple[Cause, float]], averaged: float, shared: bool) -> None:
-        """Where the time of one peer of a group went, from the epoch's beginning to that of the next."""
+        """Accounts for the time of one peer of a group, from the start of the epoch to that of the next."""
         peer, leaves, add = one.peer, one.peer.leaves, self._spend
         if leaves < averaged or not shared:
             cause = Cause.LEAVING if leaves < averaged else Cause.UNSHARED

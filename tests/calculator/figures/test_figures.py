@@ -91,7 +91,7 @@ def test_hostile_values_are_brought_to_allowed_ones_with_a_sentence(name, contro
     "request_json, said",
     [
         ("{}", "There is no figure None"),
-        ('{"name": "none-such"}', "there are thousandfold"),
+        ('{"name": "none-such"}', "the figures are thousandfold"),
         ('{"name": ["ring"]}', "There is no figure"),
         ('{"name": "ring", "values": 3}', "are an object"),
         ("[]", "A request is an object"),

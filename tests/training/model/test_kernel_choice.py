@@ -146,4 +146,4 @@ def test_where_nothing_can_be_compiled_it_is_said(monkeypatch):
     wrong = PLAIN._replace(gated=lambda values, gates: (gates, values * gates))
     monkeypatch.setattr(kernel_choice, "compiled", lambda backend: wrong)
     functions, outcome = compile_pointwise(*arguments, hidden_size=24, head_dim=8)
-    assert functions is PLAIN and outcome.startswith("what it makes is off by")
+    assert functions is PLAIN and outcome.startswith("its result is off by")

@@ -232,11 +232,11 @@ def test_state_of_another_block_size_is_refused():
 @pytest.mark.parametrize(
     "damage, told",
     [
-        (lambda saved: saved.pop("state"), "no state of an optimizer"),
-        (lambda saved: saved.update(param_groups=None), "no state of an optimizer"),
+        (lambda saved: saved.pop("state"), "not the state of an optimizer"),
+        (lambda saved: saved.update(param_groups=None), "not the state of an optimizer"),
         (lambda saved: saved.update(param_groups=[]), "groups of parameters"),
         (lambda saved: saved["param_groups"][0].pop("trust_clamp"), "groups of parameters"),
-        (lambda saved: saved["state"].update({0: 5}), "no state of an optimizer"),
+        (lambda saved: saved["state"].update({0: 5}), "not the state of an optimizer"),
         (lambda saved: saved["state"][0]["moment1_scales"].fill_(math.nan), "damaged: moment1_scales of parameter 0"),
         (lambda saved: saved["state"][1]["moment2"][3:].fill_(-1e-9), "damaged: moment2 of parameter 1"),
         (lambda saved: saved["state"][1].update(step=-1), "damaged: step"),

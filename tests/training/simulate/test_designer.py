@@ -112,7 +112,7 @@ def test_a_gpu_that_holds_no_sample_is_left_out():
     assert micro_batch("huge", "rtx-2060") == 0 < micro_batch("huge", "a100-80gb")
     made = design(wish("huge", (small, large)))
     assert made.micro_batches["rtx-2060"] == 0 and made.forecast.peers == 4.5
-    with pytest.raises(BadSetup, match="Nobody's GPU"):
+    with pytest.raises(BadSetup, match="No volunteer's GPU"):
         design(wish("huge", (small,)))
 
 

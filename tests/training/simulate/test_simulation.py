@@ -159,7 +159,7 @@ def test_more_peers_than_the_progress_record_holds_stand_still():
     exchange = replace(RUN, target_batch_size=10**7)
     assert not simulate(people(4700), Rules(exchange=exchange), epochs=1, spread=Spread.none()).stalled
     stuck = simulate(people(4800), Rules(exchange=exchange), epochs=2, spread=Spread.none())
-    assert stuck.stalled and "stood still" in stuck.limits[0]
+    assert stuck.stalled and "run stalled" in stuck.limits[0]
     beyond = Rules(exchange=exchange, progress_limited=False)
     assert not simulate(people(4800), beyond, epochs=1, spread=Spread.none()).stalled
 
