@@ -134,6 +134,7 @@ class Averager:
         self._lock = multiprocessing.Lock()
         self._numbers = itertools.count()
         self._rounds: dict[int, Round] = {}
+        self._has_ended = threading.Event()
         self._sending = threading.Lock()
         self._donor = ThreadPoolExecutor(1, thread_name_prefix="donor")
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -179,6 +180,8 @@ class Averager:
         packed = MSGPackSerializer.dumps([self.bandwidth, mode.value, MSGPackSerializer.dumps(told)])
         round_ = self._rounds[number] = Round(number := next(self._numbers), self._send)
         self._send(Begin(number, packed, seconds, expected_peers))
+        if self._has_ended.is_set():  # nobody would answer
+            self._end_rounds()
         return round_
 
     def offer_state(self, priority: float | None) -> None:
@@ -212,8 +215,13 @@ class Averager:
         with suppress(EOFError, OSError):
             while True:
                 self._take(self._pipe.recv())
-        for round_ in tuple(self._rounds.values()):
-            round_.end(None, "the averager's process has ended")
+        self._has_ended.set()
+        self._end_rounds()
+
+    def _end_rounds(self) -> None:
+        while self._rounds:
+            with suppress(KeyError):  # the trainer and the listener may both be here
+                self._rounds.popitem()[1].end(None, "the averager's process has ended")
 
     def _take(self, message: object) -> None:
         match message:

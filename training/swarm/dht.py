@@ -25,7 +25,7 @@ START_SECONDS = 45.0
 ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
 """The DHT is asked this often, each time with this patience."""
 WORD_SECONDS = 600.0
-"""A peer's word, such as on the recipe, holds so long; it is renewed well before."""
+"""A short text of a peer in the DHT, such as its recipe's digest, is valid so long; the peer renews it well before."""
 
 
 def start_dht(

@@ -58,10 +58,10 @@ class Landing:
     """Where a donor's tensors are put as they come: each stays where it was read."""
 
     def begin(self) -> None:
-        """Another donor sends; what the last one has sent is given up."""
+        """A donor begins to send; what the one before it sent is dropped."""
 
     def arrived(self, received_bytes: int) -> None:
-        """So much has come of this donor's state by now."""
+        """So many bytes of this donor's state have arrived."""
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in its place."""
@@ -69,7 +69,7 @@ class Landing:
 
 
 def find_donors(dht: DHT, run_id: str) -> list[PeerID]:
-    """Peers that offer their state, in random order: their own claims of priority are not heeded."""
+    """Peers that offer their state, in random order: the priority that each claims for itself is ignored."""
     found = dht.get(offers_key(state_prefix(run_id)), latest=True)
     donors = [
         PeerID(key)
@@ -97,12 +97,12 @@ def download_newer_state(
 
 
 def donor_seconds(run: RunConfig) -> float:
-    """How long a peer of the run waits for a donor's next word."""
+    """How long a peer of the run waits for a donor's next message."""
     return max(run.swarm.next_chunk_timeout_seconds, 2 * run.swarm.request_timeout_seconds)
 
 
 def most_state_bytes(shapes: Sequence[torch.Size]) -> int:
-    """A donor that sends more than float32 weights, two float32 moments and a little is given up."""
+    """Most bytes that a donor may send: float32 weights, two float32 moments and a little."""
     return 1_000_000 + 12 * sum(shape.numel() for shape in shapes)
 
 

@@ -1,8 +1,8 @@
-"""The state of the run, downloaded while this peer is still being made.
+"""Downloads the run's state while this peer's model and optimizer are still being made.
 
-A newcomer whose node stands could receive at once, but has no optimizer yet to load a state into, and its averagers
-are still to be forked, which is no time for threads. So a process of its own downloads, checks and reads the state,
-into memory that it shares with its maker. The network is busy from the first second on, and so is a second core.
+A newcomer could receive the state as soon as its node runs. But it has no optimizer yet to load it into, and it must
+not start threads before its averagers' processes are forked. So a process of its own downloads and checks the state
+and puts it into shared memory. The network and a second core are then busy from the first second on.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from training.swarm.download import (
 logger = logging.getLogger(__name__)
 
 SILENT_CHUNKS = 4
-"""A process that gets nothing for so many times a donor's patience may hang, and is given up."""
+"""The download is given up if nothing arrives for so many times the longest silence of a donor."""
 
 _ALIGNMENT = 64
 _MOST_TENSORS_A_PARAMETER = 8
-"""The parameter itself and what an optimizer keeps of it."""
+"""The parameter itself and the optimizer's state of it."""
 _RECEIVED = struct.Struct("q")
 """At the beginning of the shared memory: bytes that have come."""
 
@@ -47,10 +47,9 @@ Place = tuple[torch.dtype, torch.Size, int]
 
 
 class EarlyDownload:
-    """A download that runs beside; `take` gives what has come of it, once.
+    """A download in the background; `take` gives its result, once.
 
-    Make it when the node stands, and before all that needs time. Takes as much memory as the state needs, until it is
-    taken and let go.
+    Make it as soon as the node runs. It takes as much memory as the state needs, until the taken state is dropped.
 
     Args:
         dht: A running node.
@@ -78,7 +77,7 @@ class EarlyDownload:
             self._memory.madvise(mmap.MADV_DONTFORK)
 
     def take(self) -> TrainingState | None:
-        """Waits for the state; its tensors lie in the shared memory. None if none has come, or it was taken before."""
+        """Waits for the state; its tensors lie in shared memory. None if the download failed or was taken before."""
         if self._process is None:
             return None
         state = "the download has ended without a word"
@@ -94,7 +93,7 @@ class EarlyDownload:
         return taken
 
     def drop(self) -> None:
-        """Ends the download if it still runs, and lets its memory go, but for what was taken."""
+        """Ends the download if it still runs, and frees its memory, except for a state that was taken."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -102,7 +101,7 @@ class EarlyDownload:
             self._process = self._memory = None
 
     def _await_answer(self) -> bool:
-        """Whether the process has something to say; it is waited for as long as more of the state comes."""
+        """Whether the process has sent its result; waits for it as long as bytes of the state arrive."""
         received, moved = -1, time.monotonic()
         while not self._answer.poll(1.0):
             before, (received,) = received, _RECEIVED.unpack_from(self._memory)
@@ -147,7 +146,7 @@ def _tensor(memory: mmap.mmap, place: Place) -> torch.Tensor:
 def _work(
     answer: Connection, memory: mmap.mmap, dht: DHT, run: RunConfig, shapes: Sequence[torch.Size], first_epoch: int
 ) -> None:
-    """The process: sends the state, with places for tensors, or why there is none."""
+    """The process's main function: sends the state, with the places of its tensors, or why there is none."""
     torch.set_num_threads(1)
     landing = _SharedLanding(memory)
     try:

@@ -1,4 +1,4 @@
-"""Who averages together, and what comes of it: of one all-reduce, and of a round with all its repetitions."""
+"""Which peers average together, and what comes of it: of one all-reduce, and of a round with all its repetitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RoundReport:
     group_size: int
     """Peers in the group, those without weight included."""
     senders: int
-    """Peers whose tensors entered the average with weight, this one included; 1 is no average at all."""
+    """Peers whose tensors entered the average with weight, this one included; 1 means that nothing was averaged."""
     own_share: float | None
     """Share of this peer's own tensors in its result: its weight over all weights, 1 where a part did not come back.
     None if this peer reduces nothing and so does not see the others' weights."""
@@ -26,13 +26,13 @@ class RoundReport:
     torn: bool
     """Whether a peer was lost on the way: parts are the average of fewer peers, or this peer's own."""
     repeated: int = 0
-    """Times that the group averaged anew because a peer was lost; the result is that of the last time."""
+    """How often the group repeated the all-reduce because a peer was lost; the last result counts."""
     lost: tuple[str, ...] = ()
-    """Peers of the group that had no part in the last of these averages."""
+    """Peers of the group that took no part in the last repetition."""
     absent: tuple[str, ...] = ()
-    """Those of them that live, but know nothing of the group."""
+    """Those of the lost peers that are alive, but say that they are not in the group."""
     refused: tuple[str, ...] = ()
-    """Peers of which parts were not finite and were left out, as far as this one averages them."""
+    """Peers that sent this one parts with numbers that are not finite, which it left out."""
     reduced_share: float = 0.0
     """Share of all values that this peer averaged for the group."""
     bytes_sent: int
@@ -68,7 +68,7 @@ class Announcement:
     wants_weights: bool
     """Whether its parameters are not those of the others yet."""
     expected_peers: int
-    """How many a newcomer knows to train, with itself; 0 from all others, and if it does not know."""
+    """How many peers a newcomer knows to train, itself included; 0 from other peers, or if it knows of none."""
 
     @classmethod
     def read(cls, told: object) -> Announcement | None:
@@ -81,7 +81,7 @@ class Announcement:
         return cls(*told) if is_list and [type(fact) for fact in told] == [int, bool, int] else None
 
     def packed(self) -> list:
-        """As it travels."""
+        """The message that carries it."""
         return [self.epoch, self.wants_weights, self.expected_peers]
 
 
@@ -95,7 +95,7 @@ class Group:
     """Share of the values that each peer averages; 0 in client mode."""
 
     def of(self, decision: Decision) -> Group:
-        """Those who repeat it."""
+        """The members that repeat the all-reduce."""
         left = [
             (peer, fraction)
             for peer, fraction in zip(self.peers, self.fractions, strict=True)
@@ -115,10 +115,10 @@ class Attempt:
     report: RoundReport
     decision: Decision
     updates: tuple[torch.Tensor, ...]
-    """For each tensor, the way to the average."""
+    """For each tensor, the difference to its average."""
     fault: Exception | None
-    """What has ended it early."""
+    """What ended it early; None if all results came."""
     weight: float
-    """This peer's own."""
+    """Of this peer's tensors."""
     absent: frozenset[PeerID]
-    """Groupmates that live and say that they are not of the group."""
+    """Groupmates that are alive and say that they are not in the group."""

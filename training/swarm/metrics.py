@@ -29,7 +29,7 @@ class PeerRecord(BaseModel):
     peer_id: constr(strict=True, min_length=1, max_length=80)
     """Follows from the key that signed the record."""
     status: Literal["joining", "training", "leaving"]
-    """`joining` until the first sample, `leaving` as the last word."""
+    """`joining` until the first sample, `leaving` in its last record."""
     epoch: conint(strict=True, ge=0, le=10**9)
     """The peer's own epoch."""
     loss: confloat(strict=True, ge=0, le=10**6) | None

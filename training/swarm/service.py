@@ -47,7 +47,7 @@ from training.swarm.pipe import (
     State,
     StateWanted,
 )
-from training.swarm.rounds import AllReduces, AveragingMethod, GroupAllReduce, Travel
+from training.swarm.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, Travel
 from training.swarm.serving import StateService
 from training.swarm.streams import until_hung_up
 
@@ -201,6 +201,7 @@ class Service(ServicerBase):
                 # A group that fails has changed nothing: the trainer's tensors are as good for the next one.
                 if get_dht_time() >= deadline:
                     raise
+                await asyncio.sleep(LOOK_SECONDS)  # a search that fails at once, as without a node, keeps no core busy
 
     async def _average_with_a_group(self, pending: _Pending, deadline: float) -> AveragedGroup:
         begin, number = pending.begin, pending.begin.number

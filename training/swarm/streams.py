@@ -1,8 +1,8 @@
-"""Streams that arrive whole: who writes one waits until its reader has everything and hangs up.
+"""Streams that arrive whole: the writer keeps a stream open until its reader has everything and closes it.
 
-hivemind's handlers end a stream when they have written it, and its daemon then throws away what it has not passed on:
-on busy machines one in some hundred streams of an all-reduce lacks the end of its last part, and the group has to
-repeat all of it.
+hivemind's handlers end a stream when they have written it. Its network daemon then drops what it has not passed on: on
+busy machines about one in a hundred streams of an all-reduce lacks the end of its last part, and the group has to
+repeat the all-reduce.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import TypeVar
 Message = TypeVar("Message")
 
 HANG_UP_SECONDS = 15.0
-"""A reader that has not hung up by then is waited for no longer; what a slow link holds back is some seconds' worth."""
+"""A writer waits so long for its reader to close the stream. A slow link holds back some seconds' worth of bytes."""
 
 
 async def until_hung_up(messages: AsyncIterator[Message]) -> AsyncIterator[Message]:
-    """A handler's messages; after the last one it is held until the reader hangs up, which cancels it."""
+    """A handler's messages. After the last one the handler waits; the reader cancels it by closing the stream."""
     async for message in messages:
         yield message
     await asyncio.sleep(HANG_UP_SECONDS)
 
 
 async def first_of(stream: AsyncIterator[Message], count: int) -> AsyncIterator[Message]:
-    """So many messages of a stream, or all of them if it ends before; then hangs up."""
+    """The first messages of a stream, as many as told or as there are; then closes the stream."""
     async with aclosing(stream):
         while count > 0:
             try:

@@ -1,4 +1,4 @@
-"""Whose tokens a run trains on: its peers say it, and who would train on others is refused.
+"""The tokens that a run trains on: its peers tell them, and a peer with other tokens is refused.
 
 A recipe fixes how many ids pictures and words have, not which codec and tokenizer gave them: `prepare` may train both.
 Shards of another codec fit in all numbers, and a peer that streams them would spoil the weights of all without a word.

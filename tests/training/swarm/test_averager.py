@@ -1,0 +1,52 @@
+"""The trainer's side of an averager: what it hears when the averager's process is gone."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from hivemind.dht import DHT
+
+from training.swarm.averager import Averager, AveragingFailedError
+from training.swarm.pipe import AveragerSettings, Stage
+
+ENDED = "the averager's process has ended"
+
+
+@pytest.mark.swarm
+def test_rounds_of_a_process_that_has_ended_fail_at_once():
+    """hivemind's trainer waits for them for ever."""
+    dht = DHT(start=True)
+    averager = Averager([torch.zeros(4)], dht=dht, settings=AveragerSettings(prefix="ending"))
+    try:
+        under_way = averager.begin_round(seconds=600)
+        os.kill(averager._process.pid, signal.SIGKILL)
+        with pytest.raises(AveragingFailedError, match=ENDED):
+            under_way.result(30)
+        assert under_way.stage is Stage.ENDED and not averager.is_alive()
+        with pytest.raises(AveragingFailedError, match=ENDED):
+            averager.begin_round(seconds=600).result(30)
+    finally:
+        averager.shutdown()
+        dht.shutdown()
+
+
+@pytest.mark.swarm
+def test_a_round_without_a_group_fails_when_its_time_is_over():
+    dht = DHT(start=True)
+    settings = AveragerSettings(prefix="alone", matchmaking_seconds=0.5, request_timeout_seconds=0.2)
+    averager = Averager([torch.zeros(4)], dht=dht, settings=settings)
+    try:
+        began = time.monotonic()
+        round_ = averager.begin_round(seconds=2)
+        round_.start(1.0)
+        with pytest.raises(AveragingFailedError, match="no group was found"):
+            round_.result(30)
+        assert time.monotonic() - began > 1.5
+        cancelled = averager.begin_round(seconds=600)
+        cancelled.cancel()
+        assert cancelled.done()
+    finally:
+        averager.shutdown()
+        dht.shutdown()
