@@ -39,10 +39,11 @@ NOT_OURS = (
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )
 """Of hivemind's tests, those that are left out."""
-ALONE = ("tests/calculator", "tests/training/optim", "tests/training/simulate")
+COMPUTING = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate")
+ALONE = ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING))
 """Tests that only compute, in one thread: they run beside the others, which mostly wait for browsers and peers."""
-END_WITH_NOX = {"TESTS_END_WITH_PARENT": "1"}
-"""Tells the tests that they end when nox is gone; see tests/programs.py."""
+END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
+"""By this the tests end when nox is gone; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

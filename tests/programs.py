@@ -24,7 +24,7 @@ from tests import reaper
 
 ROOT = Path(__file__).parents[1]
 END_WITH_PARENT = "TESTS_END_WITH_PARENT"
-"""When this variable is set, the tests end with the process that has started them; nox sets it."""
+"""Variable in which nox, which starts the tests, gives its process id; they end with it, however soon it is gone."""
 _numbers = itertools.count()
 Found = TypeVar("Found")
 
@@ -36,7 +36,7 @@ def guard_tests() -> None:
     the mark. It joins the reaper's process group instead, which the reaper kills.
     """
     mark = os.environ[reaper.MARK] = f"{_mark()}{os.getpid()}/"
-    parent = [str(os.getppid())] if os.environ.pop(END_WITH_PARENT, "") else []
+    parent = [os.environ.pop(END_WITH_PARENT)] if END_WITH_PARENT in os.environ else []
     started = subprocess.Popen(
         [sys.executable, "-I", reaper.__file__, str(os.getpid()), mark, *parent],
         process_group=0,

@@ -39,10 +39,10 @@ def start_tests(programs, tmp_path):
     inner.write_text(INNER)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", inner]
 
-    def start(program, *before, **environment):
-        log = (tmp_path / "log").open("w")
-        environment = {**os.environ, "FOLDER": str(tmp_path), "PROGRAM": program, **environment}
-        process = programs.start([*before, *command], env=environment, stdout=log, stderr=subprocess.STDOUT)
+    def start(program, *before):
+        environment = {**os.environ, "FOLDER": str(tmp_path), "PROGRAM": program}
+        with (tmp_path / "log").open("w") as log:
+            process = programs.start([*before, *command], env=environment, stdout=log, stderr=subprocess.STDOUT)
         until((tmp_path / "started").exists, said=(tmp_path / "log").read_text)
         return process
 
@@ -51,6 +51,14 @@ def start_tests(programs, tmp_path):
 
 def family_of(process):
     return psutil.Process(process.pid).children(recursive=True)
+
+
+def test_tests_whose_nox_is_gone_before_they_begin_end(programs, tmp_path):
+    """Process 1 is not their parent."""
+    (tmp_path / "test_inner.py").write_text("import time\n\ndef test_that_lasts():\n    time.sleep(1000)\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", tmp_path]
+    tests = programs.start(command, env={**os.environ, END_WITH_PARENT: "1"}, stdout=subprocess.DEVNULL)
+    assert tests.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.swarm
@@ -70,6 +78,7 @@ def test_no_peer_outlives_the_tests(start_tests, tmp_path, number):
 def test_programs_of_a_killed_test_go_though_their_parent_is_dead(start_tests):
     """Orphans have no parent any more by which they could be found."""
     tests = start_tests(SLEEPING)
+    until(lambda: [process.name() for process in family_of(tests)].count("sleep") == 2)
     family = family_of(tests)
     (shell,) = [process for process in family if process.name() == "sh"]
     shell.kill()
@@ -77,9 +86,10 @@ def test_programs_of_a_killed_test_go_though_their_parent_is_dead(start_tests):
     assert are_gone(family, within=10)
 
 
-@pytest.mark.parametrize("variables, end", [({END_WITH_PARENT: "1"}, True), ({}, False)])
-def test_the_tests_end_with_nox_and_outlive_a_shell(start_tests, variables, end):
-    parent = start_tests(SLEEPING, "sh", "-c", '"$@"; true', "sh", **variables)
+@pytest.mark.parametrize("told, end", [(f"export {END_WITH_PARENT}=$$; ", True), ("", False)])
+def test_the_tests_end_with_nox_and_outlive_a_shell(start_tests, told, end):
+    """The shell stands for both."""
+    parent = start_tests(SLEEPING, "sh", "-c", told + '"$@"; true', "sh")
     family = family_of(parent)
     parent.kill()
     assert are_gone(family, within=10 if end else 1) == end
