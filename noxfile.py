@@ -47,8 +47,11 @@ NOT_OURS = (
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )
 """Of hivemind's tests, those that are left out."""
-ALONE = ("tests/calculator", "tests/training/optim", "tests/training/simulate")
+COMPUTING = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate")
+ALONE = ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING))
 """Tests that only compute, in one thread: they run beside the others, which mostly wait for browsers and peers."""
+END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
+"""By this the tests end when nox is gone; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -69,11 +72,12 @@ def tests(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     _build_site(session)
     environment = {"CHROMIUM": _browser(session), "BUILT_SITE": str(Path("public").resolve())}
+    environment |= END_WITH_NOX | _kept_bytecode(session)
     if session.posargs:
-        session.run("python", "-m", "pytest", *session.posargs, env=environment)
+        _pytest(session, *session.posargs, env=environment)
         return
-    with _beside(session, *ALONE):
-        session.run("python", "-m", "pytest", *(f"--ignore={tests}" for tests in ALONE), env=environment)
+    with _beside(session, *ALONE, env=environment):
+        _pytest(session, *(f"--ignore={tests}" for tests in ALONE), env=environment)
 
 
 @nox.session
@@ -116,7 +120,7 @@ def hivemind(session: nox.Session) -> None:
     options += ["-p", "substitution", "-p", "no:cacheprovider", "-W", "ignore"]
     options += [f"--deselect={test}" for test in NOT_OURS]
     with session.chdir(folder):
-        session.run("python", "-m", "pytest", "--timeout=240", *options, env={"PYTHONPATH": paths})
+        _pytest(session, "--timeout=240", *options, env={"PYTHONPATH": paths, **END_WITH_NOX})
 
 
 @nox.session
@@ -161,15 +165,35 @@ def _hiveminds_sources(session: nox.Session, folder: Path) -> Path:
     return next(folder.glob("hivemind-*.tar.gz"))
 
 
+def _pytest(session: nox.Session, *arguments: str, env: dict[str, str]) -> None:
+    """Runs tests; after Ctrl-C they have ten seconds to end what they have started, where nox gives 0.3 by itself."""
+    session.run("python", "-m", "pytest", *arguments, env=env, interrupt_timeout=10)
+
+
+def _kept_bytecode(session: nox.Session) -> dict[str, str]:
+    """Environment in which modules are compiled once, also where PYTHONDONTWRITEBYTECODE forbids it.
+
+    The tests start some hundred programs; each of them would compile torch and hivemind anew, for four seconds. The
+    source tree stays as clean as that variable wants it.
+    """
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        return {}
+    folder = Path(session.virtualenv.location, "bytecode").resolve()
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
+
+
 @contextlib.contextmanager
-def _beside(session: nox.Session, *tests: str) -> Iterator[None]:
+def _beside(session: nox.Session, *tests: str, env: dict[str, str]) -> Iterator[None]:
     """Runs some tests meanwhile; what they say comes at the end, and a failure of theirs is the session's."""
     command = [str(Path(session.bin, "python")), "-m", "pytest", *tests]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as printed:
         running = subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
         try:
             yield
+        except KeyboardInterrupt:
+            running.kill()
+            raise
         finally:
             failed = running.wait()
             printed.seek(0)

@@ -1,15 +1,26 @@
-"""What holds for all tests."""
+"""What holds for all tests: nothing that they start outlives them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.programs import Programs, end_forked_children, guard_tests
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with real peers or a real browser get one more try: a busy machine may miss their deadlines.
 
-    The summary names each test that needed it.
-    """
-    for item in items:
-        if any(item.get_closest_marker(kind) for kind in ("swarm", "browser")):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+def pytest_configure() -> None:
+    """Before any test module is imported: some start programs as they are."""
+    guard_tests()
+
+
+def pytest_unconfigure() -> None:
+    """Also after an interruption."""
+    end_forked_children()
+
+
+@pytest.fixture
+def programs() -> Iterator[Programs]:
+    """Starts programs that end with the test."""
+    with Programs() as started:
+        yield started

@@ -2,11 +2,12 @@
 
 import ast
 import graphlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"calculator", "training", "site", "benchmarks", "tests"}
@@ -56,7 +57,7 @@ def test_reading_a_recipe_loads_nothing_heavy():
         "import sys, training.config as c; c.load_recipe('demo'); "
         "print([heavy for heavy in ('torch', 'hivemind', 'datasets') if heavy in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    done = run_program([sys.executable, "-c", program])
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
@@ -65,7 +66,7 @@ def test_help_answers_without_loading_torch():
         "import sys, training.cli as c\nsys.argv = ['training', '--help']\n"
         "try: c.main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True).returncode == 0
+    assert run_program([sys.executable, "-c", program]).returncode == 0
 
 
 def test_readme_and_ci_run_the_same_test_command():
@@ -124,7 +125,8 @@ def test_no_function_is_longer_than_a_screen():
 
 
 def test_the_readme_has_a_line_for_each_folder_of_two_levels():
-    listed = subprocess.run(["git", "ls-files", *sorted(ROOMS)], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = run_program(["git", "ls-files", *sorted(ROOMS)])
+    listed.check_returncode()
     paths = [Path(line).parts for line in listed.stdout.splitlines()]
     folders = {f"{path[0]}/" for path in paths} | {f"{path[0]}/{path[1]}/" for path in paths if len(path) > 2}
     tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree\n\n```\n")[1].split("```")[0]

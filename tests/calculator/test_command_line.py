@@ -2,13 +2,14 @@
 
 import io
 import json
-import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
 from calculator import PRESETS, Setup, browser, estimate
 from calculator.__main__ import main
+from tests.programs import run_program
 
 KEYS = {
     "model", "parameters", "parameters_by_part", "gpu", "saved_activations", "autocast_weight_copies",
@@ -116,20 +117,19 @@ def test_unknown_flags_name_what_may_be_meant(flag, meant, capsys):
 
 
 def test_runs_as_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "calculator", "gpt2", "--json"], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_program([sys.executable, "-m", "calculator", "gpt2", "--json"])
     assert json.loads(done.stdout)["parameters"] == 124_439_808
 
 
-def test_who_has_read_enough_may_go():
+def test_a_reader_that_has_read_enough_ends_the_program(programs):
     """As `head` does."""
-    command = [sys.executable, "-m", "calculator", "batch"]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as running:
-        running.stdout.close()
-        running.stdin.write('{"model": "gpt2"}\n' * 3)
-        running.stdin.close()
-        assert running.stderr.read() == "" and running.wait(60) == 1
+    running = programs.start(
+        [sys.executable, "-m", "calculator", "batch"], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True
+    )
+    running.stdout.close()
+    running.stdin.write('{"model": "gpt2"}\n' * 3)
+    running.stdin.close()
+    assert running.stderr.read() == "" and running.wait(60) == 1
 
 
 def test_browser_catalogue_names_every_choice_that_is_accepted():

@@ -3,13 +3,13 @@
 import doctest
 import importlib
 import pkgutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import calculator
+from tests.programs import run_program
 
 ROOT = Path(calculator.__file__).parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "calculator."))
@@ -26,5 +26,5 @@ def test_page_needs_no_command_line():
         "import sys; import calculator.browser; "
         "print([name for name in ('argparse', 'subprocess', 'socket', 'torch') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    done = run_program([sys.executable, "-c", program])
+    assert done.stdout.strip() == "[]", done.stderr

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT), str(ROOT / "site"), str(Path(__file__).parent)]
@@ -32,9 +33,7 @@ def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if given := os.environ.get("BUILT_SITE"):
         return Path(given)
     out = tmp_path_factory.mktemp("site") / "public"
-    ended = subprocess.run(
-        [sys.executable, "site/build.py", "--out", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=230
-    )
+    ended = run_program([sys.executable, "site/build.py", "--out", out])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
 import sys
 import time
 from urllib.parse import parse_qsl, urlsplit
@@ -18,6 +17,7 @@ from builder.measured import measured_errors
 from calculator.browser import advise, answer, read_config, sweep
 from calculator.page.words import show_bytes
 from test_every_page import ROOT, violations
+from tests.programs import run_program
 
 pytestmark = pytest.mark.browser
 
@@ -477,12 +477,7 @@ def test_a_pasted_config_is_a_model_like_any_other(open_page):
     command = page.locator("[data-slot=command]").inner_text()
     page.get_by_role("button", name="Use a listed model again").click()
     shows(page, {**DEFAULT})
-    ended = subprocess.run(
-        ["bash", "-c", command.replace("python -m", f"{sys.executable} -m") + " --json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    ended = run_program(["bash", "-c", command.replace("python -m", f"{sys.executable} -m") + " --json"])
     assert ended.returncode == 0, ended.stderr
     assert show_bytes(json.loads(ended.stdout)["gpu"]["total"]) == expected["total"]
 
@@ -582,7 +577,7 @@ def test_files_and_paper_say_what_the_command_line_says(open_page, tmp_path):
     whole = json.loads((tmp_path / "a.json").read_text())
     words = whole["command"].split()
     assert words[:3] == ["python", "-m", "calculator"]
-    ended = subprocess.run([sys.executable, *words[1:], "--json"], cwd=ROOT, capture_output=True, text=True)
+    ended = run_program([sys.executable, *words[1:], "--json"])
     assert json.loads(ended.stdout) == whole["estimate"]
     with (tmp_path / "a.csv").open() as file:
         rows = {(row["where"], row["part"]): int(row["bytes"]) for row in csv.DictReader(file)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 import typer
 
 from conftest import ROOT
+from tests.programs import run_program
 from training.cli import build_app
 from training.config import RECIPES
 from training.data.prepare import read_rows
@@ -53,7 +53,7 @@ def test_every_block_is_of_a_language_that_is_tested():
 
 @pytest.mark.parametrize("text", of_language("python"))
 def test_python_runs(text):
-    ended = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = run_program([sys.executable, "-c", text])
     assert ended.returncode == 0 and ended.stdout, ended.stderr
 
 
@@ -103,7 +103,7 @@ def understood(line: str, commands: dict) -> bool:
             commands[name].make_context(name, list(arguments))
         return name in commands
     if program == "python -m calculator":
-        ended = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        ended = run_program([sys.executable, *words[1:]])
         assert ended.returncode == 0 and ended.stdout, ended.stderr
         return True
     if words[:2] == [".venv/bin/nox", "-s"]:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 import torch
 
 from builder import joining
-from conftest import ROOT
+from tests.programs import Programs, run_program, until
 from training.compute.plan import MOST_SAMPLES, make_plan
 from training.config import RunConfig, load_recipe
 from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
 from training.data.tokenizer import Tokenizer
+from training.demo.children import read_events
 from training.model.transformer import ACTIVATION_BUDGET_BYTES, build_model
 from training.simulate.forecast import collaboration_of
 from training.swarm.codecs import exchange_codec
@@ -70,29 +69,22 @@ def write_shards(folder: Path, run: RunConfig) -> Path:
 def addresses(tmp_path_factory):
     """Recipe -> address of a bootstrap peer that runs it."""
     folder = tmp_path_factory.mktemp("bootstraps")
-    processes, found = [], {}
-    try:
+    with Programs() as programs:
         for recipe in joining.RECIPES:
-            where = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--state-dir", str(folder / recipe)]
+            where = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--state-dir", folder / recipe]
             program = [sys.executable, "-m", "training", "bootstrap", "--recipe", recipe, *where]
-            log = (folder / f"{recipe}.log").open("w")
-            log_json = ["--log-json", str(folder / f"{recipe}.jsonl")]
-            processes.append(subprocess.Popen([*program, *log_json], cwd=ROOT, stdout=log, stderr=log))
-        deadline = time.monotonic() + 120
-        while len(found) < len(joining.RECIPES):
-            assert time.monotonic() < deadline, [path.read_text() for path in folder.glob("*.log")]
-            for recipe in joining.RECIPES:
-                path = folder / f"{recipe}.jsonl"
-                lines = path.read_text().splitlines() if path.is_file() else []
-                for event in map(json.loads, lines):
-                    found |= {recipe: event["addresses"][0]} if event["event"] == "ready" else {}
-            time.sleep(0.1)
-        yield found
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=20)
+            with (folder / f"{recipe}.log").open("w") as log:
+                programs.start([*program, "--log-json", folder / f"{recipe}.jsonl"], stdout=log, stderr=log)
+        yield {recipe: address_in(folder / f"{recipe}.jsonl") for recipe in joining.RECIPES}
+
+
+def address_in(events: Path) -> str:
+    """Of a peer that is ready, or will be."""
+    ready = until(
+        lambda: [event for event in read_events(events) if event["event"] == "ready"],
+        said=events.with_suffix(".log").read_text,
+    )
+    return ready[0]["addresses"][0]
 
 
 @pytest.mark.swarm
@@ -115,11 +107,9 @@ def test_every_command_runs_dry(addresses, tmp_path):
         assert one.returncode == 0 and "All is well" in one.stdout, f"{line}\n{one.stdout}{one.stderr}"
 
 
-def run_trainer(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run_trainer(arguments: list[str]) -> CompletedProcess[str]:
     """A command of the trainer, to its end."""
-    program = [sys.executable, "-m", "training", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    return run_program([sys.executable, "-m", "training", *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def test_the_micro_batch_is_the_plans():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from playwright.sync_api import expect
 
 from builder import failures, joining
 from conftest import ROOT
+from tests.programs import run_program
 from training.config import load_recipe
 
 pytestmark = pytest.mark.browser
@@ -160,8 +160,7 @@ WRONG = [
 
 @pytest.mark.parametrize("flags, code", WRONG)
 def test_what_the_program_prints_is_in_the_table(flags, code):
-    program = [sys.executable, "-m", "training", "join", *flags, "--dry-run"]
-    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ended = run_program([sys.executable, "-m", "training", "join", *flags, "--dry-run"])
     said = ended.stderr.strip().splitlines()[-1].removeprefix("Error: ")
     known = [failure for failure in failures.failures_of_command("join") if matches(failure, said)]
     assert ended.returncode == code

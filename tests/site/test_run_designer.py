@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from playwright.sync_api import expect
 
 from builder.figures import answer_of
-from test_every_page import ROOT
+from tests.programs import until
 from training.config import load_recipe
 
 pytestmark = pytest.mark.browser
@@ -31,7 +30,7 @@ def caption(page):
     return page.locator("[data-figure=designer] [data-slot=caption]")
 
 
-def test_a_downloaded_recipe_starts_a_run(open_page, tmp_path):
+def test_a_downloaded_recipe_starts_a_run(open_page, tmp_path, programs):
     """As it comes from the browser, `bootstrap` takes it and prints an address."""
     page = open_page(PAGE)
     page.get_by_label("Model").select_option("small")
@@ -42,27 +41,12 @@ def test_a_downloaded_recipe_starts_a_run(open_page, tmp_path):
     assert file.read_text() == wanted["file"]["text"]
     page.locator("summary", has_text="my-run.toml").click()
     expect(page.locator("[data-slot=file-text]")).to_have_text(wanted["file"]["text"].strip())
-    command = [
-        sys.executable,
-        "-m",
-        "training",
-        "bootstrap",
-        "--recipe",
-        str(file),
-        "--state-dir",
-        str(tmp_path / "run"),
-    ]
-    with (tmp_path / "printed").open("w") as printed:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT)
-        try:
-            deadline = time.monotonic() + 60
-            while "/p2p/" not in (said := (tmp_path / "printed").read_text()):
-                assert process.poll() is None and time.monotonic() < deadline, said
-                time.sleep(0.2)
-            assert load_recipe(str(file)).run_id in said
-        finally:
-            process.terminate()
-            process.wait(20)
+    command = [sys.executable, "-m", "training", "bootstrap", "--recipe", file, "--state-dir", tmp_path / "run"]
+    log = tmp_path / "printed"
+    with log.open("w") as printed:
+        process = programs.start(command, stdout=printed, stderr=subprocess.STDOUT)
+    until(lambda: "/p2p/" in log.read_text() or process.poll() is not None, said=log.read_text)
+    assert process.poll() is None and load_recipe(str(file)).run_id in log.read_text()
 
 
 def test_the_first_recipe_downloads_without_scripts(open_page, tmp_path):

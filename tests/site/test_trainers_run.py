@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from builder.plots import loss_svg
 from site_server import SiteServer
 from test_dashboard_page import JOIN, red_picture
 from test_every_page import ROOT, violations
+from tests.programs import run_program
 from training.config import load_recipe
 from training.publish.history import History, HistoryReader, Picture
 from training.publish.live import create_app, export, store_run
@@ -58,13 +58,10 @@ def recorded_site(built_site, tmp_path_factory) -> Path:
     write_history(copy / "run", ended_at=now)
     pictures = copy / "run" / "pictures"
     export(HistoryReader(copy / "run" / "history.sqlite"), copy / "site", pictures=pictures, clock=lambda: now + 3600)
-    ended = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(copy / "public")],
+    ended = run_program(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", copy / "public"],
         cwd=copy,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return copy / "public"

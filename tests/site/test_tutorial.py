@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from builder import pages, tutorial
 from calculator.devices import DEVICES
 from calculator.fit import verdict
+from tests.programs import run_program
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -30,6 +30,7 @@ WORDS = SENTENCE.split()
 
 RUNNER = """
 import json, sys
+from tests.programs import run_program
 cells, changes = json.loads(sys.stdin.read())
 names = {"__name__": "__main__"}
 for number, cell in enumerate(cells):
@@ -92,10 +93,10 @@ def run(notebook, tiny):
         "output": str(tiny / "result"),
     }
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not cell["source"].startswith("%")]
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", RUNNER],
         input=json.dumps([cells, changes]),
-        cwd=ROOT, capture_output=True, text=True, timeout=500,
+        within=500,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tiny / "cache"),
              "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

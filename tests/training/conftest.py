@@ -15,9 +15,17 @@ def pytest_runtest_setup(item):
         pytest.skip(f"needs a C compiler ({', '.join(COMPILERS)})")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _one_thread():
+    """Of the session's scope, so that it comes before fixtures of a module, some of which train a model."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_again(_one_thread):
+    """Also for the test after one that computes with more."""
+    yield
+    torch.set_num_threads(1)

@@ -1,14 +1,11 @@
 """Checkpoints: the same bits come back, or a sentence says why not."""
 
 import json
-import os
 import resource
-import signal
 import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -107,7 +104,7 @@ def test_folders_without_a_checkpoint_are_named(tmp_path, model):
     assert find_checkpoint(tmp_path) == find_checkpoint(path) == path
 
 
-def test_a_killed_writer_leaves_whole_checkpoints_only(tmp_path):
+def test_a_killed_writer_leaves_whole_checkpoints_only(tmp_path, programs):
     """A process that saves without end is killed at odd moments; whatever lies there afterwards loads."""
     program = textwrap.dedent("""
         import sys
@@ -122,18 +119,12 @@ def test_a_killed_writer_leaves_whole_checkpoints_only(tmp_path):
                 save_checkpoint(Path(sys.argv[1]), model=model, recipe_toml=text, epoch=epoch, metrics={}, shards="s")
                 print("saved", flush=True)
     """)
-    root = Path(__file__).parents[3]
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], cwd=root, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        for _ in range(5):
-            assert process.stdout.readline() == "saved\n"
-        time.sleep(0.013)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+    process = programs.start([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
+    for _ in range(5):
+        assert process.stdout.readline() == "saved\n"
+    time.sleep(0.013)
+    process.kill()
+    process.wait()
     assert list_checkpoints(tmp_path)
     for path in list_checkpoints(tmp_path):
         load_checkpoint(path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.programs import run_program
 from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe
 from training.data.stream import Batch
@@ -154,10 +154,8 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(model):
 @pytest.mark.timeout(300)
 def test_no_sample_is_lost_or_counted_twice_when_the_address_space_ends(tmp_path):
     """A real averager in a process whose memory is limited after a third of the samples."""
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("out_of_memory.py"), tmp_path],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+    program = [sys.executable, Path(__file__).with_name("out_of_memory.py"), tmp_path]
+    done = run_program(program, env={"PYTHONPATH": str(ROOT), "PATH": ""}, within=280)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["pieces"][0] == 24 and len(set(facts["pieces"])) > 1

@@ -8,17 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.programs import are_gone, until
 from training.demo import run as demo
 from training.demo.config import DemoConfig, command_again
 from training.errors import BadInput
 
-ROOT = Path(__file__).parents[3]
 TINY = Path(__file__).with_name("tiny_trainer.py")
 RUN = """
 import sys
@@ -36,44 +34,20 @@ except TrainingError as error:
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Starts a demo of the tiny trainer; its processes carry a mark in their environment, by which they are found."""
-    mark = f"DEMO_TEST={tmp_path}"
-    started = []
+def start(programs, tmp_path):
+    """Starts a demo of the tiny trainer."""
 
     def run(*, epochs=0, ready_seconds=120, **environment):
-        name, value = mark.split("=", 1)
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, str(tmp_path / "run"), str(TINY), str(epochs), str(ready_seconds)],
-            cwd=ROOT,
-            env={**os.environ, name: value, **environment},
+        return programs.start(
+            [sys.executable, "-c", RUN, tmp_path / "run", TINY, str(epochs), str(ready_seconds)],
+            env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        started.append(process)
-        return process
 
-    run.processes = lambda: marked(mark)
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
-    for process in marked(mark):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def marked(mark):
-    name, value = mark.split("=", 1)
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    run.processes = programs.running
+    return run
 
 
 def read_until(process, text):
@@ -196,10 +170,7 @@ def test_killed_volunteer_leaves_no_helper(start):
     (helper,) = volunteer.children()
     volunteer.kill()
     read_until(process, "Volunteer grace ended (killed by SIGKILL)")
-    deadline = time.monotonic() + 5
-    while helper in start.processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert helper not in start.processes()
+    assert are_gone([helper], within=5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
@@ -208,10 +179,7 @@ def test_killed_demo_takes_its_parts_along(start):
     read_until_all_joined(process)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
-    while start.processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert start.processes() == []
+    assert until(lambda: not start.processes(), within=10)
 
 
 def test_finished_run_stays_on_show_until_interrupt(start):

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from PIL import Image
 
+from tests.programs import run_program, until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.config import RECIPES
 from training.data.shards import read_manifest
 from training.publish.history import HistoryReader
 
-ROOT = Path(__file__).parents[3]
+PATIENCE_SECONDS = 180.0
+"""For what only has to come."""
 CHANGES = {
     "hidden_size": 32,
     "num_heads": 2,
@@ -39,26 +39,6 @@ CHANGES = {
 }
 
 
-@pytest.fixture
-def marked(tmp_path):
-    """Environment for all processes of this test, and a function that finds those that still run."""
-    environment = {**os.environ, "DEMO_RUN_TEST": str(tmp_path)}
-
-    def running(mark="DEMO_RUN_TEST"):
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                its = process.environ()
-                if its.get("DEMO_RUN_TEST") == str(tmp_path) and mark in its and process.status() != "zombie":
-                    found.append(process)
-        return found
-
-    yield environment, running
-    for process in running():
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 def tiny_recipe(folder):
     text = (RECIPES / "demo.toml").read_text()
     for name, value in CHANGES.items():
@@ -69,28 +49,34 @@ def tiny_recipe(folder):
     return path
 
 
-def until(condition, process, log, seconds):
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            if found := condition():
-                return found
-        except httpx.TransportError:
-            pass
+def while_it_runs(process, condition, log):
+    """What the condition gives, once it is true; the demo must not end before."""
+
+    def met():
         assert process.poll() is None, f"the demo ended early:\n{log.read_text()}"
-        assert time.monotonic() < deadline, f"not within {seconds} s:\n{log.read_text()}"
-        time.sleep(0.2)
+        with suppress(httpx.TransportError):
+            return condition()
+
+    return until(met, within=PATIENCE_SECONDS, said=log.read_text)
+
+
+def of_the_demo(processes):
+    """Those that the demo itself has started, which carry its mark."""
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            found += [process] if "TRAINING_DEMO_PART" in process.environ() else []
+    return found
 
 
 @pytest.mark.swarm
 @pytest.mark.timeout(600)
-def test_demo_from_pictures_to_a_resumed_run(tmp_path, marked):
-    environment, running = marked
+def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     recipe, run_dir, log = tiny_recipe(tmp_path), tmp_path / "run", tmp_path / "demo.log"
     training = [sys.executable, "-m", "training"]
 
     def call(*arguments):
-        subprocess.run([*training, *map(str, arguments)], cwd=ROOT, env=environment, check=True, capture_output=True)
+        run_program([*training, *map(str, arguments)]).check_returncode()
 
     call("draw", "--out", run_dir / "images", "--count", 300)
     captions = run_dir / "images" / "captions.jsonl"
@@ -102,16 +88,11 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, marked):
 
     def start(*arguments):
         with log.open("w") as output:
-            return subprocess.Popen(
-                [*training, "demo", "--recipe", str(recipe), "--run-dir", str(run_dir), *arguments],
-                cwd=ROOT,
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            command = [*training, "demo", "--recipe", recipe, "--run-dir", run_dir, *arguments]
+            return programs.start(command, stdout=output, stderr=subprocess.STDOUT)
 
     demo = start()
-    url = until(lambda: [w for w in log.read_text().split() if w.startswith("http://127")], demo, log, 120)[0]
+    url = while_it_runs(demo, lambda: [w for w in log.read_text().split() if w.startswith("http://127")], log)[0]
 
     def live(name):
         return httpx.get(f"{url}/live/{name}.json", timeout=10).json()
@@ -119,37 +100,28 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, marked):
     def volunteers():
         return {volunteer["name"]: volunteer for volunteer in live("leaderboard")["volunteers"]}
 
-    until(lambda: (live("state")["epoch"] or 0) >= 1, demo, log, 120)
+    while_it_runs(demo, lambda: (live("state")["epoch"] or 0) >= 1, log)
 
     command = shlex.split(live("run")["join_command"])
-    state_dir = str(tmp_path / "fourth")
     with (tmp_path / "dorothy.log").open("w") as output:
-        fourth = subprocess.Popen(
-            [*command, "--name", "dorothy", "--threads", "1", "--state-dir", state_dir],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    (grace,) = [p for p in running() if "grace" in p.cmdline() and p.parent().pid == demo.pid]
+        ours = ["--name", "dorothy", "--threads", "1", "--state-dir", tmp_path / "fourth"]
+        fourth = programs.start([*command, *ours], stdout=output, stderr=subprocess.STDOUT)
+    (grace,) = [p for p in psutil.Process(demo.pid).children() if "grace" in p.cmdline()]
     grace.kill()
-    until(lambda: not volunteers()["grace"]["active"], demo, log, 60)
+    while_it_runs(demo, lambda: not volunteers()["grace"]["active"], log)
     assert "Volunteer grace ended (killed by SIGKILL); the others go on" in log.read_text()
-    until(lambda: "dorothy" in volunteers(), demo, log, 120)
-    until(lambda: "dorothy" in live("losses")["peers"], demo, log, 90)
-    until(lambda: live("pictures")["snapshots"], demo, log, 60)
+    while_it_runs(demo, lambda: "dorothy" in volunteers(), log)
+    while_it_runs(demo, lambda: "dorothy" in live("losses")["peers"], log)
+    while_it_runs(demo, lambda: live("pictures")["snapshots"], log)
 
     demo.send_signal(signal.SIGINT)
     asked = time.monotonic()
     assert demo.wait(timeout=20) == 130
     assert time.monotonic() - asked < 10
-    assert running("TRAINING_DEMO_PART") == []
+    assert of_the_demo(programs.running()) == []
     fourth.terminate()
     fourth.wait(15)
-    deadline = time.monotonic() + 20
-    while running() and time.monotonic() < deadline:  # torch's janitor of shared memory stays for two seconds
-        time.sleep(0.1)
-    assert running() == []
+    assert until(lambda: not programs.running(), within=20)  # torch's janitor of shared memory stays for two seconds
 
     history = HistoryReader(run_dir / "history.sqlite")
     losses = [row["loss"] for row in history.epochs()]
@@ -166,7 +138,7 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, marked):
 
     again = start("--epochs", str(saved + 2))
     assert again.wait(timeout=180) == 0, log.read_text()
-    assert running() == []
+    assert programs.running() == []
     assert f"at epoch {saved} with the checkpoint epoch-{saved:06d}" in (run_dir / "logs" / "ada.log").read_text()
     epochs = [row["epoch"] for row in HistoryReader(run_dir / "history.sqlite").epochs()]
     assert epochs[-1] >= saved + 2

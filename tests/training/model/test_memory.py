@@ -1,11 +1,11 @@
 """Freed memory stays with the process once it is told to, and goes back when it is asked for."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from tests.programs import run_program
 
 PROGRAM = """
 import resource, sys
@@ -27,11 +27,10 @@ print(min(page_faults_of_a_step() for _ in range(10)))
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_buffers_are_handed_out_again_without_page_faults():
     """Against glibc's first thresholds, which it else moves by itself as it sees fit: each buffer is mapped anew."""
-    root, thresholds = Path(__file__).parents[3], str(128 << 10)
+    thresholds = str(128 << 10)
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": thresholds, "MALLOC_TRIM_THRESHOLD_": thresholds}
     faults = {
-        how: int(subprocess.check_output([sys.executable, "-c", PROGRAM, how], cwd=root, env=environment, text=True))
-        for how in ("keep", "leave")
+        how: int(run_program([sys.executable, "-c", PROGRAM, how], env=environment).stdout) for how in ("keep", "leave")
     }
     assert faults["leave"] >= 5 * (12 << 20) // (64 << 10)  # pages are 64 KiB at most
     assert faults["keep"] < faults["leave"] / 10
@@ -57,7 +56,7 @@ print(kept, resident_mib() - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_what_only_the_start_needed_goes_back():
-    output = subprocess.check_output([sys.executable, "-c", GIVING_BACK], cwd=Path(__file__).parents[3], text=True)
-    kept, after = (float(word) for word in output.split())
+    done = run_program([sys.executable, "-c", GIVING_BACK])
+    kept, after = (float(word) for word in done.stdout.split())
     assert kept > 100
     assert after < 15

@@ -349,10 +349,8 @@ for number in range(10**9):
 """
 
 
-def test_kill_loses_no_finished_observation_and_leaves_none_half_written(tmp_path):
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
+def test_kill_loses_no_finished_observation_and_leaves_none_half_written(tmp_path, programs):
+    writer = programs.start([sys.executable, "-c", WRITER, tmp_path], stdout=subprocess.PIPE, text=True)
     for line in writer.stdout:
         if int(line) >= 20:
             break

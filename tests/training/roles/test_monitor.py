@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 import tomllib
-from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.programs import until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.config import RECIPES, load_recipe
 from training.errors import BadInput
 from training.roles.monitor import with_shards
-
-ROOT = Path(__file__).parents[3]
 
 PEER = """
 import sys, time
@@ -69,21 +68,15 @@ run_role(role)
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Starts programs that end with the test."""
-    started = []
+def start(programs, tmp_path):
+    """Starts a program with a log of its own; gives both."""
 
-    def start(*command):
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        started.append(process)
-        return process
+    def run(name, *command):
+        log = tmp_path / f"{name}.log"
+        with log.open("w") as printed:
+            return programs.start(command, stdout=printed, stderr=subprocess.STDOUT), log
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    return run
 
 
 @pytest.fixture
@@ -113,17 +106,15 @@ def monitor_command(recipe, address, run_dir, port):
     ]
 
 
-def until(condition, seconds, process=None):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
-            output = ""
-            if process is not None:
-                process.kill()
-                output = process.stdout.read()
-            raise AssertionError(f"did not happen within {seconds} s\n{output}")
-        time.sleep(0.1)
-    return found
+def while_it_runs(started, condition):
+    """What the condition gives, once it is true; the program must not end before."""
+    process, log = started
+
+    def met():
+        assert process.poll() is None, log.read_text()
+        return condition()
+
+    return until(met, said=log.read_text)
 
 
 def document(port, name):
@@ -134,19 +125,18 @@ def document(port, name):
 
 
 @pytest.mark.swarm
-def test_monitor_sees_keeps_and_serves_a_run(run, recipe, tmp_path):
+def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     run_dir = tmp_path / "run"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free_port = probe.getsockname()[1]
-    peer = run(sys.executable, "-c", PEER, str(recipe), str(tmp_path / "peer"))
-    address = until(lambda: peer.stdout.readline().strip(), 60)
-    assert "/p2p/" in address, address + peer.stdout.read()
+    peer, printed = start("peer", sys.executable, "-c", PEER, recipe, tmp_path / "peer")
+    address = while_it_runs((peer, printed), lambda: re.search(r"^/.*/p2p/\w+(?=\n)", printed.read_text(), re.M))[0]
     command = monitor_command(recipe, address, run_dir, free_port)
-    monitor = run(*command)
-    until(lambda: (document(free_port, "state") or {}).get("epoch"), 60, monitor)
+    monitor, log = start("monitor", *command)
+    while_it_runs((monitor, log), lambda: (document(free_port, "state") or {}).get("epoch"))
 
-    checkpoint = until(lambda: latest_checkpoint(run_dir / "checkpoints"), 30, monitor)
+    checkpoint = while_it_runs((monitor, log), lambda: latest_checkpoint(run_dir / "checkpoints"))
     loaded = load_checkpoint(checkpoint)
     assert loaded.epoch >= 4
     assert all((tensor == loaded.epoch).all() for tensor in loaded.model.parameters())
@@ -158,7 +148,7 @@ def test_monitor_sees_keeps_and_serves_a_run(run, recipe, tmp_path):
     assert document(free_port, "run")["initial_peers"] == [address]
     assert httpx.get(f"http://127.0.0.1:{free_port}/recipe.toml").text == recipe.read_text()
 
-    until(lambda: document(free_port, "state")["epoch"] > loaded.epoch + 1, 30, monitor)
+    while_it_runs((monitor, log), lambda: document(free_port, "state")["epoch"] > loaded.epoch + 1)
     monitor.send_signal(signal.SIGTERM)
     asked = time.monotonic()
     assert monitor.wait(timeout=15) == 0
@@ -170,8 +160,8 @@ def test_monitor_sees_keeps_and_serves_a_run(run, recipe, tmp_path):
     saved = load_checkpoint(latest_checkpoint(run_dir / "checkpoints")).epoch
     assert saved > loaded.epoch  # the last one, taken on leaving
 
-    monitor = run(*command)
-    state = until(lambda: document(free_port, "state"), 60, monitor)
+    monitor, log = start("monitor", *command)
+    state = while_it_runs((monitor, log), lambda: document(free_port, "state"))
     epochs = [row["epoch"] for row in document(free_port, "history")["epochs"]]
     assert epochs[0] == losses[0][0]
     assert epochs == sorted(set(epochs))
@@ -179,7 +169,7 @@ def test_monitor_sees_keeps_and_serves_a_run(run, recipe, tmp_path):
 
     peer.kill()
     killed = time.monotonic()
-    until(lambda: document(free_port, "state")["active_peers"] == 0, 20, monitor)
+    while_it_runs((monitor, log), lambda: document(free_port, "state")["active_peers"] == 0)
     assert time.monotonic() - killed < 14
     assert document(free_port, "events")["events"][-1]["kind"] == "left"
     assert document(free_port, "state")["status"] == "waiting"

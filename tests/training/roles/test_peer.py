@@ -8,17 +8,18 @@ import subprocess
 import sys
 import time
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from tests.programs import Programs, are_gone, until
 from training.checkpoints.checkpoint import save_checkpoint
 from training.compute.choices import Wishes
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
 from training.data.tokenizer import Tokenizer
+from training.demo.children import read_events
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
@@ -30,7 +31,6 @@ from training.volunteer.settings import PeerSettings
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[3]
 RESUMED_EPOCH = 7
 
 
@@ -88,11 +88,10 @@ def shards(tmp_path_factory):
 class Run:
     """A run's files and its bootstrap peer."""
 
-    def __init__(self, folder, shards):
-        self.folder, self.shards = folder, shards
+    def __init__(self, folder, shards, programs):
+        self.folder, self.shards, self.programs = folder, shards, programs
         self.recipe = folder / "recipe.toml"
         self.recipe.write_text(tiny_recipe())
-        self.processes = []
         self.address = ""
 
     def bootstrap(self):
@@ -104,15 +103,8 @@ class Run:
 
     def start(self, name, *arguments):
         with (self.folder / f"{name}.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "training", *arguments, "--log-json", str(self.folder / f"{name}.jsonl")],
-                cwd=ROOT,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
+            command = [sys.executable, "-m", "training", *arguments, "--log-json", self.folder / f"{name}.jsonl"]
+            return self.programs.start(command, stdout=log, stderr=subprocess.STDOUT)
 
     def join(self, name, *arguments, recipe=None, address=None):
         return self.start(
@@ -128,45 +120,28 @@ class Run:
 
     def events(self, name, kind):
         path = self.folder / f"{name}.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
-        return [event for event in map(json.loads, lines) if event["event"] == kind]
+        return [event for event in read_events(path) if event["event"] == kind]
 
-    def event(self, name, kind, number=1, within=240, **fields):
+    def event(self, name, kind, number=1, **fields):
         """The event of that number among those with these fields, when it comes."""
-        deadline = time.monotonic() + within
-        while time.monotonic() < deadline:
-            found = [event for event in self.events(name, kind) if fields.items() <= event.items()]
-            if len(found) >= number:
-                return found[number - 1]
-            time.sleep(0.1)
-        raise AssertionError(f"no {kind} of {name} within {within} s:\n{self.log(name)}")
+
+        def found():
+            of_this_kind = [event for event in self.events(name, kind) if fields.items() <= event.items()]
+            return of_this_kind[number - 1 : number]
+
+        return until(found, within=240, said=lambda: f"no {kind} of {name}:\n{self.log(name)}")[0]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, shards):
-    run = Run(tmp_path_factory.mktemp("run"), shards)
-    try:
+    with Programs() as programs:
+        run = Run(tmp_path_factory.mktemp("run"), shards, programs)
         run.bootstrap()
         yield run
-    finally:
-        for process in run.processes:
-            process.kill()
-            process.wait()
 
 
 def family_of(process):
     return psutil.Process(process.pid).children(recursive=True)
-
-
-def are_gone(processes, within):
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        # torch's janitor frees the shared memory of the dead and ends by itself
-        left = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        if all(p.name() == "torch_shm_manager" for p in left):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def checkpoint_of(run):

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.programs import ROOT, Programs
+
 SWARM_TESTS = Path(__file__).parent
 PATIENCE_SECONDS = 300
 """All scenarios of a meeting are over by then."""
@@ -57,22 +58,18 @@ def meet(
         behind_nat: The peer of this name accepts no connections.
     """
     (folder / "scenarios").write_bytes(pickle.dumps((tuple(names), behind_nat, list(scenarios))))
-    peers = [
-        subprocess.Popen(
-            [sys.executable, str(SWARM_TESTS / "one_peer.py"), str(folder), name],
-            cwd=ROOT,
-            env={"PYTHONPATH": f"{ROOT}:{SWARM_TESTS}", "OMP_NUM_THREADS": "1", "PATH": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for name in names
-    ]
-    try:
+    with Programs() as programs:
+        peers = [
+            programs.start(
+                [sys.executable, SWARM_TESTS / "one_peer.py", folder, name],
+                env={"PYTHONPATH": f"{ROOT}:{SWARM_TESTS}", "OMP_NUM_THREADS": "1", "PATH": ""},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for name in names
+        ]
         outputs = [peer.communicate(timeout=PATIENCE_SECONDS)[0] for peer in peers]
-    finally:
-        for peer in peers:
-            peer.kill()
     assert not any(peer.returncode for peer in peers if peer.returncode != -signal.SIGKILL), "\n".join(outputs)
     return [
         {name: pickle.loads(path.read_bytes()) for name in names if (path := folder / f"{name}-{number}").is_file()}

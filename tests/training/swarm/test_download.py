@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.programs import run_program
 from training.errors import TrainingError
 from training.swarm.catching_up import CATCH_UP_EPOCHS, CatchingUp
 from training.swarm.download import TrainingState, _check_count
-
-ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
@@ -174,13 +171,8 @@ run_role(role)
 
 @pytest.mark.swarm
 def test_download():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=230,  # a donor that is waited for without an end is waited for much longer
-    )
+    # a donor that is waited for without an end is waited for much longer
+    done = run_program([sys.executable, "-c", PROGRAM], within=230)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
     assert results["nobody"] == "No peer offers its state yet."
