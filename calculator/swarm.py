@@ -284,8 +284,7 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         last, met, awaited = 0.0, 0.0, max(0.0, meeting + reduced + in_background - stepping)
     else:
         last = _last_micro_batch(volunteers, exchange, costs) if peers > 1 else 0.0
-        # A peer begins to look for a group one window before the epoch's end, so only the excess is waiting.
-        met = max(0.0, meeting - min(stepping, exchange.matchmaking_seconds))
+        met = max(0.0, meeting - min(stepping, exchange.matchmaking_seconds))  # a peer starts looking one window early
         awaited = reduced + max(0.0, in_background - (0.0 if exchange.local_updates else stepping))
     epoch = stepping + last + met + awaited
     unshared, delay = _left_over(volunteers, exchange, epoch, meeting + reduced)
