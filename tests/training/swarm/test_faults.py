@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.swarm.rounds import REPETITIONS
+
 sys.path.insert(0, str(Path(__file__).parent))
 import faults
 from faults import Fault, tensors_of
@@ -35,6 +37,15 @@ CASES = {
     "slow reducing and fails sending once": {"third": Fault.SLOW_REDUCING, "fourth": Fault.FAIL_SENDING},
 }
 """Peers with faults. The fourth accepts no connections, so it averages nothing for the others."""
+LASTING = {
+    "sends no more": {"third": Fault.FAIL_SENDING},
+    "sends slowly": {"third": Fault.SLOW_SENDING},
+    "answers no more": {"third": Fault.FAIL_REDUCING},
+    "answers slowly": {"third": Fault.SLOW_REDUCING},
+    "refuses": {"third": Fault.REFUSE},
+    "one sends slowly, one fails": {"third": Fault.SLOW_SENDING, "fourth": Fault.FAIL_SENDING},
+}
+"""Peers that live, and have their faults in each repetition as well."""
 GONE = (Fault.FAIL_BEFORE, Fault.CANCEL)
 """A peer with one of these has no part in the average; the others have one when the fault has passed."""
 
@@ -52,6 +63,12 @@ def meet_with_faults(folder, cases, **settings):
 def averages(tmp_path_factory):
     """Faults that pass."""
     return meet_with_faults(tmp_path_factory.mktemp("passing"), CASES, only_once=True)
+
+
+@pytest.fixture(scope="module")
+def lasting_averages(tmp_path_factory):
+    """Faults that last."""
+    return meet_with_faults(tmp_path_factory.mktemp("lasting"), LASTING)
 
 
 @pytest.mark.swarm
@@ -72,3 +89,18 @@ def test_all_whose_fault_has_passed_end_soon_with_their_mean_and_say_what_happen
             assert torch.allclose(tensor, mean, atol=1e-5), (name, number)
     for name in gone:
         assert all(map(torch.equal, met[name][0], own[name])), f"{name} has no part in the average"
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("case", LASTING)
+def test_all_keep_their_own_tensors_and_say_so_if_a_fault_lasts(lasting_averages, case):
+    """The group cannot tell at whose end an exchange breaks: it leaves no live peer out, and gives up in the end.
+
+    Some peers hold all answers then, and some a part of them, which hivemind would use.
+    """
+    for name in NAMES:
+        tensors, report, _ = lasting_averages[case][name]
+        assert not isinstance(report, Exception), (name, report)
+        assert report.torn and report.repeated == REPETITIONS and not report.lost, (name, report)
+        assert report.senders == 1 and report.seconds < MOST_SECONDS, (name, report)
+        assert all(map(torch.equal, tensors, tensors_of(name))), name
