@@ -335,9 +335,12 @@ class GroupAllReduce:
         return self.all_reduces.peer_id in left.peers and len(left.peers) > 1 and any(left.fractions)
 
     def _keeps_own(self, attempt: Attempt, attempts: int) -> bool:
-        """Whether this peer's tensors stay as they are: nobody else is left, or the last repetition has failed."""
+        """Whether this peer's tensors stay as they are: nobody else is left, or the last repetition has failed.
+
+        After a failed repetition a peer may hold all answers or some; using them, it would go apart from the others.
+        """
         own, members = self.all_reduces.peer_id, attempt.decision.members
-        gave_up = attempt.fault is not None and attempts > REPETITIONS and own in members
+        gave_up = attempts > REPETITIONS and own in members
         return gave_up or members == (own,)
 
     def _report(self, attempts: Sequence[Attempt], *, left: Sequence[PeerID]) -> RoundReport:

@@ -1,0 +1,158 @@
+"""What goes wrong at a peer in the middle of an average, by the faults that hivemind's own tests inject.
+
+A scenario of `peers.meet`, like those of `scenarios.py`. A faulty peer lives on: its process answers as far as the
+fault lets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from enum import Enum, auto
+from functools import partial
+
+import torch
+from peers import Peer
+
+SHAPES = ((16, 1024), (3, 8192), (4, 4, 4), (1024, 256))
+PART_BYTES = 2**16
+SILENCE_SECONDS = 1.0
+"""A sender that is silent for so long is given up, a reducer after twice this time."""
+SLOW_SECONDS = 10.0
+
+
+class Fault(Enum):
+    """What a peer does wrong, each time that it averages."""
+
+    FAIL_BEFORE = auto()
+    """Fails when it has its group, before it sends anything."""
+    FAIL_SENDING = auto()
+    """Sends the last of the other reducers one part, and fails then."""
+    SLOW_SENDING = auto()
+    """Sends the last of the other reducers a part every ten seconds."""
+    FAIL_REDUCING = auto()
+    """Answers three parts of each sender, and fails then."""
+    SLOW_REDUCING = auto()
+    """Answers three parts of each sender, and waits for ten seconds then."""
+    REFUSE = auto()
+    """Answers each sender that it was cancelled."""
+    CANCEL = auto()
+    """Gives its round up when it has a group."""
+
+
+def tensors_of(name: str) -> list[torch.Tensor]:
+    """A peer's own tensors."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def average(peer: Peer, *, prefix: str, faults: Mapping[str, Fault], client_mode: str = "", only_once: bool = False):
+    """One round in which some peers have faults: this peer's tensors after it, its report and its id.
+
+    In place of the report stands the exception if the round has failed, and None if the peer did not wait for it.
+
+    Args:
+        peer: This one.
+        prefix: Of the averager.
+        faults: By the names of peers.
+        client_mode: The peer of this name accepts no connections.
+        only_once: Faults occur in the first all-reduce of a group, and not in its repetitions.
+    """
+    from training.swarm.averager import Averager
+    from training.swarm.pipe import AveragerSettings
+
+    fault = faults.get(peer.name)
+    settings = AveragerSettings(
+        prefix=prefix,
+        matchmaking_seconds=5.0,
+        request_timeout_seconds=2.0,
+        next_chunk_timeout_seconds=SILENCE_SECONDS,
+        allreduce_timeout_seconds=40.0,
+        part_bytes=PART_BYTES,
+        client_mode=peer.name == client_mode,
+    )
+    averager = Averager(
+        tensors_of(peer.name), dht=peer.dht, settings=settings, method=faulty_mean(fault, only_once=only_once)
+    )
+    peer.await_others(f"{prefix}.begin")
+    round_ = averager.begin_round(peer.name, seconds=20, expected_peers=len(peer.names))
+    if fault is Fault.FAIL_BEFORE:
+        round_.start(1.0)  # it looks for another group until the others have ended
+        outcome = None
+    else:
+        outcome = cancel(round_) if fault is Fault.CANCEL else outcome_of(round_)
+    with averager.get_tensors() as tensors:
+        left_with = [tensor.clone() for tensor in tensors]
+    peer.await_others(f"{prefix}.end")  # a faulty peer's process answers until the others have ended
+    averager.shutdown()
+    return left_with, outcome, str(peer.identity.peer_id)
+
+
+def outcome_of(round_):
+    """The report of a round that averages at once, or why it has failed."""
+    round_.start(1.0)
+    try:
+        return round_.result(60).report
+    except Exception as error:
+        return error
+
+
+def cancel(round_):
+    """Gives the round up as soon as the others count on this peer."""
+    from training.swarm.pipe import Stage
+
+    while round_.stage is Stage.SEARCHING:
+        time.sleep(0.05)
+    round_.cancel()
+
+
+def faulty_mean(fault: Fault | None, *, only_once: bool):
+    """The mean, averaged as a peer with this fault does it."""
+    from training.swarm import rounds
+
+    class FaultyMean(rounds.Mean):
+        async def average(self, tensors, infos, all_reduce):
+            if fault is Fault.FAIL_BEFORE:
+                raise RuntimeError("this peer fails before it averages")
+            rounds.ReportingRunner = partial(faulty_runner, fault, first_only=only_once, made=[])
+            return await super().average(tensors, infos, all_reduce)
+
+    return None if fault in (None, Fault.CANCEL) else FaultyMean()
+
+
+def faulty_runner(fault: Fault, *, first_only: bool, made: list, **kwargs):
+    """A runner with the fault; `made` has those that were made before it in the same round."""
+    from hivemind.proto import averaging_pb2
+
+    from training.swarm.allreduce import ReportingRunner
+
+    class FaultyRunner(ReportingRunner):
+        async def rpc_aggregate_part(self, stream, context):
+            if fault is Fault.REFUSE:
+                yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED)
+                return
+            answers = 0
+            async for message in super().rpc_aggregate_part(stream, context):
+                yield message
+                answers += 1
+                if fault is Fault.FAIL_REDUCING and answers == 3:
+                    yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
+                    return
+                if fault is Fault.SLOW_REDUCING and answers == 3:
+                    await asyncio.sleep(SLOW_SECONDS)
+
+        async def _generate_input_for_peer(self, peer_index):
+            shares = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
+            others = [index for index, (peer, parts) in enumerate(shares) if parts and peer != self.peer_id]
+            is_faulty = peer_index == others[-1]
+            async for message in super()._generate_input_for_peer(peer_index):
+                yield message
+                if is_faulty and fault is Fault.FAIL_SENDING:
+                    raise RuntimeError("this peer fails while it sends")
+                if is_faulty and fault is Fault.SLOW_SENDING:
+                    await asyncio.sleep(SLOW_SECONDS)
+
+    runner = ReportingRunner(**kwargs) if made and first_only else FaultyRunner(**kwargs)
+    made.append(runner)
+    return runner
