@@ -7,8 +7,6 @@ kept in the run's folder.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
 from training.generate.pictures import shards_of
 from training.model.codec import ImageCodec
+from training.storage.whole import whole_folder
 
 FOLDER, FACTS_FILE = "clip", "trained-on.json"
 STEPS, BATCH_SIZE, LEARNING_RATE = 500, 128, 2e-3
@@ -57,13 +56,9 @@ def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, pro
         if {"codec": manifest.codec_digest, **known} == facts:  # older ones do not say the codec
             return load_clip(target)
     clip = train_small_clip(*decoded_samples(shards, codec, progress=progress), steps=steps, progress=progress)
-    draft = folder / f".{FOLDER}.part-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    save_clip(clip, draft)
-    (draft / FACTS_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(draft, target)
+    with whole_folder(target) as draft:
+        save_clip(clip, draft)
+        (draft / FACTS_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return load_clip(target)
 
 
