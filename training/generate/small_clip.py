@@ -17,6 +17,7 @@ from torch.nn import functional
 from training.checkpoints.checkpoint import Checkpoint
 from training.data.shards import read_shard
 from training.data.stream import Shards
+from training.data.tokenizer import PADDING, UNKNOWN
 from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
 from training.generate.pictures import shards_of
@@ -30,7 +31,7 @@ MOST_SAMPLES = 20_000
 WIDTH, LAYERS, HEADS, EMBEDDING = 96, 3, 4, 64
 LONGEST_TEXT = 32
 """Tokens of a caption that are read, including the two that mark its ends."""
-BEGIN, END, PADDING = "[BOS]", "[EOS]", "[PAD]"
+BEGIN, END = "[BOS]", "[EOS]"
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current work, the amount done, and the total."""
@@ -187,13 +188,13 @@ def _tokenizer(captions: list[str]):
     from tokenizers.trainers import WordLevelTrainer
 
     # With an end token of id 2, transformers' CLIP finds the end by another, older rule; here END has id 4.
-    special = [PADDING, "[UNK]", "[MASK]", BEGIN, END]
-    inner = tokenizers.Tokenizer(WordLevel({name: at for at, name in enumerate(special)}, unk_token="[UNK]"))
+    special = [PADDING, UNKNOWN, "[MASK]", BEGIN, END]
+    inner = tokenizers.Tokenizer(WordLevel({name: at for at, name in enumerate(special)}, unk_token=UNKNOWN))
     inner.normalizer, inner.pre_tokenizer = Lowercase(), Whitespace()
     inner.train_from_iterator(captions, WordLevelTrainer(vocab_size=4096, special_tokens=special, show_progress=False))
     inner.post_processor = TemplateProcessing(
         single=f"{BEGIN} $A {END}", special_tokens=[(BEGIN, special.index(BEGIN)), (END, special.index(END))]
     )
     return import_transformers().PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=PADDING, unk_token="[UNK]", bos_token=BEGIN, eos_token=END
+        tokenizer_object=inner, pad_token=PADDING, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END
     )
