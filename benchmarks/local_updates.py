@@ -110,6 +110,7 @@ def one_peer(folder: Path, name: str, mode: str, updates: int, stop: object) -> 
     import torch
 
     from training.model.transformer import build_model
+    from training.storage.whole import write_whole
     from training.swarm.dht import full_addresses, start_dht
     from training.swarm.identity import Identity
     from training.swarm.optimizer import SwarmOptimizer
@@ -123,8 +124,7 @@ def one_peer(folder: Path, name: str, mode: str, updates: int, stop: object) -> 
         known = [address.read_text(encoding="ascii")]
     dht = start_dht(run, identity, initial_peers=known, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     if name == "first":
-        (folder / "new").write_text(full_addresses(dht)[0], encoding="ascii")
-        (folder / "new").rename(address)
+        write_whole(address, full_addresses(dht)[0])
     model, micro = build_model(run.model, run.seed), BATCH // 4
     optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity, micro_batch_size=micro)
     stop.listen()

@@ -55,21 +55,24 @@ def measure(side: str, name: str, batch_size: int, device: str) -> dict:
     if side == "peer":
         model, facts = peer.build(config).train(), {}
     else:
-        from training.model.transformer import build_model
+        from training.model.transformer import build_model, usual_activation_budget
 
         model = build_model(config, seed=0).to(device)
-        if "kept" in side:
-            model.activation_budget_bytes = None
         if "compiled" in side:
             print(f"torch.compile: {model.compile_pointwise(dtype)}", flush=True)
-        facts = expected(model, batch_size, dtype)
+        budget = None if "kept" in side else usual_activation_budget(config)
+        stored_layers = model.stored_layers(batch_size, budget, dtype)
+        facts = expected(model, batch_size, dtype, budget)
     keep_freed_memory()
     text, codes = (tensor.to(device) for tensor in batch(config, batch_size))
 
     def step() -> float:
         started = clock(device)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=low):
-            loss = model(text, codes, return_loss=True) if side == "peer" else model(text, codes).loss
+            if side == "peer":
+                loss = model(text, codes, return_loss=True)
+            else:
+                loss = model(text, codes, stored_layers=stored_layers).loss
         loss.backward()
         seconds = clock(device) - started
         model.zero_grad()
@@ -90,7 +93,7 @@ def measure(side: str, name: str, batch_size: int, device: str) -> dict:
     return {"seconds": seconds, "peak_bytes": peak, "matrix_rate": rate, "flops": flops, "share": share} | facts
 
 
-def expected(model, batch_size: int, dtype) -> dict:
+def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None) -> dict:
     """The peak over the built model by the calculator, and by which kernels attention is computed."""
     from calculator import estimate
     from training.compute.machine import this_machine
@@ -102,7 +105,9 @@ def expected(model, batch_size: int, dtype) -> dict:
     setup = setup_of(run, this_machine(str(device)), batch_size, precision=str(dtype).removeprefix("torch."))
     memory = estimate(setup).gpu
     return {
-        "estimated_bytes": memory.total - memory.weights + stored_bytes(model, batch_size, dtype),
+        "estimated_bytes": memory.total
+        - memory.weights
+        + stored_bytes(model, batch_size, activation_budget_bytes, dtype),
         "kernels": model.kernel_choice(dtype).kernels,
     }
 

@@ -61,6 +61,7 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
     import torch
 
     from training.model.transformer import build_model
+    from training.storage.whole import write_whole
     from training.swarm.dht import full_addresses, start_dht
     from training.swarm.identity import Identity
     from training.swarm.optimizer import SwarmOptimizer
@@ -74,8 +75,7 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
         known = [address.read_text(encoding="ascii")]
     dht = start_dht(run, identity, initial_peers=known, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     if name == PEERS[0]:
-        (folder / "new").write_text(full_addresses(dht)[0], encoding="ascii")
-        (folder / "new").rename(address)
+        write_whole(address, full_addresses(dht)[0])
     model = build_model(run.model, run.seed)
     optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity, micro_batch_size=MICRO_BATCH)
     stop.listen()
@@ -93,8 +93,7 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
         for report in optimizer.take_epoch_reports():
             loss = held_out_loss(model, run.model, HELD_OUT)
             course.append({**{key: getattr(report, key) for key in report.__slots__}, "loss": loss})
-    (folder / f"{name}.new").write_text(json.dumps(course), encoding="utf-8")
-    (folder / f"{name}.new").rename(folder / f"{name}.json")
+    write_whole(folder / f"{name}.json", json.dumps(course))
     while not all((folder / f"{peer}.json").is_file() for peer in PEERS) and not stop.wait(0.1):
         pass  # the other may still need this one's node
 

@@ -10,9 +10,10 @@ from typing import Any
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.devices import device_named
 from calculator.errors import BadSetup
-from calculator.exchange import CODECS, COMPRESSION_THRESHOLD, Link
+from calculator.exchange import CODECS, Link
 from calculator.flops import UTILISATION, samples_per_second
 from calculator.parameters import count_parameters, count_small_parameters
+from calculator.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, ExchangeSettings
 from calculator.swarm import Exchange, Forecast, Volunteers, forecast
 
 MOST_KINDS = 20
@@ -43,7 +44,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collaboration:
+class Collaboration(ExchangeSettings):
     """A run and its volunteers. Every field is a key of a request and a flag of `python -m calculator swarm`."""
 
     volunteers: tuple[Kind, ...]
@@ -53,22 +54,11 @@ class Collaboration:
     """A config.json of the text-to-image family in place of `model`."""
     parameters: int | None = None
     """Alternative to a model, if all volunteers give their samples per second."""
-    target_batch_size: int = 16_384
-    epochs: int = 31_250
+    target_batch_size: int = BATCH_OF_2021
+    epochs: int = EPOCHS_OF_2021
     utilisation: float = UTILISATION
     """Share of a GPU's published peak."""
-    gradient_codec: str = "blockwise8"
     compression_threshold: int = COMPRESSION_THRESHOLD
-    state_bits: int = 8
-    newcomer_bits: int = 16
-    average_state_every: int = 1
-    delay_gradient_averaging: bool = False
-    matchmaking_seconds: float = 15.0
-    allreduce_timeout_seconds: float = 60.0
-    next_chunk_timeout_seconds: float = 10.0
-    max_group_size: int = 256
-    local_updates: bool = False
-    declared_links: bool = False
 
     def exchange(self) -> Exchange:
         """What peers exchange."""

@@ -7,14 +7,29 @@ import zlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.architectures import from_config
 from calculator.collaboration import Collaboration, Kind
 from calculator.devices import device_named
 from calculator.errors import BadSetup
-from calculator.fit import ADVISED_SHARE, need_bytes
 from calculator.flops import UTILISATION, samples_per_second
-from calculator.setups import Setup
-from calculator.swarm import ADVISED_WINDOWS, DAY_SECONDS, Exchange, Forecast, Volunteers, forecast
+from calculator.settings import (
+    AVERAGING_TIMEOUT_SECONDS,
+    BATCH_OF_2021,
+    DEFAULTS,
+    INNER_BATCH_SIZE,
+    LEARNING_RATE_OF_2021,
+    REQUEST_TIMEOUT_SECONDS,
+)
+from calculator.swarm import (
+    ADVISED_WINDOWS,
+    DAY_SECONDS,
+    PATIENCE_WINDOWS,
+    Exchange,
+    Forecast,
+    Volunteers,
+    forecast,
+)
 
 MODELS = {
     "demo": dict(hidden_size=128, num_layers=5, num_heads=4),
@@ -27,18 +42,22 @@ MODELS = {
 """Model sizes to choose from; the first is the demo's own, the others have the 2021 run's structure."""
 SHAPES = dict(head_dim=32, text_vocab_size=64, text_seq_len=16, image_grid=8, image_vocab_size=256)
 PICTURES = dict(head_dim=64, text_vocab_size=32_100, text_seq_len=256, image_grid=32, image_vocab_size=8192)
-BATCHES = (256, 512, 1024, 2048, 4096, 8192, 16_384)
+BATCHES = (256, 512, 1024, 2048, 4096, 8192, BATCH_OF_2021)
 """Samples of an update; the largest is the 2021 run's (paper, section 3.3)."""
 LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
 """The least number of updates, or of exchanges of local updates, that a batch must leave; 2021 planned 31 250."""
 MOST_COMMUNICATION = 0.1
 """The largest share of the time that the exchange may take if it can be avoided."""
-MICRO_BATCHES = (8, 4, 2, 1)
-INNER_BATCH, INNER_UPDATES = 32, (100, 500)
-"""Samples of one local update, and the numbers of updates between two exchanges that are tried (Douillard et al. 2023,
-arXiv:2311.08105, make 500)."""
+MOST_FORECAST = 8
+"""The largest micro-batch with which volunteers are forecast, even if more is advised: each update waits for the last
+peer's micro-batch, and the micro-batches of many volunteers together may exceed a small batch."""
+INNER_UPDATES = (100, 500)
+"""The numbers of local updates between two exchanges that are tried (Douillard et al. 2023, arXiv:2311.08105, make
+500)."""
+SEARCH_WINDOWS = PATIENCE_WINDOWS + 2
+"""Matchmaking windows in the time-out of an averaging, besides the all-reduce: two more than a recipe needs."""
 PEAK_LEARNING_RATES = {"demo": (3e-2, 256)}
-PEAK_LEARNING_RATE = (2.5e-3, 16_384)
+PEAK_LEARNING_RATE = (LEARNING_RATE_OF_2021, BATCH_OF_2021)
 """Learning rate and batch of the demo's recipe, for its model, and of the 2021 run (paper, section 3.3), for all
 others; the rate is proportional to the root of the batch (You et al. 2020, arXiv:1904.00962, section 4.3)."""
 WHY_DELAYED = (
@@ -103,21 +122,28 @@ def model_config(name: str) -> dict:
     return {**(SHAPES if name == "demo" else PICTURES), **MODELS[name]}
 
 
-@lru_cache(maxsize=256)
-def micro_batch(model: str, gpu: str) -> int:
-    """The micro-batch that fits with a margin when trained as volunteers do; 0 if not even one sample fits."""
-    device = device_named(gpu)
-    for size in MICRO_BATCHES:
-        setup = Setup(
-            config={"model_type": "text-to-image", **model_config(model)},
-            micro_batch_size=size,
-            precision="amp-bf16" if device.bfloat16 else "amp-fp16",
-            optimizer="lamb8bit-demo",
-            offload_optimizer=True,
-        )
-        if need_bytes(setup, device) <= ADVISED_SHARE * device.usable_bytes:
-            return size
-    return 0
+@lru_cache(maxsize=512)
+def micro_batch(
+    model: str,
+    gpu: str,
+    *,
+    local_updates: bool = False,
+    target_batch_size: int = BATCHES[0],
+    sample_seconds: float | None = None,
+) -> int:
+    """Samples at once that are advised for this GPU; 0 if not even one fits.
+
+    Args:
+        model: One of `MODELS`.
+        gpu: Name of a GPU.
+        local_updates: See `calculator.advice.PeerTraining`.
+        target_batch_size: Of the run; the smallest of `BATCHES` allows as many as any larger one.
+        sample_seconds: Of one sample on this GPU, where it is known.
+    """
+    device, training = device_named(gpu), PeerTraining(config=model_config(model), local_updates=local_updates)
+    window = DEFAULTS.matchmaking_seconds
+    sizes = sizes_to_advise(target_batch_size, matchmaking_seconds=window, sample_seconds=sample_seconds)
+    return advised_micro_batch(sizes, lambda size: training.need_bytes(device, size), device)
 
 
 def design(wish: Wish) -> Design:
@@ -126,24 +152,16 @@ def design(wish: Wish) -> Design:
     Raises:
         BadSetup: If no volunteer's GPU holds the model.
     """
-    sizes = {people.gpu: micro_batch(wish.model, people.gpu) for people in wish.people if people.count}
-    able = [people for people in wish.people if people.count and sizes[people.gpu]]
-    if not able:
+    crew = _crew(wish, local_updates=False)
+    if not crew.people:
         raise BadSetup(
             "No volunteer's GPU holds even one sample of this model; choose a smaller model or GPUs with more memory."
         )
-    collaboration = Collaboration(
-        volunteers=tuple([_kind(people, wish.hours_a_day, sizes[people.gpu]) for people in able]),
-        config={"model_type": "text-to-image", **model_config(wish.model)},
-        utilisation=wish.utilisation,
-        average_state_every=25,
-        state_bits=16,
-        **GENEROUS,
-    )
-    people, exchange = collaboration.kinds(), collaboration.exchange()
-    rate = sum(kind.count * kind.present * kind.samples_per_second for kind in people)
-    chosen, made, why = _choose(people, exchange, rate, wish)
-    learned = INNER_BATCH if chosen.local_updates else chosen.target_batch_size
+    chosen, made, why = _choose(crew, wish)
+    if chosen.local_updates:
+        crew = _crew(wish, local_updates=True)
+    collaboration = crew.collaboration
+    learned = INNER_BATCH_SIZE if chosen.local_updates else chosen.target_batch_size
     known_rate, its_batch = PEAK_LEARNING_RATES.get(wish.model, PEAK_LEARNING_RATE)
     return Design(
         collaboration=replace(
@@ -156,16 +174,53 @@ def design(wish: Wish) -> Design:
             next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
         ),
         forecast=made,
-        micro_batches=sizes,
+        micro_batches=crew.sizes,
         learning_rate=known_rate * math.sqrt(learned / its_batch),
         epochs=max(2, math.ceil(wish.samples / chosen.target_batch_size)),
         why_batch=why,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Crew:
+    """Those volunteers whose GPUs hold the model."""
+
+    collaboration: Collaboration
+    people: list[Volunteers]
+    sizes: dict[str, int]
+    """Micro-batch by GPU, 0 for the others."""
+
+    @property
+    def rate(self) -> float:
+        """Samples a second, if nothing were lost."""
+        return sum(kind.count * kind.present * kind.samples_per_second for kind in self.people)
+
+
+def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
+    sizes = {people.gpu: _size(wish, people.gpu, local_updates) for people in wish.people if people.count}
+    able = [people for people in wish.people if people.count and sizes[people.gpu]]
+    collaboration = Collaboration(
+        volunteers=tuple([_kind(people, wish.hours_a_day, sizes[people.gpu]) for people in able]),
+        config={"model_type": "text-to-image", **model_config(wish.model)},
+        utilisation=wish.utilisation,
+        average_state_every=25,
+        state_bits=16,
+        **GENEROUS,
+    )
+    return _Crew(collaboration, collaboration.kinds(), sizes)
+
+
+def _size(wish: Wish, gpu: str, local_updates: bool) -> int:
+    """What is advised at the speed that is expected, `MOST_FORECAST` at most; 0 if not even one sample fits."""
+    architecture = from_config({"model_type": "text-to-image", **model_config(wish.model)})
+    seconds = 1 / samples_per_second(architecture, device_named(gpu), wish.utilisation)
+    return min(micro_batch(wish.model, gpu, local_updates=local_updates, sample_seconds=seconds), MOST_FORECAST)
+
+
 def _timeout(all_reduce_seconds: float) -> float:
-    """Twice the time of an average, rounded up to ten seconds, and at least a minute."""
-    return min(max(60.0, 10.0 * math.ceil(all_reduce_seconds / 5)), GENEROUS["allreduce_timeout_seconds"])
+    """Twice the time of an average, rounded up to ten seconds, and at least the default."""
+    longest = GENEROUS["allreduce_timeout_seconds"]
+    return min(max(DEFAULTS.allreduce_timeout_seconds, 10.0 * math.ceil(all_reduce_seconds / 5)), longest)
 
 
 def _kind(people: People, hours_a_day: float, micro_batch_size: int) -> Kind:
@@ -194,17 +249,19 @@ class _Tried:
         return made.works and made.shares.communication <= MOST_COMMUNICATION and calm
 
 
-def _choose(people: list[Volunteers], exchange: Exchange, rate: float, wish: Wish) -> tuple[Exchange, Forecast, str]:
+def _choose(crew: _Crew, wish: Wish) -> tuple[Exchange, Forecast, str]:
+    people, exchange = crew.people, crew.collaboration.exchange()
     present = sum(kind.count * kind.present for kind in people)
     reducers = max(2, min(round(present), exchange.max_group_size))
     message = max(exchange.message_seconds(kind.link, reducers) for kind in people)
     longest = GENEROUS["next_chunk_timeout_seconds"]
-    exchange = replace(exchange, next_chunk_timeout_seconds=min(max(10.0, float(math.ceil(2 * message))), longest))
+    silence = max(DEFAULTS.next_chunk_timeout_seconds, float(math.ceil(2 * message)))
+    exchange = replace(exchange, next_chunk_timeout_seconds=min(silence, longest))
 
-    def tried(why: str, batch: int, **changes) -> _Tried:
-        window = min(15.0, max(1.5, round(batch / rate / ADVISED_WINDOWS, 1)))
+    def tried(why: str, batch: int, crew: _Crew = crew, **changes) -> _Tried:
+        window = min(DEFAULTS.matchmaking_seconds, max(1.5, round(batch / crew.rate / ADVISED_WINDOWS, 1)))
         candidate = replace(exchange, target_batch_size=batch, matchmaking_seconds=window, **changes)
-        return _Tried(candidate, forecast(people, candidate), why)
+        return _Tried(candidate, forecast(crew.people, candidate), why)
 
     batches = [batch for batch in BATCHES if batch <= wish.samples / LEAST_UPDATES] or BATCHES[:1]
     if wish.batch:
@@ -222,11 +279,12 @@ def _choose(people: list[Volunteers], exchange: Exchange, rate: float, wish: Wis
             low, high, best = (low, middle, one) if one.good else (middle + 1, high, best)
         return best.exchange, best.forecast, best.why
     others = [best, tried(WHY_ASKED if wish.batch else WHY_DELAYED, batches[-1], delay_gradient_averaging=True)]
-    for updates in INNER_UPDATES:
-        batch = max(batches[-1], round(present * INNER_BATCH * updates))
+    local = _crew(wish, local_updates=True)  # which takes more memory
+    for updates in INNER_UPDATES if local.people else ():
+        batch = max(batches[-1], round(present * INNER_BATCH_SIZE * updates))
         if others[-1].good or wish.batch or batch > wish.samples / LEAST_EXCHANGES:
             break
-        others.append(tried(WHY_LOCAL.format(updates=updates), batch, local_updates=True))
+        others.append(tried(WHY_LOCAL.format(updates=updates), batch, local, local_updates=True))
     chosen = others[-1]
     if chosen.good:
         return chosen.exchange, chosen.forecast, chosen.why
@@ -245,7 +303,8 @@ def _why_batch(batch: int) -> str:
 def recipe(wish: Wish, made: Design) -> str:
     """The complete recipe file, ready for `python -m training bootstrap --recipe`."""
     chosen = made.collaboration
-    averaging = max(180.0, chosen.allreduce_timeout_seconds + 6 * chosen.matchmaking_seconds)
+    search = SEARCH_WINDOWS * chosen.matchmaking_seconds
+    averaging = max(AVERAGING_TIMEOUT_SECONDS, search + chosen.allreduce_timeout_seconds)
     shapes = wish.model == "demo"
     tables = {
         "model": model_config(wish.model)
@@ -265,7 +324,7 @@ def recipe(wish: Wish, made: Design) -> str:
         "swarm": dict(
             target_batch_size=chosen.target_batch_size,
             matchmaking_seconds=chosen.matchmaking_seconds,
-            request_timeout_seconds=min(3.0, round(chosen.matchmaking_seconds * 2 / 3, 1)),
+            request_timeout_seconds=min(REQUEST_TIMEOUT_SECONDS, round(chosen.matchmaking_seconds * 2 / 3, 1)),
             allreduce_timeout_seconds=chosen.allreduce_timeout_seconds,
             averaging_timeout_seconds=averaging,
             next_chunk_timeout_seconds=chosen.next_chunk_timeout_seconds,
@@ -274,7 +333,7 @@ def recipe(wish: Wish, made: Design) -> str:
             state_bits=chosen.state_bits,
             delay_gradient_averaging=chosen.delay_gradient_averaging,
             mode="diloco" if chosen.local_updates else "synchronous",
-            **(dict(inner_batch_size=INNER_BATCH) if chosen.local_updates else {}),
+            **(dict(inner_batch_size=INNER_BATCH_SIZE) if chosen.local_updates else {}),
         ),
         "monitor": dict(
             checkpoint_every_epochs=max(1, made.epochs // 300),
@@ -308,7 +367,7 @@ def _toml(value: object) -> str:
 def alone_days(wish: Wish) -> float | None:
     """Days that one volunteer of the first kind needs on its own, 24 hours a day; None if the model does not fit it."""
     first = wish.people[0]
-    size = micro_batch(wish.model, first.gpu)
+    size = _size(wish, first.gpu, local_updates=False)
     if not size:
         return None
     architecture = from_config({"model_type": "text-to-image", **model_config(wish.model)})

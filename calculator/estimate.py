@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from calculator.architectures import Architecture
 from calculator.autograd import allocated_bytes
+from calculator.devices import MIB
 from calculator.optimizers import ADAMW, IN_32_BIT, OPTIMIZERS, Optimizer
 from calculator.parameters import FAMILIES, count_parameters, parameter_tensors, parameters_by_part
 from calculator.recording import Levels
@@ -20,7 +21,6 @@ calculators assume 650 MB (RahulSChand/gpu_poor, src/App.js) and 1000 MiB (furio
 CUBLAS_WORKSPACE_BYTES = 8_519_680
 """Workspace of cuBLAS, once per stream (pytorch, aten/src/ATen/cuda/CUDAContextLight.h, CUBLAS_WORKSPACE_CONFIG)."""
 
-MIB = 2**20
 SMALL_BLOCK, SMALL_SEGMENT = MIB, 2 * MIB
 LARGE_BLOCK, LARGE_SEGMENT = 10 * MIB, 20 * MIB
 SEGMENT_UNIT = 2 * MIB

@@ -15,8 +15,6 @@ from calculator.errors import BadSetup
 
 CODECS = ("blockwise8", "uniform8", "float16", "float32")
 """The encodings among which a recipe chooses (training/swarm/codecs.py)."""
-COMPRESSION_THRESHOLD = 65_536
-"""Tensors with fewer values are sent in 16 bits where large ones take 8 (paper, section 3.3)."""
 BLOCK_SIZE = 512
 """Values that share one float32 scale in `blockwise8` (training/swarm/codecs.py)."""
 CODEBOOK_BYTES = 8 + 256 * 4

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from calculator.autograd import allocated_bytes
 from calculator.parameters import ParameterTensor
 
+LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE = 4096, 65_536
+"""Of the run's 8-bit LAMB, on the host: values that share one scale, and below how many a tensor keeps its moments in
+32 bit (paper, section 3.3)."""
 PAGED_FROM = 100_000
 """Values from which bitsandbytes pages a tensor's state (bitsandbytes 0.50, optim/optimizer.py, get_state_buffer)."""
 
@@ -145,7 +148,7 @@ _ADAMW_8BIT = Moments(number=2, min_8bit_size=4096)
 _ADAMW_PAGED = Moments(number=2)
 _LAMB = Moments(number=2, counter=True)
 _LAMB_8BIT = Moments(number=2, min_8bit_size=4096, counter=True)
-_LAMB_8BIT_HOST = Moments(number=2, min_8bit_size=65_536, block_size=4096)
+_LAMB_8BIT_HOST = Moments(number=2, min_8bit_size=LAMB_MIN_8BIT_SIZE, block_size=LAMB_BLOCK_SIZE)
 _LION = Moments(number=1)
 _LION_8BIT = Moments(number=1, min_8bit_size=4096)
 _MOMENTUM = Moments(number=1, precise=False)
@@ -219,7 +222,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer(
             name="lamb8bit-demo",
             title="LAMB, 8-bit, as in the 2021 run",
-            source="arXiv:2207.03481, section 3.3: blocks of 4096 values, 32 bit below 65 536 values",
+            source=f"arXiv:2207.03481, section 3.3: blocks of {LAMB_BLOCK_SIZE} values, 32 bit below 65 536 values",
             state_bytes=_moments(_LAMB_8BIT_HOST),
             step_bytes=_nothing,
             shared_bytes=_MAPS_OF_TWO,

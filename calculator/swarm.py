@@ -23,6 +23,8 @@ from calculator.exchange import (
     part_bytes,
     vector_bytes,
 )
+from calculator.optimizers import LAMB_BLOCK_SIZE
+from calculator.settings import ExchangeSettings
 
 DAY_SECONDS = 86_400
 MOST_VOLUNTEERS = 1_000_000
@@ -64,8 +66,8 @@ PATIENCE_WINDOWS = 4
 """Matchmaking windows for which a group waits for peers that it knows to be training; the trainer uses this value."""
 ADVISED_WINDOWS = 5
 """Matchmaking windows that an epoch should last at least (training.config.SwarmConfig)."""
-DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / 4096)
-"""Bytes per parameter of the two 8-bit moments, with a scale per 4096 values, that a newcomer downloads."""
+DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / LAMB_BLOCK_SIZE)
+"""Bytes per parameter of the two 8-bit moments, with their scales, that a newcomer downloads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,28 +110,13 @@ class Volunteers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exchange:
+class Exchange(ExchangeSettings):
     """What peers exchange and when, as a recipe says (`training.config.SwarmConfig`)."""
 
     parameters: int
     target_batch_size: int
     small_parameters: int = 0
     """Parameters in tensors below the recipe's threshold, which are sent in 16 bits."""
-    gradient_codec: str = "blockwise8"
-    state_bits: int = 8
-    newcomer_bits: int = 16
-    average_state_every: int = 1
-    delay_gradient_averaging: bool = False
-    matchmaking_seconds: float = 15.0
-    allreduce_timeout_seconds: float = 60.0
-    next_chunk_timeout_seconds: float = 10.0
-    """How long a peer that vanishes, or whose link is too slow for its group, delays the others."""
-    max_group_size: int = 256
-    local_updates: bool = False
-    """Whether peers train on their own between exchanges (`mode = "diloco"`)."""
-    declared_links: bool = False
-    """Whether all peers declare their bandwidth, so that hivemind balances parts by it. The trainer's peers declare the
-    value of `join --bandwidth`, or the one that they measured while downloading the state."""
 
     def __post_init__(self):
         checks = {

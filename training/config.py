@@ -16,10 +16,24 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from calculator.exchange import CODECS
+from calculator.optimizers import LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE
+from calculator.settings import (
+    AVERAGING_TIMEOUT_SECONDS,
+    COMPRESSION_THRESHOLD,
+    DEFAULTS,
+    EPOCHS_OF_2021,
+    INNER_BATCH_SIZE,
+    LEARNING_RATE_OF_2021,
+    REQUEST_TIMEOUT_SECONDS,
+)
+from calculator.swarm import PATIENCE_WINDOWS
 from training.errors import BadInput, reason_of
 
 RECIPES = Path(__file__).parent / "recipes"
 LARGEST_RECIPE_BYTES = 1 << 20
+LARGEST_BLOCK = 65_536
+"""Of an 8-bit optimizer's values that share a scale; it updates so many at a time."""
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -27,7 +41,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 AttentionType = Literal["full", "row", "column", "conv"]
-Codec = Literal["blockwise8", "uniform8", "float16", "float32"]
+Codec = Literal[*CODECS]
 
 
 class _Section(BaseModel):
@@ -137,20 +151,20 @@ class OptimizerConfig(_Section):
     """Whether moments are corrected for their zero start (the 2021 run: no)."""
     trust_clamp: Annotated[float, Field(gt=0)] = 10_000.0
     """The weight norm in the trust ratio is at most this (the 2021 run: as good as none)."""
-    block_size: Annotated[int, Field(gt=0, le=65_536)] = 4096
+    block_size: Annotated[int, Field(gt=0, le=LARGEST_BLOCK)] = LAMB_BLOCK_SIZE
     """Values that share one 8-bit scale."""
-    min_8bit_size: Positive = 65_536
+    min_8bit_size: Positive = LAMB_MIN_8BIT_SIZE
     """Tensors with fewer values keep their moments in 32 bit."""
 
 
 class ScheduleConfig(_Section):
     """Learning rate over epochs. One epoch is one global optimizer update."""
 
-    peak_learning_rate: Annotated[float, Field(gt=0)] = 2.5e-3
+    peak_learning_rate: Annotated[float, Field(gt=0)] = LEARNING_RATE_OF_2021
     """Learning rate at the end of the warm-up (paper, section 3.3)."""
     warmup_epochs: Count = 3_125
     """Linear warm-up, in epochs."""
-    total_epochs: Positive = 31_250
+    total_epochs: Positive = EPOCHS_OF_2021
     """The rate falls linearly to zero at this epoch."""
 
 
@@ -159,34 +173,34 @@ class SwarmConfig(_Section):
 
     target_batch_size: Positive
     """Samples of all peers together for one epoch."""
-    matchmaking_seconds: Seconds = 15.0
+    matchmaking_seconds: Seconds = DEFAULTS.matchmaking_seconds
     """How long a peer looks for a group; an epoch should last five times as long."""
-    request_timeout_seconds: Seconds = 3.0
+    request_timeout_seconds: Seconds = REQUEST_TIMEOUT_SECONDS
     """Longest wait for another peer's answer; shorter than the matchmaking."""
-    allreduce_timeout_seconds: Seconds = 60.0
+    allreduce_timeout_seconds: Seconds = DEFAULTS.allreduce_timeout_seconds
     """Longest all-reduce within a group."""
-    averaging_timeout_seconds: Seconds = 180.0
+    averaging_timeout_seconds: Seconds = AVERAGING_TIMEOUT_SECONDS
     """Longest averaging, matchmaking included; longer than the all-reduce."""
-    next_chunk_timeout_seconds: Seconds = 10.0
+    next_chunk_timeout_seconds: Seconds = DEFAULTS.next_chunk_timeout_seconds
     """A sender that is silent for this long is given up."""
-    average_state_every: Positive = 1
+    average_state_every: Positive = DEFAULTS.average_state_every
     """Parameters are averaged every so many epochs, gradients in each."""
-    state_bits: Literal[8, 16] = 8
+    state_bits: Literal[8, 16] = DEFAULTS.state_bits
     """Bits in which large tensors of parameters are averaged. 8 (paper, section 3.3) moves weights that differ by
     0.1 % to where they differ by 0.5 %; 16 leaves 0.03 %."""
-    newcomer_bits: Literal[8, 16] = 16
+    newcomer_bits: Literal[8, 16] = DEFAULTS.newcomer_bits
     """Bits in which a newcomer gets large tensors of parameters. 8 takes a quarter less to download, and lasts until
     the next average of parameters; checkpoints are fetched in the same way."""
-    compression_threshold: Positive = 65_536
+    compression_threshold: Positive = COMPRESSION_THRESHOLD
     """Tensors with at least so many values travel in 8 bit, smaller ones in 16 bit (paper, section 3.3)."""
-    gradient_codec: Codec = "blockwise8"
+    gradient_codec: Codec = DEFAULTS.gradient_codec
     """How large tensors travel. `blockwise8` keeps a scale for every 512 values; `uniform8`, the 2021 run's, one range
     for a whole part, which heavy tails leave; `float16` takes twice the bytes; `float32`, for small tensors as well,
     four times. Parameters in 8 bit travel likewise."""
     mode: Literal["synchronous", "diloco"] = "synchronous"
     """`synchronous`: one gradient of all peers an epoch. `diloco`, for very slow links (Douillard et al. 2023): each
     peer trains by itself, and an epoch ends with an exchange of how far all came."""
-    inner_batch_size: Positive = 32
+    inner_batch_size: Positive = INNER_BATCH_SIZE
     """Samples of one update between exchanges (`diloco`)."""
     outer_learning_rate: Annotated[float, Field(gt=0)] = 0.7
     """Share of the averaged way that the common weights go (`diloco`, as in its paper)."""
@@ -197,12 +211,12 @@ class SwarmConfig(_Section):
     2019), what is lost is added to the next gradient; 0: as they are."""
     delay_optimizer_step: bool = True
     """The optimizer updates in the background while the next epoch computes."""
-    delay_gradient_averaging: bool = False
+    delay_gradient_averaging: bool = DEFAULTS.delay_gradient_averaging
     """Gradients are averaged in the background as well: nobody waits for the network, and each update uses gradients
     that were computed one update earlier. Needs delay_optimizer_step."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """Fewest peers that may average."""
-    max_group_size: Annotated[int, Field(ge=2)] = 256
+    max_group_size: Annotated[int, Field(ge=2)] = DEFAULTS.max_group_size
     """Most peers in one all-reduce."""
     metrics_every_seconds: Seconds = 10.0
     """A peer renews its metric record at least this often."""
@@ -248,37 +262,11 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:
-        grid = self.codec.image_size // self.codec.downsampling
-        if self.codec.image_size % self.codec.downsampling or grid != self.model.image_grid:
-            raise ValueError(
-                f"model.image_grid is {self.model.image_grid}, but codec.image_size {self.codec.image_size} / "
-                f"downsampling {self.codec.downsampling} gives {self.codec.image_size / self.codec.downsampling:g}; "
-                "make them equal"
-            )
-        if self.codec.codebook_size != self.model.image_vocab_size:
-            raise ValueError(
-                f"model.image_vocab_size is {self.model.image_vocab_size}, but codec.codebook_size is "
-                f"{self.codec.codebook_size}; make them equal"
-            )
-        swarm = self.swarm
-        if not swarm.request_timeout_seconds < swarm.matchmaking_seconds:
-            raise ValueError("swarm.request_timeout_seconds must be shorter than swarm.matchmaking_seconds")
-        if not swarm.allreduce_timeout_seconds < swarm.averaging_timeout_seconds:
-            raise ValueError("swarm.allreduce_timeout_seconds must be shorter than swarm.averaging_timeout_seconds")
-        if swarm.delay_gradient_averaging and not swarm.delay_optimizer_step:
-            raise ValueError("swarm.delay_gradient_averaging needs swarm.delay_optimizer_step; set both or neither")
-        if swarm.min_group_size > swarm.max_group_size:
+        _check_sizes(self.model, self.codec)
+        _check_times(self.swarm)
+        _check_modes(self.swarm)
+        if self.swarm.min_group_size > self.swarm.max_group_size:
             raise ValueError("swarm.min_group_size must be at most swarm.max_group_size: no group could form")
-        if swarm.mode == "diloco" and swarm.delay_gradient_averaging:
-            raise ValueError(
-                "swarm.mode diloco awaits its exchanges: the updates that a peer made meanwhile would be lost; leave "
-                "swarm.delay_gradient_averaging out"
-            )
-        if swarm.mode == "diloco" and (swarm.inner_batch_size > swarm.target_batch_size or swarm.powersgd_rank):
-            raise ValueError(
-                "swarm.mode diloco needs swarm.inner_batch_size of at most swarm.target_batch_size, and "
-                "swarm.powersgd_rank = 0"
-            )
         if self.schedule.warmup_epochs >= self.schedule.total_epochs:
             raise ValueError("schedule.warmup_epochs must be smaller than schedule.total_epochs")
         return self
@@ -288,6 +276,60 @@ class RunConfig(_Section):
         """Hex digest of every field but those that only say where things lie or how they look."""
         fields = self.model_dump(mode="json", exclude={"title": True, "description": True, "data": {"shards"}})
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_sizes(model: ModelConfig, codec: CodecConfig) -> None:
+    """Raises ValueError if the codec's tokens are not the model's."""
+    if codec.image_size % codec.downsampling or codec.image_size // codec.downsampling != model.image_grid:
+        raise ValueError(
+            f"model.image_grid is {model.image_grid}, but codec.image_size {codec.image_size} / "
+            f"downsampling {codec.downsampling} gives {codec.image_size / codec.downsampling:g}; "
+            "make them equal"
+        )
+    if codec.codebook_size != model.image_vocab_size:
+        raise ValueError(
+            f"model.image_vocab_size is {model.image_vocab_size}, but codec.codebook_size is "
+            f"{codec.codebook_size}; make them equal"
+        )
+
+
+def _check_times(swarm: SwarmConfig) -> None:
+    """Raises ValueError if a time holds a longer one, which then can never be used up."""
+    if not swarm.request_timeout_seconds < swarm.matchmaking_seconds:
+        raise ValueError("swarm.request_timeout_seconds must be shorter than swarm.matchmaking_seconds")
+    least = PATIENCE_WINDOWS * swarm.matchmaking_seconds + swarm.allreduce_timeout_seconds
+    if swarm.averaging_timeout_seconds < least:
+        raise ValueError(
+            f"swarm.averaging_timeout_seconds is {swarm.averaging_timeout_seconds:g}: a group may be looked for "
+            f"through {PATIENCE_WINDOWS} windows of matchmaking_seconds = {swarm.matchmaking_seconds:g} and average "
+            f"for allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}, so it must be at least {least:g}"
+        )
+    if swarm.next_chunk_timeout_seconds >= swarm.allreduce_timeout_seconds:
+        raise ValueError(
+            f"swarm.next_chunk_timeout_seconds is {swarm.next_chunk_timeout_seconds:g}: a silent peer would not be "
+            f"given up within allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}; make it shorter"
+        )
+    if swarm.metrics_expiration_seconds < 2 * swarm.metrics_every_seconds:
+        raise ValueError(
+            f"swarm.metrics_expiration_seconds is {swarm.metrics_expiration_seconds:g}: a peer that reports every "
+            f"{swarm.metrics_every_seconds:g} s would count as gone in between; make it twice that at least"
+        )
+
+
+def _check_modes(swarm: SwarmConfig) -> None:
+    """Raises ValueError if two ways of averaging exclude each other."""
+    if swarm.delay_gradient_averaging and not swarm.delay_optimizer_step:
+        raise ValueError("swarm.delay_gradient_averaging needs swarm.delay_optimizer_step; set both or neither")
+    if swarm.mode == "diloco" and swarm.delay_gradient_averaging:
+        raise ValueError(
+            "swarm.mode diloco awaits its exchanges: the updates that a peer made meanwhile would be lost; leave "
+            "swarm.delay_gradient_averaging out"
+        )
+    if swarm.mode == "diloco" and (swarm.inner_batch_size > swarm.target_batch_size or swarm.powersgd_rank):
+        raise ValueError(
+            "swarm.mode diloco needs swarm.inner_batch_size of at most swarm.target_batch_size, and "
+            "swarm.powersgd_rank = 0"
+        )
 
 
 def recipe_names() -> list[str]:

@@ -20,6 +20,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from training.storage.whole import whole_file
+
 FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 """No `-ffast-math`: a library linked with it makes the whole process flush denormal numbers to zero."""
 COMPILERS = ("cc", "gcc", "clang")
@@ -91,8 +93,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _build(compiler: list[str], source: Path, library: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as folder:
-        fresh = Path(folder) / library.name
+    with whole_file(library) as fresh:
         for machine in (("-march=native",), ("-mcpu=native",), ()):  # ARM's compilers know the second one only
             command = [*compiler, *FLAGS, *machine, str(source), "-o", str(fresh), "-lm"]
             with suppress(NotNative):
@@ -103,7 +104,6 @@ def _build(compiler: list[str], source: Path, library: Path) -> None:
         _output_of([sys.executable, "-I", "-S", "-c", _PROBE, str(fresh)], timeout_seconds=PROBE_SECONDS)
         with fresh.open("ab") as file:  # what stands behind the sections of a library is not loaded
             file.write(hashlib.sha256(fresh.read_bytes()).digest())
-        fresh.replace(library)
 
 
 def _output_of(command: list[str], timeout_seconds: float = 10) -> str:

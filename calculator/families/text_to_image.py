@@ -18,9 +18,10 @@ from calculator.families.context import Context, Layer
 from calculator.operations import Operations
 
 BAND_ROWS = 4
-"""Image rows that a full or convolution-like layer processes at once (training/model/attention.py)."""
+"""Image rows that a full or convolution-like layer processes at once, if the grid is large; the model (training/model/
+attention.py) uses both values."""
 DENSE_GRID = 12
-"""Up to this grid, one band is the whole image (training/model/attention.py)."""
+"""Up to this grid, one band is the whole image: computing masked scores costs less there than more calls."""
 
 
 @dataclass(frozen=True, slots=True)

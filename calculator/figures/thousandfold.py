@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from calculator.architectures import PRESETS
-from calculator.exchange import COMPRESSION_THRESHOLD, vector_bytes
+from calculator.exchange import vector_bytes
 from calculator.figures.all_reduce import sent_share
 from calculator.figures.controls import Choice, Stops, Values
 from calculator.figures.drawing import Canvas, Scale
 from calculator.figures.figure import Drawn, Figure, Source
 from calculator.page.words import show_bytes, show_count
 from calculator.parameters import count_parameters, count_small_parameters
+from calculator.settings import COMPRESSION_THRESHOLD
 
 CLUSTER_MEGABITS = 10_000
 """The slowest link of a cluster (paper, section 2.1: 10-100 Gbit/s)."""

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.calculator import exercise_requests
+from training.storage.whole import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "build" / "site"
@@ -107,7 +108,7 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
         (BUILT / "assets.json").unlink(missing_ok=True)
         shutil.rmtree(BUILT / "files", ignore_errors=True)
         files.rename(BUILT / "files")
-    _write_whole(BUILT / "assets.json", json.dumps(asdict(made)))
+    write_whole(BUILT / "assets.json", json.dumps(asdict(made)))
     return made
 
 
@@ -124,7 +125,7 @@ def fetch_packages(root: Path, *, say: Callable[[str], None]) -> Path:
         return modules
     say("Fetching Pyodide and Plotly with npm (once; about 15 MB) ...")
     _node_program("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], cwd=root)
-    _write_whole(stamp, lock)
+    write_whole(stamp, lock)
     return modules
 
 
@@ -159,9 +160,3 @@ def _node_program(name: str, arguments: list[str], *, cwd: Path) -> None:
         lines = [line[:300] for line in ended.stdout.strip().splitlines()]
         said = "\n".join(lines if len(lines) <= 24 else [*lines[:10], "...", *lines[-14:]])
         raise BuildFailed(f"{name} {Path(arguments[0]).name} ended with exit code {ended.returncode}:\n{said}")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(text)
-    os.replace(new, path)

@@ -1,24 +1,23 @@
 """The join page's choices: for each machine and recipe the command, and what training then takes of the machine.
 
-The largest micro-batch is the one that `python -m training plan` advises: the calculator's estimate of the recipe's
-model, as a peer trains it, within nine tenths of the memory. Nothing here needs PyTorch.
+The largest micro-batch is the one that `python -m training plan` advises (`calculator.advice`). The memory shown counts
+the activations that reversible layers keep while they fit. Nothing here needs PyTorch.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from calculator import estimate
-from calculator.devices import DEVICES, Device
-from calculator.fit import ADVISED_SHARE, largest_micro_batch, need_bytes
+from calculator.advice import KEPT_ACTIVATION_BYTES, advised_micro_batch, sizes_to_advise
+from calculator.devices import DEVICES, GIB, Device
+from calculator.fit import ADVISED_SHARE
 from calculator.page.words import show_bytes, show_count
-from training.compute.plan import MOST_SAMPLES, setup_of
+from training.compute.plan import setup_of, training_of
 from training.config import RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
-
-GIB = 2**30
 
 RECIPES = ("demo", "dalle-2021")
 
@@ -27,7 +26,7 @@ PROGRAM = ".venv/bin/nox -s training --"
 
 HOST_MEMORY = (4, 8, 16, 32, 64)
 """GiB of host memory that can be chosen."""
-HOST_SHARE = 0.5
+PLANNED_HOST_SHARE = 0.5
 """Of the host's memory that is planned with; the rest is for the system and the volunteer's own work."""
 
 MORE = (
@@ -35,10 +34,6 @@ MORE = (
     "tenths of a GPU's free memory or half of the computer's; --checkpointing forbids that."
 )
 """What is true of every machine."""
-
-KEPT_ACTIVATIONS = 160 << 20
-"""Reversible layers may keep activations of this size (training.model.transformer, ACTIVATION_BUDGET_BYTES, which the
-tests compare); the calculator leaves them out, so they are always added here."""
 
 PACKAGES_GB = {"nvidia": 6, "cpu": 3}
 """Disk that PyTorch's build and the other packages take, as installed by `nox -s training`."""
@@ -124,7 +119,7 @@ def machines() -> tuple[Machine, ...]:
             name="cpu",
             title="processor",
             memory_bytes=size * GIB,
-            usable_bytes=int(HOST_SHARE * size * GIB),
+            usable_bytes=int(PLANNED_HOST_SHARE * size * GIB),
             capability=None,
             source="half of the host's memory",
             unified=True,
@@ -139,12 +134,10 @@ def _sold_as(memory_bytes: int) -> int:
 
 
 def micro_batch(run: RunConfig, device: Device) -> int:
-    """Samples at once: the largest power of two that fits with a margin, as `plan` advises; 0 if not even one does."""
-    kept = KEPT_ACTIVATIONS if run.model.reversible else 0
-    room = int(ADVISED_SHARE * device.usable_bytes) - kept
-    most = largest_micro_batch(setup_of(run, device, 1), replace(device, usable_bytes=room))
-    fitting = min(most, MOST_SAMPLES, run.swarm.target_batch_size)
-    return 1 << fitting.bit_length() - 1 if fitting else 0
+    """Samples at once, as `plan` advises where nothing was measured; 0 if not even one fits."""
+    training = training_of(run)
+    sizes = sizes_to_advise(run.swarm.target_batch_size)
+    return advised_micro_batch(sizes, lambda size: training.need_bytes(device, size), device)
 
 
 def command(recipe: str, samples: int, *, link: str = "public", kind: str = "nvidia") -> str:
@@ -221,8 +214,10 @@ def _recipe_choices(run: RunConfig) -> dict:
 def _machine_choices(run: RunConfig, machine: Machine) -> dict:
     samples = micro_batch(run, machine.device)
     setup = setup_of(run, machine.device, samples or 1)
-    need = need_bytes(setup, machine.device) + (KEPT_ACTIVATIONS if run.model.reversible else 0)
     usable = machine.device.usable_bytes
+    need = training_of(run).need_bytes(machine.device, samples or 1)
+    kept = KEPT_ACTIVATION_BYTES if run.model.reversible else 0
+    need += min(kept, int(ADVISED_SHARE * usable) - need) if samples else kept
     if not samples:
         words = "GPU" if machine.kind == "nvidia" else "memory"
         return {

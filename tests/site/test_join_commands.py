@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -14,13 +15,19 @@ import pytest
 import torch
 
 from builder import joining
+from calculator.advice import LEAST_STEPS, MOST_SAMPLES, advised_micro_batch, sizes_to_advise
+from calculator.designer import micro_batch
+from calculator.devices import device_named
+from calculator.settings import DEFAULTS
 from tests.programs import Programs, run_program, until
-from training.compute.plan import MOST_SAMPLES, make_plan
+from training.compute import choices, plan
+from training.compute.choices import Wishes, choose
+from training.compute.plan import built_on_paper, make_plan, training_of
 from training.config import RunConfig, load_recipe
 from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
 from training.data.tokenizer import Tokenizer
 from training.demo.children import read_events
-from training.model.transformer import ACTIVATION_BUDGET_BYTES, build_model
+from training.model.transformer import build_model
 from training.simulate.forecast import collaboration_of
 from training.swarm.codecs import exchange_codec
 
@@ -113,14 +120,50 @@ def run_trainer(arguments: list[str]) -> CompletedProcess[str]:
 
 
 def test_the_micro_batch_is_the_plans():
-    """The page adds all that reversible layers may keep, the plan what they keep: at most one size lies between."""
-    assert joining.KEPT_ACTIVATIONS == ACTIVATION_BUDGET_BYTES
     for recipe in joining.RECIPES:
         run = load_recipe(recipe)
         for machine in joining.machines():
             ours, plans = joining.micro_batch(run, machine.device), make_plan(run, machine.device).advised_micro_batch
-            assert ours in (plans, plans // 2), (recipe, machine.title)
-            assert ours <= MOST_SAMPLES
+            assert ours == plans <= MOST_SAMPLES, (recipe, machine.title)
+
+
+@pytest.mark.parametrize("recipe", joining.RECIPES)
+@pytest.mark.parametrize("target", [20, 64, 16_384])
+@pytest.mark.parametrize("local", [False, True])
+def test_plan_join_page_and_designer_advise_one_micro_batch(monkeypatch, recipe, target, local):
+    """For any target batch, size of memory and, where it was measured, speed."""
+    paper = cache(built_on_paper)  # which takes the most of this test's time
+    monkeypatch.setattr(plan, "built_on_paper", paper)
+    monkeypatch.setattr(choices, "built_on_paper", paper)
+    run = with_swarm(load_recipe(recipe), target_batch_size=target, mode="diloco" if local else "synchronous")
+    found = set()
+    for gib in (2, 6, 16):
+        device = device_named(f"cuda-{gib}gb")
+        page = joining.micro_batch(run, device)
+        found.add(page)
+        chosen = choose(run, Wishes(precision="bfloat16"), machine=device)
+        assert make_plan(run, device).advised_micro_batch == page
+        assert chosen.micro_batch_size == max(page, 1), "where nothing fits, one sample is tried"
+        assert micro_batch(recipe, device.name, local_updates=local, target_batch_size=target) == page
+        for seconds in (0.1, 5.0):
+            # what `join` finds on such a GPU, whose steps take too long to be timed
+            with monkeypatch.context() as measured:
+                measured.setattr(choices, "this_machine", lambda name, device=device: device)
+                measured.setattr(choices._Timer, "expected_seconds", lambda timer, precision, s=seconds: s)
+                joined = choose(run, Wishes(precision="bfloat16")).micro_batch_size
+            window = run.swarm.matchmaking_seconds
+            sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=seconds)
+            advised = advised_micro_batch(sizes, partial(training_of(run).need_bytes, device), device)
+            assert joined == max(advised, 1) <= max(page, 1) and (joined == 1 or joined * seconds <= window)
+            assert joined * LEAST_STEPS <= max(target, LEAST_STEPS)
+            if window == DEFAULTS.matchmaking_seconds:
+                given = {"local_updates": local, "target_batch_size": target, "sample_seconds": seconds}
+                assert micro_batch(recipe, device.name, **given) == advised
+    assert len(found) > 1 or target < 2 * LEAST_STEPS or recipe == "demo"
+
+
+def with_swarm(run: RunConfig, **changes) -> RunConfig:
+    return run.model_copy(update={"swarm": run.swarm.model_copy(update=changes)})
 
 
 @pytest.mark.parametrize("recipe", joining.RECIPES)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -25,12 +24,11 @@ from torch import Tensor
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.transformer import TextToImageTransformer, build_model
+from training.storage.whole import delete_drafts, whole_folder
 
 FORMAT = 1
 """Version of the folder's form; another one is refused."""
 _NAME = re.compile(r"epoch-(\d{6,})")
-_UNFINISHED = ".writing-"
-_OUTGOING = ".replaced-"
 _MODEL, _EXTRA, _RECIPE, _FACTS = "model.safetensors", "optimizer.safetensors", "recipe.toml", "checkpoint.json"
 
 
@@ -92,13 +90,6 @@ def save_checkpoint(
     config = parse_recipe(recipe_toml)
     if config.model != model.config:
         raise BadInput(f"The model to save is none of the recipe {config.run_id}: its sizes differ.")
-    target = folder / f"epoch-{epoch:06d}"
-    draft = _new_draft(target)
-    write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
-    if extra_tensors:
-        extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
-        write_tensors(extra, draft / _EXTRA)
-    (draft / _RECIPE).write_text(recipe_toml, encoding="utf-8")
     facts = {
         "format": FORMAT,
         "run_id": config.run_id,
@@ -109,40 +100,25 @@ def save_checkpoint(
         "shards": shards,
         "codec_digest": codec_digest,
         "written_at": clock(),
-        "files": {path.name: _facts_of(path) for path in sorted(draft.iterdir())},
     }
-    (draft / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    _put_in_place(draft, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    delete_drafts(folder)
+    target = folder / f"epoch-{epoch:06d}"
+    with whole_folder(target) as draft:
+        write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
+        if extra_tensors:
+            extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
+            write_tensors(extra, draft / _EXTRA)
+        (draft / _RECIPE).write_text(recipe_toml, encoding="utf-8")
+        facts["files"] = {path.name: _facts_of(path) for path in sorted(draft.iterdir())}
+        (draft / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if keep is not None:
         prune_checkpoints(folder, keep=keep)
     return target
 
 
-def _new_draft(target: Path) -> Path:
-    """An empty folder beside the checkpoint; drafts of programs that were killed while they wrote one are removed."""
-    folder = target.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in [*folder.glob(f"{_UNFINISHED}*"), *folder.glob(f"{_OUTGOING}*")]:
-        shutil.rmtree(leftover, ignore_errors=True)
-    draft = folder / f"{_UNFINISHED}{target.name}-{os.getpid()}"
-    draft.mkdir()
-    return draft
-
-
 def _facts_of(file: Path) -> dict[str, object]:
     return {"sha256": _sha256(file), "bytes": file.stat().st_size}
-
-
-def _put_in_place(draft: Path, target: Path) -> None:
-    """Renames a finished folder, once all of it is on the disk; an older one of that name gives way only then."""
-    for path in draft.iterdir():
-        _flush(path)
-    outgoing = target.with_name(f"{_OUTGOING}{target.name}-{os.getpid()}")
-    if target.exists():
-        os.replace(target, outgoing)
-    os.replace(draft, target)
-    _flush(target.parent)
-    shutil.rmtree(outgoing, ignore_errors=True)
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
@@ -289,12 +265,3 @@ def checkpoint_epoch(path: Path) -> int:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Waits until a file, or a folder's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

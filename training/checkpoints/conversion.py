@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -20,6 +19,7 @@ from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_
 from training.model.transformer import TextToImageTransformer, build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.optim.state_2021 import load_2021_state, order_of_2021, saved_epoch
+from training.storage.whole import whole_file
 
 _INNER_NAMES = ("weights", "state_dict", "model")
 """Where files of training scripts hold the state dictionary, beside other things."""
@@ -119,17 +119,14 @@ def export_checkpoint(source: Path, file: Path) -> None:
         raise BadInput(f"{file} ends in {file.suffix!r}; give a file that ends in .pt or .safetensors.")
     state = to_dalle_pytorch(load_checkpoint(find_checkpoint(source)).model)
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        if file.suffix == ".pt":
-            torch.save(state, draft)
-        else:
-            write_tensors({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
-        os.replace(draft, file)
+        with whole_file(file) as draft:
+            if file.suffix == ".pt":
+                torch.save(state, draft)
+            else:
+                write_tensors({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
     except RuntimeError as error:  # of torch.save, which does not say what the system said
         raise TrainingError(f"{file} cannot be written, perhaps for want of room: {_why(error)}.") from None
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def read_state(source: Path) -> dict[str, Tensor]:

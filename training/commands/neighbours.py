@@ -37,6 +37,7 @@ def run(
     from training.generate.pictures import load_codec_and_tokenizer, shards_of
     from training.generate.small_clip import clip_of_run, decoded_samples
     from training.processes.progress import show_progress
+    from training.storage.whole import write_whole
 
     queries = read_queries(pictures)
     loaded = load_checkpoint(find_checkpoint(checkpoint))
@@ -53,7 +54,7 @@ def run(
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "neighbours.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(out / "neighbours.json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         for near in found:
             for neighbour in near.pictures:
                 Image.fromarray(known[neighbour.index]).save(out / f"training-{neighbour.index:06d}.png")

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from calculator.advice import MOST_SAMPLES, advised_micro_batch, sizes_to_advise
 from calculator.devices import Device
 from calculator.fit import ADVISED_SHARE
 from calculator.page.words import show_bytes
 from training.compute.machine import this_machine, torch_device
-from training.compute.plan import MOST_SAMPLES, Precision, built_on_paper, dtype_of, needed_bytes, setup_of
+from training.compute.plan import Precision, built_on_paper, dtype_of, needed_bytes, setup_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.config import RunConfig
 from training.model.pointwise import PLAIN
@@ -24,8 +25,6 @@ from training.model.transformer import TextToImageTransformer
 HOST_SHARE = 0.5
 """Of a processor's free memory, activations that could be computed again are kept up to this: it is shared with the
 volunteer's other programs."""
-LEAST_STEPS = 8
-"""A micro-batch is chosen so small that one peer alone needs so many for an epoch: the last one may be too much."""
 MEASURING_SECONDS = 3.0
 """No further size is timed when so much time has gone."""
 LONGEST_STEP_SECONDS = 1.0
@@ -69,7 +68,7 @@ class Choices:
     micro_batch_size: int
     precision: Precision
     activation_budget_bytes: int | None
-    """For `TextToImageTransformer.activation_budget_bytes`."""
+    """What is kept of activations; see `TextToImageTransformer.stored_layers`."""
     need_bytes: int
     """Of the device, as the calculator has it."""
     settings: tuple[Setting, ...]
@@ -133,14 +132,17 @@ class _Memory:
         self._model = built_on_paper(run.model)
 
     def need(self, samples: int, precision: Precision, budget: int | None) -> int:
-        """With activations kept within this budget; see `TextToImageTransformer.activation_budget_bytes`."""
-        self._model.activation_budget_bytes = budget
-        return needed_bytes(self._run, self._machine, self._model, samples, precision=precision)
+        """With activations kept within this budget; see `TextToImageTransformer.stored_layers`."""
+        return needed_bytes(self._run, self._machine, self._model, samples, budget, precision=precision)
+
+    def largest(self, sizes: list[int], precision: Precision) -> int:
+        """Of these sizes, the largest that is advised, with as few activations as can be kept; 0 if none is."""
+        least = None if self._checkpointing is False else 0
+        return advised_micro_batch(sizes, lambda samples: self.need(samples, precision, least), self._machine)
 
     def fits(self, samples: int, precision: Precision) -> bool:
-        """With as little as can be kept."""
-        least = None if self._checkpointing is False else 0
-        return self.need(samples, precision, least) <= ADVISED_SHARE * self._machine.usable_bytes
+        """Whether so many would be advised."""
+        return bool(self.largest([samples], precision))
 
     def most_generous(self, samples: int, precision: Precision) -> tuple[int | None, int]:
         """The largest budget of activations that fits, and how many layers it keeps."""
@@ -153,9 +155,8 @@ class _Memory:
             budget = max(0, most - self.need(samples, precision, 0))
         else:
             budget = 0
-        self._model.activation_budget_bytes = budget
         dtype = dtype_of(setup_of(self._run, self._machine, samples, precision=precision))
-        kept = self._model.stored_layers(samples, dtype)
+        kept = self._model.stored_layers(samples, budget, dtype)
         return (budget if kept else 0), kept
 
 
@@ -197,8 +198,7 @@ class _Timer:
         self._deadline = self._deadline or time.monotonic() + MEASURING_SECONDS
         if time.monotonic() > self._deadline:
             return None
-        model.activation_budget_bytes = budget
-        return step_seconds(model, samples, precision)
+        return step_seconds(model, samples, precision, activation_budget_bytes=budget)
 
 
 def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precision, str]:
@@ -239,10 +239,10 @@ def _micro_batch(
         fits = memory.fits(wishes.micro_batch_size, precision)
         return wishes.micro_batch_size, "it fits" if fits else "by the calculator it does not fit"
     a_sample = timer.expected_seconds(precision)
-    in_time = int(run.swarm.matchmaking_seconds / a_sample) if a_sample else MOST_SAMPLES
-    most = max(min(MOST_SAMPLES, run.swarm.target_batch_size // LEAST_STEPS, in_time), 1)
-    sizes = [1 << power for power in range(most.bit_length())]
-    fitting = [size for size in sizes if memory.fits(size, precision)]
+    target, window = run.swarm.target_batch_size, run.swarm.matchmaking_seconds
+    sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=a_sample)
+    largest = memory.largest(sizes, precision)
+    fitting = [size for size in sizes if size <= largest]
     if not fitting:
         return 1, "by the calculator not even one fits, so it is only tried"
     speeds: dict[int, float] = {}
@@ -259,8 +259,8 @@ def _micro_batch(
         return chosen, f"the smallest that is nearly the fastest of those timed, in samples a second ({timed})"
     if fitting[-1] < sizes[-1]:
         bound = f"it fits, {2 * fitting[-1]} would not"
-    elif 2 * sizes[-1] > in_time and a_sample:
-        bound = f"more would take longer than the {run.swarm.matchmaking_seconds:g} s in which peers find each other"
+    elif 2 * sizes[-1] * a_sample > window:
+        bound = f"more would take longer than the {window:g} s in which peers find each other"
     else:
         bound = "it fits"
     time_of_it = f", a sample should take about {a_sample:.2g} s" if a_sample else ""

@@ -39,6 +39,8 @@ class MicroBatches:
     Args:
         model: On its device.
         micro_batch_size: Samples at once, until memory runs out.
+        activation_budget_bytes: What is kept of activations, until memory runs out; None keeps all, 0 none. See
+            `TextToImageTransformer.stored_layers`.
         precision: In which layers compute.
         tell: Takes a sentence when less is computed at once from now on.
     """
@@ -48,12 +50,13 @@ class MicroBatches:
         model: TextToImageTransformer,
         *,
         micro_batch_size: int,
+        activation_budget_bytes: int | None,
         precision: Precision,
         tell: Callable[[str], None] = lambda sentence: None,
     ):
         self._model, self._precision, self._tell = model, precision, tell
         self._device = next(model.parameters()).device
-        self.micro_batch_size = micro_batch_size
+        self.micro_batch_size, self.activation_budget_bytes = micro_batch_size, activation_budget_bytes
         self.loss_scale = FIRST_LOSS_SCALE if precision == "float16" else 1.0
         self._steps_since_overflow = 0
 
@@ -92,7 +95,8 @@ class MicroBatches:
         while True:
             lower = self._precision != "float32"
             with torch.autocast(self._device.type, dtype=getattr(torch, self._precision), enabled=lower):
-                loss = self._model(text.to(self._device), codes.to(self._device)).loss
+                stored_layers = self._model.stored_layers(len(text), self.activation_budget_bytes)
+                loss = self._model(text.to(self._device), codes.to(self._device), stored_layers=stored_layers).loss
             value = float(loss.detach())
             if not math.isfinite(value):
                 return value
@@ -127,8 +131,8 @@ class MicroBatches:
                 f"There is not memory enough for {tried} samples at once; going on with {self.micro_batch_size} "
                 f"sample{more}. No sample is lost."
             )
-        elif self._model.activation_budget_bytes != 0:
-            self._model.activation_budget_bytes = 0
+        elif self.activation_budget_bytes != 0:
+            self.activation_budget_bytes = 0
             self._tell("There is not memory enough for one sample; going on with all activations computed again.")
         else:
             raise TrainingError(

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from calculator import BadSetup, Estimate, Setup, estimate
+from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.devices import Device
-from calculator.fit import ADVISED_SHARE, Suggestion, suggestions, taken_bytes
+from calculator.fit import Suggestion, suggestions
 from training.config import ModelConfig, RunConfig
 from training.errors import BadInput
-
-MOST_SAMPLES = 32
-"""No larger micro-batch is advised: on the processors measured a sample takes no less time in one."""
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """In which layers compute, by autocast; weights, norms and gradients are float32 in all."""
@@ -50,7 +48,7 @@ class Plan:
     need_bytes: int
     """Of the device, all in all."""
     advised_micro_batch: int
-    """The largest that fits with a margin, `MOST_SAMPLES` at most; 0 if not even one sample does."""
+    """The largest that fits with a margin (`calculator.advice`); 0 if not even one sample does."""
     suggestions: tuple[Suggestion, ...]
     """What else would make it fit, where it does not."""
 
@@ -66,7 +64,7 @@ def make_plan(
     *,
     micro_batch_size: int | None = None,
     precision: Precision | None = None,
-    activation_budget_bytes: int | Literal["as built"] | None = "as built",
+    activation_budget_bytes: int | Literal["usual"] | None = "usual",
 ) -> Plan:
     """A plan for one machine.
 
@@ -76,34 +74,36 @@ def make_plan(
         micro_batch_size: Samples computed at once; None: as many as are advised.
         precision: See `setup_of`.
         activation_budget_bytes: What the model may keep of its activations, see
-            `training.model.transformer.TextToImageTransformer`; `training.compute.choices` chooses it.
+            `training.model.transformer.TextToImageTransformer.stored_layers`; `training.compute.choices` chooses it.
 
     Raises:
         BadInput: If the calculator does not know such a model.
     """
-    model = built_on_paper(run.model)
-    if activation_budget_bytes != "as built":
-        model.activation_budget_bytes = activation_budget_bytes
+    from training.model.transformer import usual_activation_budget
+
+    model, budget = built_on_paper(run.model), activation_budget_bytes
+    if budget == "usual":
+        budget = usual_activation_budget(run.model)
 
     def need(samples: int) -> int:
-        return needed_bytes(run, device, model, samples, precision=precision)
+        return needed_bytes(run, device, model, samples, budget, precision=precision)
 
-    sizes = [1 << power for power in range(MOST_SAMPLES.bit_length())]
-    fitting = [samples for samples in sizes if need(samples) <= ADVISED_SHARE * device.usable_bytes]
-    advised = max(fitting, default=0)
+    def least(samples: int) -> int:
+        return needed_bytes(run, device, model, samples, None if budget is None else 0, precision=precision)
+
+    advised = advised_micro_batch(sizes_to_advise(run.swarm.target_batch_size), least, device)
     samples = micro_batch_size or advised or 1
     needed = need(samples)
-    checkpointing = model.activation_budget_bytes == 0
-    setup = setup_of(run, device, samples, precision=precision, checkpointing=checkpointing)
+    setup = setup_of(run, device, samples, precision=precision, checkpointing=budget == 0)
     dtype, result = dtype_of(setup), estimate(setup)
-    local, more = bytes_of_the_mode(run, result, _count(model))
+    local, more = training_of(run).bytes_of_the_mode(result)
     return Plan(
         parameters=_count(model),
         computing_parameters=_count(built_on_paper(run.model.model_copy(update={"shared_groups": None}))),
         setup=setup,
         estimate=result,
-        stored_layers=model.stored_layers(samples, dtype) if run.model.reversible else 0,
-        stored_bytes=stored_bytes(model, samples, dtype),
+        stored_layers=model.stored_layers(samples, budget, dtype) if run.model.reversible else 0,
+        stored_bytes=stored_bytes(model, samples, budget, dtype),
         local_bytes=local,
         host_bytes=result.host.total + more,
         device=device,
@@ -113,87 +113,75 @@ def make_plan(
     )
 
 
+def training_of(run: RunConfig) -> PeerTraining:
+    """The settings of a recipe on which the memory of a peer depends."""
+    return PeerTraining(
+        config=run.model.model_dump(),
+        optimizer="lamb8bit-demo" if run.optimizer.name == "lamb8bit" else "lamb",
+        local_updates=run.swarm.mode == "diloco",
+        powersgd=run.swarm.powersgd_rank > 0,
+    )
+
+
 def setup_of(
     run: RunConfig,
     device: Device,
     micro_batch_size: int,
     *,
     precision: Precision | None = None,
-    checkpointing: bool | None = None,
+    checkpointing: bool = False,
 ) -> Setup:
-    """The calculator's setup for training as a peer does, with the optimizer on the host.
-
-    Args:
-        run: The recipe.
-        device: Where it is trained.
-        micro_batch_size: Samples computed at once.
-        precision: None: 16-bit autocast on a GPU, in bfloat16 where it has that; float32 on a processor.
-        checkpointing: Whether activations are computed again; of reversible layers, which do so anyway, it says
-            nothing here.
-    """
-    if precision is None:
-        precision = "float32" if device.name == "cpu" else "bfloat16" if device.bfloat16 else "float16"
-    return Setup(
-        config={"model_type": "text-to-image", **run.model.model_dump()},
-        micro_batch_size=micro_batch_size,
-        precision=_PRECISIONS[precision],
-        optimizer="lamb8bit-demo" if run.optimizer.name == "lamb8bit" else "lamb",
-        offload_optimizer=True,
-        checkpointing=bool(checkpointing) and not run.model.reversible,
-    )
+    """The calculator's setup for training a recipe's model; see `calculator.advice.PeerTraining.setup`."""
+    theirs = None if precision is None else _PRECISIONS[precision]
+    return training_of(run).setup(device, micro_batch_size, precision=theirs, checkpointing=checkpointing)
 
 
 def needed_bytes(
-    run: RunConfig, device: Device, model, micro_batch_size: int, *, precision: Precision | None = None
+    run: RunConfig,
+    device: Device,
+    model,
+    micro_batch_size: int,
+    activation_budget_bytes: int | None,
+    *,
+    precision: Precision | None = None,
 ) -> int:
     """What training takes of the device, all in all.
 
     Args:
         run: The recipe.
         device: Where it is trained.
-        model: From `built_on_paper`, whose activations' budget counts.
+        model: From `built_on_paper`.
         micro_batch_size: Samples computed at once.
+        activation_budget_bytes: What is kept of activations; see `TextToImageTransformer.stored_layers`.
         precision: See `setup_of`.
 
     Raises:
         BadInput: If the calculator does not know such a model.
     """
-    checkpointing = model.activation_budget_bytes == 0
+    checkpointing = activation_budget_bytes == 0
     setup = setup_of(run, device, micro_batch_size, precision=precision, checkpointing=checkpointing)
     try:
-        result = estimate(setup)
+        needed = training_of(run).need_bytes(
+            device, micro_batch_size, precision=setup.precision, checkpointing=checkpointing
+        )
     except BadSetup as error:
         raise BadInput(f"The memory of this recipe's model cannot be estimated: {error}") from None
-    local, more = bytes_of_the_mode(run, result, _count(model))
-    beside = local + (more if device.unified else 0) + stored_bytes(model, micro_batch_size, dtype_of(setup))
-    return taken_bytes(result, device) + beside
+    return needed + stored_bytes(model, micro_batch_size, activation_budget_bytes, dtype_of(setup))
 
 
-def bytes_of_the_mode(run: RunConfig, result: Estimate, parameters: int) -> tuple[int, int]:
-    """What the recipe's way of averaging takes of the device and of the host, beside the calculator's estimate.
-
-    With local updates LAMB's moments and the sum of an inner batch's gradients are where the model is, and the host
-    keeps a momentum in their place (training/swarm/strategies/local_updates.py). PowerSGD keeps what its products leave
-    out (training/swarm/powersgd.py); matrices are nearly all of a model.
-    """
-    copy = 4 * parameters
-    if run.swarm.mode == "diloco":
-        return result.host.optimizer_state + copy, copy - result.host.optimizer_state
-    return 0, copy if run.swarm.powersgd_rank else 0
-
-
-def stored_bytes(model, micro_batch_size: int, dtype=None) -> int:
-    """What a reversible model keeps of its layers' activations within its budget; the calculator leaves it out.
+def stored_bytes(model, micro_batch_size: int, activation_budget_bytes: int | None, dtype=None) -> int:
+    """What a reversible model keeps of its layers' activations within a budget; the calculator leaves it out.
 
     Args:
         model: See `built_on_paper`.
         micro_batch_size: Samples computed at once.
+        activation_budget_bytes: See `TextToImageTransformer.stored_layers`.
         dtype: In which layers compute; None: as autocast has it now.
     """
     if not model.config.reversible:
         return 0
     layers = model.activation_bytes(micro_batch_size, dtype)
-    return sum(layers[len(layers) - model.stored_layers(micro_batch_size, dtype) :])
+    return sum(layers[len(layers) - model.stored_layers(micro_batch_size, activation_budget_bytes, dtype) :])
 
 
 def dtype_of(setup: Setup):
@@ -203,13 +191,8 @@ def dtype_of(setup: Setup):
     return getattr(torch, {name: precision for precision, name in _PRECISIONS.items()}[setup.precision])
 
 
-def built_on_paper(config: ModelConfig, *, checkpointing: bool | None = None):
+def built_on_paper(config: ModelConfig):
     """The model without memory for its weights.
-
-    Args:
-        config: The recipe's.
-        checkpointing: True: all activations are computed again; False: all are kept; None: as the model has it, whose
-            reversible layers keep some.
 
     Raises:
         BadInput: If its sizes are beyond all measure.
@@ -220,12 +203,9 @@ def built_on_paper(config: ModelConfig, *, checkpointing: bool | None = None):
 
     try:
         with torch.device("meta"):
-            model = build_model(config, seed=0)
+            return build_model(config, seed=0)
     except (RuntimeError, TypeError) as error:  # more values than 64 bits can count
         raise BadInput(f"The recipe's model cannot be: {str(error).splitlines()[0].rstrip('.')}.") from None
-    if checkpointing is not None:
-        model.activation_budget_bytes = 0 if checkpointing else None
-    return model
 
 
 def _count(model) -> int:

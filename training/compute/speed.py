@@ -34,20 +34,24 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
         side *= 2
 
 
-def step_seconds(model: TextToImageTransformer, samples: int, precision: Precision) -> float | None:
+def step_seconds(
+    model: TextToImageTransformer, samples: int, precision: Precision, *, activation_budget_bytes: int | None
+) -> float | None:
     """Time of forward and backward of one micro-batch with made-up samples, the second of two; leaves no gradient.
 
     Args:
         model: On its device.
         samples: B.
         precision: In which layers compute.
+        activation_budget_bytes: What is kept of activations; see `TextToImageTransformer.stored_layers`.
 
     Returns:
         Seconds, or None if there is not memory enough.
     """
     batch, device = _made_up(model.config, samples), next(model.parameters()).device
-    budget = model.activation_budget_bytes
-    micro_batches = MicroBatches(model, micro_batch_size=samples, precision=precision)
+    micro_batches = MicroBatches(
+        model, micro_batch_size=samples, activation_budget_bytes=activation_budget_bytes, precision=precision
+    )
 
     def step() -> None:
         for _ in micro_batches.gradients_of(batch):
@@ -58,10 +62,8 @@ def step_seconds(model: TextToImageTransformer, samples: int, precision: Precisi
         seconds = _timed(step, device)
     except TrainingError:  # not even one sample
         return None
-    finally:
-        enough = micro_batches.micro_batch_size == samples and model.activation_budget_bytes == budget
-        model.activation_budget_bytes = budget
-    return seconds if enough else None
+    less = micro_batches.micro_batch_size, micro_batches.activation_budget_bytes
+    return seconds if less == (samples, activation_budget_bytes) else None
 
 
 def _timed(work, device: torch.device) -> float:

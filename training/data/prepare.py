@@ -36,6 +36,7 @@ from training.data.shards import (
 from training.data.tokenizer import Tokenizer
 from training.errors import BadInput, reason_of
 from training.model.codec import CONFIG_FILE, WEIGHTS_FILE, ImageCodec, load_codec, save_codec, train_small_codec
+from training.storage.whole import replace_folder, write_whole
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current work, the amount done, and the total."""
@@ -387,9 +388,7 @@ def _shard(
     if ids:
         write_shard(path, ids=ids, captions=captions, codes=np.concatenate(codes))
     note = {"samples": len(ids), "left_out": dict(left_out), "squared_error": squared_error}
-    part = note_path.with_name(f".{note_path.name}.part")
-    part.write_text(json.dumps(note))
-    os.replace(part, note_path)
+    write_whole(note_path, json.dumps(note))
     return note
 
 
@@ -403,12 +402,6 @@ def _finish(work: Path, out: Path, manifest: Manifest) -> None:
     for note in work.glob("*.note.json"):
         note.unlink()
     (work / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    if out.exists():
-        older = out.with_name(f".{out.name}.old-{os.getpid()}")
-        os.replace(out, older)
-        os.replace(work, out)
-        shutil.rmtree(older)
-    else:
-        os.replace(work, out)
+    replace_folder(work, out)
     for unfinished in out.parent.glob(f".{out.name}.part-*"):
         shutil.rmtree(unfinished, ignore_errors=True)

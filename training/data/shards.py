@@ -9,7 +9,6 @@ manifest.json                counts, left-out pictures by reason, size and SHA-2
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from training.data.captions import Split
 from training.errors import BadInput, reason_of
+from training.storage.whole import whole_file
 
 MANIFEST_FILE, TOKENIZER_FILE = "manifest.json", "tokenizer.json"
 
@@ -125,9 +125,8 @@ def write_shard(path: Path, *, ids: list[str], captions: list[str], codes: np.nd
     offsets = pa.array(np.arange(0, (n + 1) * length, length, dtype=np.int32))
     lists = pa.ListArray.from_arrays(offsets, pa.array(codes.reshape(-1), type=pa.uint16()))
     table = pa.table([pa.array(ids, pa.string()), pa.array(captions, pa.string()), lists], schema=SCHEMA)
-    part = path.with_name(f".{path.name}.part")
-    pq.write_table(table, part, compression="brotli", row_group_size=ROW_GROUP)
-    os.replace(part, path)
+    with whole_file(path) as draft:
+        pq.write_table(table, draft, compression="brotli", row_group_size=ROW_GROUP)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,7 @@ from training.data.shards import (
 from training.data.tokenizer import Tokenizer
 from training.errors import BadInput
 from training.model.codec import CONFIG_FILE, WEIGHTS_FILE
+from training.storage.whole import whole_file
 
 TRIES, TRY_TIMEOUT_SECONDS = 4, 30.0
 """How often a file is requested at most, and the time-out of each request."""
@@ -217,13 +218,9 @@ def _file(source: str, folder: Path, name: str, entry: FileEntry) -> Path:
         check_file(path, entry, source=str(path))
         return path
     if not is_same_file(path, entry):
-        part = path.with_name(f".{name}.part-{os.getpid()}")
-        part.write_bytes(_fetch(f"{source}/{urllib.parse.quote(name)}", limit=entry.bytes))
-        try:
-            check_file(part, entry, source=f"{source}/{name}")
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file(path) as draft:
+            draft.write_bytes(_fetch(f"{source}/{urllib.parse.quote(name)}", limit=entry.bytes))
+            check_file(draft, entry, source=f"{source}/{name}")
     return path
 
 

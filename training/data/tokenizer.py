@@ -6,7 +6,6 @@ the run's own captions, or a large one (T5's in the 2021 run), given as a file. 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tokenizers.trainers import WordLevelTrainer
 from torch import LongTensor
 
 from training.errors import BadInput
+from training.storage.whole import write_whole
 
 PADDING, UNKNOWN = "[PAD]", "[UNK]"
 PADDING_NAMES = (PADDING, "<pad>", "<PAD>", "<|pad|>")
@@ -92,6 +92,4 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Writes `tokenizer.json`, whole or not at all."""
-        part = path.with_name(f".{path.name}.part-{os.getpid()}")
-        part.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
-        os.replace(part, path)
+        write_whole(path, self._inner.to_str(pretty=True))

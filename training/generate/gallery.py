@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from training.errors import BadInput, reason_of
+from training.storage.whole import write_whole
 
 PICTURES_FILE, PAGE_FILE, FRAGMENT_FILE = "pictures.json", "index.html", "gallery.html"
 _STYLE = """
@@ -36,14 +37,14 @@ def write_gallery(folder: Path) -> Path:
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder} has no pictures to show: {reason_of(error)}.") from None
     fragment = gallery_html(facts)
-    (folder / FRAGMENT_FILE).write_text(fragment, encoding="utf-8")
+    write_whole(folder / FRAGMENT_FILE, fragment)
     title = escape(f"Pictures by {facts['run_id']}, epoch {facts['epoch']}")
-    (folder / PAGE_FILE).write_text(
+    write_whole(
+        folder / PAGE_FILE,
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n"
         f"{fragment}</main>\n</body>\n</html>\n",
-        encoding="utf-8",
     )
     return folder / PAGE_FILE
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import sys
 import unicodedata
@@ -20,6 +19,7 @@ from training.checkpoints.checkpoint import Checkpoint, check_codec
 from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
 from training.model.sampling import Progress, check_sampling, sample_codes
+from training.storage.whole import write_whole
 
 if TYPE_CHECKING:
     from training.data.captions import Split
@@ -245,7 +245,7 @@ def save_pictures(
         path = folder / f"{number:0{digits}d}-{safe_name(picture.prompt)}.png"
         buffer = io.BytesIO()
         Image.fromarray(picture.pixels).save(buffer, format="PNG")
-        _write(path, buffer.getvalue())
+        write_whole(path, buffer.getvalue())
         paths.append(path)
         more = notes[number] if notes is not None else {}
         entries.append({"file": path.name, "prompt": picture.prompt, "seed": picture.seed, **more})
@@ -258,7 +258,7 @@ def save_pictures(
         **(facts or {}),
         "pictures": entries,
     }
-    _write(folder / "pictures.json", json.dumps(about, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_whole(folder / "pictures.json", json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     return paths
 
 
@@ -270,7 +270,7 @@ def make_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / ".writable", b"")
+        write_whole(folder / ".writable", b"")
         (folder / ".writable").unlink()
     except OSError as error:
         raise BadInput(f"Pictures cannot be written to {folder}: {reason_of(error)}. Give another --out.") from None
@@ -305,12 +305,3 @@ def read_prompts(path: Path) -> list[str]:
     if not prompts:
         raise BadInput(f"{path} has no prompts; give one a line.")
     return prompts
-
-
-def _write(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

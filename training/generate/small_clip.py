@@ -7,8 +7,6 @@ kept in the run's folder.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,10 +17,12 @@ from torch.nn import functional
 from training.checkpoints.checkpoint import Checkpoint
 from training.data.shards import read_shard
 from training.data.stream import Shards
+from training.data.tokenizer import PADDING, UNKNOWN
 from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
 from training.generate.pictures import shards_of
 from training.model.codec import ImageCodec
+from training.storage.whole import whole_folder
 
 FOLDER, FACTS_FILE = "clip", "trained-on.json"
 STEPS, BATCH_SIZE, LEARNING_RATE = 500, 128, 2e-3
@@ -31,7 +31,7 @@ MOST_SAMPLES = 20_000
 WIDTH, LAYERS, HEADS, EMBEDDING = 96, 3, 4, 64
 LONGEST_TEXT = 32
 """Tokens of a caption that are read, including the two that mark its ends."""
-BEGIN, END, PADDING = "[BOS]", "[EOS]", "[PAD]"
+BEGIN, END = "[BOS]", "[EOS]"
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current work, the amount done, and the total."""
@@ -57,13 +57,9 @@ def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, pro
         if {"codec": manifest.codec_digest, **known} == facts:  # older ones do not say the codec
             return load_clip(target)
     clip = train_small_clip(*decoded_samples(shards, codec, progress=progress), steps=steps, progress=progress)
-    draft = folder / f".{FOLDER}.part-{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    save_clip(clip, draft)
-    (draft / FACTS_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(draft, target)
+    with whole_folder(target) as draft:
+        save_clip(clip, draft)
+        (draft / FACTS_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return load_clip(target)
 
 
@@ -192,13 +188,13 @@ def _tokenizer(captions: list[str]):
     from tokenizers.trainers import WordLevelTrainer
 
     # With an end token of id 2, transformers' CLIP finds the end by another, older rule; here END has id 4.
-    special = [PADDING, "[UNK]", "[MASK]", BEGIN, END]
-    inner = tokenizers.Tokenizer(WordLevel({name: at for at, name in enumerate(special)}, unk_token="[UNK]"))
+    special = [PADDING, UNKNOWN, "[MASK]", BEGIN, END]
+    inner = tokenizers.Tokenizer(WordLevel({name: at for at, name in enumerate(special)}, unk_token=UNKNOWN))
     inner.normalizer, inner.pre_tokenizer = Lowercase(), Whitespace()
     inner.train_from_iterator(captions, WordLevelTrainer(vocab_size=4096, special_tokens=special, show_progress=False))
     inner.post_processor = TemplateProcessing(
         single=f"{BEGIN} $A {END}", special_tokens=[(BEGIN, special.index(BEGIN)), (END, special.index(END))]
     )
     return import_transformers().PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=PADDING, unk_token="[UNK]", bos_token=BEGIN, eos_token=END
+        tokenizer_object=inner, pad_token=PADDING, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END
     )

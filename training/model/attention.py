@@ -12,13 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from calculator.families.text_to_image import BAND_ROWS, DENSE_GRID
 from training.config import AttentionType
 from training.model.layout import Layout
-
-BAND_ROWS = 4
-"""Image rows that a banded layer processes at once, if the grid is large."""
-DENSE_GRID = 12
-"""Up to this grid, one band is the whole image: computing masked scores costs less there than more calls."""
 
 
 @dataclass(frozen=True, kw_only=True)

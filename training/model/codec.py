@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from training.config import CodecConfig
 from training.errors import BadInput, reason_of
+from training.storage.whole import write_whole
 
 WEIGHTS_FILE, CONFIG_FILE = "codec.safetensors", "codec.json"
 
@@ -294,20 +294,14 @@ def save_codec(codec: ImageCodec, folder: Path) -> str:
     weights = safetensors.torch.save(codec.tensors())
     digest = digest_of(weights)
     described = {"kind": codec.config.kind, "config": codec.config.model_dump(exclude={"weights"}), "digest": digest}
-    _write(folder / WEIGHTS_FILE, weights)
-    _write(folder / CONFIG_FILE, json.dumps(described, indent=2).encode() + b"\n")
+    write_whole(folder / WEIGHTS_FILE, weights)
+    write_whole(folder / CONFIG_FILE, json.dumps(described, indent=2) + "\n")
     return digest
 
 
 def digest_of(weights: bytes) -> str:
     """Identifies the codec, and thus the meaning of its codes: SHA-256 of the weights file, in hex."""
     return hashlib.sha256(weights).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part-{os.getpid()}")
-    part.write_bytes(content)
-    os.replace(part, path)
 
 
 def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calculator.advice import KEPT_ACTIVATION_BYTES
 from training.config import AttentionType, ModelConfig
 from training.errors import BadInput
 from training.model.attention import AttentionPattern
@@ -23,9 +24,6 @@ from training.model.pointwise import NORM_EPS, PLAIN, Pointwise
 from training.model.reversible import Layer, run_reversible, run_sequential
 from training.model.rotary import rotary_angles, rotation_table
 from training.model.vocabulary import TiedGradient, embed_tied, output_losses
-
-ACTIVATION_BUDGET_BYTES = 160 << 20
-"""The first `activation_budget_bytes` of a model with reversible layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,10 +95,6 @@ class TextToImageTransformer(nn.Module):
         _check(config)
         self.config = config
         self.layout = Layout(text_len=config.text_seq_len + 1, grid=config.image_grid)
-        self.activation_budget_bytes = ACTIVATION_BUDGET_BYTES if config.reversible else None
-        """The bytes of activations that may be kept for backward. The last layers keep theirs as long as they fit,
-        which saves a fourth of a layer's time. The other layers are computed again: reversible ones from their outputs,
-        others from their inputs, which are kept (activation checkpointing). None keeps all activations, 0 none."""
         self.attention_kernels: Kernels | None = None
         """How attention is computed; None: the choice of `choose_kernels` for the weights' device."""
         self.attention_kinds: tuple[AttentionType, ...] = (
@@ -135,19 +129,21 @@ class TextToImageTransformer(nn.Module):
         """Vocabulary rows of text: the tokenizer's ids, then one padding id per position."""
         return self.config.text_vocab_size + self.config.text_seq_len
 
-    def forward(self, text: Tensor, codes: Tensor) -> Losses:
+    def forward(self, text: Tensor, codes: Tensor, *, stored_layers: int | None = None) -> Losses:
         """Losses of a micro-batch.
 
         Args:
             text: Token ids (B, text_seq_len), 0 is padding.
             codes: Image codes (B, I), row by row.
+            stored_layers: The number of layers, from the last, that keep their activations for backward (see
+                `stored_layers`); None: as many as fit `usual_activation_budget`.
 
         Raises:
             BadInput: If a shape is not the recipe's.
         """
         self._check_input(text, codes)
         tied = TiedGradient() if self.config.tied_embeddings else None
-        hidden = self._run_layers(text, self.embed(text, codes, tied=tied))
+        hidden = self._run_layers(text, self.embed(text, codes, tied=tied), stored_layers)
         text_loss, image_loss = output_losses(
             self.final_norm(hidden),
             self.output.weight,
@@ -173,22 +169,24 @@ class TextToImageTransformer(nn.Module):
         logits[:, split:, self.text_rows :] = self.image_logits(hidden[:, split:])
         return logits
 
-    def hidden_states(self, text: Tensor, codes: Tensor | None) -> Tensor:
+    def hidden_states(self, text: Tensor, codes: Tensor | None, *, stored_layers: int | None = None) -> Tensor:
         """The residual stream after the last layer, before the final norm.
 
         Args:
             text: Token ids (B, text_seq_len).
             codes: Image codes (B, I), or None for the text alone.
+            stored_layers: See `forward`.
 
         Returns:
             (B, X + I, D) or (B, X, D): bos, text, image. Its last position predicts nothing when the image is whole.
         """
         self._check_input(text, codes)
-        return self._run_layers(text, self.embed(text, codes))
+        return self._run_layers(text, self.embed(text, codes), stored_layers)
 
-    def _run_layers(self, text: Tensor, hidden: Tensor) -> Tensor:
+    def _run_layers(self, text: Tensor, hidden: Tensor, stored_layers: int | None) -> Tensor:
         layers, weights = self.layers(text, self._compute_dtype())
-        stored_layers = self.stored_layers(text.shape[0])
+        if stored_layers is None:
+            stored_layers = self.stored_layers(text.shape[0], usual_activation_budget(self.config))
         run = run_reversible if self.config.reversible else run_sequential
         with torch.autocast(hidden.device.type, enabled=False):  # blocks cast by themselves
             return run(hidden.to(self.final_norm.weight.dtype), layers, weights, stored_layers=stored_layers)
@@ -353,12 +351,24 @@ class TextToImageTransformer(nn.Module):
             return self.output.weight[: self.text_rows], self.output.weight[self.text_rows :]
         return self.text_embedding.weight, self.image_embedding.weight
 
-    def stored_layers(self, micro_batch_size: int, dtype: torch.dtype | None = None) -> int:
-        """How many layers, from the last, can keep their activations within the budget; see `activation_bytes`."""
-        if self.activation_budget_bytes is None:
+    def stored_layers(
+        self, micro_batch_size: int, activation_budget_bytes: int | None, dtype: torch.dtype | None = None
+    ) -> int:
+        """How many layers, from the last, can keep their activations within a budget; see `activation_bytes`.
+
+        Backward needs the activations. A layer that keeps its own saves a fourth of its time. The other layers are
+        computed again: reversible ones from their outputs, others from their inputs, which are kept (activation
+        checkpointing).
+
+        Args:
+            micro_batch_size: B.
+            activation_budget_bytes: Bytes that may be kept; None keeps all activations, 0 none.
+            dtype: The type in which layers compute; None: autocast's current one.
+        """
+        if activation_budget_bytes is None:
             return self.config.num_layers
         totals = accumulate(reversed(self.activation_bytes(micro_batch_size, dtype)))
-        return sum(total <= self.activation_budget_bytes for total in totals)
+        return sum(total <= activation_budget_bytes for total in totals)
 
     def _compute_dtype(self) -> torch.dtype:
         """The weights' type, or a lower one under autocast."""
@@ -383,6 +393,11 @@ class TextToImageTransformer(nn.Module):
                 f"Codes of shape {tuple(codes.shape)}; with this text the model takes "
                 f"({text.shape[0]}, {config.image_seq_len})."
             )
+
+
+def usual_activation_budget(config: ModelConfig) -> int | None:
+    """The budget of activations if none is given; see `TextToImageTransformer.stored_layers`."""
+    return KEPT_ACTIVATION_BYTES if config.reversible else None
 
 
 def build_model(config: ModelConfig, seed: int) -> TextToImageTransformer:

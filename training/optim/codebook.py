@@ -7,7 +7,8 @@ from functools import cache
 
 import torch
 
-DECADES = 7
+from calculator.figures.eight_bit import DECADES
+
 _BFLOAT16_PATTERNS = 1 << 16
 
 

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from training.config import OptimizerConfig
+from training.config import LARGEST_BLOCK, OptimizerConfig
 from training.errors import BadInput
 from training.optim import blockwise
 from training.optim.codebook import codebook
@@ -35,7 +35,8 @@ from training.optim.kernels import Kernels, Settings, kernels
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_VALUES = 65_536
+_DEFAULTS = OptimizerConfig()
+_CHUNK_VALUES = LARGEST_BLOCK
 """Values that PyTorch processes at once: four float32 buffers of this size stay in a core's second-level cache."""
 _COMPILED_CHUNK_VALUES = 262_144
 """Values that one thread of the compiled loops processes at once; a call costs as much as some thousand values."""
@@ -71,14 +72,14 @@ class Lamb8bit(torch.optim.Optimizer):
         self,
         params: Iterable[Tensor] | Iterable[dict],
         lr: float,
-        betas: tuple[float, float] = (0.9, 0.96),
-        eps: float = 1e-6,
-        weight_decay: float = 0.045,
-        max_grad_norm: float = 4.0,
-        bias_correction: bool = False,
-        trust_clamp: float = 10_000.0,
-        block_size: int = 4096,
-        min_8bit_size: int = 65_536,
+        betas: tuple[float, float] = _DEFAULTS.betas,
+        eps: float = _DEFAULTS.eps,
+        weight_decay: float = _DEFAULTS.weight_decay,
+        max_grad_norm: float = _DEFAULTS.max_grad_norm,
+        bias_correction: bool = _DEFAULTS.bias_correction,
+        trust_clamp: float = _DEFAULTS.trust_clamp,
+        block_size: int = _DEFAULTS.block_size,
+        min_8bit_size: int = _DEFAULTS.min_8bit_size,
         overwrite_gradients: bool = False,
         native: bool = True,
     ):

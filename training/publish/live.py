@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from training.config import RunConfig
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history import History, HistoryReader
+from training.storage.whole import write_whole
 
 UPDATED_EVERY_SECONDS = 2
 """How often a dashboard does well to ask again."""
@@ -197,8 +198,8 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
     try:
         live.mkdir(parents=True, exist_ok=True)
         for name in DOCUMENTS:
-            _write(live / f"{name}.json", render(compute_document(name, history, now=clock(), live=False)))
-        _write(folder / "recipe.toml", (history.run_value("recipe.toml") or "").encode())
+            write_whole(live / f"{name}.json", render(compute_document(name, history, now=clock(), live=False)))
+        write_whole(folder / "recipe.toml", history.run_value("recipe.toml") or "")
         for snapshot in history.snapshots():
             for picture in snapshot["pictures"]:
                 target = live / "pictures" / picture["file"]
@@ -211,12 +212,6 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
 def render(document: dict) -> bytes:
     """JSON as it is served and written; never NaN, which browsers refuse."""
     return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 class _Documents:

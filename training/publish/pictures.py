@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from training.errors import BadInput, TrainingError
 from training.publish.history import Picture
+from training.storage.whole import whole_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,9 +140,8 @@ def _judged(pixels: np.ndarray, prompt: str) -> tuple[bool | None, bool | None]:
 def _write_png(pixels: np.ndarray, path: Path) -> None:
     from PIL import Image
 
-    part = path.with_suffix(".part")
-    Image.fromarray(pixels).save(part, format="PNG")
-    os.replace(part, path)
+    with whole_file(path) as draft:
+        Image.fromarray(pixels).save(draft, format="PNG")
 
 
 if __name__ == "__main__":

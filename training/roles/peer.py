@@ -90,7 +90,6 @@ def run_peer(
     contribution_file = state_dir / "contribution.json"
     reporter.update(PeerStatus(contribution=Contribution.read(contribution_file)))
     model = build()
-    model.activation_budget_bytes = choices.activation_budget_bytes
     optimizer = SwarmOptimizer(
         model, run, dht=dht, identity=identity, micro_batch_size=samples, client_mode=settings.client_mode
     )

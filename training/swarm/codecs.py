@@ -22,11 +22,9 @@ from hivemind.compression import (
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
+from calculator.exchange import BLOCK_SIZE
 from training.config import Codec
 from training.optim import blockwise
-
-BLOCK_SIZE = 512
-"""Values that share one float32 scale: 1.008 bytes a value."""
 
 
 class BlockwiseCodec(CompressionBase):

@@ -17,6 +17,7 @@ from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
 
 from training.errors import BadInput, reason_of
+from training.storage.whole import whole_file
 
 
 class Identity:
@@ -45,10 +46,8 @@ class Identity:
                 f"Another process uses {state_dir} now; stop it, or give another folder with --state-dir."
             ) from None
         if not self.path.is_file():
-            new = self.path.with_suffix(".new")
-            new.unlink(missing_ok=True)
-            P2P.generate_identity(str(new))
-            os.replace(new, self.path)
+            with whole_file(self.path) as draft:
+                P2P.generate_identity(str(draft))
         stored = self.path.read_bytes()
         self.peer_id = PeerID.from_identity(stored)
         # hivemind makes a new key with each `RSAPrivateKey()` and reads none from bytes, except when it is unpickled.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.storage.whole import write_whole
 from training.swarm.epochs import EpochReport
 
 
@@ -31,9 +31,7 @@ class Contribution:
 
     def write(self, path: Path) -> None:
         """Whole or not at all."""
-        draft = path.with_suffix(".new")
-        draft.write_text(json.dumps(self.__dict__), encoding="utf-8")
-        os.replace(draft, path)
+        write_whole(path, json.dumps(self.__dict__))
 
     def plus(self, report: EpochReport, seconds: float) -> Contribution:
         """With one more epoch."""

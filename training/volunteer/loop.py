@@ -63,6 +63,7 @@ class TrainingLoop:
         micro_batches = MicroBatches(
             self.model,
             micro_batch_size=self.choices.micro_batch_size,
+            activation_budget_bytes=self.choices.activation_budget_bytes,
             precision=self.choices.precision,
             tell=self.notices.warn,
         )

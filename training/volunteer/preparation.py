@@ -21,7 +21,7 @@ from training.swarm.identity import Identity
 from training.swarm.selftest import check_exchange
 from training.volunteer.notices import Notices
 from training.volunteer.settings import PeerSettings
-from training.volunteer.startup import check_files, check_flags, check_times, settings_in_use
+from training.volunteer.startup import check_files, check_flags, settings_in_use
 
 
 def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> None:
@@ -39,7 +39,6 @@ def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> 
         client_mode=settings.client_mode,
         announce_maddrs=settings.announce_maddrs,
     )
-    check_times(run)
     if (few_files := check_files(run)) is not None:
         notices.warn(few_files)
     swarm = run.swarm

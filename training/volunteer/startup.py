@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from calculator.exchange import part_bytes, vector_bytes
 from calculator.page.words import show_bytes
-from calculator.swarm import PATIENCE_WINDOWS
 from training.compute.choices import Setting
 from training.compute.machine import usable_cores
 from training.config import RunConfig
@@ -84,33 +83,6 @@ def check_flags(
         raise BadInput(
             "--client-mode accepts no incoming connections, so there is no address for --announce-maddrs to tell; "
             "leave one of them away."
-        )
-
-
-def check_times(run: RunConfig) -> None:
-    """Whether the recipe's times leave room for each other; all are swarm's.
-
-    Raises:
-        BadInput: If a shorter one holds a longer one, which then can never be used up.
-    """
-    swarm = run.swarm
-    search = PATIENCE_WINDOWS * swarm.matchmaking_seconds
-    least = search + swarm.allreduce_timeout_seconds
-    if swarm.averaging_timeout_seconds < least:
-        raise BadInput(
-            f"The recipe's averaging_timeout_seconds is {swarm.averaging_timeout_seconds:g}: a group may be looked for "
-            f"through {PATIENCE_WINDOWS} windows of matchmaking_seconds = {swarm.matchmaking_seconds:g} and average "
-            f"for allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}, so it must be at least {least:g}."
-        )
-    if swarm.next_chunk_timeout_seconds >= swarm.allreduce_timeout_seconds:
-        raise BadInput(
-            f"The recipe's next_chunk_timeout_seconds is {swarm.next_chunk_timeout_seconds:g}: a silent peer would "
-            f"not be given up within allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}; make it shorter."
-        )
-    if swarm.metrics_expiration_seconds < 2 * swarm.metrics_every_seconds:
-        raise BadInput(
-            f"The recipe's metrics_expiration_seconds is {swarm.metrics_expiration_seconds:g}: a peer that reports "
-            f"every {swarm.metrics_every_seconds:g} s would count as gone in between; make it twice that at least."
         )
 
 

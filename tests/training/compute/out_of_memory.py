@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from calculator.advice import KEPT_ACTIVATION_BYTES
 from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe
 from training.data.stream import Batch
@@ -20,6 +21,7 @@ from training.processes.role import run_role
 SAMPLES, AT_ONCE = 96, 64
 SPARE_BYTES = 60 << 20
 """Less than what 64 samples at once take, more than what 8 do."""
+SETTINGS = {"activation_budget_bytes": KEPT_ACTIVATION_BYTES, "precision": "float32"}
 
 
 def main(folder: Path, stop) -> None:
@@ -47,7 +49,7 @@ def main(folder: Path, stop) -> None:
     model.zero_grad()
 
     told, pieces = [], []
-    micro_batches = MicroBatches(model, micro_batch_size=AT_ONCE, precision="float32", tell=told.append)
+    micro_batches = MicroBatches(model, **SETTINGS, micro_batch_size=AT_ONCE, tell=told.append)
 
     def accumulate(batch):
         for piece in micro_batches.gradients_of(batch):
@@ -71,7 +73,7 @@ def main(folder: Path, stop) -> None:
     run = run.model_copy(update={"swarm": run.swarm.model_copy(update=settings)})
     optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity, micro_batch_size=AT_ONCE)
     for size, batch in ((24, first), (32, rest)):
-        for piece in MicroBatches(model, micro_batch_size=size, precision="float32").gradients_of(batch):
+        for piece in MicroBatches(model, **SETTINGS, micro_batch_size=size).gradients_of(batch):
             optimizer.step(batch_size=piece.samples)
             optimizer.zero_grad()
     local = optimizer.strategy

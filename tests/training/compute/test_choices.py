@@ -12,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from calculator.advice import KEPT_ACTIVATION_BYTES
 from calculator.devices import device_named
 from training.cli import build_app
 from training.compute import choices as module
@@ -22,7 +23,7 @@ from training.compute.plan import built_on_paper, needed_bytes
 from training.compute.speed import matmul_flops_per_second
 from training.config import load_recipe
 from training.errors import BadInput
-from training.model.transformer import ACTIVATION_BUDGET_BYTES, build_model
+from training.model.transformer import build_model
 
 GIB = 2**30
 
@@ -61,8 +62,8 @@ def test_what_is_chosen_fits_and_more_would_not(machine_with, rates, gib):
     assert chosen.need_bytes <= 0.9 * machine.usable_bytes
     assert chosen.micro_batch_size in (1, 2, 4, 8, 16, 32)
     if chosen.micro_batch_size < 32:
-        least = built_on_paper(run.model, checkpointing=True)
-        assert needed_bytes(run, machine, least, 2 * chosen.micro_batch_size) > 0.9 * machine.usable_bytes
+        paper = built_on_paper(run.model)
+        assert needed_bytes(run, machine, paper, 2 * chosen.micro_batch_size, 0) > 0.9 * machine.usable_bytes
         assert "would not" in reasons_of(chosen)["micro-batch"].reason
     assert all(setting.reason for setting in chosen.settings)
 
@@ -107,7 +108,7 @@ def test_steps_of_the_real_model_are_timed():
 @pytest.mark.parametrize("asked, timed", [(1000, 32), (10**6, None)])
 def test_steps_that_would_take_long_or_all_memory_are_not_timed(machine_with, rates, monkeypatch, asked, timed):
     sizes = []
-    monkeypatch.setattr(module, "step_seconds", lambda model, samples, precision: sizes.append(samples) or 1.0)
+    monkeypatch.setattr(module, "step_seconds", lambda model, samples, precision, **_: sizes.append(samples) or 1.0)
     rates(float32=1e12, bfloat16=2e12)
     machine_with(8 * GIB if timed else 2**24)
     run = load_recipe("demo")
@@ -150,12 +151,9 @@ def test_as_many_layers_keep_their_activations_as_there_is_room_for(machine_with
         machine = machine_with(gib * GIB)
         chosen = choose(run, Wishes(micro_batch_size=1, precision="float32"))
         model = built_on_paper(run.model)
-        model.activation_budget_bytes = chosen.activation_budget_bytes
-        layers = model.stored_layers(1, torch.float32)
+        layers = model.stored_layers(1, chosen.activation_budget_bytes, torch.float32)
         one_more = sum(model.activation_bytes(1, torch.float32)[-layers - 1 :])
-        room = module.HOST_SHARE * machine.usable_bytes - needed_bytes(
-            run, machine, built_on_paper(run.model, checkpointing=True), 1, precision="float32"
-        )
+        room = module.HOST_SHARE * machine.usable_bytes - needed_bytes(run, machine, model, 1, 0, precision="float32")
         assert chosen.activation_budget_bytes <= room < one_more
         assert chosen.need_bytes <= module.HOST_SHARE * machine.usable_bytes
         assert f"kept of {layers} layers" in reasons_of(chosen)["activations"].value
@@ -174,7 +172,7 @@ def test_the_plan_is_what_join_chooses(machine_with, rates):
     for name in ("micro_batch_size", "precision", "activation_budget_bytes", "need_bytes"):
         assert facts[name] == getattr(chosen, name)
     assert facts["device"]["usable_bytes"] == machine.usable_bytes
-    assert facts["stored_bytes"] > ACTIVATION_BUDGET_BYTES, "more than as it is built"
+    assert facts["stored_bytes"] > KEPT_ACTIVATION_BYTES, "more than as it is built"
 
 
 def test_the_plan_says_what_the_volunteer_says(machine_with, rates):
@@ -211,7 +209,6 @@ def test_checkpointing_takes_less_memory_and_computes_the_same():
     gradients, kept = [], []
     for budget in (None, 0):
         model = build_model(run.model, seed=0)
-        model.activation_budget_bytes = budget
         sizes = []
 
         def note(tensor, sizes=sizes):
@@ -219,7 +216,7 @@ def test_checkpointing_takes_less_memory_and_computes_the_same():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            model(text, codes).loss.backward()
+            model(text, codes, stored_layers=model.stored_layers(len(text), budget)).loss.backward()
         kept.append(sum(sizes))
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert kept[1] < kept[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from calculator.advice import KEPT_ACTIVATION_BYTES
 from tests.programs import run_program
 from training.compute.micro_batches import MicroBatches
 from training.config import load_recipe
@@ -44,6 +45,10 @@ def expected():
     return flat(model)
 
 
+def made(model, **settings):
+    return MicroBatches(model, **{"activation_budget_bytes": KEPT_ACTIVATION_BYTES, **settings})
+
+
 def flat(model):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
@@ -64,7 +69,7 @@ def error(gradient, expected):
 
 @pytest.mark.parametrize("size", [1, 5, 12, 100])
 def test_pieces_add_up_to_the_batch(model, expected, size):
-    mean, pieces = total(model, MicroBatches(model, micro_batch_size=size, precision="float32"), batch_of())
+    mean, pieces = total(model, made(model, micro_batch_size=size, precision="float32"), batch_of())
     assert sum(piece.samples for piece in pieces) == SAMPLES
     assert max(piece.samples for piece in pieces) == min(size, SAMPLES)
     assert error(mean, expected) < 1e-5
@@ -72,13 +77,13 @@ def test_pieces_add_up_to_the_batch(model, expected, size):
 
 @pytest.mark.parametrize("precision, most", [("bfloat16", 0.02), ("float16", 0.005)])
 def test_lower_precision_gives_nearly_the_same_gradient_in_float32(model, expected, precision, most):
-    mean, pieces = total(model, MicroBatches(model, micro_batch_size=6, precision=precision), batch_of())
+    mean, pieces = total(model, made(model, micro_batch_size=6, precision=precision), batch_of())
     assert mean.dtype == torch.float32 and all(math.isfinite(piece.loss) for piece in pieces)
     assert 1e-6 < error(mean, expected) < most
 
 
 def test_float16_that_overflows_is_computed_again_with_a_smaller_factor(model, expected):
-    micro_batches = MicroBatches(model, micro_batch_size=6, precision="float16")
+    micro_batches = made(model, micro_batch_size=6, precision="float16")
     micro_batches.loss_scale = 2.0**21
     mean, pieces = total(model, micro_batches, batch_of())
     assert sum(piece.samples for piece in pieces) == SAMPLES
@@ -86,7 +91,7 @@ def test_float16_that_overflows_is_computed_again_with_a_smaller_factor(model, e
 
 
 def test_samples_that_no_factor_helps_leave_the_factor_and_no_gradient(model):
-    micro_batches = MicroBatches(model, micro_batch_size=6, precision="float16")
+    micro_batches = made(model, micro_batch_size=6, precision="float16")
     before = micro_batches.loss_scale = 4.0
     handle = model.output.bias.register_hook(lambda gradient: gradient * math.inf)
     bad = next(micro_batches.gradients_of(batch_of()))
@@ -107,7 +112,7 @@ def test_what_a_failed_backward_has_left_is_dropped(model, expected):
 
     model.output.bias.register_post_accumulate_grad_hook(run_out)
     told = []
-    micro_batches = MicroBatches(model, micro_batch_size=8, precision="float32", tell=told.append)
+    micro_batches = made(model, micro_batch_size=8, precision="float32", tell=told.append)
     mean, pieces = total(model, micro_batches, batch_of())
     assert met and all(met) and len(told) == 2
     assert [piece.samples for piece in pieces] == [4, 2, 2, 2, 2]
@@ -116,11 +121,16 @@ def test_what_a_failed_backward_has_left_is_dropped(model, expected):
 
 def test_where_one_sample_is_too_much_activations_go_first_and_then_it_says_so(model):
     model.final_norm.register_forward_pre_hook(lambda module, inputs: torch.empty(1 << 60))
-    model.activation_budget_bytes, told = 1 << 20, []
-    micro_batches = MicroBatches(model, micro_batch_size=2, precision="float32", tell=told.append)
+    told = []
+    micro_batches = made(
+        model, micro_batch_size=2, precision="float32", activation_budget_bytes=1 << 20, tell=told.append
+    )
     with pytest.raises(TrainingError, match="a single sample"):
         next(micro_batches.gradients_of(batch_of()))
-    assert model.activation_budget_bytes == 0 and ["2 samples" in told[0], "computed again" in told[1]] == [True, True]
+    assert micro_batches.activation_budget_bytes == 0 and ["2 samples" in told[0], "computed again" in told[1]] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +149,7 @@ def test_libraries_that_get_no_memory_count_as_out_of_memory(model, expected, wo
             raise RuntimeError(words)
 
     model.final_norm.register_forward_pre_hook(run_out)
-    mean, pieces = total(model, MicroBatches(model, micro_batch_size=12, precision="float32"), batch_of())
+    mean, pieces = total(model, made(model, micro_batch_size=12, precision="float32"), batch_of())
     assert [piece.samples for piece in pieces] == [6, 6] and error(mean, expected) < 1e-5
 
 
@@ -147,7 +157,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(model):
     batch = batch_of()
     wrong = Batch(text=batch.text, codes=batch.codes + RUN.model.image_vocab_size, captions=batch.captions)
     with pytest.raises((RuntimeError, IndexError)):
-        next(MicroBatches(model, micro_batch_size=4, precision="float32").gradients_of(wrong))
+        next(made(model, micro_batch_size=4, precision="float32").gradients_of(wrong))
 
 
 @pytest.mark.swarm

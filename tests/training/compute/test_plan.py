@@ -11,10 +11,10 @@ from calculator import estimate
 from calculator.devices import device_named
 from training.cli import build_app
 from training.compute.machine import this_machine
-from training.compute.plan import built_on_paper, bytes_of_the_mode, make_plan, needed_bytes, setup_of, stored_bytes
+from training.compute.plan import built_on_paper, make_plan, needed_bytes, setup_of, stored_bytes, training_of
 from training.config import load_recipe, read_recipe
 from training.errors import BadInput
-from training.model.transformer import build_model
+from training.model.transformer import build_model, usual_activation_budget
 from training.optim.lamb import build_optimizer, parameter_groups
 
 SAMPLES = 4
@@ -38,7 +38,7 @@ def tokens(config):
     )
 
 
-def kept_by_autograd(model):
+def kept_by_autograd(model, stored_layers):
     """Bytes of the storages that autograd keeps at the end of forward, in the allocator's blocks of 512."""
     inputs = tokens(model.config)
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *inputs]}
@@ -52,32 +52,29 @@ def kept_by_autograd(model):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(*inputs).loss.backward()
+        model(*inputs, stored_layers=stored_layers).loss.backward()
     return sum(kept.values())
 
 
 def test_saved_activations_are_as_estimated(run, machine):
     model, plan = build_model(run.model, seed=0), make_plan(run, machine, micro_batch_size=SAMPLES)
-    if run.model.reversible:
-        model.activation_budget_bytes = 0
-    assert plan.estimate.saved_activations == kept_by_autograd(model)
+    least = 0 if run.model.reversible else run.model.num_layers
+    assert plan.estimate.saved_activations == kept_by_autograd(model, least)
     if run.model.reversible:  # and what is kept within the budget comes to it, but for the two streams that it replaces
-        model.activation_budget_bytes = build_model(run.model, seed=0).activation_budget_bytes
         assert plan.stored_layers == run.model.num_layers
-        more = kept_by_autograd(model) - plan.estimate.saved_activations
+        more = kept_by_autograd(model, plan.stored_layers) - plan.estimate.saved_activations
         assert more == pytest.approx(plan.stored_bytes, rel=0.02)
 
 
 def test_the_peak_of_a_step_is_as_estimated(run, machine):
     """Bytes taken and given back by the operations of a step on the processor, at their highest."""
     model, plan = build_model(run.model, seed=0), make_plan(run, machine, micro_batch_size=SAMPLES)
-    if run.model.reversible:
-        model.activation_budget_bytes = 0
+    least = 0 if run.model.reversible else run.model.num_layers
     inputs = tokens(run.model)
-    model(*inputs).loss.backward()
+    model(*inputs, stored_layers=least).loss.backward()
     model.zero_grad()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        model(*inputs).loss.backward()
+        model(*inputs, stored_layers=least).loss.backward()
     taken = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = highest = 0
     for event in sorted(taken, key=lambda event: event.start_ns()):
@@ -107,10 +104,10 @@ def test_advice_is_the_largest_that_fits_with_a_margin():
 
 def test_stored_layers_shrink_as_samples_grow():
     run = load_recipe("demo")
-    model = build_model(run.model, seed=0)
+    model, budget = build_model(run.model, seed=0), usual_activation_budget(run.model)
     for samples in (1, 16, 32, 64, 500):
-        assert stored_bytes(model, samples) <= model.activation_budget_bytes
-    assert stored_bytes(model, 500) == 0 < stored_bytes(model, 32)
+        assert stored_bytes(model, samples, budget) <= budget
+    assert stored_bytes(model, 500, budget) == 0 < stored_bytes(model, 32, budget)
 
 
 def test_what_local_updates_and_powersgd_keep_is_counted(machine):
@@ -126,8 +123,8 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
     def taken(device, **swarm):
         there = run.model_copy(update={"swarm": run.swarm.model_copy(update=swarm)})
         result = estimate(setup_of(there, device, SAMPLES))
-        _, more = bytes_of_the_mode(there, result, weights // 4)
-        return needed_bytes(there, device, paper, SAMPLES), result.host.total + more
+        _, more = training_of(there).bytes_of_the_mode(result)
+        return needed_bytes(there, device, paper, SAMPLES, 0), result.host.total + more
 
     blocks = 0.01 * weights  # what is estimated is whole blocks of the allocator
     for device, local, product in (

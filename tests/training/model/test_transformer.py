@@ -11,7 +11,7 @@ from training.config import ModelConfig, load_recipe
 from training.errors import BadInput
 from training.model.layout import Layout
 from training.model.rotary import rotary_angles
-from training.model.transformer import build_model
+from training.model.transformer import build_model, usual_activation_budget
 
 SIZES = dict(
     hidden_size=24,
@@ -197,11 +197,6 @@ def batch(config, rows=3):
     return text, torch.randint(0, config.image_vocab_size, (rows, config.image_seq_len), generator=generator)
 
 
-def budget(model, rows, layers):
-    """The budget that lets so many layers, counted from the last, keep their activations."""
-    return sum(model.activation_bytes(rows)[max(0, model.config.num_layers - layers) :])
-
-
 def gradients(model, losses):
     """Gradient of the loss for each parameter; one that the loss does not depend on has zero."""
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -222,10 +217,9 @@ def test_equals_the_slow_model(variant):
     expected = gradients(model, loss)
     for kernels, stored_layers in itertools.product(("products", "fused"), (0, 2, model.config.num_layers)):
         model.attention_kernels = kernels
-        model.activation_budget_bytes = budget(model, len(text), stored_layers)
         with torch.no_grad():
             torch.testing.assert_close(model.logits(text, codes), expected_logits, rtol=0, atol=1e-11)
-        losses = model(text, codes)
+        losses = model(text, codes, stored_layers=stored_layers)
         for ours, theirs in ((losses.loss, loss), (losses.text_loss, text_loss), (losses.image_loss, image_loss)):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
         for name, gradient in gradients(model, losses.loss).items():
@@ -257,9 +251,8 @@ def test_autocast_is_near_float64(variant, stored_layers, kernels):
     model = make(variant, torch.float32)
     text, codes = batch(model.config)
     model.attention_kernels = kernels
-    model.activation_budget_bytes = budget(model, len(text), stored_layers)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = model(text, codes)
+        losses = model(text, codes, stored_layers=stored_layers)
     low = gradients(model, losses.loss)
     model.double()
     exact_loss = model(text, codes).loss
@@ -286,7 +279,7 @@ def test_angles_are_the_published_ones():
     torch.testing.assert_close(angles[3, 10:], torch.cat([-10 * pixels, -10 * pixels]), rtol=1e-6, atol=0)
 
 
-def saved_bytes(model, text, codes):
+def saved_bytes(model, text, codes, stored_layers):
     """Bytes of the distinct tensors that autograd keeps for backward, weights left out."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
@@ -298,7 +291,7 @@ def saved_bytes(model, text, codes):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model.hidden_states(text, codes).sum().backward()
+        model.hidden_states(text, codes, stored_layers=stored_layers).sum().backward()
     return sum(nbytes for nbytes, _ in kept.values())
 
 
@@ -309,9 +302,8 @@ def test_recomputed_activations_hardly_grow_with_depth(reversible):
     for layers in (3, 9):
         sizes = dict(num_layers=layers, image_grid=8, reversible=reversible)
         model = build_model(ModelConfig(**(SIZES | sizes)), seed=0)
-        model.activation_budget_bytes = 0
         text, codes = batch(model.config)
-        kept[layers] = saved_bytes(model, text, codes)
+        kept[layers] = saved_bytes(model, text, codes, 0)
     stream = len(text) * model.layout.length * model.config.hidden_size * 4
     assert kept[9] - kept[3] == (0 if reversible else 6 * 2 * stream)
 
@@ -319,14 +311,15 @@ def test_recomputed_activations_hardly_grow_with_depth(reversible):
 @pytest.mark.parametrize("reversible", [True, False])
 @pytest.mark.parametrize("low", [True, False])
 def test_stored_activations_are_as_large_as_said(reversible, low):
-    """One layer more in the budget keeps as much more as `activation_bytes` says; other layers keep inputs anyway."""
+    """A budget for one layer more keeps as much more as `activation_bytes` says; other layers keep inputs anyway."""
     model = build_model(load_recipe("demo").model.model_copy(update=dict(reversible=reversible)), seed=0)
     text, codes = batch(model.config)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
         said, kept = model.activation_bytes(len(text)), []
         for layers in range(model.config.num_layers + 1):
-            model.activation_budget_bytes = budget(model, len(text), layers)
-            kept.append(saved_bytes(model, text, codes))
+            budget = sum(said[model.config.num_layers - layers :])
+            assert model.stored_layers(len(text), budget) == layers
+            kept.append(saved_bytes(model, text, codes, layers))
     grown = [more - less for less, more in itertools.pairwise(kept)]
     inputs = 0 if reversible else 2 * len(text) * model.layout.length * model.config.hidden_size * 4
     assert grown[1:-1] == [layer - inputs for layer in said[::-1][1:-1]]
@@ -334,10 +327,10 @@ def test_stored_activations_are_as_large_as_said(reversible, low):
 
 def test_the_demo_keeps_activations_and_the_full_model_does_not():
     demo = build_model(load_recipe("demo").model, seed=0)
-    assert sum(demo.activation_bytes(32)) < demo.activation_budget_bytes
+    assert sum(demo.activation_bytes(32)) < usual_activation_budget(demo.config)
     with torch.device("meta"):
         full = build_model(load_recipe("dalle-2021").model, seed=0)
-    assert sum(full.activation_bytes(1)) > 10 * full.activation_budget_bytes
+    assert sum(full.activation_bytes(1)) > 10 * usual_activation_budget(full.config)
 
 
 def test_full_model_has_125_9_million_parameters():

@@ -60,6 +60,15 @@ def test_recipes_are_accepted_and_say_what_the_design_says(model, mix):
     assert parse_recipe(recipe(other, design(other))).run_id != run.run_id
 
 
+@pytest.mark.parametrize("values", [{}, {"model": "demo"}, {"first_up": "1"}, {"first_count": "2000", "batch": "512"}])
+def test_what_the_page_offers_to_download_is_a_recipe(values):
+    """With its time-outs, which a recipe's rules are about, from quick links to the slowest."""
+    offered = json.loads(figure(json.dumps({"name": "designer", "values": values})))["file"]
+    if offered is not None:
+        parse_recipe(offered["text"])
+    assert offered is not None or values
+
+
 @pytest.mark.parametrize("model", ["small", "dalle-2021"])
 def test_a_designed_run_reaches_in_simulation_what_was_promised(model):
     """With the time-outs of the recipe that it comes with."""

@@ -21,7 +21,6 @@ from training.volunteer.startup import (
     all_reduce_bytes,
     check_files,
     check_flags,
-    check_times,
     link_in_use,
     link_warning,
     settings_in_use,
@@ -41,23 +40,8 @@ def flags(**changes):
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_recipes_that_come_with_the_project_make_sense(name):
     run = load_recipe(name)
-    check_times(run)
     check_flags(run, **flags())
     assert len(settings_in_use(run, parameters=10**6, threads=2)) >= 6
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"averaging_timeout_seconds": 20.0}, "averaging_timeout_seconds is 20.*must be at least 21"),
-        ({"matchmaking_seconds": 10.0}, "4 windows of matchmaking_seconds = 10"),
-        ({"next_chunk_timeout_seconds": 15.0}, "next_chunk_timeout_seconds is 15"),
-        ({"metrics_expiration_seconds": 5.0}, "metrics_expiration_seconds is 5"),
-    ],
-)
-def test_times_that_leave_no_room_for_each_other_are_refused(changes, words):
-    with pytest.raises(BadInput, match=words):
-        check_times(with_swarm(**changes))
 
 
 @pytest.mark.parametrize(

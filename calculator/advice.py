@@ -1,0 +1,114 @@
+"""The micro-batch that we advise: `plan`, `join`, the join page and the run designer all take it from here.
+
+A size is advised if it fits the device with a margin when all activations are recomputed; if a single peer takes several
+steps per epoch; and, if the speed is known, if a step takes no longer than peers look for a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from calculator.devices import Device
+from calculator.estimate import Estimate, estimate
+from calculator.fit import ADVISED_SHARE, taken_bytes
+from calculator.setups import Setup
+
+MOST_SAMPLES = 32
+"""The largest micro-batch that is advised: on the measured processors, larger ones compute a sample no faster."""
+LEAST_STEPS = 8
+"""A single peer takes at least this many steps per epoch, as the last step of an epoch may exceed the target batch."""
+KEPT_ACTIVATION_BYTES = 160 << 20
+"""The bytes of activations that reversible layers keep if no budget is given (`training.model.transformer`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerTraining:
+    """The settings of a run on which the memory of a peer depends."""
+
+    config: Mapping[str, object]
+    """Of the text-to-image model."""
+    optimizer: str = "lamb8bit-demo"
+    """On the host."""
+    local_updates: bool = False
+    """Whether peers train by themselves between exchanges."""
+    powersgd: bool = False
+    """Whether gradients travel as products of thin matrices."""
+
+    def setup(
+        self, device: Device, micro_batch_size: int, *, precision: str | None = None, checkpointing: bool = False
+    ) -> Setup:
+        """The calculator's setup for training as a peer does.
+
+        Args:
+            device: Where it is trained.
+            micro_batch_size: Samples computed at once.
+            precision: None: 16-bit autocast on a GPU, in bfloat16 where it has that; float32 on a processor.
+            checkpointing: Whether activations are computed again; of reversible layers, which do so anyway, it says
+                nothing here.
+        """
+        if precision is None:
+            precision = "fp32" if device.name == "cpu" else "amp-bf16" if device.bfloat16 else "amp-fp16"
+        return Setup(
+            config={"model_type": "text-to-image", **self.config},
+            micro_batch_size=micro_batch_size,
+            precision=precision,
+            optimizer=self.optimizer,
+            offload_optimizer=True,
+            checkpointing=checkpointing and not self.config.get("reversible", True),
+        )
+
+    def need_bytes(
+        self, device: Device, micro_batch_size: int, *, precision: str | None = None, checkpointing: bool = True
+    ) -> int:
+        """The device memory that training needs, without activations that reversible layers keep; arguments as above.
+
+        Raises:
+            BadSetup: If the calculator does not know such a model.
+        """
+        result = estimate(self.setup(device, micro_batch_size, precision=precision, checkpointing=checkpointing))
+        on_device, on_host = self.bytes_of_the_mode(result)
+        return taken_bytes(result, device) + on_device + (on_host if device.unified else 0)
+
+    def bytes_of_the_mode(self, result: Estimate) -> tuple[int, int]:
+        """The memory of device and host that the way of averaging needs, besides the estimate.
+
+        With local updates, LAMB's moments and the sum of an inner batch's gradients are on the model's device, and the
+        host keeps a momentum instead (training/swarm/strategies/local_updates.py). PowerSGD keeps the error of its
+        products on the host (training/swarm/powersgd.py); nearly all parameters are in matrices.
+        """
+        copy = 4 * result.parameters
+        if self.local_updates:
+            return result.host.optimizer_state + copy, copy - result.host.optimizer_state
+        return 0, copy if self.powersgd else 0
+
+
+def sizes_to_advise(
+    target_batch_size: int, *, matchmaking_seconds: float = 0.0, sample_seconds: float | None = None
+) -> list[int]:
+    """The sizes that may be advised if they fit: powers of two, always including 1.
+
+    Args:
+        target_batch_size: Samples of all peers together for one epoch.
+        matchmaking_seconds: How long a peer looks for a group.
+        sample_seconds: Time of one sample; None if it is not known.
+
+    >>> sizes_to_advise(64), sizes_to_advise(4096, matchmaking_seconds=15.0, sample_seconds=3.0)
+    ([1, 2, 4, 8], [1, 2, 4])
+    """
+    most = min(MOST_SAMPLES, target_batch_size // LEAST_STEPS)
+    if sample_seconds:
+        most = min(most, int(matchmaking_seconds / sample_seconds))
+    return [1 << power for power in range(max(most, 1).bit_length())]
+
+
+def advised_micro_batch(sizes: list[int], need: Callable[[int], int], device: Device) -> int:
+    """The largest of these sizes that fits with a margin; 0 if none does.
+
+    Args:
+        sizes: See `sizes_to_advise`.
+        need: Bytes of the device that so many samples at once take; more never need less.
+        device: Where it is trained.
+    """
+    room = ADVISED_SHARE * device.usable_bytes
+    return next((size for size in reversed(sizes) if need(size) <= room), 0)

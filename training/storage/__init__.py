@@ -1,0 +1,1 @@
+"""What the trainer puts on disk is there whole or not at all."""

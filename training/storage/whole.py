@@ -1,0 +1,132 @@
+"""Files and folders that are written whole or not at all: a reader finds the old content or the new, never a part.
+
+What is written goes to a draft beside its place, is flushed to the disk, and is then renamed, which the system does in
+one step. A program that is killed leaves its draft behind; an exception does not.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LEFTOVER_SECONDS = 3600.0
+"""A draft that nobody has written to for so long is of a program that was killed; the next writer deletes it."""
+_MARK = ".draft-"
+_numbers = itertools.count()
+"""Two threads of a process may write the same file."""
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file; text as UTF-8. One that is there is replaced, and the new one has its permissions.
+
+    Raises:
+        OSError: If it cannot be written; then the file is as it was.
+    """
+    with whole_file(path) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write to, for libraries that open files themselves; at the end of the block the file takes its place.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     with whole_file(Path(folder, "greeting")) as draft:
+    ...         _ = draft.write_text("hello")
+    ...     Path(folder, "greeting").read_text()
+    'hello'
+    """
+    place = Path(os.path.realpath(path))  # renaming onto a link would leave the file behind it as it was
+    draft = _draft_beside(place)
+    try:
+        yield draft
+        with suppress(FileNotFoundError):
+            shutil.copymode(place, draft)
+        flush(draft)
+        os.replace(draft, place)
+    finally:
+        draft.unlink(missing_ok=True)
+    flush(place.parent)
+
+
+@contextmanager
+def whole_folder(path: Path, *, flushed: bool = True) -> Iterator[Path]:
+    """A new folder to fill; at the end of the block it takes its place, and an older one there is deleted.
+
+    Args:
+        path: Its place.
+        flushed: See `replace_folder`.
+    """
+    place = Path(os.path.realpath(path))
+    draft = _draft_beside(place)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        replace_folder(draft, place, flushed=flushed)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
+    """Renames a finished folder; an older one gives way only then.
+
+    A folder with content cannot be replaced in one step: a program that is killed between the two renames leaves none
+    at its place, and the older one beside it.
+
+    Args:
+        new: On the same disk.
+        place: Where it goes.
+        flushed: Whether each file is flushed to the disk first, which takes milliseconds for each; without it, files
+            may be empty after a power cut.
+    """
+    for file in new.rglob("*") if flushed else ():
+        flush(file)
+    older = _draft_beside(place)
+    with suppress(FileNotFoundError):
+        os.replace(place, older)
+    try:
+        os.replace(new, place)
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.replace(older, place)
+        raise
+    flush(place.parent)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def delete_drafts(folder: Path) -> None:
+    """Deletes all drafts in a folder to which nobody else writes now, whatever their age."""
+    for draft in folder.glob(f".*{_MARK}*"):
+        _delete(draft)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _draft_beside(place: Path) -> Path:
+    """A name that nobody else uses; those of killed programs for the same place are deleted."""
+    for leftover in place.parent.glob(f".{glob.escape(place.name)}{_MARK}*"):
+        with suppress(OSError):  # its own writer may have come first
+            if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:
+                _delete(leftover)
+    return place.with_name(f".{place.name}{_MARK}{os.getpid()}-{next(_numbers)}")
+
+
+def _delete(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)
