@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder import joining
+from builder.join import choices
 from conftest import ROOT
 from training.compute.plan import MOST_SAMPLES, make_plan
 from training.config import RunConfig, load_recipe
@@ -29,16 +29,16 @@ SAMPLES = 64
 
 EVERY = [
     (recipe, machine, link)
-    for recipe in joining.RECIPES
-    for machine in joining.machines()
-    for link in joining.LINKS
-    if joining.micro_batch(load_recipe(recipe), machine.device)
+    for recipe in choices.RECIPES
+    for machine in choices.machines()
+    for link in choices.LINKS
+    if choices.micro_batch(load_recipe(recipe), machine.device)
 ]
 
 
-def command(recipe: str, machine: joining.Machine, link: str) -> str:
-    samples = joining.micro_batch(load_recipe(recipe), machine.device)
-    return joining.command(recipe, samples, link=link, kind=machine.kind)
+def command(recipe: str, machine: choices.Machine, link: str) -> str:
+    samples = choices.micro_batch(load_recipe(recipe), machine.device)
+    return choices.command(recipe, samples, link=link, kind=machine.kind)
 
 
 def write_shards(folder: Path, run: RunConfig) -> Path:
@@ -72,16 +72,16 @@ def addresses(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bootstraps")
     processes, found = [], {}
     try:
-        for recipe in joining.RECIPES:
+        for recipe in choices.RECIPES:
             where = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--state-dir", str(folder / recipe)]
             program = [sys.executable, "-m", "training", "bootstrap", "--recipe", recipe, *where]
             log = (folder / f"{recipe}.log").open("w")
             log_json = ["--log-json", str(folder / f"{recipe}.jsonl")]
             processes.append(subprocess.Popen([*program, *log_json], cwd=ROOT, stdout=log, stderr=log))
         deadline = time.monotonic() + 120
-        while len(found) < len(joining.RECIPES):
+        while len(found) < len(choices.RECIPES):
             assert time.monotonic() < deadline, [path.read_text() for path in folder.glob("*.log")]
-            for recipe in joining.RECIPES:
+            for recipe in choices.RECIPES:
                 path = folder / f"{recipe}.jsonl"
                 lines = path.read_text().splitlines() if path.is_file() else []
                 for event in map(json.loads, lines):
@@ -100,11 +100,11 @@ def addresses(tmp_path_factory):
 def test_every_command_runs_dry(addresses, tmp_path):
     """Those that differ: equal ones run once. The shards are ours: the 2021 run's data is not at hand."""
     shown = sorted({command(*choice) for choice in EVERY})
-    shards = {recipe: write_shards(tmp_path / recipe, load_recipe(recipe)) for recipe in joining.RECIPES}
+    shards = {recipe: write_shards(tmp_path / recipe, load_recipe(recipe)) for recipe in choices.RECIPES}
     commands = []
     for line in shown:
-        assert line.startswith(f"{joining.PROGRAM} join ")
-        words = shlex.split(line.removeprefix(joining.PROGRAM))
+        assert line.startswith(f"{choices.PROGRAM} join ")
+        words = shlex.split(line.removeprefix(choices.PROGRAM))
         recipe = words[words.index("--recipe") + 1]
         words[words.index("ADDRESS")] = addresses[recipe]
         commands.append([*words, "--shards", str(shards[recipe]), "--dry-run"])
@@ -124,16 +124,16 @@ def run_trainer(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 def test_the_micro_batch_is_the_plans():
     """The page adds all that reversible layers may keep, the plan what they keep: at most one size lies between."""
-    assert joining.KEPT_ACTIVATIONS == ACTIVATION_BUDGET_BYTES
-    for recipe in joining.RECIPES:
+    assert choices.KEPT_ACTIVATIONS == ACTIVATION_BUDGET_BYTES
+    for recipe in choices.RECIPES:
         run = load_recipe(recipe)
-        for machine in joining.machines():
-            ours, plans = joining.micro_batch(run, machine.device), make_plan(run, machine.device).advised_micro_batch
+        for machine in choices.machines():
+            ours, plans = choices.micro_batch(run, machine.device), make_plan(run, machine.device).advised_micro_batch
             assert ours in (plans, plans // 2), (recipe, machine.title)
             assert ours <= MOST_SAMPLES
 
 
-@pytest.mark.parametrize("recipe", joining.RECIPES)
+@pytest.mark.parametrize("recipe", choices.RECIPES)
 def test_bytes_on_the_way_are_those_of_the_codec(recipe):
     run = load_recipe(recipe)
     with torch.device("meta"):

@@ -11,8 +11,8 @@ import pytest
 import typer
 
 import calculator
-from builder import claims, commands, doctests, performance, upstream
-from builder.records import RESULTS
+from builder.folders import RESULTS
+from builder.reference import claims, commands, docstrings, hivemind_faults, performance
 from training.cli import COMMANDS, build_app
 
 pytestmark = pytest.mark.browser
@@ -39,7 +39,7 @@ def test_the_calculators_public_names_stand_there(open_page):
 
 
 def test_examples_of_the_builder_hold():
-    assert doctest.testmod(doctests).failed == 0 < doctest.testmod(doctests).attempted
+    assert doctest.testmod(docstrings).failed == 0 < doctest.testmod(docstrings).attempted
 
 
 def test_performance_tables_are_the_records(open_page):
@@ -74,7 +74,7 @@ def test_every_claim_is_held_by_something_that_is_there(open_page):
 
 
 def test_every_fault_of_hivemind_is_there_and_held_by_a_test(open_page):
-    faults = [fault for section in upstream.SECTIONS.values() for fault in section]
+    faults = [fault for section in hivemind_faults.SECTIONS.values() for fault in section]
     package = Path(hivemind.__file__).parent
     for fault in faults:
         assert fault.tests, fault.happens

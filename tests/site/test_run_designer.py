@@ -10,7 +10,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from builder.figures import answer_of
+from builder.learn.figures import answer_of
 from test_every_page import ROOT
 from training.config import load_recipe
 

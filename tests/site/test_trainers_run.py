@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import expect
 
-from builder.plots import loss_svg
+from builder.dashboard.curves import loss_svg
 from site_server import SiteServer
 from test_dashboard_page import JOIN, red_picture
 from test_every_page import ROOT, violations
