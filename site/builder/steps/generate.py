@@ -34,6 +34,7 @@ def generate(generator: str, sources: Sources) -> Path:
     workplace = sources.folder.parent
     config, made = workplace / f"{generator}.yml", workplace / generator
     settings = sources.settings | {"docs_dir": sources.folder.name, "site_dir": made.name}
+    settings["extra"] = settings["extra"] | {"generator": generator}
     config.write_text(yaml.safe_dump(settings, allow_unicode=True, sort_keys=False), encoding="utf-8")
     shutil.rmtree(made, ignore_errors=True)
     command = [sys.executable, "-m", *COMMANDS[generator], "--config-file", str(config)]
