@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import json
 import re
@@ -14,6 +15,7 @@ from playwright.sync_api import expect
 from builder.join import choices
 from builder.reference import messages
 from conftest import ROOT
+from training import errors
 from training.config import load_recipe
 
 pytestmark = pytest.mark.browser
@@ -137,10 +139,25 @@ def test_no_message_is_missing(open_page):
     assert len(cures) == len(shown) and all(len(cure) > 10 for cure in cures)
 
 
-def test_every_cure_is_some_messages():
-    """None stands behind another one that its messages have as well."""
-    for words, cure in messages.CURES.items():
-        assert any(words in one.text and one.cure == cure for one in messages.failures()), words
+FILLED_IN = re.compile(r"(‹[^›]*›)?")
+"""A message that is another exception's own words."""
+
+
+def test_every_message_says_what_to_do_where_it_is_raised():
+    """In its own words or by `cure`, not both; rules of a recipe are a part of a message that does."""
+    for failure in messages.failures():
+        if failure.module == "training.config" and not failure.text[:1].isupper() and "‹source›" not in failure.text:
+            continue
+        assert failure.own_cure or FILLED_IN.fullmatch(failure.text), (failure.module, failure.line, failure.text)
+        assert not (failure.given and messages.CURE.search(failure.text)), (failure.module, failure.line)
+
+
+def test_a_message_without_a_cure_gets_the_usual_one_of_its_exception():
+    lines = ("raise BadInput(f'{path} is odd.')", "raise TrainingError('It broke.', cure='Mend it.')")
+    source = "\n".join([*lines, "raise BadInput('Two came; give one.')"])
+    odd, broke, two = messages._failures_of("training.nothing", ast.parse(source))
+    assert (odd.own_cure, odd.cure) == ("", errors.BadInput.usual_cure)
+    assert (broke.text, broke.cure) == ("It broke.", "Mend it.") and two.cure == "Give one."
 
 
 def test_messages_of_join_are_those_that_it_can_reach(open_page):
@@ -156,6 +173,7 @@ ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmW5mr225nSLbG3Ph6zfDME9sMcmJxfaLsf1APK2HQy9
 WRONG = [
     (["--recipe", "nonesuch", "--initial-peers", ADDRESS], 2),
     (["--recipe", "demo", "--initial-peers", "somewhere", "--shards", "."], 2),
+    (["--recipe", "pyproject.toml", "--initial-peers", ADDRESS], 2),
 ]
 
 
@@ -170,6 +188,7 @@ def test_what_the_program_prints_is_in_the_table(flags, code):
 
 
 def matches(failure: messages.Failure, said: str) -> bool:
-    """Whether it is this message with values filled in."""
+    """Whether it is this message with values filled in, and its cure behind it."""
     pattern = "".join(re.escape(part) if place % 2 == 0 else ".+" for place, part in enumerate(failure.parts))
+    pattern += f" {re.escape(failure.given)}" if failure.given else ""
     return re.fullmatch(pattern, said) is not None

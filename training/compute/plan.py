@@ -163,7 +163,10 @@ def needed_bytes(
     try:
         result = estimate(setup)
     except BadSetup as error:
-        raise BadInput(f"The memory of this recipe's model cannot be estimated: {error}") from None
+        raise BadInput(
+            f"The memory of this recipe's model cannot be estimated: {error}",
+            cure="Nothing: the run can be joined all the same; only the plan is not known.",
+        ) from None
     local, more = bytes_of_the_mode(run, result, _count(model))
     beside = local + (more if device.unified else 0) + stored_bytes(model, micro_batch_size, dtype_of(setup))
     return taken_bytes(result, device) + beside
@@ -222,7 +225,10 @@ def built_on_paper(config: ModelConfig, *, checkpointing: bool | None = None):
         with torch.device("meta"):
             model = build_model(config, seed=0)
     except (RuntimeError, TypeError) as error:  # more values than 64 bits can count
-        raise BadInput(f"The recipe's model cannot be: {str(error).splitlines()[0].rstrip('.')}.") from None
+        raise BadInput(
+            f"The recipe's model cannot be: {str(error).splitlines()[0].rstrip('.')}.",
+            cure="Change it in the recipe's `[model]`.",
+        ) from None
     if checkpointing is not None:
         model.activation_budget_bytes = 0 if checkpointing else None
     return model

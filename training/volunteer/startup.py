@@ -100,7 +100,8 @@ def check_times(run: RunConfig) -> None:
         raise BadInput(
             f"The recipe's averaging_timeout_seconds is {swarm.averaging_timeout_seconds:g}: a group may be looked for "
             f"through {PATIENCE_WINDOWS} windows of matchmaking_seconds = {swarm.matchmaking_seconds:g} and average "
-            f"for allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}, so it must be at least {least:g}."
+            f"for allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}, so it must be at least {least:g}.",
+            cure="Change it in the recipe's `[swarm]`.",
         )
     if swarm.next_chunk_timeout_seconds >= swarm.allreduce_timeout_seconds:
         raise BadInput(

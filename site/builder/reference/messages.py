@@ -1,7 +1,8 @@
 """Every message with which a command of the trainer can end, and what to do: read from the program's own code.
 
-A message is what stands behind `raise` where an exception of `training.errors` is raised. What a value fills in at run
-time stands as its name. Which modules a command can reach follows from their imports.
+A message is what stands behind `raise` where an exception of `training.errors` is raised; what to do about it stands in
+the message, or beside it as `cure`. What a value fills in at run time stands as its name. Which modules a command can
+reach follows from their imports.
 """
 
 from __future__ import annotations
@@ -33,91 +34,26 @@ SEVERAL = "several"
 
 CURE = re.compile(
     r"(?:(?<=[.;:›] )|(?<=, )|(?<=^)|(?<= or )|(?<=\) ))(?:and )?"
-    r"(?:Add|Ask|Check|Choose|Crop|Fetch|Get|Give|Install|Keep|Leave|Make|Move|Prepare|Put|Resume|Run|Say(?! why)|"
+    r"(?:Add|Ask|Check|Choose|Crop|Draw|Fetch|Get|Give|Install|Keep|"
+    r"Leave|Make|Move|Prepare|Put|Raise|Resume|Run|Say(?! why)|"
     r"Set|Start|Stop|Take|Train|Try|Use|Write|Wait)\b",
     re.IGNORECASE,
 )
 """Where the part of a message begins that says what to do."""
-
-GENERAL_CURES = {
-    "TrainingError": "Nothing that you typed is wrong. Try again; if it comes again, tell the run's maintainer.",
-    "BadInput": "Change the flag, file or recipe that the message names; `--help` lists the flags.",
-    "RefusedByRun": "Take recipe and addresses anew from the run's join page.",
-}
-"""For messages that do not say it themselves."""
-
-CURES = {
-    "was not finite": "Join again: the state then comes from another peer. If it happens to all, the maintainer has to "
-    "go back to an earlier checkpoint.",
-    "no group was looked for": "Nothing: the epoch is repeated by itself.",
-    "the run is over, or this machine is offline": "Check your connection; if it is there, the run's page says whether "
-    "the run goes on.",
-    "No peer offers its state": "Wait until another volunteer trains, then start again.",
-    "No peer has sent a sound state": "Start again in a minute; then other peers are asked.",
-    "sent ": "Nothing: another peer is asked.",
-    "is not at an epoch": "Nothing: another peer is asked.",
-    "is no network address": "Copy the whole address from the bootstrap peer's output or the join page.",
-    "lacks the peer's id": "Copy the whole address from the bootstrap peer's output or the join page.",
-    "must be shorter than": "Change one of the two in the recipe.",
-    "must be smaller than": "Change one of the two in the recipe.",
-    "must be a multiple of": "Change one of the two in the recipe.",
-    "needs swarm.inner_batch_size": "Change the recipe's `[swarm]` so.",
-    "needs a multiple of 4": "Change it in the recipe.",
-    "need an even number": "Change it in the recipe.",
-    "LAMB needs": "Change it in the recipe's `[optimizer]`.",
-    "block_size must lie": "Change it in the recipe's `[optimizer]`.",
-    "cannot be drawn or judged": "Write captions in the demo's own grammar, as the message shows.",
-    "it must be padding": "Give a tokenizer.json whose id 0 is padding, as T5's.",
-    "volunteers' logs": "Read the last lines of these logs; the first message there is in this table.",
-    "has no pictures to show": "Give the folder that `generate` has written.",
-    "is no picture that can be read": "Give a PNG or JPEG.",
-    "that names pictures": "Give the folder that `generate` has written, or pictures.",
-    "cannot be estimated": "Nothing: the run can be joined all the same; only the plan is not known.",
-    "this recipe's": "Use the recipe that the weights were trained with.",
-    "differs from the layers that share": "Use the recipe that the weights were trained with.",
-    "Gumbel VQ-GAN": "Give the weights of taming-transformers' vqgan_gumbel_f8.",
-    "The VQ-GAN's weight ": "Give the weights that the recipe's `[codec]` means.",
-    "The saved optimizer has": "Use the recipe that the weights were trained with.",
-    "cannot be exported": "Give a folder that you may write to.",
-    "is this the right recipe": "Use the recipe that the weights were trained with.",
-    "The recipe's codec": "Use the codec's weights that the recipe means, or correct the recipe's `[codec]`.",
-    "of the VQ-GAN are missing": "Fetch the VQ-GAN's weights again, in the layout of taming-transformers.",
-    "holds no dictionary of weights": "Fetch the file again; it must be a checkpoint of taming-transformers.",
-    "holds no state dictionary": "Give the file of weights that dalle-pytorch has saved.",
-    "this is no state dictionary": "Give the file of weights that dalle-pytorch has saved.",
-    "the model takes": "Prepare the shards again with the run's recipe.",
-    "is none of the recipe": "Give the recipe that the model was trained with.",
-    "does not fit the recipe beside it": "Use another checkpoint; this one was changed by hand.",
-    "this version of the project reads": "Use the version of the project that the run uses.",
-    "The pictures": "Look at the line above it; the run itself goes on, only the pictures are missing.",
-    "is no checkpoint": "Give the folder of a checkpoint, or of a run that has written one.",
-    "the recipe's model has": "Prepare the shards again with the run's recipe, or join with theirs.",
-    "is no manifest of prepared shards": "Give the folder that `prepare` has written.",
-    "which is not one beside it": "Fetch or prepare the shards again.",
-    "is no readable shard": "Fetch or prepare the shards again.",
-    "a shard has": "Fetch or prepare the shards again.",
-    "is no tokenizer.json": "Give a tokenizer.json, or leave it out and one is trained.",
-    "is no valid TOML": "Correct the place that the message names.",
-    "does not describe a run": "Correct the fields that the message names; the recipe page lists what each may be.",
-    "There is no command": "Type one of the commands that the message lists.",
-    "samples, only": "Give shards with that part; `prepare` makes all.",
-    "holds other weights": "Prepare the shards again.",
-    "cannot be read": "Check that the file is there, whole, and readable for you.",
-}
-"""The same for messages with these words, which do not say it themselves; the first that a message has counts."""
-
 
 PARTS = {
     "config": "Recipes",
     "data": "Data",
     "swarm": "Network and swarm",
     "roles": "Roles: bootstrap, monitor, join",
+    "volunteer": "Roles: bootstrap, monitor, join",
     "publish": "Checkpoints and what is published",
+    "checkpoints": "Checkpoints and what is published",
     "generate": "Drawing and judging",
     "model": "Model and codec",
     "optim": "Optimizer",
     "simulate": "Plans and simulations",
-    "plan": "Plans and simulations",
+    "compute.plan": "Plans and simulations",
     "": "Commands, the demo and the machine",
 }
 """How the name of a module begins, below `training.` -> the part's name on the page, in its order."""
@@ -133,6 +69,8 @@ class Failure:
     """Name of the exception."""
     parts: tuple[str, ...]
     """Text and names of values in turn, text first."""
+    given: str
+    """The `cure` that stands where it is raised; empty where the message itself says what to do."""
 
     @property
     def exit_code(self) -> int:
@@ -142,20 +80,21 @@ class Failure:
     @property
     def text(self) -> str:
         """The message with names in place of values."""
-        return "".join(part if place % 2 == 0 else f"‹{part}›" for place, part in enumerate(self.parts))
+        return _named(self.parts)
+
+    @property
+    def own_cure(self) -> str:
+        """What to do, in words that stand where it is raised; empty if there are none."""
+        places = list(CURE.finditer(self.text))
+        if self.given or not places:
+            return self.given
+        own = self.text[places[0].start() :]
+        return own[0].upper() + own[1:]
 
     @property
     def cure(self) -> str:
-        """What to do: the message's own words, or ours."""
-        words = self.text
-        for known, cure in CURES.items():
-            if known in words and not CURE.search(words):
-                return cure
-        places = list(CURE.finditer(words))
-        if places:
-            own = words[places[0].start() :]
-            return own[0].upper() + own[1:]
-        return GENERAL_CURES[self.kind]
+        """What to do: in its own words, or as usual for its exception."""
+        return self.own_cure or KINDS[self.kind].usual_cure
 
 
 @cache
@@ -219,8 +158,8 @@ def failure_count(command: str | None = None) -> int:
 def exit_codes() -> str:
     """HTML table of the exit codes, from the exceptions' own words."""
     rows = [
-        (str(kind.exit_code), _code((kind.__doc__ or "").split(" Exit code")[0]), _code(GENERAL_CURES[name]))
-        for name, kind in sorted(KINDS.items(), key=lambda item: item[1].exit_code)
+        (str(kind.exit_code), _code((kind.__doc__ or "").split(" Exit code")[0]), _code(kind.usual_cure))
+        for _, kind in sorted(KINDS.items(), key=lambda item: item[1].exit_code)
     ]
     return stacked("Exit codes", ("Exit code", "Meaning", "What to do"), rows)
 
@@ -235,7 +174,11 @@ def _failures_of(module: str, tree: ast.Module) -> Iterator[Failure]:
         if name == filled or name in KINDS:
             said = _said(node.exc.args[0], functions) if node.exc.args else [""]
             kind = "BadInput" if name == filled else name
-            yield Failure(module=module, line=node.lineno, kind=kind, parts=_joined(said))
+            given = next((one.value for one in node.exc.keywords if one.arg == "cure"), ast.Constant(""))
+            parts = _joined(said)
+            yield Failure(
+                module=module, line=node.lineno, kind=kind, parts=parts, given=_named(_joined(_said(given, functions)))
+            )
 
 
 def _said(node: ast.expr, functions: dict[str, ast.FunctionDef]) -> list[str | ast.expr]:
@@ -272,6 +215,11 @@ def _joined(pieces: list[str | ast.expr]) -> tuple[str, ...]:
                 parts.append(" ")
             parts.append(_value_name(piece))
     return (*parts, "") if len(parts) % 2 == 0 else tuple(parts)
+
+
+def _named(parts: tuple[str, ...]) -> str:
+    """Text with the names of values in place of the values."""
+    return "".join(part if place % 2 == 0 else f"‹{part}›" for place, part in enumerate(parts))
 
 
 def _value_name(node: ast.expr) -> str:
