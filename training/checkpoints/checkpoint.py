@@ -92,8 +92,7 @@ def save_checkpoint(
     config = parse_recipe(recipe_toml)
     if config.model != model.config:
         raise BadInput(
-            f"The model to save is none of the recipe {config.run_id}: its sizes differ.",
-            cure="Give the recipe that the model was trained with.",
+            f"The model to save is none of the recipe {config.run_id}: its sizes differ.", cure="Give its own recipe."
         )
     target = folder / f"epoch-{epoch:06d}"
     draft = _new_draft(target)

@@ -136,9 +136,7 @@ def download_state(
     """
     donors = [donor for donor in find_donors(dht, run_id) if donor != dht.peer_id]
     if not donors:
-        raise TrainingError(
-            "No peer offers its state yet.", cure="Wait until another volunteer trains, then start again."
-        )
+        raise TrainingError("No peer offers its state yet.", cure="Wait for another volunteer, then start again.")
 
     download = _Download(
         run_id=run_id,
