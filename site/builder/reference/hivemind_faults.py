@@ -100,7 +100,7 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             here="The one that would refuse does so at once; who has waited long is sent away.",
             tests=(
                 "training/swarm/test_matchmaking.py::test_two_peers_that_ask_each_other_at_once_are_in_one_group_of_which_both_know",
-                "training/swarm/test_waiting.py::test_who_has_waited_long_for_an_answer_may_have_given_up",
+                "training/swarm/test_matchmaking.py::test_a_peer_that_has_waited_long_for_an_answer_may_have_given_up",
             ),
         ),
         Fault(
@@ -115,14 +115,14 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             happens="A group waits for the end of its window and leaves out who computes for longer.",
             where="`averaging/matchmaking.py`: `leader_assemble_group`",
             here="It starts when those are there who are known to train, and knows of a newcomer from the newcomer.",
-            tests=("training/swarm/test_waiting.py::test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more",),
+            tests=("training/swarm/test_matchmaking.py::test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more",),
         ),
         Fault(
             happens="A round of parameters that finds no group keeps a peer from the next average.",
             where="`optim/state_averager.py`: `wait_for_delayed_updates`",
             here="It ends first.",
             tests=(
-                "training/swarm/test_waiting.py::test_a_round_of_parameters_without_a_group_ends_before_the_next_gradients",
+                "training/swarm/test_updates.py::test_a_round_of_parameters_without_a_group_ends_before_the_next_gradients",
             ),
         ),
         Fault(
@@ -140,14 +140,14 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             where="`optim/optimizer.py`: `_should_check_synchronization_on_update`",
             here="What it finds as it comes is its first look.",
             tests=(
-                "training/swarm/test_tracker.py::test_a_peer_is_not_behind_those_who_have_just_ended_the_epoch_that_it_began_with_them",
+                "training/swarm/test_progress.py::test_a_peer_is_not_behind_those_who_have_just_ended_the_epoch_that_it_began_with_them",
             ),
         ),
         Fault(
             happens="A peer that finds one other record and not its own takes itself for alone.",
             where="`optim/progress_tracker.py`: `_parse_swarm_progress_data`",
             here="It counts itself.",
-            tests=("training/swarm/test_tracker.py::test_a_peer_that_finds_one_other_and_not_itself_is_not_alone",),
+            tests=("training/swarm/test_progress.py::test_a_peer_that_finds_one_other_and_not_itself_is_not_alone",),
         ),
     ),
     "Settings and state": (
