@@ -28,6 +28,8 @@ nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 nox.needs_version = ">=2026.1"
 
+ALL = ("builder", "site", "zensical", "training", "tests")
+"""Extras of the project that its tests need."""
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 TORCH = "torch==2.13.0"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
@@ -64,7 +66,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 @nox.session
 def demo(session: nox.Session) -> None:
     """Train a small model with three volunteers on this machine and watch it on the site."""
-    _install(session, "site", "training")
+    _install(session, "builder", "site", "training")
     _build_site(session)
     # After Ctrl-C the demo needs some seconds to end all its processes; nox would kill it after half a second.
     session.run("python", "-m", "training", "demo", "--site", "public", *session.posargs, terminate_timeout=15)
@@ -73,7 +75,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests: style, unit, peers that really average, and the site in a real browser."""
-    _install(session, "site", "training", "tests")
+    _install(session, *ALL)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     _build_site(session)
@@ -89,10 +91,19 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def site(session: nox.Session) -> None:
     """Build the site into public/; with `-- serve`, show it at http://127.0.0.1:8000/ as well."""
-    _install(session, "site")
+    _install(session, "builder", "site")
     _build_site(session)
     if session.posargs == ["serve"]:
-        session.run("python", "-m", "http.server", "8000", "--bind", "127.0.0.1", "--directory", "public")
+        _serve(session, "public")
+
+
+@nox.session
+def site_zensical(session: nox.Session) -> None:
+    """Build the same pages with Zensical, Material's successor, into build/zensical/; `-- serve` shows them as well."""
+    _install(session, "builder", "zensical")
+    session.run("python", "site/build.py", "--generator", "zensical", "--out", "build/zensical")
+    if session.posargs == ["serve"]:
+        _serve(session, "build/zensical")
 
 
 @nox.session
@@ -109,7 +120,7 @@ def hivemind(session: nox.Session) -> None:
 
     They come from hivemind's source distribution, which pip fetches unless one is named: `-- hivemind-1.1.12.tar.gz`.
     """
-    _install(session, "site", "training", "tests")
+    _install(session, *ALL)
     session.install("--no-deps", HIVEMINDS_RUNNER)
     folder = Path(session.create_tmp(), "hivemind")
     shutil.rmtree(folder, ignore_errors=True)
@@ -141,9 +152,10 @@ def format(session: nox.Session) -> None:
 def constraints(session: nox.Session) -> None:
     """Resolve every profile anew and write the pinned versions to constraints/."""
     for profile, extras in {
-        "site": ("site",),
-        "training": ("site", "training"),
-        "tests": ("site", "training", "tests"),
+        "zensical": ("builder", "zensical"),
+        "site": ("builder", "site"),
+        "training": ("builder", "site", "training"),
+        "tests": ALL,
     }.items():
         torch = (TORCH,) if "training" in extras else ()
         session.install("--upgrade", *torch, *_requirements(*extras), silent=False)
@@ -238,6 +250,10 @@ def _torch_build() -> tuple[str, str]:
     if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0:
         return "default", "nvidia-smi lists a GPU"
     return "cpu", "no NVIDIA GPU was found (TORCH_BUILD=default installs the build for one)"
+
+
+def _serve(session: nox.Session, folder: str) -> None:
+    session.run("python", "-m", "http.server", "8000", "--bind", "127.0.0.1", "--directory", folder)
 
 
 def _build_site(session: nox.Session) -> None:

@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "site"), str(ROOT / "benchmarks")]
 
 from memory_report import error_percent, record, result  # noqa: E402
 
-from builder import tutorial  # noqa: E402
+from builder.learn import tutorial  # noqa: E402
 
 PASSES = 2
 """Of one update; more take longer and no more memory."""

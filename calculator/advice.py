@@ -1,7 +1,7 @@
 """The micro-batch that we advise: `plan`, `join`, the join page and the run designer all take it from here.
 
-A size is advised if it fits the device with a margin when all activations are recomputed; if a single peer takes several
-steps per epoch; and, if the speed is known, if a step takes no longer than peers look for a group.
+A size is advised if it fits the device with a margin when all activations are recomputed; if a single peer takes
+several steps per epoch; and, if the speed is known, if a step takes no longer than peers look for a group.
 """
 
 from __future__ import annotations

@@ -49,10 +49,13 @@ def main() -> None:
     try:
         wanted = sys.argv[1] if len(sys.argv) > 1 else ""
         if wanted and not wanted.startswith("-") and wanted not in COMMANDS:
-            raise BadInput(f"There is no command {wanted!r}; there are: {', '.join(COMMANDS)}.")
+            raise BadInput(
+                f"There is no command {wanted!r}; there are: {', '.join(COMMANDS)}.",
+                cure="Type one of the commands that the message lists.",
+            )
         build_app()()
     except TrainingError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(f"Error: {error.told}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FAULTS:

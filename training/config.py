@@ -354,14 +354,19 @@ def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
     try:
         return RunConfig.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{source} is no valid TOML: {error}.") from None
+        raise BadInput(
+            f"{source} is no valid TOML: {error}.", cure="Correct the place that the message names."
+        ) from None
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, fault['loc'])) or 'recipe'}: {fault['msg'].removeprefix('Value error, ')}"
             + ("" if fault["loc"] == () else f" (got {fault['input']!r:.60})" if fault["type"] != "missing" else "")
             for fault in error.errors()
         )
-        raise BadInput(f"{source} does not describe a run: {faults}.") from None
+        raise BadInput(
+            f"{source} does not describe a run: {faults}.",
+            cure="Correct the fields that the message names; the recipe page lists what each may be.",
+        ) from None
 
 
 def read_recipe(source: str) -> str:

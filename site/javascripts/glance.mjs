@@ -45,7 +45,7 @@ function drawn({ file, prompt }) {
   return element("figure", [image, element("figcaption", [prompt])]);
 }
 
-/** Loss, and below it the volunteers, in a picture of 300 x 102: the same as `spark_svg` of site/builder/plots.py. */
+/** Loss, and below it the volunteers, in a picture of 300 x 102: the same as `spark_svg` of site/builder/dashboard/curves.py. */
 function curve(points, peers) {
   const { loss, people, label } = curvePaths(points, peers);
   const svg = svgElement("svg", { viewBox: "0 0 300 102", role: "img", "aria-label": label });

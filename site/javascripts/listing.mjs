@@ -1,5 +1,5 @@
-// A command as it wraps: between words only, whatever hyphens and slashes they have. The same as site/builder/listings.py
-// makes of the commands that stand in the HTML.
+// A command as it wraps: between words only, whatever hyphens and slashes they have. The same as
+// site/builder/markup/listings.py makes of the commands that stand in the HTML.
 
 /** Words that stay are not touched: commands mostly differ by a few. */
 export function setCommand(place, text) {

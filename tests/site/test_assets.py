@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from builder import assets
+from builder.assets import browser_files
 
 
 def test_npm_does_not_run_where_the_lock_has_not_changed(tmp_path):
@@ -14,19 +14,19 @@ def test_npm_does_not_run_where_the_lock_has_not_changed(tmp_path):
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules" / ".fetched-lock").write_text(hashlib.sha256(b"{}").hexdigest())
     said = []
-    assert assets.fetch_packages(tmp_path, say=said.append) == tmp_path / "node_modules"
+    assert browser_files.fetch_packages(tmp_path, say=said.append) == tmp_path / "node_modules"
     assert said == []
 
 
 def test_failing_npm_is_named_with_its_words(tmp_path):
     (tmp_path / "package-lock.json").write_text("no JSON")
     (tmp_path / "package.json").write_text("no JSON")
-    with pytest.raises(assets.BuildFailed, match=r"npm ci ended with exit code \d+:\n(?s:.)*package-lock"):
-        assets.fetch_packages(tmp_path, say=lambda line: None)
+    with pytest.raises(browser_files.BuildFailed, match=r"npm ci ended with exit code \d+:\n(?s:.)*package-lock"):
+        browser_files.fetch_packages(tmp_path, say=lambda line: None)
     assert not (tmp_path / "node_modules" / ".fetched-lock").exists()
 
 
 def test_a_site_without_made_files_says_what_makes_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(assets, "BUILT", tmp_path)
-    with pytest.raises(assets.BuildFailed, match=r"python site/build\.py"):
-        assets.load_assets()
+    monkeypatch.setattr(browser_files, "BUILT", tmp_path)
+    with pytest.raises(browser_files.BuildFailed, match=r"python site/build\.py"):
+        browser_files.load_assets()

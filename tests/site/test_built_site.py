@@ -144,7 +144,11 @@ def test_ids_are_unique(pages):
 
 def test_sources_of_the_build_are_not_published(built_site):
     published = {file.relative_to(built_site).as_posix() for file in built_site.rglob("*") if file.is_file()}
-    assert not [name for name in published if name.endswith((".py", ".pyc", ".md")) or name.startswith("overrides/")]
+    assert not [
+        name
+        for name in published
+        if name.endswith((".py", ".pyc", ".md")) or name.startswith(("overrides/", "includes/"))
+    ]
 
 
 def test_recipe_page_states_the_recipes_numbers(pages):

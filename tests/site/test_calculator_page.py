@@ -12,8 +12,9 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from builder.calculator import DEFAULT, DEFAULT_GPU, exercise_setups
-from builder.measured import measured_errors
+from builder.assets.exercise import exercise_setups
+from builder.calculator.form import DEFAULT, DEFAULT_GPU
+from builder.calculator.measured_errors import measured_errors
 from calculator.browser import advise, answer, read_config, sweep
 from calculator.page.words import show_bytes
 from test_every_page import ROOT, violations

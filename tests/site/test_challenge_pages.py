@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from builder.figures import answer_of, ends_of
+from builder.learn.figures import answer_of, ends_of
 from calculator.figures.catalogue import FIGURES
 from test_calculator_page import ASK_ALL
 from test_every_page import ROOT, faults, open_all

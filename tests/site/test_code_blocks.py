@@ -30,13 +30,13 @@ SITE = ROOT / "site"
 
 
 def blocks() -> Iterator[tuple[str, str, str]]:
-    """(place, language, text) of every block in the site's texts and templates."""
+    """(place, language, text) of every block in the site's texts and the pieces that they include."""
     for path in sorted(set(SITE.rglob("*.md")) - {SITE / "tutorial.md"}):
         text = path.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             yield f"{path.relative_to(SITE)}:{line}", match[1], match[2]
-    for path in sorted((SITE / "overrides").rglob("*.html")):
+    for path in sorted((SITE / "includes").rglob("*.html")):
         for text in IN_TEMPLATE.findall(path.read_text(encoding="utf-8")):
             yield f"{path.name}: {text}", "bash", text
 

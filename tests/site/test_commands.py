@@ -13,7 +13,7 @@ from calculator.__main__ import main as calculator
 from training.cli import build_app
 
 SITE = Path(__file__).resolve().parents[2] / "site"
-SOURCES = [*SITE.rglob("*.md"), *(SITE / "overrides").glob("*.html")]
+SOURCES = [*SITE.rglob("*.md"), *(SITE / "includes").glob("*.html")]
 TRAINER = re.compile(r"(?:python -m training|nox -s training --) ([a-z]+)([^\n<`|]*)")
 NOX = re.compile(r"nox -s ([a-z]+)")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder import joining
+from builder.join import choices as joining
 from calculator.advice import LEAST_STEPS, MOST_SAMPLES, advised_micro_batch, sizes_to_advise
 from calculator.designer import micro_batch
 from calculator.devices import device_named

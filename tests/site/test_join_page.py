@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import json
 import re
@@ -10,9 +11,11 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from builder import failures, joining
+from builder.join import choices
+from builder.reference import messages
 from conftest import ROOT
 from tests.programs import run_program
+from training import errors
 from training.config import load_recipe
 
 pytestmark = pytest.mark.browser
@@ -37,21 +40,21 @@ READ_ALL = """() => {
 
 def expected(system: str, device: str, link: str, recipe: str, memory: str) -> tuple[str, bool]:
     """The builder's command, or its reason; and whether it is one."""
-    if refusal := joining.refusal(system, device):
+    if refusal := choices.refusal(system, device):
         return html.unescape(re.sub("<[^>]+>", "", refusal)), True
-    chosen = joining.join_choices()["recipes"][recipe]["machines"][f"{device}-{memory}"]
+    chosen = choices.join_choices()["recipes"][recipe]["machines"][f"{device}-{memory}"]
     if not chosen["samples"]:
         return chosen["refusal"], True
-    return joining.command(recipe, chosen["samples"], link=link, kind=device), False
+    return choices.command(recipe, chosen["samples"], link=link, kind=device), False
 
 
 def test_every_choice_gives_the_builders_command_or_its_reason(open_page):
     page = open_page("join/")
     page.wait_for_load_state("networkidle")
     found = page.evaluate(READ_ALL)
-    sizes = {kind: sum(machine.kind == kind for machine in joining.machines()) for kind in ("nvidia", "cpu")}
-    per_device = sizes["nvidia"] + (len(joining.DEVICE_KINDS) - 1) * sizes["cpu"]
-    assert len(found) == len(joining.SYSTEMS) * len(joining.LINKS) * len(joining.RECIPES) * per_device
+    sizes = {kind: sum(machine.kind == kind for machine in choices.machines()) for kind in ("nvidia", "cpu")}
+    per_device = sizes["nvidia"] + (len(choices.DEVICE_KINDS) - 1) * sizes["cpu"]
+    assert len(found) == len(choices.SYSTEMS) * len(choices.LINKS) * len(choices.RECIPES) * per_device
     for *choice, text, refused in found:
         assert (text, refused) == expected(*choice), choice
 
@@ -89,15 +92,15 @@ def test_the_system_is_the_browsers_own(chromium, server):
 
 def test_without_scripts_all_commands_stand_in_a_table(open_page):
     page = open_page("join/", scripts=False)
-    expect(page.locator("[data-slot=command]")).to_have_text(joining.page_data()["command"])
+    expect(page.locator("[data-slot=command]")).to_have_text(choices.page_data()["command"])
     expect(page.get_by_role("radio", name="Linux")).to_be_hidden()
     page.get_by_text("All commands as a table").click()
     rows = page.locator("table.commands tbody tr")
     shown = [row.inner_text() for row in rows.all()]
-    for name, recipe in joining.join_choices()["recipes"].items():
-        for machine in joining.machines():
+    for name, recipe in choices.join_choices()["recipes"].items():
+        for machine in choices.machines():
             chosen = recipe["machines"][machine.key]
-            command = joining.command(name, chosen["samples"], link="router", kind=machine.kind)
+            command = choices.command(name, chosen["samples"], link="router", kind=machine.kind)
             assert sum((command if chosen["samples"] else chosen["refusal"]) in text for text in shown) == 1
     assert sum(text.count("join --recipe") for text in shown) <= 8, "machines with one command share a line"
 
@@ -105,8 +108,8 @@ def test_without_scripts_all_commands_stand_in_a_table(open_page):
 def test_the_notebook_has_the_chosen_command(open_page, built_site, tmp_path):
     made = json.loads((built_site / "notebooks" / "join.ipynb").read_text())
     sources = {cell["id"]: cell["source"] for cell in made["cells"]}
-    samples = joining.micro_batch(load_recipe("demo"), joining.DEVICES["t4"])
-    assert sources["join"].strip() == "!" + joining.command("demo", samples, link="router").replace(
+    samples = choices.micro_batch(load_recipe("demo"), choices.DEVICES["t4"])
+    assert sources["join"].strip() == "!" + choices.command("demo", samples, link="router").replace(
         ".venv/bin/nox", "python -m nox"
     )
     page = open_page("join/?device=nvidia&gpu=6&recipe=dalle-2021&link=public")
@@ -128,33 +131,49 @@ def test_no_message_is_missing(open_page):
     """Counted in the text of the program, not by the reader that the page uses."""
     in_code = sum(len(RAISED.findall(path.read_text())) for path in (ROOT / "training").rglob("*.py"))
     of_recipes = len(re.findall(r"\braise ValueError\(", (ROOT / "training" / "config.py").read_text()))
-    assert len(failures.failures()) == in_code + of_recipes
+    assert len(messages.failures()) == in_code + of_recipes
     page = open_page("reference/messages/", scripts=False)
     shown = page.locator("table.failures tbody th").all_text_contents()
-    assert sorted(shown) == sorted({"".join(failure.parts) for failure in failures.failures()})
+    assert sorted(shown) == sorted({"".join(failure.parts) for failure in messages.failures()})
     cures = page.locator("table.failures tbody td:last-child").all_text_contents()
     assert len(cures) == len(shown) and all(len(cure) > 10 for cure in cures)
 
 
-def test_every_cure_is_some_messages():
-    """None stands behind another one that its messages have as well."""
-    for words, cure in failures.CURES.items():
-        assert any(words in one.text and one.cure == cure for one in failures.failures()), words
+FILLED_IN = re.compile(r"(‹[^›]*›)?")
+"""A message that is another exception's own words."""
+
+
+def test_every_message_says_what_to_do_where_it_is_raised():
+    """In its own words or by `cure`, not both; rules of a recipe are a part of a message that does."""
+    for failure in messages.failures():
+        if failure.module == "training.config" and not failure.text[:1].isupper() and "‹source›" not in failure.text:
+            continue
+        assert failure.own_cure or FILLED_IN.fullmatch(failure.text), (failure.module, failure.line, failure.text)
+        assert not (failure.given and messages.CURE.search(failure.text)), (failure.module, failure.line)
+
+
+def test_a_message_without_a_cure_gets_the_usual_one_of_its_exception():
+    lines = ("raise BadInput(f'{path} is odd.')", "raise TrainingError('It broke.', cure='Mend it.')")
+    source = "\n".join([*lines, "raise BadInput('Two came; give one.')"])
+    odd, broke, two = messages._failures_of("training.nothing", ast.parse(source))
+    assert (odd.own_cure, odd.cure) == ("", errors.BadInput.usual_cure)
+    assert (broke.text, broke.cure) == ("It broke.", "Mend it.") and two.cure == "Give one."
 
 
 def test_messages_of_join_are_those_that_it_can_reach(open_page):
     page = open_page("join/", scripts=False)
     shown = set(page.locator("table.failures tbody th").all_text_contents())
-    modules = {failure.module for failure in failures.failures_of_command("join")}
+    modules = {failure.module for failure in messages.failures_of_command("join")}
     assert {"training.config", "training.swarm.dht", "training.data.stream", "training.roles.peer"} <= modules
     assert not {"training.demo", "training.roles.monitor", "training.generate.judge"} & modules
-    assert shown == {"".join(failure.parts) for failure in failures.failures_of_command("join")}
+    assert shown == {"".join(failure.parts) for failure in messages.failures_of_command("join")}
 
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmW5mr225nSLbG3Ph6zfDME9sMcmJxfaLsf1APK2HQy9FD"
 WRONG = [
     (["--recipe", "nonesuch", "--initial-peers", ADDRESS], 2),
     (["--recipe", "demo", "--initial-peers", "somewhere", "--shards", "."], 2),
+    (["--recipe", "pyproject.toml", "--initial-peers", ADDRESS], 2),
 ]
 
 
@@ -162,12 +181,13 @@ WRONG = [
 def test_what_the_program_prints_is_in_the_table(flags, code):
     ended = run_program([sys.executable, "-m", "training", "join", *flags, "--dry-run"])
     said = ended.stderr.strip().splitlines()[-1].removeprefix("Error: ")
-    known = [failure for failure in failures.failures_of_command("join") if matches(failure, said)]
+    known = [failure for failure in messages.failures_of_command("join") if matches(failure, said)]
     assert ended.returncode == code
     assert known and all(failure.exit_code == code for failure in known), said
 
 
-def matches(failure: failures.Failure, said: str) -> bool:
-    """Whether it is this message with values filled in."""
+def matches(failure: messages.Failure, said: str) -> bool:
+    """Whether it is this message with values filled in, and its cure behind it."""
     pattern = "".join(re.escape(part) if place % 2 == 0 else ".+" for place, part in enumerate(failure.parts))
+    pattern += f" {re.escape(failure.given)}" if failure.given else ""
     return re.fullmatch(pattern, said) is not None

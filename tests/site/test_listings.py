@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from builder.listings import wrapping
+from builder.markup.listings import wrapping
 
 pytestmark = pytest.mark.browser
 

@@ -6,13 +6,16 @@ import doctest
 import json
 from pathlib import Path
 
+import griffe
 import hivemind
 import pytest
 import typer
 
 import calculator
-from builder import claims, commands, doctests, performance, upstream
-from builder.records import RESULTS
+from builder.folders import RESULTS
+from builder.markup import links
+from builder.reference import claims, commands, docstrings, hivemind_faults, performance
+from builder.steps import prepare
 from training.cli import COMMANDS, build_app
 
 pytestmark = pytest.mark.browser
@@ -38,8 +41,17 @@ def test_the_calculators_public_names_stand_there(open_page):
     assert page.get_by_text("Sequences in one forward pass").count() or page.locator(".doc-attribute").count() > 30
 
 
-def test_examples_of_the_builder_hold():
-    assert doctest.testmod(doctests).failed == 0 < doctest.testmod(doctests).attempted
+@pytest.mark.parametrize("module", [docstrings, links, prepare], ids=lambda module: module.__name__)
+def test_examples_of_the_builder_hold(module):
+    held = doctest.testmod(module)
+    assert held.failed == 0 < held.attempted
+
+
+def test_a_docstring_that_the_page_cannot_show_is_named(tmp_path):
+    (tmp_path / "odd_example.py").write_text('def odd():\n    """Odd.\n\n    Returns:\n        One.\n    """\n')
+    odd = griffe.load("odd_example", search_paths=[tmp_path], docstring_parser="google")["odd"]
+    with pytest.raises(ValueError, match=r"odd_example\.odd has a section 'returns'"):
+        list(docstrings._sections(odd))
 
 
 def test_performance_tables_are_the_records(open_page):
@@ -74,7 +86,7 @@ def test_every_claim_is_held_by_something_that_is_there(open_page):
 
 
 def test_every_fault_of_hivemind_is_there_and_held_by_a_test(open_page):
-    faults = [fault for section in upstream.SECTIONS.values() for fault in section]
+    faults = [fault for section in hivemind_faults.SECTIONS.values() for fault in section]
     package = Path(hivemind.__file__).parent
     for fault in faults:
         assert fault.tests, fault.happens

@@ -9,7 +9,7 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from builder.figures import answer_of
+from builder.learn.figures import answer_of
 from tests.programs import until
 from training.config import load_recipe
 

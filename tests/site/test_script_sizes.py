@@ -61,7 +61,7 @@ def test_the_measure_is_not_misled_by_strings_comments_and_patterns(tmp_path):
 
 def test_every_script_is_measured():
     names = {file.relative_to(ROOT / "site").as_posix() for file in SCRIPTS}
-    assert {"javascripts/calculator/page.mjs", "builder/runtime.mjs", "builder/service-worker.js"} <= names
+    assert {"javascripts/calculator/page.mjs", "builder/assets/runtime.mjs", "builder/steps/service-worker.js"} <= names
     assert {file for file, *_ in measured()} == set(map(str, SCRIPTS))
 
 

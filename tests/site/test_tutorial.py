@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from builder import pages, tutorial
+from builder.learn import tutorial
+from builder.steps import fill
 from calculator.devices import DEVICES
 from calculator.fit import verdict
 from tests.programs import run_program
@@ -44,7 +45,7 @@ print("FACTS", json.dumps({"predicted": names["predicted"].gpu.total, "measured"
 
 @pytest.fixture(scope="module")
 def notebook():
-    return json.loads(pages.tutorial_notebook())
+    return json.loads(fill.tutorial_notebook())
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,7 @@ def test_the_pages_figures_are_of_the_setup_that_the_blocks_train(run):
 
 def test_the_notebook_is_the_page(notebook):
     """Every block of the page is a cell, in order, and nothing else is."""
-    made = pages.fill(tutorial.SOURCE.read_text(), {"tutorial": tutorial.page_data(pages.repository())})
+    made = fill.fill(tutorial.SOURCE.read_text())
     blocks = tutorial.code_blocks(made)
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["source"].lstrip("%").strip() for cell in code] == [block.strip() for _, block in blocks]

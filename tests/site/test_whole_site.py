@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import expect
 
-from builder import glossary, news
+from builder.learn import glossary
+from builder.reference import changes
 from conftest import ROOT
 from test_every_page import violations
 
@@ -27,7 +28,7 @@ def test_the_feed_is_rss_and_names_releases_and_run(built_site):
     items = channel.findall("item")
     run = json.loads((ROOT / "site" / "live" / "run.json").read_text())
     titles = [item.findtext("title") for item in items]
-    assert titles == [*news.releases(), f"A run was recorded: {run['title']}"]
+    assert titles == [*changes.releases(), f"A run was recorded: {run['title']}"]
     for item in items:
         link = urlsplit(item.findtext("link"))
         page = built_site / link.path.lstrip("/") / "index.html"

@@ -89,7 +89,9 @@ def save_checkpoint(
     """
     config = parse_recipe(recipe_toml)
     if config.model != model.config:
-        raise BadInput(f"The model to save is none of the recipe {config.run_id}: its sizes differ.")
+        raise BadInput(
+            f"The model to save is none of the recipe {config.run_id}: its sizes differ.", cure="Give its own recipe."
+        )
     facts = {
         "format": FORMAT,
         "run_id": config.run_id,
@@ -130,7 +132,9 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     try:
         save_file(tensors, file)
     except SafetensorError as error:
-        raise TrainingError(f"{file} cannot be written: {error}.") from None
+        raise TrainingError(
+            f"{file} cannot be written: {error}.", cure="Make room on the disk, or give a folder that you may write to."
+        ) from None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -181,7 +185,10 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         model.load_state_dict(load_file(path / _MODEL))
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
     except (SafetensorError, RuntimeError) as error:
-        raise BadInput(f"{path / _MODEL} does not fit the recipe beside it: {error}.") from None
+        raise BadInput(
+            f"{path / _MODEL} does not fit the recipe beside it: {error}.",
+            cure="Use another checkpoint; this one was changed by hand.",
+        ) from None
     return Checkpoint(
         path=path,
         model=model,
@@ -246,14 +253,26 @@ def _read_facts(path: Path) -> dict:
     try:
         facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is no checkpoint: {reason_of(error)}.") from None
+        raise BadInput(
+            f"{path} is no checkpoint: {reason_of(error)}.",
+            cure="Give the folder of a checkpoint, or of a run that has written one.",
+        ) from None
     if not isinstance(facts, dict):
-        raise BadInput(f"{path} is no checkpoint: its {_FACTS} is no object.")
+        raise BadInput(
+            f"{path} is no checkpoint: its {_FACTS} is no object.",
+            cure="Give the folder of a checkpoint, or of a run that has written one.",
+        )
     if facts.get("format") != FORMAT:
-        raise BadInput(f"{path} has form {facts.get('format')!r}; this version of the project reads {FORMAT}.")
+        raise BadInput(
+            f"{path} has form {facts.get('format')!r}; this version of the project reads {FORMAT}.",
+            cure="Use the version of the project that the run uses.",
+        )
     missing = {"files", "epoch", "metrics", "shards"} - facts.keys()
     if missing:
-        raise BadInput(f"{path} is no whole checkpoint: its {_FACTS} lacks {', '.join(sorted(missing))}.")
+        raise BadInput(
+            f"{path} is no whole checkpoint: its {_FACTS} lacks {', '.join(sorted(missing))}.",
+            cure="Use another checkpoint.",
+        )
     return facts
 
 

@@ -91,9 +91,15 @@ def _read_moments(
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise BadInput(f"{file} cannot be read as an optimizer's state: {_why(error)}.") from None
+        raise BadInput(
+            f"{file} cannot be read as an optimizer's state: {_why(error)}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        ) from None
     if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
-        raise BadInput(f"{file} holds no optimizer's state.")
+        raise BadInput(
+            f"{file} holds no optimizer's state.",
+            cure="Give the file of the optimizer's state that was saved beside the weights.",
+        )
     parameters = dict(model.named_parameters())
     theirs = order_of_2021(names_in_order(state, model))
     optimizer = build_optimizer(config.optimizer, [parameters[name] for name in theirs], lr=0.0)
@@ -126,7 +132,10 @@ def export_checkpoint(source: Path, file: Path) -> None:
             else:
                 write_tensors({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
     except RuntimeError as error:  # of torch.save, which does not say what the system said
-        raise TrainingError(f"{file} cannot be written, perhaps for want of room: {_why(error)}.") from None
+        raise TrainingError(
+            f"{file} cannot be written, perhaps for want of room: {_why(error)}.",
+            cure="Make room on the disk, or give another file.",
+        ) from None
 
 
 def read_state(source: Path) -> dict[str, Tensor]:
@@ -140,7 +149,10 @@ def read_state(source: Path) -> dict[str, Tensor]:
             return load_file(source)
         content = torch.load(source, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise BadInput(f"{source} cannot be read as weights: {_why(error)}.") from None
+        raise BadInput(
+            f"{source} cannot be read as weights: {_why(error)}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        ) from None
     for name in _INNER_NAMES:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
@@ -150,7 +162,9 @@ def read_state(source: Path) -> dict[str, Tensor]:
         else {}
     )
     if not state:
-        raise BadInput(f"{source} holds no state dictionary.")
+        raise BadInput(
+            f"{source} holds no state dictionary.", cure="Give the file of weights that dalle-pytorch has saved."
+        )
     return state
 
 

@@ -42,7 +42,9 @@ def run(
 
     if source.is_dir():
         if optimizer is not None:
-            raise BadInput("--optimizer is read into a checkpoint of ours; IN is one already.")
+            raise BadInput(
+                "--optimizer is read into a checkpoint of ours; IN is one already.", cure="Omit --optimizer."
+            )
         export_checkpoint(source, out)
         print(f"Wrote {out} for dalle-pytorch 1.6.6.")
     else:

@@ -106,7 +106,9 @@ def _collaboration(
     collaboration.forecast()  # which refuses what cannot be
     count = sum(kind.count for kind in collaboration.kinds())
     if count > MOST_VOLUNTEERS:
-        raise BadInput(f"At most {MOST_VOLUNTEERS:,} volunteers are simulated, not {count:,}.")
+        raise BadInput(
+            f"At most {MOST_VOLUNTEERS:,} volunteers are simulated, not {count:,}.", cure="Give fewer volunteers."
+        )
     return collaboration
 
 

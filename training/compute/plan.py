@@ -165,7 +165,10 @@ def needed_bytes(
             device, micro_batch_size, precision=setup.precision, checkpointing=checkpointing
         )
     except BadSetup as error:
-        raise BadInput(f"The memory of this recipe's model cannot be estimated: {error}") from None
+        raise BadInput(
+            f"The memory of this recipe's model cannot be estimated: {error}",
+            cure="Nothing: the run can be joined all the same; only the plan is not known.",
+        ) from None
     return needed + stored_bytes(model, micro_batch_size, activation_budget_bytes, dtype_of(setup))
 
 
@@ -205,7 +208,10 @@ def built_on_paper(config: ModelConfig):
         with torch.device("meta"):
             return build_model(config, seed=0)
     except (RuntimeError, TypeError) as error:  # more values than 64 bits can count
-        raise BadInput(f"The recipe's model cannot be: {str(error).splitlines()[0].rstrip('.')}.") from None
+        raise BadInput(
+            f"The recipe's model cannot be: {str(error).splitlines()[0].rstrip('.')}.",
+            cure="Change it in the recipe's `[model]`.",
+        ) from None
 
 
 def _count(model) -> int:

@@ -222,7 +222,8 @@ def parse_caption(caption: str) -> Scene:
         raise BadInput(
             f"The caption {caption!r:.120} cannot be drawn or judged: {error}. It should read like 'a red circle', "
             "'a small red circle at the top left', 'two red circles' or 'a red circle above a blue square on a grey "
-            f"background', with the shapes {', '.join(SHAPES)} and the colours {', '.join(COLOURS)}."
+            f"background', with the shapes {', '.join(SHAPES)} and the colours {', '.join(COLOURS)}.",
+            cure="Write captions in the demo's own grammar, as the message shows.",
         ) from None
 
 

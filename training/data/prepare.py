@@ -278,7 +278,10 @@ def _input_digest(
         try:
             digest.update(b"-" if file is None else hashlib.sha256(file.read_bytes()).digest())
         except OSError as error:
-            raise BadInput(f"{file} cannot be read: {reason_of(error)}.") from None
+            raise BadInput(
+                f"{file} cannot be read: {reason_of(error)}.",
+                cure="Check that the file is there, whole, and readable for you.",
+            ) from None
     for done, row in enumerate(rows):
         try:
             digest.update(hashlib.sha256(_path(images, row).read_bytes()).digest())

@@ -90,11 +90,17 @@ def parse_manifest(text: str | bytes, *, source: str) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
-        raise BadInput(f"{source} is no manifest of prepared shards: {error.errors()[0]['msg']}.") from None
+        raise BadInput(
+            f"{source} is no manifest of prepared shards: {error.errors()[0]['msg']}.",
+            cure="Give the folder that `prepare` has written.",
+        ) from None
     names = [*manifest.files, *(name for split in manifest.splits.values() for name in split.shards)]
     strange = [name for name in names if Path(name).name != name or name.startswith(".") or name not in manifest.files]
     if strange:
-        raise BadInput(f"{source} names the file {strange[0]!r}, which is not one beside it.")
+        raise BadInput(
+            f"{source} names the file {strange[0]!r}, which is not one beside it.",
+            cure="Fetch or prepare the shards again.",
+        )
     return manifest
 
 
@@ -148,7 +154,10 @@ def read_shard(path: Path) -> Iterator[Sample]:
     try:
         with pq.ParquetFile(path) as file:
             if not file.schema_arrow.equals(SCHEMA):
-                raise BadInput(f"{path} has the columns {file.schema_arrow.names}; a shard has {SCHEMA.names}.")
+                raise BadInput(
+                    f"{path} has the columns {file.schema_arrow.names}; a shard has {SCHEMA.names}.",
+                    cure="Fetch or prepare the shards again.",
+                )
             for batch in file.iter_batches(batch_size=ROW_GROUP):
                 codes = batch.column("codes")
                 flat, offsets = codes.values.to_numpy(), codes.offsets.to_numpy()
@@ -156,7 +165,7 @@ def read_shard(path: Path) -> Iterator[Sample]:
                 for row, (name, caption) in enumerate(zip(ids, captions, strict=True)):
                     yield Sample(id=name, caption=caption, codes=flat[offsets[row] : offsets[row + 1]])
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{path} is no readable shard: {error}.") from None
+        raise BadInput(f"{path} is no readable shard: {error}.", cure="Fetch or prepare the shards again.") from None
 
 
 def describe_file(path: Path) -> FileEntry:

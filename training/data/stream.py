@@ -118,7 +118,10 @@ def open_shards(source: str | Path, split: Split = "train", *, cache: Path | Non
     else:
         folder = Path(source)
     if split not in manifest.splits or not manifest.splits[split].samples:
-        raise BadInput(f"The shards at {source} have no {split!r} samples, only: {_counts(manifest)}.")
+        raise BadInput(
+            f"The shards at {source} have no {split!r} samples, only: {_counts(manifest)}.",
+            cure="Give shards with that part; `prepare` makes all.",
+        )
     if TOKENIZER_FILE not in manifest.files:
         raise BadInput(f"The shards at {source} have no {TOKENIZER_FILE}. Prepare them again.")
     tokenizer = Tokenizer.from_file(_file(source, folder, TOKENIZER_FILE, manifest.files[TOKENIZER_FILE]))
@@ -161,11 +164,15 @@ def sample_stream(
         ("image_vocab_size", model.image_vocab_size, manifest.image_vocab_size),
     ):
         if ours != theirs:
-            raise BadInput(f"The shards at {shards.source} have {what} {theirs}; the recipe's model has {ours}.")
+            raise BadInput(
+                f"The shards at {shards.source} have {what} {theirs}; the recipe's model has {ours}.",
+                cure="Prepare the shards again with the run's recipe, or join with theirs.",
+            )
     if manifest.text_vocab_size > model.text_vocab_size:
         raise BadInput(
             f"The tokenizer of {shards.source} has {manifest.text_vocab_size} ids, the recipe's model has room for "
-            f"{model.text_vocab_size}."
+            f"{model.text_vocab_size}.",
+            cure="Prepare the shards again with the run's recipe, or join with theirs.",
         )
     return _batches(shards, model, shuffle_buffer, peer_seed, micro_batch_size)
 

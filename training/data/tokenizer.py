@@ -37,7 +37,8 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer):
         if inner.id_to_token(0) not in PADDING_NAMES:
             raise BadInput(
-                f"The tokenizer's id 0 is {inner.id_to_token(0)!r}; it must be padding: {', '.join(PADDING_NAMES)}."
+                f"The tokenizer's id 0 is {inner.id_to_token(0)!r}; it must be padding: {', '.join(PADDING_NAMES)}.",
+                cure="Give a tokenizer.json whose id 0 is padding, as T5's.",
             )
         inner.no_padding()
         inner.no_truncation()
@@ -75,7 +76,10 @@ class Tokenizer:
         except BadInput:
             raise
         except Exception as error:  # the library raises bare Exception for every fault of a file
-            raise BadInput(f"{path} is no tokenizer.json of the tokenizers library: {error}.") from None
+            raise BadInput(
+                f"{path} is no tokenizer.json of the tokenizers library: {error}.",
+                cure="Give a tokenizer.json, or leave it out and one is trained.",
+            ) from None
 
     @property
     def vocab_size(self) -> int:

@@ -190,7 +190,8 @@ class _Demo:
                 if now - progressed > STALL_SECONDS:
                     raise TrainingError(
                         f"No epoch has ended for {STALL_SECONDS:.0f} s; "
-                        f"the volunteers' logs in {self._path('logs')} say why."
+                        f"the volunteers' logs in {self._path('logs')} say why.",
+                        cure="Read the last lines of these logs; the first message there is in this table.",
                     )
 
     def _finish(self, state: dict) -> None:

@@ -35,7 +35,10 @@ def write_gallery(folder: Path) -> Path:
     try:
         facts = json.loads((folder / PICTURES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{folder} has no pictures to show: {reason_of(error)}.") from None
+        raise BadInput(
+            f"{folder} has no pictures to show: {reason_of(error)}.",
+            cure="Give the folder that `generate` has written.",
+        ) from None
     fragment = gallery_html(facts)
     write_whole(folder / FRAGMENT_FILE, fragment)
     title = escape(f"Pictures by {facts['run_id']}, epoch {facts['epoch']}")

@@ -88,7 +88,10 @@ def read_queries(paths: Sequence[Path]) -> dict[str, np.ndarray]:
                 entries = json.loads((path / PICTURES_FILE).read_text(encoding="utf-8"))["pictures"]
                 files += [path / entry["file"] for entry in entries]
             except (OSError, ValueError, LookupError, TypeError) as error:
-                raise BadInput(f"{path} has no {PICTURES_FILE} that names pictures: {reason_of(error)}.") from None
+                raise BadInput(
+                    f"{path} has no {PICTURES_FILE} that names pictures: {reason_of(error)}.",
+                    cure="Give the folder that `generate` has written, or pictures.",
+                ) from None
         else:
             files.append(path)
     pictures = {}
@@ -97,7 +100,9 @@ def read_queries(paths: Sequence[Path]) -> dict[str, np.ndarray]:
             with Image.open(file) as opened:
                 pictures[str(file)] = np.asarray(opened.convert("RGB"))
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's for broken and huge files
-            raise BadInput(f"{file} is no picture that can be read: {reason_of(error).rstrip('.')}.") from None
+            raise BadInput(
+                f"{file} is no picture that can be read: {reason_of(error).rstrip('.')}.", cure="Give a PNG or JPEG."
+            ) from None
         height, width, _ = pictures[str(file)].shape
         if height != width:
             raise BadInput(f"{file} is {width} x {height} pixels; a run's pictures are square. Crop it first.")

@@ -300,7 +300,10 @@ def read_prompts(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"The prompts in {path} cannot be read: {reason_of(error)}.") from None
+        raise BadInput(
+            f"The prompts in {path} cannot be read: {reason_of(error)}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        ) from None
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise BadInput(f"{path} has no prompts; give one a line.")

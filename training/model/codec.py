@@ -76,7 +76,8 @@ class SmallCodec(nn.Module):
         if config.image_size % config.downsampling:
             raise BadInput(
                 f"codec.image_size is {config.image_size}; it must be a multiple of codec.downsampling, "
-                f"{config.downsampling}."
+                f"{config.downsampling}.",
+                cure="Change one of the two in the recipe.",
             )
         self.config = config
         f, width = config.downsampling, self.WIDTH
@@ -343,7 +344,10 @@ def load_codec(source: Path | str, config: CodecConfig) -> ImageCodec:
         codec = SmallCodec(config)
         codec.load_state_dict(tensors)
     except (RuntimeError, SafetensorError) as error:
-        raise BadInput(f"{folder / WEIGHTS_FILE} holds other weights than a small codec's: {error}.") from None
+        raise BadInput(
+            f"{folder / WEIGHTS_FILE} holds other weights than a small codec's: {error}.",
+            cure="Prepare the shards again.",
+        ) from None
     return codec.eval().requires_grad_(False)
 
 

@@ -70,16 +70,27 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
         if target not in ours:
             raise BadInput(f"{name} has no place in the model of this recipe; use the recipe that it was trained with.")
         if tensor.squeeze().shape != ours[target].squeeze().shape:  # theirs have more axes of length 1
-            raise BadInput(f"{name} is {tuple(tensor.shape)}; this recipe's {target} is {tuple(ours[target].shape)}.")
+            raise BadInput(
+                f"{name} is {tuple(tensor.shape)}; this recipe's {target} is {tuple(ours[target].shape)}.",
+                cure="Use the recipe that the weights were trained with.",
+            )
         if not (tensor.is_floating_point() and tensor.isfinite().all()):
-            raise BadInput(f"{name} is not a weight: it holds {_oddity(tensor)}.")
+            raise BadInput(
+                f"{name} is not a weight: it holds {_oddity(tensor)}.", cure="Give a file that holds only weights."
+            )
         shaped = tensor.reshape(ours[target].shape)
         if target in taken and taken[target].data_ptr() != tensor.data_ptr() and not torch.equal(taken[target], shaped):
-            raise BadInput(f"{name} differs from the layers that share {target} in this recipe (shared_groups).")
+            raise BadInput(
+                f"{name} differs from the layers that share {target} in this recipe (shared_groups).",
+                cure="Use the recipe that the weights were trained with.",
+            )
         taken.setdefault(target, shaped)
     missing = sorted(ours.keys() - taken.keys())
     if missing:
-        raise BadInput(f"{len(missing)} weights are missing, the first is {missing[0]}; is this the right recipe?")
+        raise BadInput(
+            f"{len(missing)} weights are missing, the first is {missing[0]}; is this the right recipe?",
+            cure="Use the recipe that the weights were trained with.",
+        )
     return {name: taken[name].contiguous() for name in ours}
 
 
@@ -168,4 +179,7 @@ def _without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         prefix, found, _ = name.partition("to_logits.1.weight")
         if found:
             return {key.removeprefix(prefix): tensor for key, tensor in state.items()}
-    raise BadInput("No to_logits.1.weight among the names: this is no state dictionary of dalle-pytorch's DALLE.")
+    raise BadInput(
+        "No to_logits.1.weight among the names: this is no state dictionary of dalle-pytorch's DALLE.",
+        cure="Give the file of weights that dalle-pytorch has saved.",
+    )

@@ -387,11 +387,15 @@ class TextToImageTransformer(nn.Module):
     def _check_input(self, text: Tensor, codes: Tensor | None) -> None:
         config = self.config
         if text.dim() != 2 or text.shape[1] != config.text_seq_len:
-            raise BadInput(f"Text of shape {tuple(text.shape)}; the model takes (B, {config.text_seq_len}).")
+            raise BadInput(
+                f"Text of shape {tuple(text.shape)}; the model takes (B, {config.text_seq_len}).",
+                cure="Prepare the shards again with the run's recipe.",
+            )
         if codes is not None and codes.shape != (text.shape[0], config.image_seq_len):
             raise BadInput(
                 f"Codes of shape {tuple(codes.shape)}; with this text the model takes "
-                f"({text.shape[0]}, {config.image_seq_len})."
+                f"({text.shape[0]}, {config.image_seq_len}).",
+                cure="Prepare the shards again with the run's recipe.",
             )
 
 
@@ -427,6 +431,12 @@ def _check(config: ModelConfig) -> None:
             f"model.text_padding_id is {config.text_padding_id}; give one of the {config.text_vocab_size} text ids."
         )
     if config.hidden_size % 4:
-        raise BadInput(f"model.hidden_size is {config.hidden_size}; the token shift needs a multiple of 4.")
+        raise BadInput(
+            f"model.hidden_size is {config.hidden_size}; the token shift needs a multiple of 4.",
+            cure="Change it in the recipe.",
+        )
     if config.head_dim % 2 or config.head_dim < 6:
-        raise BadInput(f"model.head_dim is {config.head_dim}; rotary embeddings need an even number of at least 6.")
+        raise BadInput(
+            f"model.head_dim is {config.head_dim}; rotary embeddings need an even number of at least 6.",
+            cure="Change it in the recipe.",
+        )

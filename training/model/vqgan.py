@@ -71,7 +71,8 @@ def read_shape(tensors: dict[str, Tensor]) -> VqGanShape:
         )
     except (KeyError, ValueError, IndexError) as error:
         raise BadInput(
-            f"The weights are not those of a Gumbel VQ-GAN in the layout of taming-transformers ({error} is missing)."
+            f"The weights are not those of a Gumbel VQ-GAN in the layout of taming-transformers ({error} is missing).",
+            cure="Give the weights of taming-transformers' vqgan_gumbel_f8.",
         ) from None
 
 
@@ -97,7 +98,10 @@ class VqGan(nn.Module):
             ("downsampling", config.downsampling, shape.downsampling),
         ):
             if ours != theirs:
-                raise BadInput(f"The recipe's codec.{what} is {ours}, the VQ-GAN's weights have {theirs}.")
+                raise BadInput(
+                    f"The recipe's codec.{what} is {ours}, the VQ-GAN's weights have {theirs}.",
+                    cure="Use the codec's weights that the recipe means, or correct the recipe's `[codec]`.",
+                )
         self.shape = shape
         self.config = config
         sizes = {"block_out_channels": shape.widths, "layers_per_block": shape.blocks_per_level}
@@ -130,12 +134,16 @@ class VqGan(nn.Module):
         names = {published_name(name, codec.shape): name for name in own}
         if names.keys() != tensors.keys():
             strange = sorted(names.keys() ^ tensors.keys())
-            raise BadInput(f"{len(strange)} weights of the VQ-GAN are missing or left over, such as {strange[0]!r}.")
+            raise BadInput(
+                f"{len(strange)} weights of the VQ-GAN are missing or left over, such as {strange[0]!r}.",
+                cure="Fetch the VQ-GAN's weights again, in the layout of taming-transformers.",
+            )
         for name, tensor in tensors.items():
             target = own[names[name]]
             if tensor.squeeze().shape != target.squeeze().shape:  # theirs have more axes of length 1
                 raise BadInput(
-                    f"The VQ-GAN's weight {name!r} has the shape {tuple(tensor.shape)}, not {tuple(target.shape)}."
+                    f"The VQ-GAN's weight {name!r} has the shape {tuple(tensor.shape)}, not {tuple(target.shape)}.",
+                    cure="Give the weights that the recipe's `[codec]` means.",
                 )
             target.copy_(tensor.reshape(target.shape))
         return codec.eval().requires_grad_(False)
@@ -204,9 +212,15 @@ def load_vqgan(path: Path, config: CodecConfig) -> VqGan:
             "as safetensors, or save checkpoint['state_dict'] alone on a machine that you trust with it."
         ) from None
     except (OSError, RuntimeError, SafetensorError, EOFError) as error:
-        raise BadInput(f"The VQ-GAN's weights cannot be read from {path}: {error}.") from None
+        raise BadInput(
+            f"The VQ-GAN's weights cannot be read from {path}: {error}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        ) from None
     if isinstance(tensors, dict) and isinstance(tensors.get("state_dict"), dict):
         tensors = tensors["state_dict"]
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise BadInput(f"{path} holds no dictionary of weights.")
+        raise BadInput(
+            f"{path} holds no dictionary of weights.",
+            cure="Fetch the file again; it must be a checkpoint of taming-transformers.",
+        )
     return VqGan.from_tensors(tensors, config)

@@ -86,12 +86,18 @@ class Lamb8bit(torch.optim.Optimizer):
         if not (lr >= 0 and eps > 0 and weight_decay >= 0 and max_grad_norm > 0 and trust_clamp > 0):
             raise BadInput(
                 f"LAMB needs lr and weight_decay >= 0, eps, max_grad_norm and trust_clamp > 0; got lr={lr}, "
-                f"weight_decay={weight_decay}, eps={eps}, max_grad_norm={max_grad_norm}, trust_clamp={trust_clamp}."
+                f"weight_decay={weight_decay}, eps={eps}, max_grad_norm={max_grad_norm}, trust_clamp={trust_clamp}.",
+                cure="Change it in the recipe's `[optimizer]`.",
             )
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise BadInput(f"LAMB needs two betas in [0, 1); got {betas}.")
+            raise BadInput(
+                f"LAMB needs two betas in [0, 1); got {betas}.", cure="Change it in the recipe's `[optimizer]`."
+            )
         if not 1 <= block_size <= _CHUNK_VALUES:
-            raise BadInput(f"block_size must lie between 1 and {_CHUNK_VALUES}; got {block_size}.")
+            raise BadInput(
+                f"block_size must lie between 1 and {_CHUNK_VALUES}; got {block_size}.",
+                cure="Change it in the recipe's `[optimizer]`.",
+            )
         self.max_grad_norm, self.block_size, self.min_8bit_size = max_grad_norm, block_size, min_8bit_size
         self.overwrite_gradients, self.native = overwrite_gradients, native
         self.skipped_steps = 0

@@ -59,7 +59,8 @@ def load_2021_state(optimizer: Lamb8bit, state_dict: Mapping) -> None:
     states = [saved_states[number] for number in sorted(key for key in saved_states if isinstance(key, int))]
     if len(states) != len(parameters):
         raise BadInput(
-            f"The saved optimizer has {len(states)} parameters' moments, this model {len(parameters)} parameters."
+            f"The saved optimizer has {len(states)} parameters' moments, this model {len(parameters)} parameters.",
+            cure="Use the recipe that the weights were trained with.",
         )
     loaded = []
     for number, (parameter, saved) in enumerate(zip(parameters, states, strict=True)):
@@ -68,7 +69,10 @@ def load_2021_state(optimizer: Lamb8bit, state_dict: Mapping) -> None:
             loaded.append((_step(saved), moments))
         except (KeyError, ValueError, TypeError, OverflowError) as error:
             fault = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-            raise BadInput(f"The moments of parameter {number} cannot be read: {fault}.") from None
+            raise BadInput(
+                f"The moments of parameter {number} cannot be read: {fault}.",
+                cure="Check that the file is there, whole, and readable for you.",
+            ) from None
     for parameter, (step, moments) in zip(parameters, loaded, strict=True):
         own = optimizer.state[parameter]
         own["step"] = step

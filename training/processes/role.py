@@ -74,7 +74,7 @@ def run_role(role: Callable[[StopRequest], None], *, grace_seconds: float = GRAC
     try:
         role(stop)
     except TrainingError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(f"Error: {error.told}", file=sys.stderr)
         code = error.exit_code
     except BaseException:  # nothing is lost: it is printed, and the children must not stay
         traceback.print_exc()

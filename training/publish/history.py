@@ -279,7 +279,10 @@ class History(HistoryReader):
                 yield self._connection
                 self._connection.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                raise TrainingError(f"The history cannot be written: {error}.") from None
+                raise TrainingError(
+                    f"The history cannot be written: {error}.",
+                    cure="Make room on the disk, then start the monitor again.",
+                ) from None
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")

@@ -185,7 +185,10 @@ class Keeper:
         try:
             load_optimizer_state(self._optimizer, state.optimizer_metadata, state.tensors[len(parameters) :])
         except Exception as error:  # the metadata is a stranger's
-            raise TrainingError(f"The optimizer state of {state.donor} cannot be read: {error}.") from None
+            raise TrainingError(
+                f"The optimizer state of {state.donor} cannot be read: {error}.",
+                cure="Check that the file is there, whole, and readable for you.",
+            ) from None
         for parameter, tensor in zip(parameters, state.tensors, strict=False):
             parameter.copy_(tensor)
 

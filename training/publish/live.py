@@ -206,7 +206,9 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(pictures / picture["file"], target)
     except OSError as error:
-        raise BadInput(f"The run cannot be exported to {folder}: {reason_of(error)}.") from None
+        raise BadInput(
+            f"The run cannot be exported to {folder}: {reason_of(error)}.", cure="Give a folder that you may write to."
+        ) from None
 
 
 def render(document: dict) -> bytes:

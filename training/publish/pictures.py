@@ -65,11 +65,17 @@ class PictureDrawer:
             process.stdin.flush()
             answer = json.loads(process.stdout.readline() or "{}")
         except (OSError, ValueError) as error:
-            raise TrainingError(f"The pictures' process failed: {error}.") from None
+            raise TrainingError(
+                f"The pictures' process failed: {error}.",
+                cure="Look at the line above it; the run itself goes on, only the pictures are missing.",
+            ) from None
         finally:
             watchdog.cancel()
         if "pictures" not in answer:
-            raise TrainingError(f"The pictures were not drawn: {answer.get('error', 'the process ended')}.")
+            raise TrainingError(
+                f"The pictures were not drawn: {answer.get('error', 'the process ended')}.",
+                cure="Look at the line above it; the run itself goes on, only the pictures are missing.",
+            )
         return [Picture(**picture) for picture in answer["pictures"]]
 
     def close(self) -> None:

@@ -151,5 +151,6 @@ def _train(loop: TrainingLoop, connection: Connection, stop: StopRequest) -> Non
             raise
         raise TrainingError(
             f"{error} The run's initial peers do not answer any more either: the run is over, or this machine is "
-            "offline."
+            "offline.",
+            cure="Check your connection; if it is there, the run's page says whether the run goes on.",
         ) from None

@@ -165,7 +165,10 @@ class Averager:
         ready = self._pipe.recv() if self._pipe.poll(START_SECONDS) else Ready("it did not answer")
         if not isinstance(ready, Ready) or ready.fault is not None:
             self.shutdown()
-            raise TrainingError(f"The averager {self.settings.prefix} did not start: {getattr(ready, 'fault', ready)}.")
+            raise TrainingError(
+                f"The averager {self.settings.prefix} did not start: {getattr(ready, 'fault', ready)}.",
+                cure="Start the program again; if that does not help, tell the run's maintainer.",
+            )
         threading.Thread(target=self._listen, daemon=True, name=f"{self.settings.prefix}-listener").start()
 
     def begin_round(self, told: object = None, *, seconds: float, expected_peers: int = 0) -> Round:

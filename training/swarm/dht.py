@@ -144,7 +144,8 @@ def _parse(address: str) -> Multiaddr:
         return Multiaddr(address)
     except ValueError:
         raise BadInput(
-            f"{address!r} is no network address; one looks like /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId."
+            f"{address!r} is no network address; one looks like /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
+            cure="Copy the whole address from the bootstrap peer's output or the join page.",
         ) from None
 
 
@@ -152,7 +153,10 @@ def _check_reachable(initial_peers: Sequence[str]) -> None:
     """Tries a plain connection to each address, all at once; one answer is enough."""
     for address in initial_peers:
         if "p2p" not in _parse(address):
-            raise BadInput(f"{address!r} lacks the peer's id: it must end in /p2p/ID, as the bootstrap peer prints it.")
+            raise BadInput(
+                f"{address!r} lacks the peer's id: it must end in /p2p/ID, as the bootstrap peer prints it.",
+                cure="Copy the whole address from the bootstrap peer's output or the join page.",
+            )
     with ThreadPoolExecutor(len(initial_peers)) as pool:
         faults = list(pool.map(_connection_fault, initial_peers))
     if all(faults):

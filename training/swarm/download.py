@@ -136,7 +136,7 @@ def download_state(
     """
     donors = [donor for donor in find_donors(dht, run_id) if donor != dht.peer_id]
     if not donors:
-        raise TrainingError("No peer offers its state yet.")
+        raise TrainingError("No peer offers its state yet.", cure="Wait for another volunteer, then start again.")
 
     download = _Download(
         run_id=run_id,
@@ -161,7 +161,10 @@ def download_state(
             return wait_for_result(fetch(donor))
         except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
             faults.append(f"{donor}: {error or type(error).__name__}")
-    raise TrainingError(f"No peer has sent a sound state ({'; '.join(faults)}).")
+    raise TrainingError(
+        f"No peer has sent a sound state ({'; '.join(faults)}).",
+        cure="Start again in a minute; then other peers are asked.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,12 +197,15 @@ class _Download:
             began = began or time.monotonic()
             received += len(message.tensor_part.buffer)
             if received > self.max_bytes:
-                raise TrainingError(f"sent more than {self.max_bytes} bytes")
+                raise TrainingError(f"sent more than {self.max_bytes} bytes", cure="Nothing: another peer is asked.")
             self.landing.arrived(received)
             if message.metadata:
                 metadata = MSGPackSerializer.loads(message.metadata)
                 if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:
-                    raise TrainingError(f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}")
+                    raise TrainingError(
+                        f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}",
+                        cure="Nothing: another peer is asked.",
+                    )
             parts.append(message.tensor_part)
             if len(parts) < parts[0].chunks:
                 continue
@@ -209,7 +215,7 @@ class _Download:
                 break  # the donor waits until who has everything hangs up
         ended = time.monotonic()
         if metadata is None:
-            raise TrainingError("sent nothing")
+            raise TrainingError("sent nothing", cure="Nothing: another peer is asked.")
         state = TrainingState(
             epoch=metadata["epoch"],
             tensors=tuple(tensors),
@@ -226,9 +232,9 @@ class _Download:
     def _read(self, parts: list[runtime_pb2.Tensor], number: int) -> torch.Tensor:
         tensor = deserialize_torch_tensor(combine_from_streaming(parts))
         if number < len(self.shapes) and tuple(tensor.shape) != tuple(self.shapes[number]):
-            raise TrainingError("sent parameters of another model")
+            raise TrainingError("sent parameters of another model", cure="Nothing: another peer is asked.")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise TrainingError("sent numbers that are not finite")
+            raise TrainingError("sent numbers that are not finite", cure="Nothing: another peer is asked.")
         return self.landing.put(tensor)
 
 
@@ -239,4 +245,7 @@ def _moments(optimizer_metadata: list[dict]) -> int:
 def _check_count(state: TrainingState, parameters: int) -> None:
     moments = _moments(state.optimizer_metadata)
     if len(state.tensors) != parameters + moments:
-        raise TrainingError(f"sent {len(state.tensors)} tensors and announced {parameters + moments}")
+        raise TrainingError(
+            f"sent {len(state.tensors)} tensors and announced {parameters + moments}",
+            cure="Nothing: another peer is asked.",
+        )

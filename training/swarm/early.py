@@ -131,7 +131,7 @@ class _SharedLanding(Landing):
         place = (tensor.dtype, tensor.shape, self._end)
         self._end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         if self._end > len(self._memory):
-            raise TrainingError("sent tensors that are too large")
+            raise TrainingError("sent tensors that are too large", cure="Nothing: another peer is asked.")
         self.places.append(place)
         return _tensor(self._memory, place).copy_(tensor)
 

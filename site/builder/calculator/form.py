@@ -1,0 +1,177 @@
+"""The calculator page's form, from the catalogue, and its default answer, computed at build time."""
+
+from __future__ import annotations
+
+import json
+
+from builder.calculator.measured_errors import measured_errors
+from calculator import browser
+from calculator.architectures import PRESETS
+from calculator.devices import DRIVER_BYTES, MIB
+from calculator.page.models import own_values
+from calculator.page.shown import HOST_PARTS, PARTS
+from calculator.page.words import show_bytes
+
+DEFAULT = {"model": "gpt2-large", "micro_batch_size": 1, "optimizer": "adamw8bit", "checkpointing": True}
+"""The setup of the first answer: the paper's tutorial (section 2.3)."""
+
+DEFAULT_GPU = "t4"
+"""The GPU that a volunteer gets for nothing in Google Colab."""
+
+ANOTHER_CARD = "cuda-gb"
+"""The GPU list's last choice: a card's name without its memory, which the reader adds in a field below."""
+
+CARD_GIB = "20"
+"""Its memory at first: more than some cards of 16 GB, and no listed one has it."""
+
+CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", "3": "every 3rd", "4": "every 4th"}
+REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
+
+
+PIN_ROWS = {
+    "total": "Total",
+    "verdict": "Verdict",
+    **{f"gpu-{part}": label for part, label in PARTS.items()},
+    "host-total": "On the host",
+    "transfer": "Over the bus, per update",
+}
+"""Rows of the comparison: the place of a text in an answer, and its label."""
+
+
+def page_data() -> dict:
+    """What the template shows: the form's groups, the default answer, and each model's own values for the script.
+
+    Raises:
+        ValueError: If the calculator refuses the default setup.
+    """
+    catalogue = json.loads(browser.catalogue())
+    request = json.dumps({"setup": DEFAULT, "gpu": DEFAULT_GPU})
+    shown = json.loads(browser.answer(request))
+    if "error" in shown:
+        raise ValueError(f"The calculator refuses the page's default setup: {shown['error']}")
+    peak = next(row for row in shown["timeline"] if row["peak"])
+    return {
+        "shown": shown,
+        "advice": json.loads(browser.advise(request)),
+        "step_label": (
+            f"Memory held during the step, in {len(shown['timeline'])} stretches; the peak is in {peak['phase']}, "
+            f"{peak['place']}: {peak['bytes']}"
+        ),
+        "parts": PARTS,
+        "host_parts": HOST_PARTS,
+        "pin_rows": PIN_ROWS,
+        "errors": measured_errors(),
+        "groups": _groups(catalogue),
+        "models": {name: own_values(architecture) for name, architecture in PRESETS.items()},
+        "default_model": DEFAULT["model"],
+        "hidden": ["card", "target_length", "reversible", "optimizer_impl", "delta_rule", "pcie_generation"],
+    }
+
+
+def _groups(catalogue: dict) -> list[dict]:
+    choices = catalogue["choices"]
+    return [
+        {
+            "title": "Model",
+            "folded": False,
+            "fields": [
+                _search("model", "Model", _models(catalogue), "Type to search."),
+                _number("micro_batch_size", "Micro-batch", "Samples in one forward pass."),
+                _number("sequence_length", "Sequence length", "Tokens a sample."),
+                _number("target_length", "Target length", "Tokens that the decoder writes."),
+                _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use of it."),
+                _card(),
+            ],
+        },
+        {
+            "title": "To save memory",
+            "folded": False,
+            "fields": [
+                _choice("optimizer", "Optimizer", _titled(choices["optimizer"])),
+                _switch("offload_optimizer", "Offload the optimizer", "Its state and its step move to the host."),
+                _choice(
+                    "checkpointing",
+                    "Gradient checkpointing",
+                    _options(CHECKPOINTING),
+                    "Keeps blocks' inputs and computes the rest again.",
+                ),
+                _number(
+                    "shared_groups", "Layer groups", "Distinct groups of layers; within one, all use the same weights."
+                ),
+            ],
+        },
+        {
+            "title": "Finer choices",
+            "folded": True,
+            "fields": [
+                _choice("precision", "Precision", _titled(choices["precision"])),
+                _choice("attention", "Attention", _titled(choices["attention"])),
+                _choice("reversible", "Reversible layers", _options(REVERSIBLE)),
+                _number("dropout", "Dropout", ""),
+                _number("accumulation_steps", "Accumulation", "Micro-batches for one step of the optimizer."),
+                _choice("optimizer_impl", "AdamW's loop", _titled(choices["optimizer_impl"])),
+                _switch("embeddings_32bit", "Embeddings in 32 bit", "Of 8-bit optimizers, as Hugging Face's Trainer."),
+                _switch("delta_rule", "Delta rule", "hivemind's; one more copy of the parameters on the host."),
+                _choice("pcie_generation", "Bus to the host", _titled(choices["pcie_generation"])),
+            ],
+        },
+    ]
+
+
+def _models(catalogue: dict) -> list[dict]:
+    groups: dict[str, list[dict]] = {}
+    for model in catalogue["models"]:
+        option = {"value": model["name"], "label": _in_short(model["parameters"])}
+        groups.setdefault(model["family_title"], []).append(option)
+    return [{"label": title, "options": options} for title, options in groups.items()]
+
+
+def _gpus() -> list[dict]:
+    gpus = json.loads(browser.devices())
+    labels = {gpu["name"]: f"{gpu['title']}: {show_bytes(gpu['usable_bytes'])}" for gpu in gpus}
+    return _options({"": "none", **labels, ANOTHER_CARD: "Another card …"})
+
+
+def _card() -> dict:
+    """The memory of a card that is not listed: a part of the choice of a GPU, not a control of its own."""
+    note = f"As sold, a whole number; the driver keeps {DRIVER_BYTES // MIB} MiB."
+    return {"kind": "part", "key": "card", "label": "Its memory, GiB", "default": CARD_GIB, "note": note}
+
+
+def _in_short(parameters: int) -> str:
+    return f"{parameters / 1e9:.3g} B parameters" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M parameters"
+
+
+def _titled(choices: list[dict]) -> list[dict]:
+    return _options({str(choice["value"]): choice["title"] for choice in choices})
+
+
+def _options(labels: dict[str, str]) -> list[dict]:
+    return [{"label": "", "options": [{"value": value, "label": label} for value, label in labels.items()]}]
+
+
+def _field(kind: str, key: str, label: str, note: str) -> dict:
+    """A control: `default` is its first text, `usual` the text that stands for the calculator's own default."""
+    usual = None if key in ("model", "gpu") else json.loads(browser.catalogue())["defaults"][key]
+    default = DEFAULT_GPU if key == "gpu" else _text(DEFAULT.get(key, usual))
+    return {"kind": kind, "key": key, "label": label, "default": default, "usual": _text(usual), "note": note}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _choice(key: str, label: str, groups: list[dict], note: str = "") -> dict:
+    return {**_field("choice", key, label, note), "groups": groups}
+
+
+def _search(key: str, label: str, groups: list[dict], note: str) -> dict:
+    return {**_choice(key, label, groups, note), "kind": "search"}
+
+
+def _number(key: str, label: str, note: str) -> dict:
+    return _field("number", key, label, note)
+
+
+def _switch(key: str, label: str, note: str) -> dict:
+    return _field("switch", key, label, note)

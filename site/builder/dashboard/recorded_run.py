@@ -1,0 +1,117 @@
+"""A finished run, recorded as static files in site/live, as `training.publish.live.export` writes them.
+
+The monitor answers at the same addresses while a run is on. Where nothing was recorded, the page gets an empty
+live/run.json, so that no request of it fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from builder.dashboard.curves import loss_svg, spark_svg
+from calculator.page.words import show_count
+
+EMPTY = {"live/run.json": "{}\n"}
+"""What stands in for a recording."""
+
+
+SHOWN_SNAPSHOTS = 8
+"""So many of the recorded pictures' columns stand in the page itself, spread from the first to the last."""
+
+
+def is_recorded(docs: Path) -> bool:
+    """Whether `docs` holds a recorded run."""
+    return (docs / "live" / "run.json").is_file()
+
+
+def load_recorded(docs: Path) -> dict | None:
+    """What the templates show of the recorded run, or None.
+
+    Raises:
+        ValueError: If a document is no JSON or lacks what the live API promises.
+    """
+    if not is_recorded(docs):
+        return None
+    names = ("run", "state", "history", "losses", "leaderboard", "pictures")
+    documents = {name: json.loads((docs / "live" / f"{name}.json").read_text(encoding="utf-8")) for name in names}
+    run, state = documents["run"], documents["state"]
+    points = [(row["epoch"], row["loss"]) for row in documents["history"]["epochs"] if row["loss"] is not None]
+    peers = [(row["epoch"], row["active_peers"]) for row in documents["history"]["epochs"]]
+    if not points:
+        raise ValueError("The recorded run in site/live has no epoch with a loss; remove it or record another.")
+    volunteers = documents["leaderboard"]["volunteers"]
+    ended = datetime.fromtimestamp(state["last_epoch_at"], UTC)
+    each = {name: [(x, y) for x, y in pairs if y is not None] for name, pairs in documents["losses"]["peers"].items()}
+    (first_epoch, first_loss), (last_epoch, last_loss) = points[0], points[-1]
+    return {
+        "run": run,
+        "state": state,
+        "sentence": f"Recorded on {ended.day} {ended:%B %Y}: {len(volunteers)} volunteers, {last_epoch} epochs.",
+        "loss_svg": loss_svg(points, {name: line for name, line in each.items() if line}),
+        "spark_svg": spark_svg(points, peers) if len(points) > 1 else "",
+        "loss_summary": f"Loss: {first_loss:.3g} at epoch {first_epoch}, {last_loss:.3g} at epoch {last_epoch}.",
+        "tiles": {
+            "epoch": f"{show_count(state['epoch'])} of {show_count(run['total_epochs'])}",
+            "loss": f"{last_loss:.3g}",
+            "active": show_count(state["active_peers"]),
+            "speed": "–",
+            "samples": show_count(state["total_samples"]),
+            "parameters": show_count(run["parameters"]) if run.get("parameters") else "–",
+        },
+        "glance": {
+            "loss": f"{last_loss:.3g}",
+            "active": show_count(len(volunteers)),
+            "samples": show_count(state["total_samples"]),
+        },
+        "pictures": _shown_snapshots(documents["pictures"]),
+        "board": [
+            {
+                "name": one["name"],
+                "samples": show_count(one["samples"]),
+                "share": "–" if one["share"] is None else f"{100 * one['share']:.0f} %",
+                "time": _duration(one["seconds"]),
+            }
+            for one in volunteers
+        ],
+    }
+
+
+def still_pictures(docs: Path) -> Iterator[tuple[str, Path]]:
+    """(address, file) of the pictures that the pages show without scripts.
+
+    They are kept apart from live/, where a monitor that serves this site has the pictures of its own run.
+    """
+    if is_recorded(docs):
+        pictures = json.loads((docs / "live" / "pictures.json").read_text(encoding="utf-8"))
+        for snapshot in _shown_snapshots(pictures):
+            for picture in snapshot["pictures"]:
+                yield picture["still"], docs / picture["file"].lstrip("/")
+
+
+def _shown_snapshots(document: dict) -> list[dict]:
+    """The newest first; each picture has the address of its still copy."""
+    drawn = [snapshot for snapshot in document["snapshots"] if snapshot["pictures"]]
+    count = min(SHOWN_SNAPSHOTS, len(drawn))
+    places = {round(place * (len(drawn) - 1) / max(count - 1, 1)) for place in range(count)}
+    return [
+        {
+            **drawn[place],
+            "pictures": [
+                {**picture, "still": picture["file"].replace("/live/pictures/", "recorded/", 1)}
+                for picture in drawn[place]["pictures"]
+            ],
+        }
+        for place in sorted(places, reverse=True)
+    ]
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

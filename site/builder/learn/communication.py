@@ -1,0 +1,55 @@
+"""What one epoch's exchange of gradients costs, for the page on communication: counted, not measured."""
+
+from __future__ import annotations
+
+from builder.markup.tables import table
+from calculator import Setup, estimate
+from calculator.figures.all_reduce import sent_share
+from calculator.figures.thousandfold import gradient_bytes
+from calculator.page.words import show_bytes, show_count
+from training.config import load_recipe
+
+PEERS = 16
+"""Volunteers of the example."""
+
+LINKS = (("10 Mbit/s", 10e6), ("100 Mbit/s", 100e6), ("10 Gbit/s", 10e9))
+"""Bits a second; the first two are home connections, the last a cluster's (paper, section 2.1)."""
+
+
+def communication_table() -> str:
+    """HTML table: what a volunteer of the 2021 run's model sends an epoch, and how long that takes."""
+    shared = _parameters({"model": "dalle-2021"})
+    separate = _parameters({"model": "dalle-2021", "shared_groups": load_recipe("dalle-2021").model.num_layers})
+    rows = [
+        ("Every layer its own weights, 32 bit", separate, gradient_bytes("dalle-2021", shared=False, bits=32)),
+        ("Layers share weights, 32 bit", shared, gradient_bytes("dalle-2021", shared=True, bits=32)),
+        ("Layers share weights, 8 bit", shared, gradient_bytes("dalle-2021", shared=True, bits=8)),
+    ]
+    lines = []
+    for what, values, size in rows:
+        sent = round(size * sent_share(PEERS))
+        cells = [f"{show_count(round(values / 1e6))}\u00a0M", show_bytes(sent)]
+        cells += [_seconds(8 * sent / bits_per_second) for _, bits_per_second in LINKS]
+        lines.append((what, *cells))
+    shown = table("What one epoch costs", ("Gradients", "Values", "Sent by each", *dict(LINKS)), lines)
+    said = f"{PEERS} volunteers, one exchange in a ring; the links' rates are used in full and nothing else travels."
+    return f"{shown}\n\n{said}"
+
+
+def stored_parameters(name: str) -> str:
+    """Millions of different weights of a recipe's model."""
+    return f"{_parameters({'model': name}) / 1e6:.0f}"
+
+
+def _parameters(setup: dict) -> int:
+    return estimate(Setup(**setup)).parameters
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds:.2g} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,62 @@
+"""The recipes as tables: every field of `training.config.RunConfig`, with its docstring and the values of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from pydantic import BaseModel
+
+from builder.markup.tables import code, stacked
+from calculator.page.words import show_count
+from training.config import RunConfig, load_recipe
+
+SHOWN = ("dalle-2021", "demo")
+
+TITLES = {
+    "model": "Model",
+    "codec": "Image codec",
+    "data": "Data",
+    "optimizer": "Optimizer",
+    "schedule": "Schedule",
+    "swarm": "Swarm",
+    "monitor": "Monitor",
+}
+
+
+def recipe(name: str) -> RunConfig:
+    """A recipe of the project, for numbers in the text."""
+    return load_recipe(name)
+
+
+def recipe_tables() -> str:
+    """HTML of one table a section of the recipe: field with its meaning, and the value in each recipe."""
+    runs = [load_recipe(name) for name in SHOWN]
+    parts = []
+    for section, title in TITLES.items():
+        shown = stacked(f"{title}, table", ("Field", *SHOWN), _rows(section, runs), kind="recipe")
+        parts.append(f'<h2 id="{section}">{title} <code>[{section}]</code></h2>\n{shown}\n')
+    return "\n".join(parts)
+
+
+def _rows(section: str, runs: list[RunConfig]) -> Iterator[tuple[str, ...]]:
+    sections: list[BaseModel] = [getattr(run, section) for run in runs]
+    for name, field in type(sections[0]).model_fields.items():
+        meaning = f"<code>{name}</code><span>{code(field.description or '')}</span>"
+        yield meaning, *(_shown(getattr(part, name)) for part in sections)
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return show_count(value)
+        case float():
+            return f"{value:g}"
+        case tuple():
+            return "<br>".join(escape(str(one)) for one in value) or "none"
+        case _:
+            return escape(str(value))

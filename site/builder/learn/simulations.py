@@ -1,0 +1,89 @@
+"""Tables of the simulator's record: how far off it is, and what a growing run meets."""
+
+from __future__ import annotations
+
+from html import escape
+
+from builder.benchmark_records import record
+from builder.markup.tables import table
+from calculator.page.words import show_count
+from calculator.swarm import MESSAGE_BYTES, PROGRESS_RECORD_BYTES
+
+STACKS = {
+    "2021": "plain hivemind, the settings of 2021",
+    "awaited": "this trainer, gradients awaited",
+    "delayed": "this trainer, gradients delayed",
+    "local": "this trainer, local updates",
+}
+USUAL_SECONDS = 6
+"""Of computing in an epoch, unless a case says otherwise (benchmarks/swarm.py)."""
+SHOWN = {
+    "recipe": "The 2021 recipe as it is; links of 50/100 Mbit/s",
+    "timeouts": "The same, with time-outs that suit the links",
+    "delayed": "Gradients delayed; links of 100/100 Mbit/s",
+    "batch": "Delayed, and a batch of 512 samples a volunteer",
+    "local": "Local updates, an exchange after 4096 samples a volunteer",
+    "beyond": "Local updates, if the progress record had no limits",
+}
+"""Settings of the sweep (benchmarks/simulation.py, `settings`) in the page's words."""
+
+
+def simulation_error() -> str:
+    """The worst error of a case that nothing was fitted to."""
+    return _worst("error")
+
+
+def simulation_error_beside_computing() -> str:
+    """The same of the time of an epoch that is not computing."""
+    return _worst("error_beside_computing")
+
+
+def _worst(name: str) -> str:
+    return f"{100 * max(abs(row[name]) for row in record('simulation')['cases'] if not row['fitted']):.0f}\u00a0%"
+
+
+def most_peers() -> str:
+    """Whose progress fits one answer of the DHT."""
+    return show_count(MESSAGE_BYTES // PROGRESS_RECORD_BYTES)
+
+
+def simulation_cases() -> str:
+    """HTML table: measured and simulated seconds of an epoch."""
+    lines = [
+        (
+            _swarm(row),
+            f"{row['measured_seconds']:.2f}",
+            f"{row['simulated_seconds']:.2f}",
+            "fitted" if row["fitted"] else f"{100 * row['error']:+.1f}\u00a0%".replace("-", "\u2212"),
+        )
+        for row in record("simulation")["cases"]
+    ]
+    head = ("Swarm", "Measured, s an epoch", "Simulated", "Error")
+    return table("Measured and simulated swarms", head, lines)
+
+
+def _swarm(row: dict) -> str:
+    """Who took part, and for how long they computed where that differs from the other cases."""
+    speeds = [f"{speed:g}" for speed in row["speeds"]]
+    uneven = f" of speeds {', '.join(speeds[:-1])} and {speeds[-1]}" if len(set(speeds)) > 1 else ""
+    seconds = row["computing_seconds"]
+    longer = f", {seconds:g} s of computing" if seconds != USUAL_SECONDS else ""
+    return f"{row['peers']} peers{uneven}, {STACKS[row['stack']]}{longer}"
+
+
+def simulation_sweep() -> str:
+    """HTML table: share of the ideal throughput by setting and number of volunteers."""
+    rows = [row for row in record("simulation")["sweep"] if row["setting"] in SHOWN]
+    sizes = sorted({row["volunteers"] for row in rows})
+    lines = []
+    for setting, words in SHOWN.items():
+        mine = {row["volunteers"]: row for row in rows if row["setting"] == setting}
+        lines.append((escape(words), *(_reached(mine[size]) for size in sizes)))
+    return table("The sweep", ("Volunteers", *map(show_count, sizes)), lines)
+
+
+def _reached(row: dict) -> str:
+    if row["stalled"]:
+        return "stands still"
+    share = row["samples_per_second"] / row["ideal_samples_per_second"]
+    return f"{100 * share:.0f}\u00a0%"

@@ -1,0 +1,116 @@
+"""Fills the calls in a page's text, `{{ ... }}`, with what the code and its records say: numbers, tables, figures.
+
+A page may include a piece of HTML from site/includes, which is filled in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from functools import cache
+from html import escape
+
+import jinja2
+
+from builder.assets.browser_files import load_assets
+from builder.calculator import form
+from builder.dashboard.recorded_run import load_recorded
+from builder.folders import PAGES
+from builder.join import choices
+from builder.learn import accuracy, communication, figures, glossary, recipes, results, simulations, tutorial
+from builder.markup.links import site_link
+from builder.reference import changes, claims, commands, docstrings, hivemind_faults, messages, performance
+from calculator.page.words import show_count
+
+
+def fill(markdown: str) -> str:
+    """A page's text with each call replaced by its result.
+
+    Raises:
+        jinja2.UndefinedError: If the page names what does not exist.
+    """
+    return _environment().from_string(markdown).render(made=_made())
+
+
+def repository() -> str:
+    """What `git clone` takes; a placeholder unless REPO_URL says it."""
+    return os.environ.get("REPO_URL") or "ADDRESS-OF-THE-REPOSITORY"
+
+
+def tutorial_notebook() -> str:
+    """The tutorial's text, filled, as a notebook."""
+    return tutorial.notebook(fill(tutorial.SOURCE.read_text(encoding="utf-8")))
+
+
+@cache
+def _made() -> dict:
+    """What the included pieces of HTML show."""
+    return {
+        "assets": asdict(load_assets()),
+        "recorded": load_recorded(PAGES),
+        "calculator": form.page_data(),
+        "joining": choices.page_data(),
+    }
+
+
+def _runtime() -> str:
+    """Where the scripts find the browser's Python, as JSON in an attribute."""
+    assets = load_assets()
+    return escape(json.dumps({"folder": site_link(assets.runtime), "lock": assets.lock, "snapshot": assets.snapshot}))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGES / "includes"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters.update(thousands=show_count, url=site_link)
+    environment.globals.update(_calls(), runtime=_runtime)
+    return environment
+
+
+def _calls() -> dict:
+    """Name -> what a page may call or show under it."""
+    return {
+        "accuracy_counts": accuracy.accuracy_counts,
+        "accuracy_table": accuracy.accuracy_table,
+        "calculator_reference": commands.calculator_reference,
+        "changelog": changes.changelog,
+        "claims_table": claims.claims_table,
+        "clone_command": f"git clone {repository()} training-transformers-together",
+        "codec_loss": results.codec_loss,
+        "command_reference": commands.command_reference,
+        "communication_table": communication.communication_table,
+        "dalle": recipes.recipe("dalle-2021").model,
+        "docstring": docstrings.docstring,
+        "exit_codes": messages.exit_codes,
+        "failure_count": messages.failure_count,
+        "failure_sections": messages.failure_sections,
+        "failure_table": messages.failure_table,
+        "figure": figures.figure_html,
+        "gallery": results.gallery,
+        "gallery_caption": results.gallery_caption,
+        "glossary": glossary.glossary,
+        "hivemind_version": hivemind_faults.hivemind_version,
+        "model_card": results.model_card,
+        "most_peers": simulations.most_peers,
+        "paper_prompts": results.paper_prompts,
+        "performance_sections": performance.performance_sections,
+        "performance_summary": performance.performance_summary,
+        "quality_table": results.quality_table,
+        "recipe": recipes.recipe,
+        "recipe_tables": recipes.recipe_tables,
+        "samples_a_second": figures.samples_a_second,
+        "simulation_cases": simulations.simulation_cases,
+        "simulation_error": simulations.simulation_error,
+        "simulation_error_beside_computing": simulations.simulation_error_beside_computing,
+        "simulation_sweep": simulations.simulation_sweep,
+        "stored_parameters": communication.stored_parameters,
+        "tutorial": tutorial.page_data(repository()),
+        "upstream_lists": hivemind_faults.upstream_lists,
+        "worst_cases": accuracy.worst_cases,
+    }

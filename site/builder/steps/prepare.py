@@ -1,0 +1,111 @@
+"""First step of a build: writes out all that a generator reads, as plain Markdown and files.
+
+No generator has to run code of this project: every call in a page's text is replaced by its result, and what was
+fetched, made or recorded lies beside the pages.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from builder.assets.browser_files import asset_files
+from builder.dashboard import recorded_run
+from builder.folders import BUILT, PAGES, ROOT
+from builder.join.notebook import notebook
+from builder.learn.glossary import TERMS
+from builder.reference.changes import feed
+from builder.steps.fill import fill, repository, tutorial_notebook
+
+NOT_PUBLISHED = ("build.py", "builder", "includes", "overrides")
+"""Of site/: what builds the pages and is no part of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What a generator gets."""
+
+    folder: Path
+    """Pages and files, at the addresses that they will have. Generators work in the folder around it."""
+    settings: dict
+    """As mkdocs.yml has them, with the site's address and what its templates show."""
+
+
+def prepare(workplace: Path = BUILT) -> Sources:
+    """Writes the sources anew into `workplace`/sources.
+
+    Raises:
+        jinja2.UndefinedError: If a page calls what does not exist.
+    """
+    folder = workplace / "sources"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(PAGES, folder, ignore=_left_out)
+    terms = TERMS.read_text(encoding="utf-8")
+    for page in folder.rglob("*.md"):
+        page.write_text(f"{fill(page.read_text(encoding='utf-8'))}\n\n{terms}", encoding="utf-8")
+    settings = _settings(workplace)
+    for address, file in _made_files():
+        (folder / address).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / address)
+    for address, text in _made_texts(settings["site_url"]).items():
+        (folder / address).parent.mkdir(parents=True, exist_ok=True)
+        (folder / address).write_text(text, encoding="utf-8")
+    return Sources(folder=folder, settings=settings)
+
+
+def address_of(source: str) -> str:
+    """Of the page that a generator makes of a source file.
+
+    >>> address_of("challenges/index.md"), address_of("join.md")
+    ('challenges/', 'join/')
+    """
+    folder, name = posixpath.split(source)
+    address = posixpath.join(folder, "" if name == "index.md" else name.removesuffix(".md"))
+    return f"{address.rstrip('/')}/" if address else ""
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    return {"__pycache__", *(NOT_PUBLISHED if Path(folder) == PAGES else ())} & set(names)
+
+
+def _settings(workplace: Path) -> dict:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    settings["site_url"] = os.environ.get("SITE_URL") or settings["site_url"]
+    settings["theme"]["custom_dir"] = os.path.relpath(ROOT / settings["theme"]["custom_dir"], workplace)
+    settings["extra"] = {"pages": list(_listed(settings["nav"]))}
+    return settings
+
+
+def _listed(nav: list[dict]) -> Iterator[dict]:
+    """Titles, addresses and descriptions of all pages, nested as in the menu, for the page that lost readers see."""
+    for entry in nav:
+        ((title, found),) = entry.items()
+        if isinstance(found, list):
+            yield {"title": title, "pages": list(_listed(found))}
+        else:
+            _, front_matter, _ = (PAGES / found).read_text(encoding="utf-8").split("---\n", 2)
+            described = yaml.safe_load(front_matter).get("description", "")
+            yield {"title": title, "address": address_of(found), "description": described}
+
+
+def _made_files() -> Iterator[tuple[str, Path]]:
+    """(address, file) of what was fetched, compiled or recorded."""
+    yield from asset_files()
+    yield from recorded_run.still_pictures(PAGES)
+
+
+def _made_texts(site_url: str) -> dict[str, str]:
+    """Address -> content of small files that only the build knows."""
+    live = {} if recorded_run.is_recorded(PAGES) else recorded_run.EMPTY
+    return {
+        **live,
+        "notebooks/join.ipynb": notebook(repository()),
+        "notebooks/tutorial.ipynb": tutorial_notebook(),
+        "feed.xml": feed(site_url, PAGES / "live"),
+    }
