@@ -167,6 +167,15 @@ def peer(
     stop.listen()
     while late and not optimizer.local_epoch:
         optimizer.load_state_from_peers(*([early] if early else []))
+    _train(stack, model, optimizer, speed, stop)
+    if stack != "2021":
+        optimizer.say_goodbye()
+
+
+def _train(stack: str, model, optimizer, speed: float, stop) -> None:
+    """Computes, which is a sleep, and steps; says each epoch that ends."""
+    import torch
+
     noise = [torch.randn(MATRIX) for _ in range(2)]
     epoch, contributed, steps = optimizer.local_epoch, False, []
     say(event="began", time=time.monotonic(), bytes_sent=bytes_sent())
@@ -186,13 +195,15 @@ def peer(
             said = {"time": time.monotonic(), "bytes_sent": bytes_sent()}
             say(event="epoch", epoch=epoch, **said, waited=waited(steps, ends_alone=stack == "ours, local"))
         if stack != "2021":
-            for report in optimizer.take_epoch_reports():
-                facts = {"senders": report.senders, "own_share": report.own_share, "fault": report.fault}
-                facts["samples"] = report.samples
-                facts |= {"time": time.monotonic(), "averaging_seconds": report.averaging_seconds}
-                say(event="report", epoch=report.epoch, alone=report.alone, missed=report.missed, **facts)
-    if stack != "2021":
-        optimizer.say_goodbye()
+            _say_reports(optimizer)
+
+
+def _say_reports(optimizer) -> None:
+    for report in optimizer.take_epoch_reports():
+        facts = {"senders": report.senders, "own_share": report.own_share, "fault": report.fault}
+        facts["samples"] = report.samples
+        facts |= {"time": time.monotonic(), "averaging_seconds": report.averaging_seconds}
+        say(event="report", epoch=report.epoch, alone=report.alone, missed=report.missed, **facts)
 
 
 def _samples_added_up(optimizer) -> int:
@@ -435,8 +446,7 @@ def _facts(running: list[Peer], speeds: list[float], epoch_seconds: float, warm_
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Prints the table; writes the JSON if asked."""
+def _flags(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 3, 4], metavar="N", help="sizes of the swarm")
     parser.add_argument("--stacks", nargs="+", choices=STACKS, default=list(COMPARED), help="what is compared")
@@ -455,7 +465,34 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--death", action="store_true", help="kill a peer in the middle of an average at the end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
-    flags = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def _print_row(stack: str, facts: dict, *, peers: int) -> None:
+    alone = "" if facts["not_averaged"] is None else f"{facts['not_averaged']:.1%}"
+    late = f"{statistics.median(facts['newcomer_seconds']):.1f} s" if facts["newcomer_seconds"] else ""
+    print(
+        f"{STACKS[stack]:<36}{peers:>6}{facts['seconds_an_epoch']:>9.2f}{facts['throughput_over_ideal']:>10.2f}"
+        f"{facts['computing_share']:>11.3f}{facts['sent_over_least']:>8.2f}{alone:>8}{late:>10}",
+        flush=True,
+    )
+    for told in facts["newcomer_steps"]:
+        steps = ", ".join(f"{event} {seconds:.1f} s" for event, seconds in told.items())
+        print(f"    a newcomer after its start: {steps}", flush=True)
+    if facts["samples_over_speed"]:
+        shares = ", ".join(f"{share:.2f}" for share in facts["samples_over_speed"])
+        print(f"    each peer's share of the samples over its share of the speed: {shares}", flush=True)
+    if "torn_updates" in facts:
+        torn = f"; {facts['torn_updates']} torn before"
+        if facts["torn_updates"]:
+            torn += f", own share up to {facts['own_share_in_torn_updates']:.2f}"
+        seconds = facts["seconds_to_a_whole_update_after_a_death"]
+        print(f"    after a death in mid-average: a whole update in {seconds:.1f} s{torn}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the table; writes the JSON if asked."""
+    flags = _flags(arguments)
     if flags.peer:
         from training.processes.environment import prepare_environment
         from training.processes.role import run_role
@@ -479,25 +516,7 @@ def main(arguments: list[str] | None = None) -> None:
                 epoch_seconds=flags.epoch_seconds,
                 warm_up=flags.warm_up,
             )
-            alone = "" if facts["not_averaged"] is None else f"{facts['not_averaged']:.1%}"
-            late = f"{statistics.median(facts['newcomer_seconds']):.1f} s" if flags.newcomers else ""
-            print(
-                f"{STACKS[stack]:<36}{peers:>6}{facts['seconds_an_epoch']:>9.2f}{facts['throughput_over_ideal']:>10.2f}"
-                f"{facts['computing_share']:>11.3f}{facts['sent_over_least']:>8.2f}{alone:>8}{late:>10}",
-                flush=True,
-            )
-            for told in facts["newcomer_steps"]:
-                steps = ", ".join(f"{event} {seconds:.1f} s" for event, seconds in told.items())
-                print(f"    a newcomer after its start: {steps}", flush=True)
-            if facts["samples_over_speed"]:
-                shares = ", ".join(f"{share:.2f}" for share in facts["samples_over_speed"])
-                print(f"    each peer's share of the samples over its share of the speed: {shares}", flush=True)
-            if "torn_updates" in facts:
-                torn = f"; {facts['torn_updates']} torn before"
-                if facts["torn_updates"]:
-                    torn += f", own share up to {facts['own_share_in_torn_updates']:.2f}"
-                seconds = facts["seconds_to_a_whole_update_after_a_death"]
-                print(f"    after a death in mid-average: a whole update in {seconds:.1f} s{torn}", flush=True)
+            _print_row(stack, facts, peers=peers)
         results += _entries(found, _swarm_name(speeds))
     if flags.json:
         from importlib.metadata import version

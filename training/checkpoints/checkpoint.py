@@ -107,16 +107,20 @@ def save_checkpoint(
     delete_drafts(folder)
     target = folder / f"epoch-{epoch:06d}"
     with whole_folder(target) as draft:
-        write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
-        if extra_tensors:
-            extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
-            write_tensors(extra, draft / _EXTRA)
+        _write_weights(draft, model, extra_tensors or {})
         (draft / _RECIPE).write_text(recipe_toml, encoding="utf-8")
         facts["files"] = {path.name: _facts_of(path) for path in sorted(draft.iterdir())}
         (draft / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if keep is not None:
         prune_checkpoints(folder, keep=keep)
     return target
+
+
+def _write_weights(draft: Path, model: TextToImageTransformer, extra_tensors: Mapping[str, Tensor]) -> None:
+    write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
+    if extra_tensors:
+        extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
+        write_tensors(extra, draft / _EXTRA)
 
 
 def _facts_of(file: Path) -> dict[str, object]:

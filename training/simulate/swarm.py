@@ -17,6 +17,7 @@ from functools import partial
 
 from calculator.exchange import WIRE_BYTES_PER_BYTE as WIRE
 from calculator.exchange import Link, all_reduce_seconds, load
+from calculator.settings import REQUEST_TIMEOUT_SECONDS
 from calculator.swarm import (
     COSTS,
     MESSAGE_BYTES,
@@ -46,7 +47,7 @@ class Rules:
     delay_optimizer_step: bool = True
     averaging_timeout_seconds: float = 180.0
     """Longest duration of averaging, including the search for a group."""
-    request_timeout_seconds: float = 3.0
+    request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     progress_limited: bool = True
     """Whether the progress record has its limits; without them, the next limit becomes visible."""
 

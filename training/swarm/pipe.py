@@ -20,8 +20,12 @@ from enum import IntEnum
 from hivemind.compression import CompressionBase, NoCompression
 from torch import Tensor
 
+from calculator.settings import REQUEST_TIMEOUT_SECONDS
 from training.swarm.groups import AveragedGroup
 from training.swarm.serving import Head
+
+LEAST_GROUP = 2
+"""Fewer peers than this cannot average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +36,13 @@ class AveragerSettings:
     """Begins its keys in the DHT and the names of its calls; the same for all peers of a run."""
     matchmaking_seconds: float = 5.0
     """A window of matchmaking."""
-    request_timeout_seconds: float = 3.0
+    request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     """Longest wait for a leader's answer; shorter than the window."""
     allreduce_timeout_seconds: float | None = None
     """Longest all-reduce with all its repetitions; None: no limit."""
     next_chunk_timeout_seconds: float | None = None
     """A sender that is silent for so long is given up, a reducer after twice this time; None: never."""
-    min_group_size: int = 2
+    min_group_size: int = LEAST_GROUP
     """A smaller group does not average."""
     max_group_size: int | None = None
     """A group of this size starts at once."""

@@ -305,8 +305,8 @@ class GroupAllReduce:
         report = self._report(attempts, left=group.peers if last.decision.counts else left.peers)
         if self._keeps_own(last, len(attempts)):
             report = replace(report, senders=1, own_share=1.0, weight=last.weight)
-        elif last.fault is not None:
-            raise last.fault
+        elif last.fault is not None or not last.decision.counts:  # such as if the others repeat it without this peer
+            raise last.fault or AllreduceException("the group has given this all-reduce up")
         else:
             for tensor, update in zip(tensors, last.updates, strict=True):
                 tensor.add_(update)

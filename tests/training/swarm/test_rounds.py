@@ -84,5 +84,7 @@ def test_a_peer_keeps_its_tensors_if_each_repetition_fails():
 
 
 def test_a_peer_that_the_others_repeat_without_looks_for_another_group():
-    with pytest.raises(AllreduceException, match="lost"):
-        average(attempt(again(OTHER, THIRD), fault=LOST), peers=(OWN, OTHER, THIRD))
+    for fault, said in ((LOST, "lost"), (None, "given this all-reduce up")):
+        updates = () if fault else (torch.ones(2),)  # even with all answers: they are not those of the others
+        with pytest.raises(AllreduceException, match=said):
+            average(attempt(again(OTHER, THIRD), fault=fault, updates=updates), peers=(OWN, OTHER, THIRD))

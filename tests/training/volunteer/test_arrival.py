@@ -26,7 +26,7 @@ def come(monkeypatch, *looks, gives=(), own_epoch=0):
     monkeypatch.setattr(arrival, "LOOK_SECONDS", 0)
     optimizer = SimpleNamespace(
         dht=SimpleNamespace(peer_id="own"),
-        tracker=SimpleNamespace(global_epoch=own_epoch),
+        progress=SimpleNamespace(global_epoch=own_epoch),
         local_epoch=own_epoch,
         load_state_from_peers=lambda early: next(given),
     )
