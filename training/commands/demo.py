@@ -11,17 +11,18 @@ import typer
 def run(
     recipe: Annotated[str, typer.Option(help="Recipe: a name, a TOML file or a URL.")] = "demo",
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Stop by itself, with exit code 0, when the run has done so many epochs.")
+        int | None, typer.Option(min=1, help="Stop with exit code 0 once the run has done this many epochs.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the site. Without it: 8000, or a free one.")
+        int | None, typer.Option(min=1, max=65535, help="Port of the site. Default: 8000, or a free one.")
     ] = None,
     run_dir: Annotated[
-        Path, typer.Option(help="Folder of the run. Starting again with the same one goes on from its last checkpoint.")
+        Path,
+        typer.Option(help="Folder of the run. A second start in the same folder resumes from its last checkpoint."),
     ] = Path("runs/demo"),
     site: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="Built site to serve beside the data."),
+        typer.Option(exists=True, file_okay=False, help="Built site to serve along with the data."),
     ] = None,
     volunteers: Annotated[int, typer.Option(min=0, max=32, help="Volunteers to start.")] = 3,
     pictures: Annotated[int, typer.Option(min=100, help="Pictures to draw for training.")] = 12_000,

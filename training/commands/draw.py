@@ -11,11 +11,11 @@ import typer
 
 def run(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and captions.jsonl; an older set is replaced.")],
-    count: Annotated[int, typer.Option(min=1, help="Pictures.")] = 12_000,
+    count: Annotated[int, typer.Option(min=1, help="Number of pictures.")] = 12_000,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
-    size: Annotated[int, typer.Option(min=16, max=512, help="Side of a picture, pixels.")] = 64,
+    size: Annotated[int, typer.Option(min=16, max=512, help="Side of a picture in pixels.")] = 64,
 ) -> None:
-    """Draw captioned pictures of coloured shapes, a training set that can be checked by rules."""
+    """Draw captioned pictures of coloured shapes: a training set whose results can be judged by rules."""
     from training.data.draw import draw_set
     from training.processes.progress import show_progress
 

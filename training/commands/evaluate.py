@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Captions = Annotated[
     str,
-    typer.Option(help="held-out, new-pairs or train (of the shards), or a file with a caption a line."),
+    typer.Option(help="A split of the shards (held-out, new-pairs or train), or a file with one caption per line."),
 ]
 Candidates = Annotated[
-    int, typer.Option(min=1, help="Draw so many for each of them, and judge the one that CLIP finds nearest.")
+    int, typer.Option(min=1, help="Draw this many pictures per caption and judge the one that CLIP ranks best.")
 ]
-Clip = Annotated[str | None, typer.Option(help="Folder or name of a CLIP model. Default: as generate has it.")]
+Clip = Annotated[str | None, typer.Option(help="Folder or name of a CLIP model. Default: as for `generate`.")]
 Out = Annotated[Path | None, typer.Option(help="Keep the pictures, with their verdicts, in this folder.")]
 
 
@@ -32,7 +32,7 @@ def run(
     count: Annotated[int, typer.Option(min=1, help="Pictures to judge.")] = 200,
     candidates: Candidates = 1,
     clip: Clip = None,
-    seed: Annotated[int, typer.Option(help="Decides captions and pictures.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for choosing captions and drawing pictures.")] = 0,
     top_k: TopK = None,
     top_p: TopP = None,
     temperature: Temperature = None,
@@ -40,7 +40,7 @@ def run(
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Print the share of generated pictures whose shape and colour match the prompt, and what chance is."""
+    """Print the share of generated pictures whose shape and colour match the prompt, and the share by chance."""
     from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
     from training.data.captions import SPLITS
     from training.generate.evaluate import QUALITIES, captions_of, check_captions, choose_captions, evaluate_pictures
@@ -119,6 +119,6 @@ def _print_table(result: Evaluation, title: str) -> None:
     low, high = result.matched_interval
     print(f"Shape and colour: between {low:.1%} and {high:.1%} with 95 % confidence.")
     if result.chance:
-        print("Chance: the same pictures, judged by the captions of others.")
+        print("Chance: the same pictures, judged by other pictures' captions.")
     else:
-        print("Chance was not measured: that takes two different captions.")
+        print("Chance was not measured: it needs at least two different captions.")

@@ -1,4 +1,4 @@
-"""`generate`: pictures from prompts, by the latest checkpoint."""
+"""`generate`: draws pictures of prompts with the latest checkpoint."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from training.commands.options import Checkpoint, Shards, Temperature, TopK, Top
 
 Prompts = Annotated[list[str] | None, typer.Argument(help="What to draw, each in quotes.", show_default=False)]
 PromptsFile = Annotated[
-    Path | None, typer.Option("--prompts", help="Text file with one prompt a line, drawn after those named.")
+    Path | None, typer.Option("--prompts", help="Text file with one prompt per line, drawn after the PROMPTS.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder for the PNGs, pictures.json and index.html, a page of them.")]
+Out = Annotated[Path, typer.Option(help="Folder for the PNGs, pictures.json and index.html, which shows them.")]
 Candidates = Annotated[
     int | None,
-    typer.Option(min=1, help="Draw so many of each prompt and keep the best by CLIP; the 2021 run took 128."),
+    typer.Option(
+        min=1, help="Draw this many pictures per prompt and keep those CLIP ranks best; the 2021 run used 128."
+    ),
 ]
 Clip = Annotated[
     str | None,
     typer.Option(
-        help="CLIP that ranks: a folder or a name on the Hugging Face Hub. Default: ViT-B/32 for a VQ-GAN run, "
-        "else the run's own small one, trained when it is first needed (a minute or two)."
+        help="CLIP model that ranks: a folder or a name on the Hugging Face Hub. Default: ViT-B/32 for a VQ-GAN run, "
+        "else the run's own small model, which is trained at its first use (a minute or two)."
     ),
 ]
 Guidance = Annotated[
-    float, typer.Option(help="Classifier-free guidance; above 1 only for models trained with captions left out.")
+    float, typer.Option(help="Classifier-free guidance; above 1 only for models trained with caption dropout.")
 ]
 
 
@@ -35,9 +37,9 @@ def run(
     prompts_file: PromptsFile = None,
     checkpoint: Checkpoint = Path("runs/demo"),
     out: Out = Path("runs/pictures"),
-    count: Annotated[int, typer.Option(min=1, help="Pictures of each prompt, without --candidates.")] = 4,
+    count: Annotated[int, typer.Option(min=1, help="Pictures per prompt; --candidates replaces it.")] = 4,
     candidates: Candidates = None,
-    keep: Annotated[int, typer.Option(min=1, help="Kept of each prompt's candidates, the best first.")] = 4,
+    keep: Annotated[int, typer.Option(min=1, help="How many of each prompt's candidates to keep, best first.")] = 4,
     clip: Clip = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same pictures; picture i has seed + i.")] = 0,
     top_k: TopK = None,
@@ -89,4 +91,4 @@ def run(
             facts = {"clip": ranker.name, "candidates": candidates, "scores": scores}
     for path in save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=notes, facts=facts):
         print(path)
-    print(f"All on a page: {write_gallery(out)}")
+    print(f"All on one page: {write_gallery(out)}")

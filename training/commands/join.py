@@ -1,4 +1,4 @@
-"""`join`: a volunteer's command."""
+"""`join`: trains a run's model as one of its volunteers."""
 
 from __future__ import annotations
 
@@ -15,62 +15,67 @@ if TYPE_CHECKING:
 
 Recipe = Annotated[str, typer.Option(help="Recipe of the run: a name, a TOML file or a URL.")]
 InitialPeers = Annotated[
-    list[str], typer.Option(help="A peer of the run: /ip4/ADDRESS/tcp/PORT/p2p/ID. May be given several times.")
+    list[str],
+    typer.Option(help="Address of a peer of the run: /ip4/ADDRESS/tcp/PORT/p2p/ID. May be given several times."),
 ]
 MicroBatchSize = Annotated[
     int | None,
-    typer.Option(min=1, max=10**6, help="Samples computed at once; less needs less memory. Without it: chosen."),
+    typer.Option(min=1, max=10**6, help="Samples per forward pass; fewer need less memory. Default: chosen."),
 ]
 Checkpointing = Annotated[
     bool | None,
     typer.Option(
         "--checkpointing/--no-checkpointing",
-        help="Compute activations again instead of keeping them: less memory, more time. Without it: chosen.",
+        help="Recompute activations instead of keeping them: less memory, more time. Default: chosen.",
     ),
 ]
 Precision = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="In which layers compute; 16 bit take less memory. Without it: chosen."),
+    typer.Option(help="Type in which layers compute; 16 bits take less memory. Default: chosen."),
 ]
 Compiled = Annotated[
     bool,
     typer.Option(
         "--compile",
-        help="Have torch.compile make kernels of what lies between products of matrices: for GPUs, where it takes "
-        "some time at the start.",
+        help="Let torch.compile fuse the operations between matrix multiplications: for GPUs; it takes some time at "
+        "the start.",
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:1 and so on. Without it: the first GPU, if there is one.")
+    str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: the first GPU, if there is one.")
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads that compute. Without it: one for each core.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Leave when the run has done so many epochs (global updates).")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads that compute. Default: one per core.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Leave once the run has done this many epochs (updates).")]
 StateDir = Annotated[
-    Path | None, typer.Option(help="Keeps your identity and contribution, so that a restart goes on counting.")
+    Path | None,
+    typer.Option(help="Folder that keeps your identity and contribution, so that a restart continues both."),
 ]
 Resume = Annotated[
-    Path | None, typer.Option(help="Folder of checkpoints: start from the latest, unless the run is further.")
+    Path | None, typer.Option(help="Folder of checkpoints: start from the latest, unless the run is ahead of it.")
 ]
-Shards = Annotated[str | None, typer.Option(help="Folder or URL of the shards, if not where the recipe says.")]
+Shards = Annotated[str | None, typer.Option(help="Folder or URL of the shards. Default: the recipe's.")]
 Bandwidth = Annotated[
     float | None,
     typer.Option(
         min=0.1,
-        help="What your link carries, both ways, in Mbit/s: slow links average smaller parts. Without it: as fast "
-        "as the run's state came, where that was long enough to tell.",
+        help="Bandwidth of your link in both directions, in Mbit/s: peers on slow links average smaller parts. "
+        "Default: the speed at which the run's state was downloaded, if it was large enough to measure.",
     ),
 ]
 ClientMode = Annotated[bool, typer.Option("--client-mode", help="Accept no incoming connections (firewall, NAT).")]
 HostMaddrs = Annotated[list[str] | None, typer.Option(help="Address to listen on.")]
 AnnounceMaddrs = Annotated[
-    list[str] | None, typer.Option(help="Address at which others reach this machine, if it sees another itself.")
+    list[str] | None,
+    typer.Option(help="Address at which others reach this machine, if it differs from the one it listens on."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of the order of samples. Without it: from your id.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the order of samples. Default: derived from your peer id.")]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="Say what is chosen and why; check recipe, shards, network and averaging; stop."),
+    typer.Option(
+        "--dry-run", help="Print the chosen settings; check recipe, shards, network and averaging; then exit."
+    ),
 ]
-LogJson = Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object a line.")]
+LogJson = Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")]
 
 
 def run(
@@ -95,7 +100,7 @@ def run(
     dry_run: DryRun = False,
     log_json: LogJson = None,
 ) -> None:
-    """Join a run: train its model together with the others."""
+    """Join a run and train its model together with the other volunteers."""
     from training.config import load_recipe
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
@@ -134,7 +139,7 @@ def _role(
     log_json: Path | None,
     stop: StopRequest,
 ) -> None:
-    """Loads what takes long, after a word on it, and runs the peer."""
+    """Announces the slow imports, does them, and runs the peer."""
     print(f"Joining {config.run_id} ({config.title}). PyTorch and hivemind take some seconds to load.", flush=True)
     from rich.console import Console
 

@@ -19,25 +19,25 @@ def run(
     shards: Annotated[
         Path | None,
         typer.Option(
-            exists=True, file_okay=False, help="Prepared shards to serve, for volunteers to stream from here."
+            exists=True, file_okay=False, help="Prepared shards to serve, so that volunteers can stream from here."
         ),
     ] = None,
     site: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Built site to serve beside the data.")
+        Path | None, typer.Option(exists=True, file_okay=False, help="Built site to serve along with the data.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to serve at; 0.0.0.0 serves to other machines too.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = 8000,
     public_url: Annotated[
-        str | None, typer.Option(help="Address under which others reach this monitor, where it differs.")
+        str | None, typer.Option(help="Address under which others reach this monitor. Default: http://HOST:PORT.")
     ] = None,
     join_command: Annotated[str | None, typer.Option(help="Command that the join page shows.")] = None,
-    log_json: Annotated[Path | None, typer.Option(help="File for events, one JSON object a line.")] = None,
+    log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="Write the run in --run-dir as static files into this folder, and end; no peer is needed."),
+        typer.Option(help="Write the run in --run-dir as static files into this folder and exit; needs no peer."),
     ] = None,
 ) -> None:
-    """Watch a run: history, checkpoints, pictures, and the dashboard's live data."""
+    """Watch a run: record its history, checkpoints and pictures, and serve the dashboard's live data."""
     if export is not None:
         from training.publish.history import HistoryReader
         from training.publish.live import export as export_run
@@ -48,7 +48,7 @@ def run(
     from training.errors import BadInput
 
     if not initial_peers:
-        raise BadInput("No peer of the run is named. Give --initial-peers, an address that the bootstrap peer prints.")
+        raise BadInput("No peer of the run is given. Give --initial-peers, an address that the bootstrap peer prints.")
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
 

@@ -1,4 +1,4 @@
-"""`neighbours`: which training samples are nearest to a picture."""
+"""`neighbours`: finds the training samples nearest to a picture."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from training.commands.options import Shards
 def run(
     pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders that `generate` wrote.")],
     checkpoint: Annotated[
-        Path, typer.Option(help="Checkpoint folder, or a run's folder: its training samples are searched.")
+        Path, typer.Option(help="Checkpoint folder, or a run's folder, whose training samples are searched.")
     ] = Path("runs/demo"),
-    count: Annotated[int, typer.Option(min=1, help="Neighbours to show of each kind.")] = 5,
-    samples: Annotated[int, typer.Option(min=1, help="Search so many training samples, from the first on.")] = 20_000,
+    count: Annotated[int, typer.Option(min=1, help="How many neighbours of each kind to show.")] = 5,
+    samples: Annotated[int, typer.Option(min=1, help="How many training samples to search, from the first.")] = 20_000,
     clip: Annotated[
-        str | None, typer.Option(help="CLIP that compares: a folder or a name. Default: as for `generate`.")
+        str | None, typer.Option(help="CLIP model that compares: a folder or a name. Default: as for `generate`.")
     ] = None,
     shards: Shards = None,
     out: Annotated[
-        Path | None, typer.Option(help="Keep neighbours.json and the nearest training pictures in this folder.")
+        Path | None, typer.Option(help="Folder for neighbours.json and the nearest training pictures.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands have in common: whose pictures are drawn, and how boldly."""
+"""Options that several commands share: which checkpoint draws, and how it samples."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-Checkpoint = Annotated[Path, typer.Option(help="Checkpoint folder, or a run's folder: its latest checkpoint is taken.")]
-Shards = Annotated[
-    str | None, typer.Option(help="Folder or URL of the shards, if they no longer lie where the run had them.")
+Checkpoint = Annotated[
+    Path, typer.Option(help="Checkpoint folder, or a run's folder, whose latest checkpoint is used.")
 ]
+Shards = Annotated[str | None, typer.Option(help="Folder or URL of the shards, if they have moved since the run.")]
 TopK = Annotated[
     int | None,
-    typer.Option(min=0, help="Draw from the likeliest so many codes; 0: from all. Default: the recipe's."),
+    typer.Option(min=0, help="Sample from this many of the likeliest codes; 0: from all. Default: the recipe's."),
 ]
 TopP = Annotated[
-    float | None, typer.Option(help="Draw from the likeliest codes up to this probability. Default: the recipe's.")
+    float | None, typer.Option(help="Sample from the likeliest codes up to this probability. Default: the recipe's.")
 ]
-Temperature = Annotated[float | None, typer.Option(help="Above 1 is bolder, below 1 safer. Default: the recipe's.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="Sampling temperature: above 1 is bolder, below 1 safer. Default: the recipe's.")
+]

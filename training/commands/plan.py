@@ -1,4 +1,4 @@
-"""`plan`: what training will take of this machine, before it starts."""
+"""`plan`: how much of this machine training will take, before it starts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from training.config import RunConfig
 
 MicroBatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Samples computed at once. Without it: as `join` would choose.")
+    int | None, typer.Option(min=1, help="Samples per forward pass. Default: as `join` would choose.")
 ]
 Precision = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="In which layers compute. Without it: as `join` would choose."),
+    typer.Option(help="Type in which layers compute. Default: as `join` would choose."),
 ]
 Checkpointing = Annotated[
     bool | None,
     typer.Option(
         "--checkpointing/--no-checkpointing",
-        help="Compute activations again, or keep them all. Without it: as `join` would choose.",
+        help="Recompute activations, or keep them all. Default: as `join` would choose.",
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:1 and so on. Without it: the first GPU, if there is one.")
+    str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: the first GPU, if there is one.")
 ]
 Gpu = Annotated[str | None, typer.Option(help="Plan for this GPU, such as t4 or rtx-3090, instead of this machine.")]
 
@@ -43,7 +43,7 @@ def run(
     gpu: Gpu = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")] = False,
 ) -> None:
-    """Say how `join` would train here, how much memory that takes, and whether this machine has it."""
+    """Print how `join` would train here, how much memory that takes, and whether this machine has enough."""
     from calculator import BadSetup
     from calculator.devices import device_named
     from training.compute.choices import Wishes, choose
@@ -55,7 +55,7 @@ def run(
 
     config = load_recipe(recipe)
     if gpu is not None and device is not None:
-        raise BadInput("--gpu plans for another machine and --device for this one; give one of them.")
+        raise BadInput("--gpu plans for another machine and --device for this one; give only one of them.")
     try:
         other = device_named(gpu) if gpu is not None else None
     except BadSetup as error:
@@ -102,13 +102,13 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
 
     print(f"{config.title} ({config.run_id})")
     shared = plan.computing_parameters != plan.parameters
-    like = f" and computes like one of {plan.computing_parameters:,}, since its layers share them" if shared else ""
+    like = f"; its layers share them, so it computes like a model of {plan.computing_parameters:,}" if shared else ""
     print(f"The model has {plan.parameters:,} different weights{like}.")
     print(f"\nOn {'this machine' if here else 'such a GPU'} `join` would choose now:")
     for setting in choices.settings:
         print(f"  {setting.name:<12} {setting.value}: {setting.reason}.")
     samples = plan.setup.micro_batch_size
-    print(f"\nMemory for {samples} sample{'s' * (samples > 1)} at once, {plan.setup.precision}:")
+    print(f"\nMemory for a micro-batch of {samples} sample{'s' * (samples > 1)}, {plan.setup.precision}:")
     for name, size in _parts(config, plan).items():
         if size:
             print(f"  {name:<44}{show_bytes(size):>12}")
@@ -116,16 +116,16 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
     verdict = "fits" if plan.fits else "does not fit"
     print(
         f"\nIt {verdict}: {show_bytes(plan.need_bytes)} of {show_bytes(choices.machine.usable_bytes)} "
-        f"that can be used ({choices.machine.title})."
+        f"usable ({choices.machine.title})."
     )
     for suggestion in plan.suggestions:
         print(f"  {suggestion.sentence}")
     if plan.advised_micro_batch == 0:
-        print("Not even one sample at once fits so; take a machine with more memory, or a smaller model.")
+        print("Not even a micro-batch of one sample fits; use a machine with more memory, or a smaller model.")
 
 
 def _parts(config: RunConfig, plan: Plan) -> dict[str, int]:
-    """Bytes by what they hold."""
+    """Bytes by what they store."""
     gpu_memory, local = plan.estimate.gpu, config.swarm.mode == "diloco"
     return {
         "weights": gpu_memory.weights,

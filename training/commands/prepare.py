@@ -1,4 +1,4 @@
-"""`prepare`: pictures and captions become shards that peers stream."""
+"""`prepare`: turns pictures and captions into shards that peers stream."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import typer
 def run(
     images: Annotated[Path, typer.Option(help="Folder of the pictures.")],
     captions: Annotated[Path, typer.Option(help='JSON lines: {"file": "1.png", "caption": "...", "split": "train"}.')],
-    out: Annotated[Path, typer.Option(help="Folder to make, whole or not at all.")],
+    out: Annotated[Path, typer.Option(help="Folder for the shards; appears only once it is complete.")],
     recipe: Annotated[str, typer.Option(help="Name, file or URL of the recipe.")] = "demo",
-    codec: Annotated[Path | None, typer.Option(help="Trained image codec; without it a small one is trained.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json; without it one is trained on words.")] = None,
-    codec_steps: Annotated[int, typer.Option(min=1, help="Steps of training a codec.")] = 1600,
-    replace: Annotated[bool, typer.Option(help="Replace shards of other input.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the samples' order and the codec's training.")] = 0,
+    codec: Annotated[Path | None, typer.Option(help="Trained image codec. Default: a small one is trained.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json. Default: one is trained on the captions' words.")
+    ] = None,
+    codec_steps: Annotated[int, typer.Option(min=1, help="Steps of the codec's training.")] = 1600,
+    replace: Annotated[bool, typer.Option(help="Replace shards made from other input.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the samples' order and the codec's training.")] = 0,
 ) -> None:
     """Turn pictures with captions into compressed shards of image codes."""
     from training.config import load_recipe
@@ -40,8 +42,8 @@ def run(
             progress=show,
         )
     counts = ", ".join(f"{entry.samples} {split}" for split, entry in manifest.splits.items())
-    print(f"{'Prepared' if made else 'Nothing to do, this input is prepared already:'} {counts} samples in {out}.")
+    print(f"{'Prepared' if made else 'Nothing to do, this input is already prepared:'} {counts} samples in {out}.")
     left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
     print(f"Left out of {manifest.pictures} pictures: {left_out or 'none'}.")
     print(f"Mean squared error of the codec: {manifest.reconstruction_error:.5f}.")
-    print(f"Tokens {manifest.tokens_digest}: whoever joins the run must have the same, from this codec and tokenizer.")
+    print(f"Tokens {manifest.tokens_digest}: every peer of the run needs shards of this codec and tokenizer.")

@@ -1,4 +1,4 @@
-"""`simulate`: how a recipe would go with volunteers who are not there yet."""
+"""`simulate`: predicts how a recipe would train with a given set of volunteers."""
 
 from __future__ import annotations
 
@@ -16,40 +16,46 @@ if TYPE_CHECKING:
     from training.simulate.forecast import Outcome
 
 MIX = {"t4": 0.6, "rtx-3060": 0.25, "rtx-3090": 0.15}
-"""Shares of GPUs where only a number of volunteers is told; assumed."""
+"""Assumed shares of GPUs where only a number of volunteers is given."""
 MOST_VOLUNTEERS = 100_000
 
 VolunteerKinds = Annotated[
     list[str] | None,
     typer.Option(
-        help="How many, or COUNT:GPU:UP/DOWN[:client], such as 30:t4:20/100 (Mbit/s); samples a second may stand "
-        "in place of the GPU. May be repeated."
+        help="A number, or COUNT:GPU:UP/DOWN[:client], such as 30:t4:20/100 (Mbit/s); samples per second may replace "
+        "the GPU. May be repeated."
     ),
 ]
 SessionHours = Annotated[
-    float | None, typer.Option(min=0.02, help="Mean time until one leaves. Without it: nobody does.")
+    float | None, typer.Option(min=0.02, help="Mean hours until a volunteer leaves. Default: nobody leaves.")
 ]
 UnlimitedProgress = Annotated[
-    bool, typer.Option(help="Leave out the limits of the record of all peers' progress, to see what comes next.")
+    bool, typer.Option(help="Ignore the size limit of the peers' progress record, to see which limit comes next.")
 ]
 
 
 def run(
     recipe: Annotated[str, typer.Option(help="Recipe of the run: a name, a TOML file or a URL.")] = "dalle-2021",
     volunteers: VolunteerKinds = None,
-    up: Annotated[float, typer.Option(min=0.1, help="Mbit/s from a volunteer, where only a number is told.")] = 50.0,
-    down: Annotated[float, typer.Option(min=0.1, help="Mbit/s to a volunteer, where only a number is told.")] = 100.0,
-    micro_batch_size: Annotated[int, typer.Option(min=1, help="Of every volunteer.")] = 4,
+    up: Annotated[float, typer.Option(min=0.1, help="Upload in Mbit/s of volunteers given only as a number.")] = 50.0,
+    down: Annotated[
+        float, typer.Option(min=0.1, help="Download in Mbit/s of volunteers given only as a number.")
+    ] = 100.0,
+    micro_batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass of every volunteer.")] = 4,
     session_hours: SessionHours = None,
-    present: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the time that one is there.")] = 1.0,
-    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Epochs that are simulated.")] = 30,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
-    alike: Annotated[bool, typer.Option(help="All volunteers of a kind are alike.")] = False,
-    declared_links: Annotated[bool, typer.Option(help="Peers tell their bandwidth, and parts follow it.")] = False,
+    present: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Share of the time during which a volunteer is present.")
+    ] = 1.0,
+    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Epochs to simulate.")] = 30,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn at random.")] = 0,
+    alike: Annotated[bool, typer.Option(help="Make all volunteers of a kind identical.")] = False,
+    declared_links: Annotated[
+        bool, typer.Option(help="Peers declare their bandwidth, and average parts in proportion to it.")
+    ] = False,
     unlimited_progress: UnlimitedProgress = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")] = False,
 ) -> None:
-    """Simulate a run: throughput, time to finish, where volunteers' time goes, and the limits that it meets."""
+    """Simulate a run: its throughput, its time to finish, how volunteers spend their time, and its limits."""
     from calculator import BadSetup
     from training.config import load_recipe
 
@@ -85,25 +91,25 @@ def _collaboration(
     links: dict[str, float],
     declared_links: bool,
 ) -> Collaboration:
-    """The run with these volunteers.
+    """The recipe's run with these volunteers.
 
     Raises:
-        BadInput: If there is nobody, or more than are simulated.
-        BadSetup: If the calculator refuses a volunteer or the whole.
+        BadInput: If there are no volunteers, or more than `MOST_VOLUNTEERS`.
+        BadSetup: If the calculator refuses a volunteer, or all of them together.
     """
     from calculator.collaboration import collaboration_from
     from calculator.swarm_report import kind_of
     from training.simulate.forecast import collaboration_of
 
     if any(text.isdecimal() and not int(text) for text in volunteers):
-        raise BadInput("A run of no volunteers trains nothing; give --volunteers 1 or more.")
+        raise BadInput("A run without volunteers trains nothing; give --volunteers 1 or more.")
     told = []
     for text in volunteers:
         kinds = [kind_of(text)] if not text.isdecimal() else _mix(int(text), links)
         told += [kind | everyone for kind in kinds]
     kinds = collaboration_from({"model": "dalle-2021", "volunteers": told}).volunteers
     collaboration = dataclasses.replace(collaboration_of(config, kinds), declared_links=declared_links)
-    collaboration.forecast()  # which refuses what cannot be
+    collaboration.forecast()  # refuses impossible settings before the simulation starts
     count = sum(kind.count for kind in collaboration.kinds())
     if count > MOST_VOLUNTEERS:
         raise BadInput(
@@ -122,7 +128,7 @@ def _play(
     unlimited_progress: bool,
     quiet: bool,
 ) -> Outcome:
-    """Plays the epochs, with a bar meanwhile."""
+    """Simulates the epochs behind a progress bar."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -150,7 +156,7 @@ def _play(
 
 
 def _mix(count: int, links: dict[str, float]) -> list[dict]:
-    """So many volunteers in the usual mix, largest remainders first."""
+    """That many volunteers in the usual mix, rounded by largest remainders."""
     exact = {gpu: share * count for gpu, share in MIX.items()}
     counts = {gpu: int(number) for gpu, number in exact.items()}
     for gpu in sorted(exact, key=lambda gpu: counts[gpu] - exact[gpu])[: count - sum(counts.values())]:

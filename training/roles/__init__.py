@@ -1,1 +1,1 @@
-"""The programs of a run that go on for long: bootstrap, peer and monitor."""
+"""The long-running programs of a run: bootstrap, peer and monitor."""

@@ -1,4 +1,4 @@
-"""The bootstrap peer: welcomes newcomers at an address that stays the same, and says which recipe the run trains."""
+"""The bootstrap peer: welcomes newcomers at a fixed address and announces which recipe the run trains."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from training.swarm.metrics import read_records
 from training.volunteer.invitation import command_for
 
 LOOK_SECONDS = 5.0
-"""How often it looks who is there."""
+"""How often the bootstrap peer reads which volunteers are present."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapSettings:
-    """What belongs to this machine alone."""
+    """Settings of this machine; the recipe holds those of the run."""
 
     state_dir: Path
     """Holds the identity, so that a restart has the same address."""
@@ -32,13 +32,13 @@ class BootstrapSettings:
     initial_peers: tuple[str, ...] = ()
     """Further bootstrap peers of the same run."""
     recipe: str = ""
-    """As volunteers can name it, for the command that they are given; empty: the run's name."""
+    """How volunteers name the recipe in the command that is printed for them; empty: the run's name."""
 
 
 def run_bootstrap(
     run: RunConfig, settings: BootstrapSettings, *, stop: StopRequest, events: EventLog, console: Console
 ) -> None:
-    """Serves until it is asked to stop.
+    """Serves until `stop` is requested.
 
     Raises:
         BadInput, TrainingError: As `start_dht` does.
@@ -62,12 +62,14 @@ def run_bootstrap(
     console.print("Give volunteers this command:")
     console.print(f"    {command_for('join', recipe, addresses[:1])}", markup=False)
     if "/127.0.0.1/" in addresses[0]:
-        console.print("It works on this machine alone: --host-maddrs, or --announce-maddrs behind a router, opens it.")
+        console.print(
+            "It works only on this machine; --host-maddrs (behind a router: --announce-maddrs) lets other machines in."
+        )
     if Path(recipe).is_file():
-        console.print(f"They need the file {recipe} as well, or a monitor that serves it.")
+        console.print(f"They also need the file {recipe}, or a monitor that serves it.")
     console.print("Watch the run and keep its checkpoints with")
     console.print(f"    {command_for('monitor', recipe, addresses[:1])}", markup=False)
-    console.print("Volunteers who come and go are named below. Ctrl-C stops this.")
+    console.print("Volunteers who join or leave are listed below. Ctrl-C stops this peer.")
 
     seen: dict[str, str] = {}
     waited = 0.0
@@ -81,8 +83,8 @@ def run_bootstrap(
         except TimeoutError:
             continue
         for peer_id in there.keys() - seen.keys():
-            console.print(f"{there[peer_id]} is here ({len(there)} in all).")
+            console.print(f"{there[peer_id]} has joined ({len(there)} in all).")
         for peer_id in seen.keys() - there.keys():
-            console.print(f"{seen[peer_id]} has gone ({len(there)} in all).")
+            console.print(f"{seen[peer_id]} has left ({len(there)} in all).")
         seen = there
     events.write("stopped")

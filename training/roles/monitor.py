@@ -1,7 +1,7 @@
-"""The monitor: watches a run, keeps its history and checkpoints, draws its prompts, and shows it all on the web.
+"""The monitor: watches a run, keeps its history and checkpoints, draws its prompts, and publishes all of it on the web.
 
-It is an observer: it reads the peers' metric records, downloads the state as a newcomer would, and never enters an
-averaging group, so that the run goes on unchanged without it.
+The monitor only observes: it reads the peers' metric records, downloads the state as a newcomer would, and never joins
+an averaging group, so the run continues unchanged without it.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorFlags:
-    """What belongs to this monitor and not to the run."""
+    """Settings of this monitor; the recipe holds those of the run."""
 
     recipe: str
     initial_peers: tuple[str, ...]
     run_dir: Path
-    """Gets `history.sqlite`, `checkpoints/` and `pictures/`."""
+    """Receives `history.sqlite`, `checkpoints/` and `pictures/`."""
     shards: Path | None = None
-    """Prepared shards to serve to volunteers; the recipe that is served then points here."""
+    """Prepared shards to serve to volunteers; the served recipe then points to them."""
     site: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     public_url: str | None = None
     """Address under which others reach this monitor; None: http://host:port."""
     join_command: str | None = None
-    """What the join page shows; None: made from the addresses."""
+    """The command that the join page shows; None: made from the addresses."""
     log_json: Path | None = None
 
     @property
     def url(self) -> str:
-        """Where the site is, without a slash at the end."""
+        """Address of the site, without a trailing slash."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
 
 def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
-    """Watches until it is asked to stop.
+    """Watches until `stop` is requested.
 
     Raises:
         BadInput: If the recipe, the port or a folder cannot be used, or the shards are not those of the checkpoints.
-        RefusedByRun: If the run has another recipe, or trains on other tokens than those of the shards.
-        TrainingError: If another monitor writes the same history.
+        RefusedByRun: If the run has another recipe, or trains on tokens other than those of the shards.
+        TrainingError: If another monitor is writing the same history.
     """
     recipe_toml = read_recipe(flags.recipe)
     run = parse_recipe(recipe_toml, source=flags.recipe)
@@ -80,7 +80,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     codec_digest = codec_of_run(shards, flags.run_dir)
     torch.set_num_threads(1)
     identity = Identity(flags.run_dir / "monitor")
-    # hivemind's processes are forked and inherit open files: the history's lock and the port are taken after them.
+    # hivemind forks processes that inherit open files, so we take the history's lock and the port only after the DHT
+    # has started; otherwise a leftover child would keep both.
     dht = start_dht(run, identity, initial_peers=flags.initial_peers, client_mode=True)
     check_recipe(dht, run)
     tokens = _Tokens(dht, run, identity, shards)
@@ -110,20 +111,20 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         parameters=keeper.parameters,
     )
     if not read_records(dht, run.run_id):
-        history.rewind(keeper.saved_epoch())  # nobody trains: whoever starts again goes on from the checkpoint
+        history.rewind(keeper.saved_epoch())  # nobody trains, so the next volunteer resumes from the checkpoint
     app = live.create_app(history, pictures=flags.run_dir / "pictures", shards=flags.shards, site=flags.site)
     with _serving(app, flags.host, flags.port):
         history.add_event("started", "monitor", f"watches at {flags.url}")
         events.write("ready", url=flags.url)
         print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
         _watch(history, dht, run, keeper, tokens, stop)
-        history.add_event("stopped", "monitor", "watches no more")
+        history.add_event("stopped", "monitor", "has stopped watching")
         events.write("stopped")
     history.close()
 
 
 def _watch(history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _Tokens, stop: StopRequest) -> None:
-    """Follows the run until it is asked to stop, and takes leave of it."""
+    """Follows the run until `stop` is requested, then takes a last checkpoint and a last reading."""
     keeper.start()
     while not stop.wait(POLL_SECONDS):
         _observe(history, dht, run)
@@ -131,16 +132,16 @@ def _watch(history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _
         keeper.look()
     tokens.take_back()
     keeper.finish()
-    _observe(history, dht, run)  # volunteers that have left together with it
+    _observe(history, dht, run)  # notes the volunteers that stopped at the same time as the monitor
 
 
 class _Tokens:
-    """The maintainer's word on the tokens of the run, before the first volunteer says one.
+    """Announces which tokens the run trains on, so that even the first volunteer is checked against them.
 
-    None where the shards cannot be read, such as those of a run that was not prepared here.
+    Announces nothing where the shards cannot be read, for example in a run that was prepared elsewhere.
 
     Raises:
-        RefusedByRun: If volunteers train on other tokens already.
+        RefusedByRun: If volunteers already train on other tokens.
     """
 
     def __init__(self, dht: DHT, run: RunConfig, identity: Identity, shards: str):
@@ -149,18 +150,18 @@ class _Tokens:
         with suppress(BadInput):
             self._digest = open_manifest(shards).tokens_digest
             check_tokens(dht, run, identity, self._digest, shards=shards)
-            print(f"Who joins must have the tokens {self._digest}, as {shards} has.", flush=True)
+            print(f"Volunteers must train on the tokens {self._digest}, those of {shards}.", flush=True)
         self._told = -WORD_SECONDS
         self.renew()
 
     def renew(self) -> None:
-        """Says it when that is due."""
+        """Repeats the announcement in time, before it expires in the DHT."""
         if self._digest and time.monotonic() - self._told >= WORD_SECONDS / 3:
             self._told = time.monotonic()
             tell_tokens(self._dht, self._run, self._identity, self._digest)
 
     def take_back(self) -> None:
-        """From now on the volunteers' words are the only ones."""
+        """Withdraws the announcement; from now on only the volunteers' own count."""
         if self._digest:
             tell_tokens(self._dht, self._run, self._identity, "")
 
@@ -176,7 +177,7 @@ def _observe(history: History, dht: DHT, run: RunConfig) -> None:
 
 @contextmanager
 def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
-    """Serves in a thread while entered; requests under way get two seconds to end."""
+    """Serves the app from a thread within the block; at its end, open requests get two seconds to finish."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -194,7 +195,7 @@ def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
 
 
 def with_shards(recipe_toml: str, shards: str) -> str:
-    """The recipe with another address of the shards; all else stays as it is, but a comment behind the address.
+    """The recipe with another address for the shards. Only a comment on that line is lost; all else stays as it is.
 
     Raises:
         BadInput: If the recipe does not name the shards in a line of its own.

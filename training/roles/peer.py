@@ -35,25 +35,25 @@ from training.volunteer.startup import link_in_use, link_warning
 
 
 def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, events: EventLog, console: Console) -> None:
-    """Everything but training: codecs, shards, network, recipe.
+    """Checks everything that training needs (codecs, shards, network, recipe) without training.
 
     Raises:
-        TrainingError: What does not work, in a sentence.
+        TrainingError: If something does not work; the message says what.
     """
     notices = Notices(events=events, console=console)
     check_settings(run, settings, notices)
-    console.print("Averaging in 8 and 16 bit works here.")
+    console.print("Averaging in 8 and 16 bit works on this machine.")
     connection = connect(run, settings, Identity(state_dir))
     connection.check_tokens(connection.own_tokens())
     choices = choose_settings(run, settings, notices, build=cache(partial(model_on_device, run, settings)))
     notices.show(link_in_use(connection.link))
     batch = next(training_batches(run, settings, seed=0, micro_batch_size=choices.micro_batch_size))
-    console.print(f"The shards can be read; one begins with {batch.captions[0]!r}.")
+    console.print(f"The shards can be read; one caption is {batch.captions[0]!r}.")
     others = [record.name for record in read_records(connection.dht, run.run_id) if record.status != "leaving"]
     console.print(
-        f"The run {run.run_id} is there, with this recipe ({run.digest}); it trains with {len(others)} peers."
+        f"The run {run.run_id} was found and uses this recipe ({run.digest}); it trains with {len(others)} peers."
     )
-    console.print("All is well: omit --dry-run to train.")
+    console.print("All checks passed: omit --dry-run to train.")
 
 
 def run_peer(
@@ -65,7 +65,7 @@ def run_peer(
     events: EventLog,
     console: Console,
 ) -> None:
-    """Trains until the run's end, `settings.epochs`, or until it is asked to stop.
+    """Trains until the run ends, `settings.epochs` is reached, or `stop` is requested.
 
     Raises:
         RefusedByRun: If the run trains another recipe, or on other tokens.
@@ -113,7 +113,7 @@ def run_peer(
 
 
 def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
-    """Tells the others what this peer's link carries, and the volunteer where the peer has come in."""
+    """Declares this peer's bandwidth to the other peers, and tells the volunteer at which epoch the peer joined."""
     run, optimizer, notices = loop.run, loop.optimizer, loop.notices
     link = replace(
         connection.link,
@@ -141,7 +141,7 @@ def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
 
 
 def _train(loop: TrainingLoop, connection: Connection, stop: StopRequest) -> None:
-    """Trains to the end; where that fails and the run cannot be reached any more, the error says so."""
+    """Trains to the end; if training fails and the run can no longer be reached, the error says so."""
     seed = sample_seed(loop.settings, connection.identity, loop.optimizer.local_epoch)
     samples = loop.choices.micro_batch_size
     try:
@@ -150,7 +150,6 @@ def _train(loop: TrainingLoop, connection: Connection, stop: StopRequest) -> Non
         if answers_of(loop.settings):
             raise
         raise TrainingError(
-            f"{error} The run's initial peers do not answer any more either: the run is over, or this machine is "
-            "offline.",
-            cure="Check your connection; if it is there, the run's page says whether the run goes on.",
+            f"{error} The run's initial peers no longer answer either: the run is over, or this machine is offline.",
+            cure="Check your connection; if it works, the run's page says whether the run is still on.",
         ) from None
