@@ -11,7 +11,7 @@ import typer
 from training.errors import BadInput, TrainingError, reason_of
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""No space, no quota, read-only, broken: what writing fails with, and then names no file."""
+"""No space, no quota, read-only, broken: errors of writing that carry no file name."""
 
 COMMANDS = {
     "draw": "training.commands.draw",
@@ -40,12 +40,12 @@ def build_app() -> typer.Typer:
     )
     for name, module in COMMANDS.items():
         run = importlib.import_module(module).run
-        app.command(name=name, short_help=run.__doc__)(run)  # without it, the list of commands cuts it off
+        app.command(name=name, short_help=run.__doc__)(run)  # typer's own short help would be cut off
     return app
 
 
 def main() -> None:
-    """Runs the command line; a `TrainingError`, or a file that fails, becomes its message and its exit code."""
+    """Runs the command line; turns a `TrainingError` or a file error into its message and exit code."""
     try:
         wanted = sys.argv[1] if len(sys.argv) > 1 else ""
         if wanted and not wanted.startswith("-") and wanted not in COMMANDS:

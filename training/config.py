@@ -1,7 +1,7 @@
 """The run as a file: a TOML recipe becomes one frozen `RunConfig` on which all peers agree.
 
-The digest of a recipe is compared when a peer joins, so that nobody trains another model by mistake. What belongs
-to one machine only (its name, its micro-batch size, its addresses) is no part of a recipe: see `PeerConfig`.
+A peer compares digests of recipes when it joins, so that nobody trains another model by mistake. Settings of a single
+machine (its name, its micro-batch size, its addresses) are not in the recipe: see `training.volunteer.settings`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from training.errors import BadInput, reason_of
 RECIPES = Path(__file__).parent / "recipes"
 LARGEST_RECIPE_BYTES = 1 << 20
 LARGEST_BLOCK = 65_536
-"""Of an 8-bit optimizer's values that share a scale; it updates so many at a time."""
+"""Largest `OptimizerConfig.block_size`; the optimizer updates one block at a time."""
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -68,11 +68,11 @@ class ModelConfig(_Section):
     conv_kernel_size: Positive = 5
     """Side of the neighbourhood that a `conv` layer sees, in image tokens."""
     shared_groups: Positive | None = 4
-    """Layers i and j share weights where i mod this = j mod this; the last layer keeps its own. None shares nothing."""
+    """Layers i and j share weights if i mod this = j mod this; the last layer has its own. None: no sharing."""
     text_vocab_size: Positive
-    """Text ids, as the tokenizer has them; one padding id a position is added behind them."""
+    """Text ids of the tokenizer; the model appends one padding id for each position."""
     text_seq_len: Positive
-    """Text tokens a sample, padding included."""
+    """Text tokens per sample, padding included."""
     image_grid: Positive
     """Side of the square of image tokens."""
     image_vocab_size: Positive
@@ -80,7 +80,7 @@ class ModelConfig(_Section):
     feed_forward_multiplier: Positive = 4
     """F / D, inner width of the GEGLU feed-forward over the hidden size."""
     reversible: bool = True
-    """Reversible layers (Bruegger et al. 2019): activations are recomputed from the output, none are kept."""
+    """Reversible layers (Bruegger et al. 2019): activations are recomputed from the output instead of kept."""
     rotary: bool = True
     """Rotary position embeddings (Su et al. 2021) for text, row and column."""
     shift_tokens: bool = True
@@ -88,21 +88,21 @@ class ModelConfig(_Section):
     tied_embeddings: bool = True
     """Input and output embeddings are one matrix (Press and Wolf 2016)."""
     image_loss_weight: Annotated[float, Field(gt=0, le=1e6)] = 7.0
-    """Weight of the image tokens' loss; the text's is 1, and the sum is divided by both."""
+    """Weight of the image tokens' loss; the text's weight is 1, and the sum is divided by the two weights' sum."""
     text_padding_id: Count = 0
-    """What padding of the text becomes: 0, at each position an id of its own (dalle-pytorch 1.6.6); otherwise this id,
-    such as 1, T5's `</s>` (the 2021 run, with whose weights the ids of positions never occur)."""
+    """Id that pads the text. 0: a different id for each position (dalle-pytorch 1.6.6). Otherwise this id, such as 1,
+    T5's `</s>` (the 2021 run, whose weights never saw the ids of positions)."""
     text_padding_mask: bool = False
     """Whether attention ignores padding tokens of the text, as the 2021 run's fork of dalle-pytorch did."""
 
     @property
     def image_seq_len(self) -> int:
-        """Image tokens a sample."""
+        """Image tokens per sample."""
         return self.image_grid**2
 
     @property
     def seq_len(self) -> int:
-        """T, tokens a sample, text and image together."""
+        """T, tokens per sample, text and image together."""
         return self.text_seq_len + self.image_seq_len
 
 
@@ -110,7 +110,7 @@ class CodecConfig(_Section):
     """The image codec: picture <-> grid of codebook entries."""
 
     kind: Literal["small", "vqgan"] = "small"
-    """`small` is the project's own VQ model, trained while preparing; `vqgan` is VQ-GAN f=8 (Esser et al. 2021)."""
+    """`small` is the project's own VQ model, trained by `prepare`; `vqgan` is VQ-GAN f=8 (Esser et al. 2021)."""
     image_size: Positive
     """Side of a picture, pixels."""
     downsampling: Positive = 8
@@ -122,7 +122,7 @@ class CodecConfig(_Section):
 
 
 class DataConfig(_Section):
-    """Where the prepared shards lie and which samples are left out."""
+    """Where the prepared shards are and which samples are left out."""
 
     shards: str
     """Folder or URL of the prepared shards: Parquet files of codes and captions, Brotli-compressed."""
@@ -131,14 +131,14 @@ class DataConfig(_Section):
     max_aspect_ratio: Annotated[float, Field(ge=1)] = 2.0
     """Pictures that are longer or wider than this are left out."""
     shuffle_buffer: Positive = 8192
-    """Samples that a peer mixes while streaming."""
+    """Samples in the buffer in which a peer shuffles the stream."""
 
 
 class OptimizerConfig(_Section):
     """8-bit LAMB (You et al. 2020; Dettmers et al. 2021), on the host."""
 
     name: Literal["lamb8bit", "lamb"] = "lamb8bit"
-    """`lamb8bit` keeps moments in block-wise 8 bit; `lamb` in 32 bit."""
+    """`lamb8bit` stores the moments in block-wise 8 bits; `lamb` in 32 bits."""
     betas: tuple[Decay, Decay] = (0.9, 0.96)
     """Decay of the first and the second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
@@ -148,13 +148,13 @@ class OptimizerConfig(_Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 4.0
     """The averaged gradient is clipped to this global norm."""
     bias_correction: bool = False
-    """Whether moments are corrected for their zero start (the 2021 run: no)."""
+    """Whether the moments are corrected for starting at zero (the 2021 run: no)."""
     trust_clamp: Annotated[float, Field(gt=0)] = 10_000.0
-    """The weight norm in the trust ratio is at most this (the 2021 run: as good as none)."""
+    """Upper bound of the weight norm in the trust ratio (the 2021 run: practically none)."""
     block_size: Annotated[int, Field(gt=0, le=LARGEST_BLOCK)] = LAMB_BLOCK_SIZE
     """Values that share one 8-bit scale."""
     min_8bit_size: Positive = LAMB_MIN_8BIT_SIZE
-    """Tensors with fewer values keep their moments in 32 bit."""
+    """Tensors with fewer values store their moments in 32 bits."""
 
 
 class ScheduleConfig(_Section):
@@ -172,50 +172,51 @@ class SwarmConfig(_Section):
     """How peers meet, average and exchange state (hivemind)."""
 
     target_batch_size: Positive
-    """Samples of all peers together for one epoch."""
+    """Samples that all peers together contribute to one epoch."""
     matchmaking_seconds: Seconds = DEFAULTS.matchmaking_seconds
-    """How long a peer looks for a group; an epoch should last five times as long."""
+    """How long a peer looks for a group; an epoch should last at least five times as long."""
     request_timeout_seconds: Seconds = REQUEST_TIMEOUT_SECONDS
-    """Longest wait for another peer's answer; shorter than the matchmaking."""
+    """Longest wait for another peer's answer; must be shorter than the matchmaking."""
     allreduce_timeout_seconds: Seconds = DEFAULTS.allreduce_timeout_seconds
     """Longest all-reduce within a group."""
     averaging_timeout_seconds: Seconds = AVERAGING_TIMEOUT_SECONDS
-    """Longest averaging, matchmaking included; longer than the all-reduce."""
+    """Longest averaging, matchmaking included; must be longer than the all-reduce."""
     next_chunk_timeout_seconds: Seconds = DEFAULTS.next_chunk_timeout_seconds
     """A sender that is silent for this long is given up."""
     average_state_every: Positive = DEFAULTS.average_state_every
-    """Parameters are averaged every so many epochs, gradients in each."""
+    """Parameters are averaged once in this many epochs; gradients in every epoch."""
     state_bits: Literal[8, 16] = DEFAULTS.state_bits
-    """Bits in which large tensors of parameters are averaged. 8 (paper, section 3.3) moves weights that differ by
-    0.1 % to where they differ by 0.5 %; 16 leaves 0.03 %."""
+    """Bits in which large tensors of parameters are averaged. Averaging in 8 bits (paper, section 3.3) leaves weights
+    that differed by 0.1 % differing by 0.5 %; 16 bits leave 0.03 %."""
     newcomer_bits: Literal[8, 16] = DEFAULTS.newcomer_bits
-    """Bits in which a newcomer gets large tensors of parameters. 8 takes a quarter less to download, and lasts until
-    the next average of parameters; checkpoints are fetched in the same way."""
+    """Bits in which newcomers download large tensors of parameters. 8 saves a quarter of the download; the rounding
+    errors last until the next average of parameters. Checkpoints are downloaded in the same bits."""
     compression_threshold: Positive = COMPRESSION_THRESHOLD
-    """Tensors with at least so many values travel in 8 bit, smaller ones in 16 bit (paper, section 3.3)."""
+    """Tensors with at least this many values travel in 8 bits, smaller ones in 16 (paper, section 3.3)."""
     gradient_codec: Codec = DEFAULTS.gradient_codec
-    """How large tensors travel. `blockwise8` keeps a scale for every 512 values; `uniform8`, the 2021 run's, one range
-    for a whole part, which heavy tails leave; `float16` takes twice the bytes; `float32`, for small tensors as well,
-    four times. Parameters in 8 bit travel likewise."""
+    """Codec of large tensors. `blockwise8` has one scale per 512 values; `uniform8`, the 2021 run's, has one range for
+    a whole part and clips the tails of heavy-tailed gradients; `float16` takes twice the bytes; `float32`, which
+    applies to small tensors as well, four times. Parameters in 8 bits use the same codec."""
     mode: Literal["synchronous", "diloco"] = "synchronous"
-    """`synchronous`: one gradient of all peers an epoch. `diloco`, for very slow links (Douillard et al. 2023): each
-    peer trains by itself, and an epoch ends with an exchange of how far all came."""
+    """`synchronous`: every epoch is one update with the average gradient of all peers. `diloco`, for very slow links
+    (Douillard et al. 2023): each peer updates its own weights, and at the end of an epoch the peers average how far
+    their weights have moved."""
     inner_batch_size: Positive = INNER_BATCH_SIZE
-    """Samples of one update between exchanges (`diloco`)."""
+    """Samples of one local update between exchanges (`diloco`)."""
     outer_learning_rate: Annotated[float, Field(gt=0)] = 0.7
-    """Share of the averaged way that the common weights go (`diloco`, as in its paper)."""
+    """Learning rate with which the averaged movement is applied to the common weights (`diloco`, as in its paper)."""
     outer_momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Nesterov momentum of the common weights (`diloco`, as in its paper)."""
     powersgd_rank: Count = 0
-    """Gradients of large matrices are averaged as products of two thin ones of this rank (PowerSGD, Vogels et al.
-    2019), what is lost is added to the next gradient; 0: as they are."""
+    """Gradients of large matrices are averaged as products of two thin matrices of this rank (PowerSGD, Vogels et al.
+    2019); the error is added to the next gradient. 0: no low-rank compression."""
     delay_optimizer_step: bool = True
     """The optimizer updates in the background while the next epoch computes."""
     delay_gradient_averaging: bool = DEFAULTS.delay_gradient_averaging
-    """Gradients are averaged in the background as well: nobody waits for the network, and each update uses gradients
+    """Gradients are also averaged in the background: no peer waits for the network, and each update uses gradients
     that were computed one update earlier. Needs delay_optimizer_step."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
-    """Fewest peers that may average."""
+    """Fewest peers in one all-reduce."""
     max_group_size: Annotated[int, Field(ge=2)] = DEFAULTS.max_group_size
     """Most peers in one all-reduce."""
     metrics_every_seconds: Seconds = 10.0
@@ -228,21 +229,21 @@ class MonitorConfig(_Section):
     """What the monitor keeps and shows."""
 
     checkpoint_every_epochs: Positive = 100
-    """A checkpoint is written every so many epochs."""
+    """Epochs between two checkpoints."""
     pictures_every_epochs: Positive = 100
-    """The fixed prompts are drawn every so many epochs."""
+    """Epochs between two drawings of the fixed prompts."""
     prompts: tuple[str, ...] = ()
-    """Prompts that are drawn again and again as the run goes on."""
+    """Prompts that are drawn repeatedly as the run progresses."""
     top_k: Positive | None = 256
-    """Sampling keeps this many logits (paper, section 3.4)."""
+    """Sampling keeps this many of the largest logits (paper, section 3.4)."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sampling keeps the likeliest ids up to this probability (paper: 0.75)."""
+    """Sampling keeps the likeliest ids up to this total probability (paper: 0.75)."""
     temperature: Annotated[float, Field(ge=1e-6)] = 1.0
     """Logits are divided by this before sampling."""
 
 
 class RunConfig(_Section):
-    """One collaborative run, as in its recipe. All peers agree on every field."""
+    """One collaborative run, as its recipe describes it. All peers agree on every field."""
 
     run_id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     """The run's name in the DHT."""
@@ -251,7 +252,7 @@ class RunConfig(_Section):
     description: str = ""
     """One sentence on what is trained."""
     seed: int = 0
-    """Seed of the first weights, the same for all peers."""
+    """Seed of the initial weights, the same for all peers."""
     model: ModelConfig
     codec: CodecConfig
     data: DataConfig
@@ -273,13 +274,13 @@ class RunConfig(_Section):
 
     @property
     def digest(self) -> str:
-        """Hex digest of every field but those that only say where things lie or how they look."""
+        """Hex digest of every field except the title, the description and the location of the shards."""
         fields = self.model_dump(mode="json", exclude={"title": True, "description": True, "data": {"shards"}})
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _check_sizes(model: ModelConfig, codec: CodecConfig) -> None:
-    """Raises ValueError if the codec's tokens are not the model's."""
+    """Raises ValueError if the codec's grid or codebook differs from the model's."""
     if codec.image_size % codec.downsampling or codec.image_size // codec.downsampling != model.image_grid:
         raise ValueError(
             f"model.image_grid is {model.image_grid}, but codec.image_size {codec.image_size} / "
@@ -294,7 +295,7 @@ def _check_sizes(model: ModelConfig, codec: CodecConfig) -> None:
 
 
 def _check_times(swarm: SwarmConfig) -> None:
-    """Raises ValueError if a time holds a longer one, which then can never be used up."""
+    """Raises ValueError if a time-out is too short for the steps that it includes."""
     if not swarm.request_timeout_seconds < swarm.matchmaking_seconds:
         raise ValueError("swarm.request_timeout_seconds must be shorter than swarm.matchmaking_seconds")
     least = PATIENCE_WINDOWS * swarm.matchmaking_seconds + swarm.allreduce_timeout_seconds
@@ -307,12 +308,12 @@ def _check_times(swarm: SwarmConfig) -> None:
     if swarm.next_chunk_timeout_seconds >= swarm.allreduce_timeout_seconds:
         raise ValueError(
             f"swarm.next_chunk_timeout_seconds is {swarm.next_chunk_timeout_seconds:g}: a silent peer would not be "
-            f"given up within allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}; make it shorter"
+            f"given up within allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}; make it shorter than that"
         )
     if swarm.metrics_expiration_seconds < 2 * swarm.metrics_every_seconds:
         raise ValueError(
             f"swarm.metrics_expiration_seconds is {swarm.metrics_expiration_seconds:g}: a peer that reports every "
-            f"{swarm.metrics_every_seconds:g} s would count as gone in between; make it twice that at least"
+            f"{swarm.metrics_every_seconds:g} s would count as gone in between; make it at least twice that"
         )
 
 
@@ -322,8 +323,8 @@ def _check_modes(swarm: SwarmConfig) -> None:
         raise ValueError("swarm.delay_gradient_averaging needs swarm.delay_optimizer_step; set both or neither")
     if swarm.mode == "diloco" and swarm.delay_gradient_averaging:
         raise ValueError(
-            "swarm.mode diloco awaits its exchanges: the updates that a peer made meanwhile would be lost; leave "
-            "swarm.delay_gradient_averaging out"
+            "swarm.mode diloco awaits its exchanges, or the updates that a peer makes meanwhile would be lost; omit "
+            "swarm.delay_gradient_averaging"
         )
     if swarm.mode == "diloco" and (swarm.inner_batch_size > swarm.target_batch_size or swarm.powersgd_rank):
         raise ValueError(
@@ -344,7 +345,7 @@ def load_recipe(source: str) -> RunConfig:
         source: The name of a recipe of the project, a path to a TOML file, or an http(s) URL of one.
 
     Raises:
-        BadInput: If it cannot be found, is no TOML, or a field is wrong; the message names the field.
+        BadInput: If it cannot be found, is not TOML, or a field is wrong; the message names the field.
     """
     return parse_recipe(read_recipe(source), source=source)
 
@@ -355,7 +356,7 @@ def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
         return RunConfig.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise BadInput(
-            f"{source} is no valid TOML: {error}.", cure="Correct the place that the message names."
+            f"{source} is not valid TOML: {error}.", cure="Correct the place that the message names."
         ) from None
     except ValidationError as error:
         faults = "; ".join(
@@ -370,7 +371,7 @@ def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
 
 
 def read_recipe(source: str) -> str:
-    """The recipe's text as it is; arguments as in `load_recipe`."""
+    """The recipe's text, unparsed; arguments as in `load_recipe`."""
     if source.startswith(("http://", "https://")):
         try:
             with urllib.request.urlopen(source, timeout=20) as response:
@@ -378,12 +379,12 @@ def read_recipe(source: str) -> str:
                 if response.length:
                     raise ValueError("it is too long, or the connection broke off")
                 return text.decode("utf-8-sig")
-        except (OSError, ValueError, HTTPException) as error:  # no answer, no text, no address
+        except (OSError, ValueError, HTTPException) as error:  # no answer, not text, not an address
             raise BadInput(f"The recipe at {source} cannot be read: {error}. Check address and network.") from None
     named = RECIPES / f"{source}.toml"
     path = named if named.is_file() else Path(source)
     try:
-        return path.read_text(encoding="utf-8-sig")  # Windows' editors begin a file with a mark
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte-order mark
     except (OSError, ValueError) as error:
         raise BadInput(
             f"No recipe {source!r}: {reason_of(error)}. "

@@ -1,9 +1,9 @@
 """Compiles a C file of this package on the machine where it runs, for that machine's processor, and loads it.
 
-The library is kept in the user's cache under a name that tells the source, the compiler, the flags and the processor,
-so that it is made once and never loaded elsewhere. It is made beside its place, tried in a child process, and put there
-in one step: peers that start at the same time, or are killed meanwhile, leave no torn file. A digest at its end shows
-whether the file is whole; loading another one could kill the process.
+The library is kept in the user's cache. A hash of the source, the compiler, the flags and the processor is its name, so
+that it is compiled once and never loaded on another processor. It is compiled to a draft, tried in a child process, and
+renamed into place: peers that start at the same time, or are killed meanwhile, leave no partial file. A digest at the
+file's end shows whether it is complete; loading a partial library could kill the process.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _PROBE = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).probe())"
 
 
 def cache_folder() -> Path:
-    """Where this user's libraries are kept."""
+    """Folder of this user's compiled libraries."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "training-together" / "kernels"
 
 
 class NotNative(Exception):
-    """Why there is no compiled library; part of a sentence."""
+    """There is no compiled library; the message is the part of a sentence that says why."""
 
 
 def compiled(source: Path, cache: Path) -> ctypes.CDLL:
-    """The library of a C file; takes a second the first time and some milliseconds from then on.
+    """The library of a C file; takes a second the first time and a few milliseconds from then on.
 
     Args:
         source: The C file. It defines `int probe(void)`, which runs its loops and returns 0.
-        cache: Folder for libraries, made if need be. One that others can write to is not used, nor one that cannot
-            be written: then a library lives as long as this process.
+        cache: Folder for libraries, made if need be. If it cannot be written, or other users can write to it, the
+            library is compiled for this process only.
 
     Raises:
-        NotNative: If there is no C compiler, or it does not succeed, or the result does not run here.
+        NotNative: If there is no C compiler, the compilation fails, or the result does not run here.
     """
     compiler = _compiler()
     key = [source.read_text(encoding="utf-8"), *FLAGS, _output_of([*compiler, "--version"]), _processor()]
@@ -63,7 +63,7 @@ def compiled(source: Path, cache: Path) -> ctypes.CDLL:
 
 
 def _compiler() -> list[str]:
-    """The command of `CC` if that is set, else of the first compiler found."""
+    """The command in the variable `CC` if it is set, else the first compiler found."""
     if named := shlex.split(os.environ.get("CC", "")):
         return named
     for name in COMPILERS:
@@ -94,15 +94,15 @@ def _is_private(folder: Path) -> bool:
 
 def _build(compiler: list[str], source: Path, library: Path) -> None:
     with whole_file(library) as fresh:
-        for machine in (("-march=native",), ("-mcpu=native",), ()):  # ARM's compilers know the second one only
+        for machine in (("-march=native",), ("-mcpu=native",), ()):  # compilers for ARM know only the second
             command = [*compiler, *FLAGS, *machine, str(source), "-o", str(fresh), "-lm"]
             with suppress(NotNative):
                 _output_of(command, timeout_seconds=COMPILE_SECONDS)
                 break
         else:
-            _output_of(command, timeout_seconds=COMPILE_SECONDS)  # raises again, with what the compiler says
+            _output_of(command, timeout_seconds=COMPILE_SECONDS)  # fails again and raises the compiler's message
         _output_of([sys.executable, "-I", "-S", "-c", _PROBE, str(fresh)], timeout_seconds=PROBE_SECONDS)
-        with fresh.open("ab") as file:  # what stands behind the sections of a library is not loaded
+        with fresh.open("ab") as file:  # the loader ignores what follows a library's sections
             file.write(hashlib.sha256(fresh.read_bytes()).digest())
 
 

@@ -111,7 +111,7 @@ def test_every_command_runs_dry(addresses, tmp_path):
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(run_trainer, commands))
     for line, one in zip(shown, ended, strict=True):
-        assert one.returncode == 0 and "All is well" in one.stdout, f"{line}\n{one.stdout}{one.stderr}"
+        assert one.returncode == 0 and "All checks passed" in one.stdout, f"{line}\n{one.stdout}{one.stderr}"
 
 
 def run_trainer(arguments: list[str]) -> CompletedProcess[str]:

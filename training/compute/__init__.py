@@ -1,1 +1,1 @@
-"""What the machine can do, what training takes of it, and the micro-batches that it computes."""
+"""What the machine can do, how much of it training takes, and the micro-batches that it computes."""

@@ -1,6 +1,6 @@
-"""How a peer trains on its machine: what is chosen, and why; what the volunteer says goes before.
+"""Chooses how a peer trains on its machine, and says why. What the volunteer asks for takes precedence.
 
-A choice never changes what is trained, only how fast and in how much memory: the recipe is the same for all peers.
+A choice never changes what is trained, only the speed and the memory: the recipe is the same for all peers.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from training.model.pointwise import PLAIN
 from training.model.transformer import TextToImageTransformer
 
 HOST_SHARE = 0.5
-"""Of a processor's free memory, activations that could be computed again are kept up to this: it is shared with the
-volunteer's other programs."""
+"""Share of the host's free memory up to which a processor keeps activations that it could recompute; the volunteer's
+other programs use the same memory."""
 MEASURING_SECONDS = 3.0
-"""No further size is timed when so much time has gone."""
+"""After this time, no further size is timed."""
 LONGEST_STEP_SECONDS = 1.0
-"""Steps are timed only where one sample should take no longer."""
+"""Steps are timed only if one sample is expected to take no longer than this."""
 AS_GOOD = 0.95
-"""A size that gives this share of the fastest one's samples a second is as good, and takes less memory."""
+"""A smaller micro-batch with at least this share of the best throughput is preferred: it takes less memory."""
 WORTH_LOWER = 1.2
-"""16 bit are chosen where they are so many times faster."""
+"""16 bits are chosen where they are at least this many times faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What the volunteer has said; None: chosen here."""
+    """What the volunteer has asked for; None: chosen here."""
 
     device: str | None = None
     """See `training.compute.machine.torch_device`."""
     micro_batch_size: int | None = None
-    """Samples computed at once."""
+    """Samples per forward pass."""
     precision: Precision | None = None
-    """In which layers compute."""
+    """Type in which layers compute."""
     checkpointing: bool | None = None
-    """True: activations are computed again in backward; False: all are kept."""
+    """True: activations are recomputed in backward; False: all are kept."""
     compiled: bool = False
-    """Whether `torch.compile` makes kernels of what is computed between products of matrices."""
+    """Whether `torch.compile` fuses the operations between matrix multiplications."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One setting and why it is so."""
+    """One setting and the reason for its value."""
 
     name: str
     value: str
@@ -68,11 +68,11 @@ class Choices:
     micro_batch_size: int
     precision: Precision
     activation_budget_bytes: int | None
-    """What is kept of activations; see `TextToImageTransformer.stored_layers`."""
+    """How many bytes of activations are kept; see `TextToImageTransformer.stored_layers`."""
     need_bytes: int
-    """Of the device, as the calculator has it."""
+    """Memory that training takes on the device, by the calculator."""
     settings: tuple[Setting, ...]
-    """What people are told of these choices, in the order in which they were made."""
+    """These choices as they are shown to people, in the order in which they were made."""
 
 
 def choose(
@@ -82,13 +82,13 @@ def choose(
     machine: Device | None = None,
     build: Callable[[], TextToImageTransformer] | None = None,
 ) -> Choices:
-    """Settings for this machine, by the calculator and by what is measured now; for another one, by the calculator.
+    """Settings for this machine, by the calculator and by measurement; for another machine, by the calculator alone.
 
     Args:
         run: The recipe.
-        wishes: What the volunteer has said.
-        machine: Another machine than this one, a GPU; nothing is measured then.
-        build: Gives the model on its device, for steps to be timed on it; without it, memory alone decides the
+        wishes: What the volunteer has asked for.
+        machine: A GPU other than this machine's; then nothing is measured.
+        build: Returns the model on its device, so that steps can be timed; without it, memory alone decides the
             micro-batch.
 
     Raises:
@@ -98,7 +98,7 @@ def choose(
     machine = machine or this_machine(wishes.device)
     memory = _Memory(run, machine, wishes)
     timer = _Timer(run, here, memory, build)
-    free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'that can be used'}"
+    free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'usable'}"
     precision, why_precision = _precision(machine, wishes, timer)
     samples, why_samples = _micro_batch(run, wishes, precision, memory, timer)
     budget, kept = memory.most_generous(samples, precision)
@@ -116,36 +116,36 @@ def choose(
             _said("micro-batch", f"{samples} sample{'s' * (samples > 1)}", wishes.micro_batch_size, why_samples),
             _said(
                 "activations",
-                f"kept of {kept} layers, computed again in {layers - kept}" if kept < layers else "all kept",
+                f"kept for {kept} layers, recomputed for {layers - kept}" if kept < layers else "all kept",
                 wishes.checkpointing,
-                f"so the whole takes {show_bytes(needed)} of {show_bytes(machine.usable_bytes)}",
+                f"so training takes {show_bytes(needed)} of {show_bytes(machine.usable_bytes)}",
             ),
         ),
     )
 
 
 class _Memory:
-    """What the calculator says of this recipe on this machine."""
+    """What the calculator says about this recipe on this machine."""
 
     def __init__(self, run: RunConfig, machine: Device, wishes: Wishes):
         self._run, self._machine, self._checkpointing = run, machine, wishes.checkpointing
         self._model = built_on_paper(run.model)
 
     def need(self, samples: int, precision: Precision, budget: int | None) -> int:
-        """With activations kept within this budget; see `TextToImageTransformer.stored_layers`."""
+        """Bytes needed if activations are kept within this budget; see `TextToImageTransformer.stored_layers`."""
         return needed_bytes(self._run, self._machine, self._model, samples, budget, precision=precision)
 
     def largest(self, sizes: list[int], precision: Precision) -> int:
-        """Of these sizes, the largest that is advised, with as few activations as can be kept; 0 if none is."""
+        """The largest of these sizes that is advised when as few activations as possible are kept; 0 if none is."""
         least = None if self._checkpointing is False else 0
         return advised_micro_batch(sizes, lambda samples: self.need(samples, precision, least), self._machine)
 
     def fits(self, samples: int, precision: Precision) -> bool:
-        """Whether so many would be advised."""
+        """Whether this many samples would be advised."""
         return bool(self.largest([samples], precision))
 
     def most_generous(self, samples: int, precision: Precision) -> tuple[int | None, int]:
-        """The largest budget of activations that fits, and how many layers it keeps."""
+        """The largest activation budget that fits, and for how many layers it keeps them."""
         most = int((HOST_SHARE if self._machine.unified else ADVISED_SHARE) * self._machine.usable_bytes)
         if self._checkpointing is not None:
             budget = 0 if self._checkpointing else None
@@ -161,7 +161,7 @@ class _Memory:
 
 
 class _Timer:
-    """Rates and steps of this machine; a step is timed only where it should be short."""
+    """Measures this machine's FLOP/s and times its steps; a step is timed only if it is expected to be short."""
 
     def __init__(
         self,
@@ -178,19 +178,19 @@ class _Timer:
         """Whether there is a machine to measure."""
 
     def rate(self, precision: Precision) -> float:
-        """Of products of matrices, FLOP/s."""
+        """FLOP/s of matrix multiplication."""
         if precision not in self._rates:
             self._rates[precision] = matmul_flops_per_second(self._device, precision)
         return self._rates[precision]
 
     def expected_seconds(self, precision: Precision) -> float:
-        """Of one sample, forward twice and backward, at the rate of large matrices; 0 where none was measured."""
+        """Time of one sample (forward twice, backward once) at the rate of large matrices; 0 if nothing is measured."""
         if not self.is_here:
             return 0.0
         return self._flops_per_sample * 4 / 3 / self.rate(precision)
 
     def step(self, samples: int, precision: Precision) -> float | None:
-        """Seconds of a step with as many activations as fit kept; None if it is too long, or memory or time is out."""
+        """Seconds of a step that keeps as many activations as fit; None if too long, or out of memory or time."""
         too_long = self.expected_seconds(precision) > LONGEST_STEP_SECONDS
         if self._build is None or too_long or not self._memory.fits(samples, precision):
             return None
@@ -203,11 +203,11 @@ class _Timer:
 
 def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precision, str]:
     if wishes.precision is not None:
-        return wishes.precision, "nothing else was tried"
+        return wishes.precision, "no other was tried"
     lower: Precision = "bfloat16" if machine.bfloat16 else "float16"
     if not timer.is_here:
-        taken = ", and this one is taken to be of Ampere (2020) or newer" if machine.assumed else ""
-        return lower, f"GPUs are faster in 16 bit{taken}; nothing was measured"
+        taken = ", and this one is assumed to be Ampere (2020) or newer" if machine.assumed else ""
+        return lower, f"GPUs are faster in 16 bits{taken}; nothing was measured"
     faster = timer.rate(lower) / timer.rate("float32")
     rates = f"matrices multiply at {_tera(timer.rate(lower))} in {lower}, {_tera(timer.rate('float32'))} in float32"
     if faster < WORTH_LOWER:
@@ -215,7 +215,9 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
     samples = min(wishes.micro_batch_size or 1, MOST_SAMPLES)
     plain, low = timer.step(samples, "float32"), timer.step(samples, lower)
     if plain and low:
-        steps = f"a step of {samples} takes {low:.3f} s in {lower}, {plain:.3f} s in float32"
+        steps = (
+            f"a step of {samples} sample{'s' * (samples > 1)} takes {low:.3f} s in {lower}, {plain:.3f} s in float32"
+        )
         return (lower if plain / low >= WORTH_LOWER else "float32"), steps
     return lower, rates
 
@@ -223,7 +225,7 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
 def _kernels(model: TextToImageTransformer, precision: Precision, wishes: Wishes) -> list[Setting]:
     dtype = getattr(torch, precision)
     choice = model.kernel_choice(dtype)
-    words = {"fused": "fused kernels", "products": "single products of matrices"}
+    words = {"fused": "fused kernels", "products": "separate matrix multiplications"}
     choices = [Setting(name="attention", value=words[choice.kernels], reason=choice.reason)]
     if wishes.compiled:
         outcome = model.compile_pointwise(dtype)
@@ -237,14 +239,14 @@ def _micro_batch(
 ) -> tuple[int, str]:
     if wishes.micro_batch_size is not None:
         fits = memory.fits(wishes.micro_batch_size, precision)
-        return wishes.micro_batch_size, "it fits" if fits else "by the calculator it does not fit"
+        return wishes.micro_batch_size, "it fits" if fits else "according to the calculator it does not fit"
     a_sample = timer.expected_seconds(precision)
     target, window = run.swarm.target_batch_size, run.swarm.matchmaking_seconds
     sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=a_sample)
     largest = memory.largest(sizes, precision)
     fitting = [size for size in sizes if size <= largest]
     if not fitting:
-        return 1, "by the calculator not even one fits, so it is only tried"
+        return 1, "according to the calculator not even one fits; it is tried all the same"
     speeds: dict[int, float] = {}
     for size in fitting:
         seconds = timer.step(size, precision)
@@ -256,19 +258,22 @@ def _micro_batch(
     if speeds:
         chosen = min(size for size, speed in speeds.items() if speed >= AS_GOOD * max(speeds.values()))
         timed = ", ".join(f"{size}: {speed:.3g}" for size, speed in speeds.items())
-        return chosen, f"the smallest that is nearly the fastest of those timed, in samples a second ({timed})"
+        return (
+            chosen,
+            f"the smallest of those timed that nearly reaches the best speed, in samples per second ({timed})",
+        )
     if fitting[-1] < sizes[-1]:
         bound = f"it fits, {2 * fitting[-1]} would not"
     elif 2 * sizes[-1] * a_sample > window:
-        bound = f"more would take longer than the {window:g} s in which peers find each other"
+        bound = f"more would take longer than the {window:g} s in which peers form a group"
     else:
         bound = "it fits"
-    time_of_it = f", a sample should take about {a_sample:.2g} s" if a_sample else ""
+    time_of_it = f"; a sample should take about {a_sample:.2g} s" if a_sample else ""
     return fitting[-1], f"{bound}; no step was timed{time_of_it}"
 
 
 def _computing_parameters(run: RunConfig) -> int:
-    """Weights that a sample runs through; shared ones count each time."""
+    """Weights that a sample passes through; shared weights count each time."""
     model = built_on_paper(run.model.model_copy(update={"shared_groups": None}))
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -278,5 +283,5 @@ def _tera(flops_per_second: float) -> str:
 
 
 def _said(name: str, value: str, wish: object, reason: str) -> Setting:
-    """A setting; where the volunteer has made it, that is its reason, and what was found follows."""
+    """A setting; if the volunteer asked for it, the reason begins with that."""
     return Setting(name=name, value=value, reason=f"as you said; {reason}" if wish is not None else reason)

@@ -1,4 +1,4 @@
-"""This machine as a place to train: its devices and the memory that is free on them now."""
+"""This machine's devices, the memory that is free on them now, and the usable processor cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GROUP_FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file "),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file "),
 )
-"""Limit, use, and of the use the cache that gives way; of Linux' control groups, version 2 and 1."""
+"""Files of Linux control groups, versions 2 and 1: limit, use, statistics, and their line of reclaimable cache."""
 
 
 def this_machine(name: str | None = None) -> Device:
@@ -24,7 +24,7 @@ def this_machine(name: str | None = None) -> Device:
         name: `cpu`, `cuda` or `cuda:1` and so on; None: the first GPU, or the processor where there is none.
 
     Raises:
-        BadInput: If there is no such device here.
+        BadInput: If this machine has no such device.
     """
     import torch
 
@@ -54,7 +54,7 @@ def this_machine(name: str | None = None) -> Device:
 
 
 def torch_device(name: str | None = None):
-    """A `torch.device` that is there; arguments and errors as for `this_machine`."""
+    """A `torch.device` that exists on this machine; arguments and errors as for `this_machine`."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -68,7 +68,7 @@ def torch_device(name: str | None = None):
 
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processor cores that this process may use: as it is bound, and as a container's limit of time says.
+    """Processor cores that this process may use, by its CPU affinity and by a container's CPU quota.
 
     Args:
         root: Where control groups are mounted.
@@ -84,7 +84,7 @@ def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def group_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container's limit leaves of the memory; the machine's own figures do not show it.
+    """Memory that is left below a container's limit, which the machine's own figures do not show.
 
     Args:
         root: Where control groups are mounted.

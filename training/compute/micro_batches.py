@@ -1,7 +1,7 @@
-"""Gradients of micro-batches, in the chosen precision and in as much memory as there is.
+"""Gradients of micro-batches, in the chosen precision and within the memory that there is.
 
-Where memory runs out, what the failed attempt has left is dropped, the micro-batch is halved, and the same samples are
-computed in two parts: none is lost and none counts twice.
+If memory runs out, we drop what the failed attempt has left, halve the micro-batch, and compute the same samples in two
+parts: no sample is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from training.errors import TrainingError
 from training.model.transformer import TextToImageTransformer
 
 FIRST_LOSS_SCALE = 2.0**14
-"""float16 cannot hold gradients below 6e-8: the loss is multiplied by this before backward, and gradients are divided
+"""float16 cannot hold gradients below 6e-8: we multiply the loss by this before backward and divide the gradients by it
 (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2)."""
 STEPS_TO_DOUBLE_SCALE = 500
-"""After so many micro-batches without overflow the factor is doubled."""
+"""After this many micro-batches without overflow, the loss scale is doubled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Samples whose gradient stands in the model's parameters."""
+    """Samples whose gradient the model's parameters hold now."""
 
     samples: int
     loss: float
-    """Mean of the samples; where it is not finite there is no gradient."""
+    """Mean over the samples; if it is not finite, there is no gradient."""
 
 
 class MicroBatches:
@@ -38,11 +38,11 @@ class MicroBatches:
 
     Args:
         model: On its device.
-        micro_batch_size: Samples at once, until memory runs out.
-        activation_budget_bytes: What is kept of activations, until memory runs out; None keeps all, 0 none. See
+        micro_batch_size: Samples per forward pass, until memory runs out.
+        activation_budget_bytes: Bytes of activations to keep, until memory runs out; None keeps all, 0 none. See
             `TextToImageTransformer.stored_layers`.
-        precision: In which layers compute.
-        tell: Takes a sentence when less is computed at once from now on.
+        precision: Type in which layers compute.
+        tell: Called with a sentence when memory has run out and less is computed at once from now on.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class MicroBatches:
         self._steps_since_overflow = 0
 
     def gradients_of(self, batch: Batch) -> Iterator[Piece]:
-        """Goes through the batch; at each piece the parameters' gradients are its mean, and the caller clears them.
+        """Computes the batch piece by piece; after each, the parameters hold its mean gradient. The caller clears it.
 
         Raises:
-            TrainingError: If there is not memory enough for a single sample.
+            TrainingError: If memory is not enough for a single sample.
         """
         done, size = 0, len(batch.captions)
         while done < size:
@@ -84,7 +84,7 @@ class MicroBatches:
             if not is_out_of_memory(error):
                 raise
             loss, exhausted = None, True
-        if exhausted:  # behind `except`, where the error no longer holds on to what was computed
+        if exhausted:  # after the `except` block, where the error no longer keeps the computed tensors alive
             self._model.zero_grad(set_to_none=True)
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -104,14 +104,14 @@ class MicroBatches:
             if self._precision != "float16" or self._unscale():
                 return value
             self._model.zero_grad(set_to_none=True)
-            if self.loss_scale <= 1:  # no factor helps these samples, and they say nothing of the next ones
+            if self.loss_scale <= 1:  # no loss scale helps these samples, and later ones need not suffer for them
                 self.loss_scale = scale_before
                 return math.nan
             self.loss_scale /= 2
 
     @torch.no_grad()
     def _unscale(self) -> bool:
-        """Divides the gradients by the loss scale; whether they are all finite."""
+        """Divides the gradients by the loss scale; returns whether all are finite."""
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
             self._steps_since_overflow = 0
@@ -123,30 +123,30 @@ class MicroBatches:
         return True
 
     def _take_less(self, tried: int) -> None:
-        """After memory ran out for so many samples."""
+        """Reduces what is computed at once, after memory has run out for `tried` samples."""
         if tried > 1:
             self.micro_batch_size = tried // 2
             more = "" if self.micro_batch_size == 1 else "s"
             self._tell(
-                f"There is not memory enough for {tried} samples at once; going on with {self.micro_batch_size} "
+                f"There is not enough memory for {tried} samples at once; continuing with {self.micro_batch_size} "
                 f"sample{more}. No sample is lost."
             )
         elif self.activation_budget_bytes != 0:
             self.activation_budget_bytes = 0
-            self._tell("There is not memory enough for one sample; going on with all activations computed again.")
+            self._tell("There is not enough memory for one sample; continuing with all activations recomputed.")
         else:
             raise TrainingError(
-                "There is not memory enough for a single sample. Close other programs, or train on a machine with "
-                "more memory; `python -m training plan` says what the model takes."
+                "There is not enough memory for a single sample. Close other programs, or train on a machine with "
+                "more memory; `python -m training plan` says how much the model needs."
             )
 
 
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
-"""Words of PyTorch's allocators, and of cuBLAS and cuDNN, which fail when PyTorch has taken all that a GPU has."""
+"""Messages of PyTorch's allocators, and of cuBLAS and cuDNN, which fail when PyTorch has taken all GPU memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device or the host has no memory left."""
+    """Whether an error means that the device or the host has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

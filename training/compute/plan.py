@@ -1,9 +1,9 @@
-"""What training a recipe's model will take of a machine, by the calculator.
+"""How much memory of a machine training a recipe's model will take, by the calculator.
 
-The same estimate as the site's calculator gives. It counts reversible layers with all activations computed again; what
-the model keeps within its budget (`training.model.transformer`) is added. Attention is counted by single products;
-fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities.
-`training.compute.choices` decides upon it.
+The estimate is that of the site's calculator. It counts reversible layers with all activations recomputed; we add what
+the model keeps within its budget (`training.model.transformer`). Attention is counted as separate matrix
+multiplications; fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities.
+`training.compute.choices` bases its decisions on this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.config import ModelConfig, RunConfig
 from training.errors import BadInput
 
 Precision = Literal["float32", "bfloat16", "float16"]
-"""In which layers compute, by autocast; weights, norms and gradients are float32 in all."""
+"""Type in which layers compute, by autocast; weights, norms and gradients are always float32."""
 _PRECISIONS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "amp-bf16", "float16": "amp-fp16"}
 """The calculator's names."""
 
@@ -31,30 +31,30 @@ class Plan:
     parameters: int
     """Different weights: what is stored, averaged and updated."""
     computing_parameters: int
-    """Weights that the model would have if no layer shared any: what it computes like."""
+    """Weights that the model would have without sharing: a measure of how much it computes."""
     setup: Setup
-    """As it is trained."""
+    """The calculator's setup."""
     estimate: Estimate
-    """One micro-batch, every reversible layer's activations computed again."""
+    """The calculator's estimate for one micro-batch, with the activations of all reversible layers recomputed."""
     stored_layers: int
-    """Of these layers, counted from the last, activations are kept instead."""
+    """For this many layers, counted from the last, activations are kept instead."""
     stored_bytes: int
-    """What that takes."""
+    """Memory that these activations take."""
     local_bytes: int
-    """Of the device: what local updates keep there beside the rest; 0 in the synchronous mode."""
+    """Device memory that local updates take in addition; 0 in the synchronous mode."""
     host_bytes: int
-    """Of the host."""
+    """Host memory."""
     device: Device
     need_bytes: int
-    """Of the device, all in all."""
+    """Device memory in total."""
     advised_micro_batch: int
     """The largest that fits with a margin (`calculator.advice`); 0 if not even one sample does."""
     suggestions: tuple[Suggestion, ...]
-    """What else would make it fit, where it does not."""
+    """Changes that would make it fit; empty if it does."""
 
     @property
     def fits(self) -> bool:
-        """Whether the device has as much."""
+        """Whether the device has enough memory."""
         return self.need_bytes <= self.device.usable_bytes
 
 
@@ -71,9 +71,9 @@ def make_plan(
     Args:
         run: The recipe.
         device: Where it is trained; see `training.compute.machine`.
-        micro_batch_size: Samples computed at once; None: as many as are advised.
+        micro_batch_size: Samples per forward pass; None: as many as are advised.
         precision: See `setup_of`.
-        activation_budget_bytes: What the model may keep of its activations, see
+        activation_budget_bytes: Bytes of activations that the model may keep, see
             `training.model.transformer.TextToImageTransformer.stored_layers`; `training.compute.choices` chooses it.
 
     Raises:
@@ -114,7 +114,7 @@ def make_plan(
 
 
 def training_of(run: RunConfig) -> PeerTraining:
-    """The settings of a recipe on which the memory of a peer depends."""
+    """The settings of a recipe on which a peer's memory depends."""
     return PeerTraining(
         config=run.model.model_dump(),
         optimizer="lamb8bit-demo" if run.optimizer.name == "lamb8bit" else "lamb",
@@ -145,14 +145,14 @@ def needed_bytes(
     *,
     precision: Precision | None = None,
 ) -> int:
-    """What training takes of the device, all in all.
+    """Device memory that training takes in total.
 
     Args:
         run: The recipe.
         device: Where it is trained.
         model: From `built_on_paper`.
-        micro_batch_size: Samples computed at once.
-        activation_budget_bytes: What is kept of activations; see `TextToImageTransformer.stored_layers`.
+        micro_batch_size: Samples per forward pass.
+        activation_budget_bytes: Bytes of activations to keep; see `TextToImageTransformer.stored_layers`.
         precision: See `setup_of`.
 
     Raises:
@@ -167,19 +167,19 @@ def needed_bytes(
     except BadSetup as error:
         raise BadInput(
             f"The memory of this recipe's model cannot be estimated: {error}",
-            cure="Nothing: the run can be joined all the same; only the plan is not known.",
+            cure="Nothing to do: you can still join the run; only its memory cannot be planned.",
         ) from None
     return needed + stored_bytes(model, micro_batch_size, activation_budget_bytes, dtype_of(setup))
 
 
 def stored_bytes(model, micro_batch_size: int, activation_budget_bytes: int | None, dtype=None) -> int:
-    """What a reversible model keeps of its layers' activations within a budget; the calculator leaves it out.
+    """Bytes of activations that a reversible model keeps within a budget; the calculator does not count these.
 
     Args:
         model: See `built_on_paper`.
-        micro_batch_size: Samples computed at once.
+        micro_batch_size: Samples per forward pass.
         activation_budget_bytes: See `TextToImageTransformer.stored_layers`.
-        dtype: In which layers compute; None: as autocast has it now.
+        dtype: Type in which layers compute; None: the current autocast type.
     """
     if not model.config.reversible:
         return 0
@@ -188,17 +188,17 @@ def stored_bytes(model, micro_batch_size: int, activation_budget_bytes: int | No
 
 
 def dtype_of(setup: Setup):
-    """In which type layers compute."""
+    """The type in which layers compute."""
     import torch
 
     return getattr(torch, {name: precision for precision, name in _PRECISIONS.items()}[setup.precision])
 
 
 def built_on_paper(config: ModelConfig):
-    """The model without memory for its weights.
+    """The model on the meta device: shapes without memory for its weights.
 
     Raises:
-        BadInput: If its sizes are beyond all measure.
+        BadInput: If its sizes are too large for PyTorch.
     """
     import torch
 
@@ -209,8 +209,8 @@ def built_on_paper(config: ModelConfig):
             return build_model(config, seed=0)
     except (RuntimeError, TypeError) as error:  # more values than 64 bits can count
         raise BadInput(
-            f"The recipe's model cannot be: {str(error).splitlines()[0].rstrip('.')}.",
-            cure="Change it in the recipe's `[model]`.",
+            f"The recipe's model cannot be built: {str(error).splitlines()[0].rstrip('.')}.",
+            cure="Change the sizes in the recipe's `[model]`.",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""How fast this machine computes, measured in some seconds before it trains."""
+"""How fast this machine computes, measured within a few seconds before it trains."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from training.errors import TrainingError
 from training.model.transformer import TextToImageTransformer
 
 _FIRST_SIDE, _LARGEST_SIDE, _LONG_ENOUGH_SECONDS = 256, 8192, 0.03
-"""Square matrices are multiplied, each time larger ones, until a product takes long enough to be timed."""
+"""We multiply larger and larger square matrices until one multiplication takes long enough to be timed."""
 
 
 def matmul_flops_per_second(device: torch.device, precision: Precision) -> float:
-    """Additions and multiplications a second in products of matrices; takes a third of a second at most."""
+    """FLOP/s of matrix multiplication; measuring takes at most a third of a second."""
     side, dtype, most = _FIRST_SIDE, getattr(torch, precision), 0.0
     while True:
         try:
             matrix = torch.ones(side, side, dtype=dtype, device=device)
             seconds = min(_timed(lambda m=matrix: m @ m, device) for _ in range(2))
         except (RuntimeError, MemoryError) as error:
-            if most and is_out_of_memory(error):  # a GPU that is nearly full: what was seen so far has to do
+            if most and is_out_of_memory(error):  # the GPU is nearly full; the smaller matrices have to do
                 return most
             raise
         most = max(most, 2 * side**3 / seconds)
@@ -37,16 +37,16 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
 def step_seconds(
     model: TextToImageTransformer, samples: int, precision: Precision, *, activation_budget_bytes: int | None
 ) -> float | None:
-    """Time of forward and backward of one micro-batch with made-up samples, the second of two; leaves no gradient.
+    """Time of forward and backward of one micro-batch of random samples; leaves no gradient. Times the second of two.
 
     Args:
         model: On its device.
         samples: B.
-        precision: In which layers compute.
-        activation_budget_bytes: What is kept of activations; see `TextToImageTransformer.stored_layers`.
+        precision: Type in which layers compute.
+        activation_budget_bytes: Bytes of activations to keep; see `TextToImageTransformer.stored_layers`.
 
     Returns:
-        Seconds, or None if there is not memory enough.
+        Seconds, or None if memory is not enough.
     """
     batch, device = _made_up(model.config, samples), next(model.parameters()).device
     micro_batches = MicroBatches(
@@ -60,7 +60,7 @@ def step_seconds(
     try:
         _timed(step, device)
         seconds = _timed(step, device)
-    except TrainingError:  # not even one sample
+    except TrainingError:  # memory is not enough for even one sample
         return None
     less = micro_batches.micro_batch_size, micro_batches.activation_budget_bytes
     return seconds if less == (samples, activation_budget_bytes) else None

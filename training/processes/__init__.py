@@ -1,1 +1,1 @@
-"""A long-running role as a process: its children, its end, its log of events."""
+"""A long-running role as a process: its children, its end, its event log."""

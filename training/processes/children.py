@@ -1,8 +1,8 @@
-"""The child processes of a role: they go with it, however it ends.
+"""The child processes of a role, which end with it, however it ends.
 
-hivemind forks a process for the DHT and one for each averager, and starts the network daemon `p2pd`; when their parent
-is killed they stay. Here every forked child, with all that it starts, joins a process group that a watchdog leads: a
-Ctrl-C in the terminal does not reach it, and the group is killed when the role ends or is gone.
+hivemind forks a process for the DHT and one for each averager, and starts the network daemon `p2pd`; all of them
+survive when their parent is killed. Here every forked child, with all that it starts, joins a process group that a
+watchdog leads: Ctrl-C in the terminal does not reach the group, and the watchdog kills it when the role is gone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _FOLDER = "training-role-"
 
 
 class ChildGroup:
-    """The process group of a role's children and their folder for temporary files, which go with them.
+    """The process group of a role's children, and their folder for temporary files, which is removed with them.
 
-    Make one a process, before anything is forked.
+    Create one per process, before anything is forked.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class ChildGroup:
         os.register_at_fork(after_in_child=self._enter)
 
     def _enter(self) -> None:
-        with suppress(OSError):  # the watchdog was killed; then there is no group to enter
+        with suppress(OSError):  # if the watchdog was killed, there is no group to enter
             os.setpgid(0, self._watchdog.pid)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if (torch := sys.modules.get("torch")) is not None:
-            # The parent's OpenMP threads do not exist here, and work that is shared out to them would never end.
+            # The parent's OpenMP threads do not exist in the child; work that torch hands to them would never end.
             torch.set_num_threads(1)
 
     def kill(self) -> None:

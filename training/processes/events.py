@@ -1,4 +1,4 @@
-"""The event log of a long-running role: one JSON object a line, with `time` and `event`."""
+"""The event log of a long-running role: one JSON object per line, with `time` and `event`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EventLog:
     """Appends events to a file; without a path it drops them.
 
     Args:
-        path: File to append to (`--log-json`), made with its folder if need be.
+        path: File to append to (`--log-json`); created, with its folder, if need be.
         clock: Seconds since the epoch; a test passes its own.
     """
 
@@ -28,7 +28,7 @@ class EventLog:
             self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, event: Event, **fields: object) -> None:
-        """Appends one line, flushed at once; on a full disk the role goes on without it."""
+        """Appends one line and flushes it; if the disk is full, the role continues without it."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.write(json.dumps({"time": self._clock(), "event": event, **fields}) + "\n")

@@ -1,4 +1,4 @@
-"""How far long work is: bars on a terminal, else a line now and then, so that a log shows it too."""
+"""Progress of long work: bars on a terminal, otherwise a line every few seconds, so that logs show it too."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TextIO
 LINE_SECONDS = 5.0
 
 Show = Callable[[str, int, int | None], None]
-"""Called with (what is done, how much of it, of how much; None while that is unknown)."""
+"""Called with (stage, amount done, total amount or None while it is unknown)."""
 
 
 @contextmanager
 def show_progress(stream: TextIO | None = None) -> Iterator[Show]:
-    """A function that shows how far each stage of some work is.
+    """Yields a function that shows the progress of each stage of some work.
 
     Args:
-        stream: Where to; None means standard error.
+        stream: Where to write; None means standard error.
     """
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():

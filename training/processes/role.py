@@ -1,7 +1,7 @@
-"""A long-running role: it stops when it is asked to, in time, and its child processes with it.
+"""A long-running role: it stops in time when it is asked to, and its child processes with it.
 
-hivemind's averagers make their parent deaf to Ctrl-C, and some of its threads and processes never end by themselves; a
-role listens again after each averager, and ends without waiting for them.
+hivemind's averagers make their parent ignore Ctrl-C, and some of its threads and processes never end by themselves. So a
+role installs its signal handlers again after each averager, and exits without waiting for threads or processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.errors import TrainingError
 from training.processes.children import ChildGroup
 
 GRACE_SECONDS = 5.0
-"""So long after Ctrl-C or SIGTERM a role may take leave; then it is ended."""
+"""How long a role may take to finish after Ctrl-C or SIGTERM before it is killed."""
 
 
 class StopRequest:
@@ -40,11 +40,11 @@ class StopRequest:
         return self._asked.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleeps so long, or until it is asked; whether it was."""
+        """Sleeps this long, or until a stop is requested; returns whether it was."""
         return self._asked.wait(seconds)
 
     def listen(self) -> None:
-        """Takes the signals. Call it again after an averager was made: hivemind makes its maker ignore SIGINT."""
+        """Installs the signal handlers. Call it again after creating an averager, which makes this process ignore SIGINT."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
@@ -76,7 +76,7 @@ def run_role(role: Callable[[StopRequest], None], *, grace_seconds: float = GRAC
     except TrainingError as error:
         print(f"Error: {error.told}", file=sys.stderr)
         code = error.exit_code
-    except BaseException:  # nothing is lost: it is printed, and the children must not stay
+    except BaseException:  # the traceback is printed; the children must not survive
         traceback.print_exc()
         code = 1
     children.kill()

@@ -1,6 +1,6 @@
-"""Kills the process group that it leads and removes a folder as soon as the process that started it is gone.
+"""The watchdog: kills the process group that it leads, and removes a folder, once the process that started it is gone.
 
-It runs as a file, isolated, so it imports the standard library alone; `training.processes.children` starts it.
+It runs as an isolated script, so it imports only the standard library; `training.processes.children` starts it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ POLL_SECONDS = 0.2
 
 
 def watch(role: int, folder: str) -> None:
-    """Waits until process `role` is no longer this one's parent, then kills the group, this process included.
+    """Waits until process `role` is no longer the parent, then kills the process group, this process included.
 
     Args:
         role: Process id of the parent.

@@ -1,1 +1,1 @@
-"""What the trainer puts on disk is there whole or not at all."""
+"""Atomic writes: a file or folder on disk is complete or absent."""

@@ -1,7 +1,7 @@
-"""Files and folders that are written whole or not at all: a reader finds the old content or the new, never a part.
+"""Atomic writes of files and folders: a reader finds the old content or the new, never a part.
 
-What is written goes to a draft beside its place, is flushed to the disk, and is then renamed, which the system does in
-one step. A program that is killed leaves its draft behind; an exception does not.
+The content goes to a draft in the same folder, is flushed to the disk, and is then renamed, which is atomic. A program
+that is killed leaves its draft behind; one that ends with an exception does not.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LEFTOVER_SECONDS = 3600.0
-"""A draft that nobody has written to for so long is of a program that was killed; the next writer deletes it."""
+"""A draft unchanged for this long belongs to a program that was killed; the next writer deletes it."""
 _MARK = ".draft-"
 _numbers = itertools.count()
-"""Two threads of a process may write the same file."""
+"""Numbers the drafts, since two threads of a process may write the same file."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file; text as UTF-8. One that is there is replaced, and the new one has its permissions.
+    """Writes a file (text as UTF-8). It replaces an existing file and takes over its permissions.
 
     Raises:
-        OSError: If it cannot be written; then the file is as it was.
+        OSError: If it cannot be written; an existing file is then unchanged.
     """
     with whole_file(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -34,7 +34,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path to write to, for libraries that open files themselves; at the end of the block the file takes its place.
+    """Yields a path to write to, for libraries that open files themselves; renames it into place after the block.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -43,7 +43,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     ...     Path(folder, "greeting").read_text()
     'hello'
     """
-    place = Path(os.path.realpath(path))  # renaming onto a link would leave the file behind it as it was
+    place = Path(os.path.realpath(path))  # renaming onto a link would replace the link, not the file it points to
     draft = _draft_beside(place)
     try:
         yield draft
@@ -58,10 +58,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path, *, flushed: bool = True) -> Iterator[Path]:
-    """A new folder to fill; at the end of the block it takes its place, and an older one there is deleted.
+    """Yields a new folder to fill; after the block, renames it into place and deletes an older one there.
 
     Args:
-        path: Its place.
+        path: Where the folder goes.
         flushed: See `replace_folder`.
     """
     place = Path(os.path.realpath(path))
@@ -75,15 +75,15 @@ def whole_folder(path: Path, *, flushed: bool = True) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
-    """Renames a finished folder; an older one gives way only then.
+    """Renames a finished folder into place and then deletes an older one there.
 
-    A folder with content cannot be replaced in one step: a program that is killed between the two renames leaves none
-    at its place, and the older one beside it.
+    A folder with content cannot be replaced in one step: if the program is killed between the two renames, the place is
+    empty and the older folder lies next to it.
 
     Args:
-        new: On the same disk.
+        new: The finished folder, on the same disk.
         place: Where it goes.
-        flushed: Whether each file is flushed to the disk first, which takes milliseconds for each; without it, files
+        flushed: Whether each file is flushed to the disk first, which takes milliseconds per file; without it, files
             may be empty after a power cut.
     """
     for file in new.rglob("*") if flushed else ():
@@ -102,7 +102,7 @@ def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
 
 
 def delete_drafts(folder: Path) -> None:
-    """Deletes all drafts in a folder to which nobody else writes now, whatever their age."""
+    """Deletes all drafts in a folder, whatever their age; the caller must be the folder's only writer."""
     for draft in folder.glob(f".*{_MARK}*"):
         _delete(draft)
 
@@ -117,9 +117,9 @@ def flush(path: Path) -> None:
 
 
 def _draft_beside(place: Path) -> Path:
-    """A name that nobody else uses; those of killed programs for the same place are deleted."""
+    """A name for a draft that nobody else uses; deletes leftover drafts of killed programs for the same place."""
     for leftover in place.parent.glob(f".{glob.escape(place.name)}{_MARK}*"):
-        with suppress(OSError):  # its own writer may have come first
+        with suppress(OSError):  # its own writer may have renamed or deleted it meanwhile
             if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:
                 _delete(leftover)
     return place.with_name(f".{place.name}{_MARK}{os.getpid()}-{next(_numbers)}")

@@ -1,1 +1,1 @@
-"""What a peer does from its start to its end: checks, arrival, training, reports."""
+"""The life of a volunteer's peer: checks, arrival, training, reports."""

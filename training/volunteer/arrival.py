@@ -1,4 +1,4 @@
-"""How a newcomer comes to where the run is, or learns that there is nowhere to go."""
+"""How a newcomer obtains the run's current state, or learns that there is no run left to join."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
 
 LOOK_SECONDS = 1.0
-"""A newcomer that needs the run's weights asks again so often."""
+"""Pause between two attempts of a newcomer to download the run's weights."""
 
 
 def arrive(
@@ -30,22 +30,22 @@ def arrive(
     stop: StopRequest,
     console: Console,
 ) -> str | None:
-    """Brings model and optimizer to where the run is; where the state came from.
+    """Loads the run's current state into model and optimizer; returns where the state came from.
 
-    A run that is under way is joined with its own weights or not at all: None, after a word on it, if the run ends or
-    all others leave before this peer has got them.
+    A peer joins a run that is under way only with the run's own weights. If the run ends, or all other peers leave,
+    before this peer has downloaded them, it prints why and returns None.
 
     Args:
-        optimizer: As it was made.
+        optimizer: A new one, without any state.
         run: The recipe.
-        early: A download of the run's state that was begun before.
-        resume: Folder of checkpoints; the latest one is where this peer starts, unless the run is further.
-        shards: Folder or URL of what it will train on.
-        stop: Ends the waiting.
-        console: Told what is waited for.
+        early: A download of the run's state that has already begun.
+        resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it.
+        shards: Folder or URL of the shards that it will train on.
+        stop: A request to stop ends the waiting.
+        console: Prints what the peer waits for.
 
     Raises:
-        BadInput: If the checkpoint cannot be read, or is of another recipe or codec.
+        BadInput: If the checkpoint cannot be read, or belongs to another recipe or codec.
     """
     source = "fresh weights"
     path = latest_checkpoint(resume) if resume is not None else None
@@ -67,7 +67,7 @@ def arrive(
         if standing.there:
             if not told:
                 told = True
-                console.print(f"The run is at epoch {standing.epoch}; waiting for a peer that gives its weights.")
+                console.print(f"The run is at epoch {standing.epoch}; waiting for a peer that sends its weights.")
             stop.wait(LOOK_SECONDS)
         else:
             if path is None and standing.epoch:
@@ -79,16 +79,16 @@ def arrive(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OthersStanding:
-    """What the records of a run's peers tell."""
+    """What the records of the other peers say about the run."""
 
     epoch: int = 0
-    """The furthest that one has come; those who have just left count."""
+    """The latest epoch that any of them has reached, including those that have just left."""
     there: bool = False
-    """Whether one has not left."""
+    """Whether at least one of them is still in the run."""
 
 
 def _standing_of_others(optimizer: SwarmOptimizer, run: RunConfig) -> _OthersStanding | None:
-    """None if the network has not answered in some seconds, which says nothing of who is there."""
+    """None if the DHT did not answer in time: then we do not know whether anybody else is there."""
     own = str(optimizer.dht.peer_id)
     with suppress(TimeoutError):
         others = [record for record in read_records(optimizer.dht, run.run_id) if record.peer_id != own]
@@ -100,13 +100,13 @@ def _standing_of_others(optimizer: SwarmOptimizer, run: RunConfig) -> _OthersSta
 
 
 def _end_of_run(run: RunConfig, epoch: int) -> str:
-    """What to say to one who comes as the others go."""
+    """The message for a newcomer that arrives when the run has ended or all others have left."""
     if epoch >= run.schedule.total_epochs:
         return (
             f"The run {run.run_id} has reached its end: all of its {epoch} epochs are done, and there is nothing left "
-            "to train. Its result is where the run is shown. Thank you for coming!"
+            "to train. The run's page shows the result. Thank you for coming!"
         )
     return (
-        f"The volunteers of {run.run_id} have left at epoch {epoch}, before this peer had their weights, so it has "
-        "nothing to go on from. Somebody who has a checkpoint can go on with it: --resume FOLDER."
+        f"The volunteers of {run.run_id} left at epoch {epoch}, before this peer had downloaded their weights, so it "
+        "cannot continue the run. Anybody who has a checkpoint can: --resume FOLDER."
     )

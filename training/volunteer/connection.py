@@ -1,4 +1,4 @@
-"""A peer's connection to its run: the DHT node, and what was seen of the network on the way."""
+"""A peer's connection to its run: the DHT node, and what was measured of the network while connecting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.volunteer.startup import Link
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """A node that has found the run, which trains the same recipe."""
+    """A DHT node that has found the run and checked that it trains the same recipe."""
 
     run: RunConfig
     settings: PeerSettings
@@ -29,12 +29,12 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """What this peer is called on the leaderboard."""
+        """This peer's name on the leaderboard."""
         return self.settings.name or f"volunteer-{str(self.identity.peer_id)[-4:]}"
 
     @property
     def shards(self) -> str:
-        """Folder or URL of what this peer trains on."""
+        """Folder or URL of the shards that this peer trains on."""
         return self.settings.shards or self.run.data.shards
 
     def own_tokens(self) -> str:
@@ -46,7 +46,7 @@ class Connection:
         return open_manifest(self.shards).tokens_digest
 
     def check_tokens(self, digest: str) -> None:
-        """Checks that the others train on the same tokens.
+        """Checks that the other peers train on the same tokens.
 
         Raises:
             RefusedByRun: If they do not.
@@ -54,7 +54,7 @@ class Connection:
         check_tokens(self.dht, self.run, self.identity, digest, shards=self.shards)
 
     def download_early(self) -> EarlyDownload:
-        """Begins to download the run's state, if it has one; meanwhile the peer is made."""
+        """Begins to download the run's state, if there is one, while the model is being built."""
         groups = parameter_groups(built_on_paper(self.run.model), self.run.optimizer.weight_decay)
         shapes = [parameter.shape for group in groups for parameter in group["params"]]
         return EarlyDownload(self.dht, self.run, shapes=shapes)
@@ -82,9 +82,9 @@ def connect(run: RunConfig, settings: PeerSettings, identity: Identity) -> Conne
 
 
 def answers_of(settings: PeerSettings) -> list[float | None]:
-    """Seconds until each initial peer that answers has done so; None where that cannot be measured."""
+    """Seconds until each reachable initial peer accepted a connection; None for addresses that are not TCP."""
     answers = []
     for address in settings.initial_peers:
-        with suppress(OSError):  # another one may answer
+        with suppress(OSError):  # one unreachable peer is no fault: another may answer
             answers.append(connection_seconds(address))
     return answers

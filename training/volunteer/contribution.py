@@ -1,4 +1,4 @@
-"""What a peer has contributed to its run, kept in a file over restarts."""
+"""What a peer has contributed to its run, kept in a file across restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.swarm.epochs import EpochReport
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """What a peer has done in all, over restarts."""
+    """A peer's totals over its whole life, restarts included."""
 
     samples: int = 0
     seconds: float = 0.0
@@ -24,17 +24,17 @@ class Contribution:
 
     @classmethod
     def read(cls, path: Path) -> Contribution:
-        """From its file; an empty one if there is none or it cannot be read."""
+        """Reads the file; returns zeros if there is none or it cannot be read."""
         with suppress(OSError, ValueError, TypeError):
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         return cls()
 
     def write(self, path: Path) -> None:
-        """Whole or not at all."""
+        """Writes the file atomically."""
         write_whole(path, json.dumps(self.__dict__))
 
     def plus(self, report: EpochReport, seconds: float) -> Contribution:
-        """With one more epoch."""
+        """The totals with one more epoch added."""
         return Contribution(
             samples=self.samples + report.samples,
             seconds=self.seconds + seconds,

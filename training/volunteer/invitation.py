@@ -1,4 +1,4 @@
-"""The commands that add a volunteer or a monitor to a run, as pages and programs show them."""
+"""The commands with which a volunteer or a monitor joins a run, as pages and programs show them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 def join_command(
     url: str, initial_peers: Sequence[str], *, python: Sequence[str] = ("python", "-m", "training")
 ) -> str:
-    """What to paste into a terminal to join.
+    """The command to paste into a terminal to join.
 
     Args:
-        url: Where the run's monitor is: the recipe is read from there.
-        initial_peers: Addresses of peers that welcome newcomers.
+        url: Address of the run's monitor, which serves the recipe.
+        initial_peers: Addresses of peers through which newcomers connect.
         python: The trainer's command line; a program below the current folder is named relative to it.
 
     >>> join_command("http://run.example", ["/ip4/203.0.113.7/tcp/31337/p2p/Qm1"])
@@ -26,7 +26,7 @@ def join_command(
 def command_for(
     role: str, recipe: str, initial_peers: Sequence[str], *, python: Sequence[str] = ("python", "-m", "training")
 ) -> str:
-    """What to paste into a terminal to start a role that needs a recipe and a peer.
+    """The command to paste into a terminal to start a role that needs a recipe and a peer.
 
     Args:
         role: The command's name.

@@ -1,4 +1,4 @@
-"""The loop in which a peer trains: micro-batches, losses, and what each epoch brought."""
+"""A peer's training loop: micro-batches, losses, and a report of each epoch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from training.volunteer.reporter import PeerStatus, Reporter
 from training.volunteer.settings import PeerSettings
 
 SERVE_SECONDS = 30.0
-"""After the last epoch of the schedule a peer serves its state for so long, for the last checkpoint."""
+"""How long a peer serves its state after the schedule's last epoch, so that the monitor can take a last checkpoint."""
 NOT_FINITE_IN_A_ROW = 10
-"""A peer whose loss is not finite so many times takes the state of the others anew."""
+"""After this many non-finite losses in a row, a peer downloads the others' state again."""
 
 
 @dataclass
 class _WeightedMean:
-    """Of losses, by samples."""
+    """Mean of losses, weighted by samples."""
 
     total: float = 0.0
     samples: int = 0
@@ -46,7 +46,7 @@ class _WeightedMean:
 
 @dataclass
 class TrainingLoop:
-    """The loop over micro-batches, with its count of the current epoch."""
+    """The loop over micro-batches."""
 
     run: RunConfig
     settings: PeerSettings
@@ -92,17 +92,17 @@ class TrainingLoop:
             stop.wait(SERVE_SECONDS)
 
     def _is_finite(self, loss: float) -> bool:
-        """Whether this loss can be trained on; a peer that has met many that cannot takes the others' state."""
+        """Whether the loss is finite. After `NOT_FINITE_IN_A_ROW` that are not, downloads the others' state."""
         if math.isfinite(loss):
             self.not_finite = 0
             return True
         self.not_finite += 1
-        self.notices.warn(f"The loss is {loss}; this micro-batch is left out.")
+        self.notices.warn(f"The loss is {loss}; this micro-batch is skipped.")
         if self.not_finite >= NOT_FINITE_IN_A_ROW and not self.optimizer.load_state_from_peers():
             raise TrainingError(
-                f"The loss was not finite {self.not_finite} times, and no peer gives a better state.",
-                cure="Join again: the state then comes from another peer. If it happens to "
-                "all, the maintainer has to go back to an earlier checkpoint.",
+                f"The loss was not finite {self.not_finite} times in a row, and no peer sends a better state.",
+                cure="Join again: the state then comes from another peer. If all volunteers see this, "
+                "the maintainer must go back to an earlier checkpoint.",
             )
         return False
 
@@ -142,11 +142,11 @@ class TrainingLoop:
         self._warn_of(report)
 
     def _warn_of(self, report: EpochReport) -> None:
-        """What went wrong in an epoch, if anything did."""
+        """Warns of what went wrong in an epoch, if anything did."""
         epoch, warn = f"Epoch {report.epoch}", self.notices.warn
         if report.alone:
             warn(f"{epoch} was not averaged though {report.others} others train: {report.fault}.")
         elif report.fault:
-            warn(f"{epoch} was averaged in part: {report.fault}; the weights are averaged soon.")
+            warn(f"{epoch} was averaged in part: {report.fault}; a round of parameters soon repairs that.")
         if report.note:
             warn(f"{epoch}: {report.note}.")

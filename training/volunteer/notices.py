@@ -1,4 +1,4 @@
-"""What a peer tells its volunteer on the console, and programs in the event log."""
+"""What a peer reports: to its volunteer on the console, and to programs in the event log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Notices:
     console: Console
 
     def warn(self, text: str) -> None:
-        """Writes a warning to both."""
+        """Writes a warning to console and event log."""
         self.events.write("warning", text=text)
         self.console.print(f"[yellow]{text}[/yellow]")
 

@@ -25,11 +25,11 @@ from training.volunteer.startup import check_files, check_flags, settings_in_use
 
 
 def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> None:
-    """Checks flags, recipe, this process' limits and codecs, before anything else is done.
+    """Checks flags, recipe, the process's limits and the codecs, before anything is started.
 
     Raises:
-        BadInput: If two settings do not suit each other, or one does not suit this machine.
-        TrainingError: If averaging does not work here.
+        BadInput: If two settings contradict each other, or one does not suit this machine.
+        TrainingError: If averaging does not work on this machine.
     """
     torch.set_num_threads(settings.threads or usable_cores())
     check_flags(
@@ -48,7 +48,7 @@ def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> 
 def choose_settings(
     run: RunConfig, settings: PeerSettings, notices: Notices, *, build: Callable[[], TextToImageTransformer]
 ) -> Choices:
-    """Chooses how this peer trains, and tells it with its reasons."""
+    """Chooses how this peer trains, and prints each choice with its reason."""
     choices = choose(run, settings.wishes, build=build)
     parameters = sum(parameter.numel() for parameter in built_on_paper(run.model).parameters())
     every = (*choices.settings, *settings_in_use(run, parameters=parameters, threads=torch.get_num_threads()))
@@ -59,10 +59,10 @@ def choose_settings(
 
 
 def model_on_device(run: RunConfig, settings: PeerSettings) -> TextToImageTransformer:
-    """The model with its first weights, on the device that computes.
+    """The model with its initial weights, on the device that trains it.
 
     Raises:
-        TrainingError: If there is not memory enough.
+        TrainingError: If the device has not enough memory.
     """
     device = torch_device(settings.wishes.device)
     try:
@@ -71,13 +71,13 @@ def model_on_device(run: RunConfig, settings: PeerSettings) -> TextToImageTransf
         if not is_out_of_memory(error):
             raise
         raise TrainingError(
-            f"There is not memory enough for the model's weights on {device}. Close other programs, or choose another "
+            f"{device} has not enough memory for the model's weights. Close other programs, or choose another "
             "device with --device; `python -m training plan` says what the model takes."
         ) from None
 
 
 def training_batches(run: RunConfig, settings: PeerSettings, *, seed: int, micro_batch_size: int) -> Iterator[Batch]:
-    """Samples of the training split without end, in an order that `seed` decides."""
+    """An endless stream of samples of the training split, in an order that `seed` decides."""
     shards = open_shards(settings.shards or run.data.shards, "train")
     return sample_stream(
         shards,
@@ -89,7 +89,7 @@ def training_batches(run: RunConfig, settings: PeerSettings, *, seed: int, micro
 
 
 def sample_seed(settings: PeerSettings, identity: Identity, epoch: int) -> int:
-    """Another order for each peer, and for the same peer after a restart."""
+    """A seed that differs between peers, and for the same peer between restarts."""
     if settings.seed is not None:
         return settings.seed
     return int.from_bytes(hashlib.sha256(f"{identity.peer_id}:{epoch}".encode()).digest()[:4])

@@ -1,4 +1,4 @@
-"""Tells the run how this peer is doing, as long as it is there."""
+"""Posts this peer's status in the DHT for as long as the peer runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.volunteer.contribution import Contribution
 
 @dataclass(frozen=True, kw_only=True)
 class PeerStatus:
-    """How the peer is doing now; the trainer replaces it, the reporter reads it."""
+    """The peer's current status; the trainer replaces it, the reporter reads it."""
 
     status: str = "joining"
     epoch: int = 0
@@ -30,9 +30,9 @@ class PeerStatus:
 
 
 class Reporter:
-    """A thread that posts the peer's record as often as the recipe says, also while an epoch runs.
+    """A thread that posts the peer's record as often as the recipe says, even in the middle of an epoch.
 
-    Now and then it says the peer's recipe and tokens as well.
+    It also renews the peer's announcements of its recipe and tokens before they expire.
     """
 
     def __init__(self, run: RunConfig, dht: DHT, identity: Identity, *, name: str, micro_batch_size: int, tokens: str):
@@ -46,12 +46,12 @@ class Reporter:
         self._thread.start()
 
     def update(self, status: PeerStatus) -> None:
-        """Has the new status posted soon."""
+        """Replaces the status; the thread posts it soon."""
         self.status = status
         self._news.set()
 
     def leave(self, timeout_seconds: float = 1.5) -> None:
-        """Posts the last word."""
+        """Posts a last record, which says that the peer leaves, and withdraws its tokens."""
         self._finished.set()
         self._news.set()
         self._thread.join(timeout_seconds)
@@ -62,7 +62,7 @@ class Reporter:
     def _work(self) -> None:
         renewed = -math.inf
         while not self._finished.is_set():
-            with suppress(Exception):  # a record that is lost now is posted again soon
+            with suppress(Exception):  # a record that could not be posted is posted again soon
                 self._post(self.status)
                 if time.monotonic() - renewed > WORD_SECONDS / 3:
                     post_recipe(self._dht, self._run, self._identity)

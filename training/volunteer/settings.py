@@ -1,4 +1,4 @@
-"""What belongs to one peer alone, as its volunteer has said it."""
+"""The settings of one peer, as its volunteer gave them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from training.compute.choices import Wishes
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSettings:
-    """What belongs to this peer alone; other peers of the run may have other settings."""
+    """Settings of this peer; other peers of the run may have others."""
 
     initial_peers: tuple[str, ...]
-    """Full addresses of peers that are there."""
+    """Full addresses of peers that are already in the run."""
     name: str | None = None
     """Shown on the leaderboard; None: made from the peer's id."""
     wishes: Wishes = field(default_factory=Wishes)
-    """What the volunteer has said about device, memory and precision."""
+    """What the volunteer has asked for regarding device, memory and precision."""
     threads: int | None = None
-    """Threads that compute; None: one for each core."""
+    """Threads that compute; None: one per core."""
     epochs: int | None = None
-    """Stop when the run has done so many; None: at the end of its schedule."""
+    """Stop once the run has done this many epochs; None: at the end of its schedule."""
     resume: Path | None = None
-    """Folder of checkpoints; the latest is used unless the run is already further."""
+    """Folder of checkpoints; the latest is used unless the run is ahead of it."""
     shards: str | None = None
-    """Folder or URL of the shards, if not where the recipe says."""
+    """Folder or URL of the shards; None: the recipe's."""
     bandwidth_mbits: float | None = None
-    """What its link carries, in Mbit/s; None: as measured, if it was."""
+    """Bandwidth of the link in Mbit/s; None: as measured, if it was."""
     client_mode: bool = False
     """Accept no incoming connections."""
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Addresses to listen on."""
     announce_maddrs: tuple[str, ...] = ()
-    """Addresses at which others reach it, if they differ."""
+    """Addresses at which others reach it, if they differ from `host_maddrs`."""
     seed: int | None = None
-    """Seed of the order of samples; None: from the peer's id."""
+    """Seed of the order of samples; None: derived from the peer's id."""

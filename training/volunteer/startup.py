@@ -1,6 +1,7 @@
-"""What a peer says and checks before it trains: how the run's settings suit each other and this machine.
+"""What a peer checks and prints before it trains: whether the run's settings suit each other and this machine.
 
-A setting that cannot work ends the program with one sentence. What only costs time or may fail later is a warning.
+A setting that cannot work ends the program with one sentence; one that only costs time, or may fail later, is a
+warning.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from training.optim.kernels import kernels
 from training.processes.environment import FILE_LIMIT
 
 BASE_FILES = 256
-"""Open files of a peer without connections; some 60 were counted, in a process that trains."""
+"""Open files of a peer without connections, with a margin: a training process was counted to have about 60."""
 FILES_PER_PEER = 2
 """A connection in each direction."""
 MEASURABLE_BYTES = 1 << 23
-"""A smaller download says more of the way's delay than of what the link carries."""
+"""The time of a smaller download depends more on latency than on bandwidth."""
 FAST_MBITS = 1000.0
-"""Links that carry more get equal parts: then computers are slower than links."""
+"""Peers with faster links get equal parts: then the computers, not the links, are the bottleneck."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What was measured of the network, in passing."""
+    """What is known of this peer's network link."""
 
     answer_seconds: tuple[float, ...] = ()
-    """Until each initial peer that answered had accepted a TCP connection."""
+    """Seconds until each reachable initial peer accepted a TCP connection."""
     download_bytes: int = 0
-    """Of the state, if one was downloaded."""
+    """Size of the downloaded state; 0 if none was downloaded."""
     download_seconds: float = 0.0
-    """From the first byte to the last."""
+    """Duration of that download, from the first byte to the last."""
     told_mbits: float | None = None
-    """What the volunteer says that it carries, in Mbit/s."""
+    """Bandwidth that the volunteer has given, in Mbit/s."""
 
     @property
     def mbits(self) -> float | None:
-        """What it carries, in Mbit/s, as far as that is known; more than `FAST_MBITS` is not told apart.
+        """Bandwidth in Mbit/s, at most `FAST_MBITS`; None if it is not known.
 
         >>> Link(download_bytes=50_000_000, download_seconds=20.0).mbits
         20.0
@@ -63,34 +64,34 @@ def check_flags(
     client_mode: bool,
     announce_maddrs: Sequence[str],
 ) -> None:
-    """Whether what the volunteer has said can be, before anything is started.
+    """Checks the volunteer's flags before anything is started.
 
     Raises:
-        BadInput: If not.
+        BadInput: If a flag cannot work.
     """
     target, cores = run.swarm.target_batch_size, usable_cores()
     if micro_batch_size is not None and micro_batch_size > target:
         raise BadInput(
-            f"--micro-batch-size {micro_batch_size} is more than an epoch of this run, {target} samples of all peers "
-            "together; give less, or leave it away."
+            f"--micro-batch-size {micro_batch_size} is more than an epoch of this run, which is {target} samples of "
+            "all peers together; give less, or omit it."
         )
     if threads is not None and threads > cores:
         raise BadInput(
             f"--threads {threads} is more than the {cores} processor cores that this program may use, and more threads "
-            "than cores slow each other down; give at most that, or leave it away."
+            "than cores slow each other down; give at most that, or omit it."
         )
     if client_mode and announce_maddrs:
         raise BadInput(
-            "--client-mode accepts no incoming connections, so there is no address for --announce-maddrs to tell; "
-            "leave one of them away."
+            "--client-mode accepts no incoming connections, so --announce-maddrs has no address to announce; "
+            "omit one of them."
         )
 
 
 def check_files(run: RunConfig) -> str | None:
-    """Whether connections to a full group can be open at once; a warning, or None.
+    """Checks the limit on open files; returns a warning if a full group's connections may exceed it.
 
     Raises:
-        BadInput: If even the smallest group may be too much.
+        BadInput: If even the smallest group may exceed it.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
@@ -99,33 +100,33 @@ def check_files(run: RunConfig) -> str | None:
     least, full = (BASE_FILES + FILES_PER_PEER * peers for peers in (swarm.min_group_size, swarm.max_group_size))
     if limit < least:
         raise BadInput(
-            f"This process may open {limit} files, and with the smallest group it needs up to {least}; "
+            f"This process may open {limit} files, and even the smallest group needs up to {least}; "
             f"raise the limit with `ulimit -n {FILE_LIMIT}`."
         )
     if limit < full:
         return (
-            f"This process may open {limit} files; a full group of {swarm.max_group_size} may take {full}. "
+            f"This process may open {limit} files; a full group of {swarm.max_group_size} peers may need {full}. "
             f"Raise the limit with `ulimit -n {FILE_LIMIT}`."
         )
     return None
 
 
 def all_reduce_bytes(run: RunConfig, parameters: int) -> int:
-    """Bytes that a peer with an equal share sends in one average of gradients, in a large group.
+    """Bytes that a peer sends in one average of gradients, in a large group whose peers have equal shares.
 
-    Its own parts go to the others and the parts that it has averaged back to them.
+    It sends its gradient to the reducers, and the part that it has averaged back to the other peers.
 
     Args:
         run: The recipe.
-        parameters: Of the model; all are counted as large tensors.
+        parameters: Number of the model's parameters; all are counted as large tensors.
     """
     return 2 * vector_bytes(parameters, 0, run.swarm.gradient_codec)
 
 
 def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[Setting, ...]:
-    """What is set beside `Choices`, by the recipe or by what this machine has, and why."""
+    """The settings that `Choices` does not cover, set by the recipe or by this machine, with their reasons."""
     swarm, optimizer = run.swarm, run.optimizer
-    compiled = "loops compiled for this processor" if kernels() else "PyTorch alone, as there is no C compiler"
+    compiled = "loops compiled for this processor" if kernels() else "PyTorch only, since there is no C compiler"
     bits = {"float16": "16 bit", "float32": "32 bit"}.get(swarm.gradient_codec, "8 bit")
     state = "16 bit" if swarm.state_bits == 16 else bits
     large = f"tensors of {swarm.compression_threshold:,} values or more" if bits == "8 bit" else "all tensors"
@@ -147,14 +148,14 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[S
         Setting(
             name="optimizer",
             value=f"{optimizer.name} with the model and SGD on the host" if local else f"{optimizer.name} on the host",
-            reason=f"averaging needs weights and gradients there anyway; {compiled}"
+            reason=f"averaging needs weights and gradients there in any case; {compiled}"
             if optimizer.name == "lamb8bit"
-            else "averaging needs weights and gradients there anyway",
+            else "averaging needs weights and gradients there in any case",
         ),
         Setting(
             name=f"in {bits}",
             value=f"gradients ({swarm.gradient_codec}), {large}",
-            reason=f"the recipe's; {small}parameters in {state} every {swarm.average_state_every} "
+            reason=f"set by the recipe; {small}parameters in {state} every {swarm.average_state_every} "
             f"epoch{'s' * (swarm.average_state_every > 1)}, the state for newcomers in {swarm.newcomer_bits} bit",
         ),
         Setting(
@@ -162,41 +163,42 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[S
             value=behind or "nothing",
             reason="local updates exchange at fixed points, so nothing is delayed"
             if local
-            else "the recipe's; it runs while the next epoch computes"
+            else "set by the recipe; it runs while the next epoch computes"
             if behind
-            else "the recipe's; the next epoch waits for average and update",
+            else "set by the recipe; the next epoch waits for average and update",
         ),
         Setting(
             name="times",
             value=f"groups form for {swarm.matchmaking_seconds:g} s, then average for at most "
             f"{swarm.allreduce_timeout_seconds:g} s",
-            reason=f"the recipe's; an average sends about {show_bytes(sent)}, in parts of "
-            f"{show_bytes(part_bytes(parameters))}, so it takes a link of {mbits:.2g} Mbit/s at least",
+            reason=f"set by the recipe; an average sends about {show_bytes(sent)}, in parts of "
+            f"{show_bytes(part_bytes(parameters))}, so it needs a link of at least {mbits:.2g} Mbit/s",
         ),
         Setting(
             name="files",
             value=_files(),
-            reason="each connection to another peer is one",
+            reason="each connection to another peer takes one",
         ),
     )
 
 
 def link_in_use(link: Link) -> Setting:
-    """What is known of the network and what is not, and what others are told of it."""
-    answers = f"{1000 * min(link.answer_seconds):.3g} ms" if link.answer_seconds else "not known"
+    """What is known of the network link, and how large a part this peer averages because of it."""
+    seconds = min(link.answer_seconds, default=None)
+    latency = "latency not known" if seconds is None else f"an initial peer answers in {1000 * seconds:.3g} ms"
     parts = "as large a part as the others" if link.mbits is None else f"a part that suits {link.mbits:.3g} Mbit/s"
     if link.download_seconds:
         rate = 8 * link.download_bytes / link.download_seconds / 1e6
         size = show_bytes(link.download_bytes)
-        reason = f"the state's {size} came at {rate:.3g} Mbit/s; what you can send is not measured"
+        reason = f"the state's {size} were downloaded at {rate:.3g} Mbit/s; your upload is not measured"
     else:
-        reason = "no state was downloaded, so what you can send and receive a second is not measured"
-    reason += f"; of each average you compute {parts}" + (", as you said" if link.told_mbits else "")
-    return Setting(name="link", value=f"an initial peer answers in {answers}", reason=reason)
+        reason = "no state was downloaded, so upload and download are not measured"
+    reason += f"; you average {parts}" + (", as you said" if link.told_mbits else "")
+    return Setting(name="link", value=latency, reason=reason)
 
 
 def link_warning(run: RunConfig, link: Link, parameters: int) -> str | None:
-    """If the state came more slowly than an average must come."""
+    """A warning if the state was downloaded too slowly for averages to finish in time."""
     if not link.download_seconds:
         return None
     seconds = all_reduce_bytes(run, parameters) * link.download_seconds / max(link.download_bytes, 1)
@@ -204,11 +206,11 @@ def link_warning(run: RunConfig, link: Link, parameters: int) -> str | None:
     if seconds <= limit:
         return None
     return (
-        f"At the speed of the download an average takes {seconds:.0f} s, and the run gives up after {limit:g} s; "
+        f"At the speed of the download an average takes {seconds:.0f} s, and the run gives up after {limit:g} s, so "
         "you may be left out of averages. A wired connection, or less other traffic, may help."
     )
 
 
 def _files() -> str:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return "as many as wanted" if limit == resource.RLIM_INFINITY else f"{limit} at once"
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} at once"

@@ -35,7 +35,7 @@ SEVERAL = "several"
 CURE = re.compile(
     r"(?:(?<=[.;:›] )|(?<=, )|(?<=^)|(?<= or )|(?<=\) ))(?:and )?"
     r"(?:Add|Ask|Check|Choose|Crop|Draw|Fetch|Get|Give|Install|Keep|"
-    r"Leave|Make|Move|Prepare|Put|Raise|Resume|Run|Say(?! why)|"
+    r"Leave|Make|Move|Omit|Prepare|Put|Raise|Resume|Run|Say(?! why)|"
     r"Set|Start|Stop|Take|Train|Try|Use|Write|Wait)\b",
     re.IGNORECASE,
 )

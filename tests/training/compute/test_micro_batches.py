@@ -127,7 +127,7 @@ def test_where_one_sample_is_too_much_activations_go_first_and_then_it_says_so(m
     )
     with pytest.raises(TrainingError, match="a single sample"):
         next(micro_batches.gradients_of(batch_of()))
-    assert micro_batches.activation_budget_bytes == 0 and ["2 samples" in told[0], "computed again" in told[1]] == [
+    assert micro_batches.activation_budget_bytes == 0 and ["2 samples" in told[0], "recomputed" in told[1]] == [
         True,
         True,
     ]

@@ -132,7 +132,7 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     assert isinstance(picture["shape"], bool)
     checkpoint = load_checkpoint(latest_checkpoint(run_dir / "checkpoints"))
     assert checkpoint.codec_digest == read_manifest(shards).codec_digest
-    assert f"must have the tokens {read_manifest(shards).tokens_digest}" in (run_dir / "logs/monitor.log").read_text()
+    assert f"must train on the tokens {read_manifest(shards).tokens_digest}" in (run_dir / "logs/monitor.log").read_text()
     saved = checkpoint.epoch
     assert saved >= 2
 

@@ -355,7 +355,7 @@ def test_convert_takes_the_2021_optimizer_with_its_weights(run_dir, tmp_path):
     torch.save(state_of_2021(weights), tmp_path / "optimizer_state.pt")
     flags = ("--recipe", "demo", "--optimizer", tmp_path / "optimizer_state.pt")
     said = command("convert", tmp_path / "model_state.pt", tmp_path / "ours", *flags)
-    assert "with the moments" in said.output
+    assert "with its optimizer moments" in said.output
     loaded = load_checkpoint(tmp_path / "ours" / "epoch-000009")
     groups = parameter_groups(loaded.model, config.optimizer.weight_decay)
     optimizer = build_optimizer(config.optimizer, groups, lr=0.0)

@@ -53,7 +53,7 @@ def tiny_recipe(**changes):
 def test_weights_for_which_there_is_no_memory_are_one_sentence():
     run = parse_recipe(tiny_recipe())
     run = run.model_copy(update={"model": run.model.model_copy(update={"text_vocab_size": 10**13})})
-    with pytest.raises(TrainingError, match="not memory enough for the model's weights on cpu"):
+    with pytest.raises(TrainingError, match="cpu has not enough memory for the model's weights"):
         model_on_device(run, PeerSettings(initial_peers=(), wishes=Wishes(device="cpu")))
 
 
@@ -177,10 +177,10 @@ def with_other_tokens(run):
 def test_dry_run_checks_everything_and_trains_nothing(run):
     flags = ("--dry-run", "--precision", "bfloat16", "--checkpointing", "--device", "cpu")
     assert run.join("dry", *flags).wait(240) == 0, run.log("dry")
-    assert "All is well" in run.log("dry") and run.events("dry", "epoch") == []
+    assert "All checks passed" in run.log("dry") and run.events("dry", "epoch") == []
     chosen = {choice["name"]: choice for choice in run.event("dry", "chosen")["choices"]}
     assert chosen["micro-batch"]["value"] == "4 samples" and chosen["precision"]["value"] == "bfloat16"
-    assert chosen["activations"]["value"] == "kept of 0 layers, computed again in 5"
+    assert chosen["activations"]["value"] == "kept for 0 layers, recomputed for 5"
     for name, choice in chosen.items():
         assert f"{choice['value']}: {choice['reason']}." in run.log("dry")
         said = name in ("device", "precision", "micro-batch", "activations")

@@ -202,7 +202,7 @@ def test_the_command_simulates_a_recipe():
     for volunteers, sentence in {
         "3:none-such:1/1": "gpu is one of",
         "3": "",
-        "0": "no volunteers trains nothing",
+        "0": "A run without volunteers trains nothing",
         "-3": "COUNT:SPEED:UP/DOWN",
         "200000": "At most 100,000 volunteers",
         "5:t4:50/100:client": "at least one must be reachable",
