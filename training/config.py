@@ -308,7 +308,7 @@ def _check_times(swarm: SwarmConfig) -> None:
     if swarm.next_chunk_timeout_seconds >= swarm.allreduce_timeout_seconds:
         raise ValueError(
             f"swarm.next_chunk_timeout_seconds is {swarm.next_chunk_timeout_seconds:g}: a silent peer would not be "
-            f"given up within allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}; make it shorter than that"
+            f"given up within allreduce_timeout_seconds = {swarm.allreduce_timeout_seconds:g}; make it shorter"
         )
     if swarm.metrics_expiration_seconds < 2 * swarm.metrics_every_seconds:
         raise ValueError(

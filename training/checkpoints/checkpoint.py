@@ -1,9 +1,9 @@
-"""Checkpoints on disk: weights, recipe and facts of one epoch in a folder that is there whole or not at all.
+"""Checkpoints on disk: weights, recipe and facts of one epoch, in a folder that is written atomically.
 
 CHECKPOINTS/epoch-000040/model.safetensors   weights
                          optimizer.safetensors   more tensors, such as the optimizer's (optional)
-                         recipe.toml         the recipe, as the run has it
-                         checkpoint.json     epoch, metrics, where the shards lie, their codec's digest and each file's
+                         recipe.toml         the run's recipe
+                         checkpoint.json     epoch, metrics, location of the shards, digests of codec and files
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.model.transformer import TextToImageTransformer, build_model
 from training.storage.whole import delete_drafts, whole_folder
 
 FORMAT = 1
-"""Version of the folder's form; another one is refused."""
+"""Version of the folder's format; other versions are refused."""
 _NAME = re.compile(r"epoch-(\d{6,})")
 _MODEL, _EXTRA, _RECIPE, _FACTS = "model.safetensors", "optimizer.safetensors", "recipe.toml", "checkpoint.json"
 
@@ -45,15 +45,15 @@ class Checkpoint:
     recipe_toml: str
     """The recipe's text."""
     epoch: int
-    """Global updates that the weights have had."""
+    """Global updates that the weights have received."""
     metrics: dict
-    """What the run said about this epoch."""
+    """The run's metrics at this epoch."""
     shards: str
     """Folder or URL of the prepared shards that hold the codec and the tokenizer."""
     codec_digest: str | None = None
-    """Of the codec whose tokens the model was trained on; None in checkpoints that do not say it."""
+    """Digest of the codec whose tokens the model was trained on; None in checkpoints that do not record it."""
     extra_tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors saved beside the model."""
+    """Tensors saved in addition to the model's."""
 
 
 def save_checkpoint(
@@ -69,28 +69,29 @@ def save_checkpoint(
     keep: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Path:
-    """Writes `folder/epoch-NNNNNN`; a program killed on the way leaves it absent or whole.
+    """Writes `folder/epoch-NNNNNN` atomically: if the program is killed, the folder is absent or complete.
 
     Args:
-        folder: Where the run's checkpoints lie; made if need be.
+        folder: Folder of the run's checkpoints; created if need be.
         model: Its weights are saved.
-        recipe_toml: The recipe's text; the model must be of its sizes.
+        recipe_toml: The recipe's text; must describe this model.
         epoch: Global updates so far.
-        metrics: Facts for people and pages; must go into JSON.
+        metrics: Facts for people and pages; must be serializable as JSON.
         shards: Folder or URL of the prepared shards.
-        codec_digest: Of their codec, if it is known.
+        codec_digest: Digest of their codec, if it is known.
         extra_tensors: Further tensors, such as the optimizer's state, by name.
-        keep: Older checkpoints than the newest so many are deleted; None keeps all.
+        keep: Number of checkpoints to keep, the newest; older ones are deleted. None keeps all.
         clock: Seconds since the epoch.
 
     Raises:
-        BadInput: If the recipe is none or describes another model.
+        BadInput: If the recipe is invalid or describes another model.
         TrainingError: If the weights cannot be written, such as to a full disk.
     """
     config = parse_recipe(recipe_toml)
     if config.model != model.config:
         raise BadInput(
-            f"The model to save is none of the recipe {config.run_id}: its sizes differ.", cure="Give its own recipe."
+            f"The model to save is not that of the recipe {config.run_id}: its sizes differ.",
+            cure="Give the model's own recipe.",
         )
     facts = {
         "format": FORMAT,
@@ -131,7 +132,7 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     """Writes a `.safetensors`.
 
     Raises:
-        TrainingError: If it cannot be written; the library's own error is none of the system's.
+        TrainingError: If it cannot be written; the library's own error is not an OSError.
     """
     try:
         save_file(tensors, file)
@@ -153,7 +154,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def prune_checkpoints(folder: Path, *, keep: int) -> list[Path]:
-    """Deletes all but the newest `keep` (at least 1) checkpoints and returns those that went."""
+    """Deletes all but the newest `keep` (at least 1) checkpoints; returns the deleted ones."""
     old = list_checkpoints(folder)[: -max(keep, 1)]
     for path in old:
         shutil.rmtree(path)
@@ -165,10 +166,10 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
 
     Args:
         path: The folder `epoch-NNNNNN`.
-        recipe: If given, weights of another recipe are refused.
+        recipe: If given, a checkpoint of another recipe is refused.
 
     Raises:
-        BadInput: If it is no checkpoint, a file is damaged, or it belongs to another recipe.
+        BadInput: If it is not a checkpoint, a file is damaged, or it belongs to another recipe.
     """
     facts = _read_facts(path)
     for name, expected in facts["files"].items():
@@ -176,13 +177,13 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         if not file.is_file():
             raise BadInput(f"{path} lacks {name}; use another checkpoint.")
         if _sha256(file) != expected["sha256"]:
-            raise BadInput(f"{file} is damaged: its digest is not the recorded one; use another checkpoint.")
+            raise BadInput(f"{file} is damaged: its digest differs from the recorded one; use another checkpoint.")
     recipe_toml = (path / _RECIPE).read_text(encoding="utf-8")
     config = parse_recipe(recipe_toml, source=str(path / _RECIPE))
     if recipe is not None and recipe.digest != config.digest:
         raise BadInput(
             f"{path} holds weights of the recipe {config.run_id} ({config.digest}), not of {recipe.run_id} "
-            f"({recipe.digest}); resume with the recipe beside the weights, or start in another folder."
+            f"({recipe.digest}); resume with the recipe in the checkpoint's folder, or start in another folder."
         )
     model = build_model(config.model, seed=config.seed).eval()
     try:
@@ -190,7 +191,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
     except (SafetensorError, RuntimeError) as error:
         raise BadInput(
-            f"{path / _MODEL} does not fit the recipe beside it: {error}.",
+            f"{path / _MODEL} does not match the recipe in the same folder: {error}.",
             cure="Use another checkpoint; this one was changed by hand.",
         ) from None
     return Checkpoint(
@@ -207,23 +208,23 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
 
 
 def codec_of(path: Path) -> str | None:
-    """Digest of the codec whose tokens a checkpoint was trained on; None if it does not say it.
+    """Digest of the codec whose tokens a checkpoint was trained on; None if it is not recorded.
 
     Raises:
-        BadInput: If it is no checkpoint.
+        BadInput: If it is not a checkpoint.
     """
     return _read_facts(path).get("codec_digest")
 
 
 def check_codec(path: Path, expected: str | None, *, shards: str, found: str) -> None:
-    """Refuses shards whose image tokens are of another codec than those that a checkpoint was trained on.
+    """Refuses shards whose codec is not the one that a checkpoint was trained with.
 
-    The numbers fit, but to the other codec they mean other pictures.
+    The tokens of another codec are in the same range, but stand for other pictures.
 
     Args:
         path: The checkpoint.
-        expected: Digest of its codec; None is not known, and any will do.
-        shards: Where the shards lie.
+        expected: Digest of its codec; None if it is not known: then any codec is accepted.
+        shards: Location of the shards.
         found: Digest of their codec.
 
     Raises:
@@ -231,13 +232,13 @@ def check_codec(path: Path, expected: str | None, *, shards: str, found: str) ->
     """
     if expected is not None and found != expected:
         raise BadInput(
-            f"The image tokens of {shards} are of the codec {found[:12]}, {path} was trained on those of "
-            f"{expected[:12]}, to which they mean other pictures; give the shards that it was trained on with --shards."
+            f"The image tokens of {shards} are of the codec {found[:12]}, but {path} was trained on those of "
+            f"{expected[:12]}, which stand for other pictures; give the shards that it was trained on with --shards."
         )
 
 
 def find_checkpoint(source: Path) -> Path:
-    """The checkpoint meant by a path: the folder itself, or the latest in it, in its `checkpoints`, or deeper.
+    """The checkpoint that a path refers to: the folder itself, or the latest checkpoint anywhere below it.
 
     Raises:
         BadInput: If there is none.
@@ -263,25 +264,25 @@ def _read_facts(path: Path) -> dict:
         ) from None
     if not isinstance(facts, dict):
         raise BadInput(
-            f"{path} is no checkpoint: its {_FACTS} is no object.",
+            f"{path} is no checkpoint: its {_FACTS} is not a JSON object.",
             cure="Give the folder of a checkpoint, or of a run that has written one.",
         )
     if facts.get("format") != FORMAT:
         raise BadInput(
-            f"{path} has form {facts.get('format')!r}; this version of the project reads {FORMAT}.",
+            f"{path} has format {facts.get('format')!r}; this version of the project reads {FORMAT}.",
             cure="Use the version of the project that the run uses.",
         )
     missing = {"files", "epoch", "metrics", "shards"} - facts.keys()
     if missing:
         raise BadInput(
-            f"{path} is no whole checkpoint: its {_FACTS} lacks {', '.join(sorted(missing))}.",
+            f"{path} is not a complete checkpoint: its {_FACTS} lacks {', '.join(sorted(missing))}.",
             cure="Use another checkpoint.",
         )
     return facts
 
 
 def checkpoint_epoch(path: Path) -> int:
-    """The epoch that a checkpoint folder's name says."""
+    """The epoch in a checkpoint folder's name."""
     return int(_NAME.fullmatch(path.name)[1])
 
 

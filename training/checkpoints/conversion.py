@@ -1,4 +1,4 @@
-"""Files of dalle-pytorch's weights: read into a checkpoint of ours, or written from one."""
+"""Converts dalle-pytorch's weight files into checkpoints of this project, and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from training.optim.state_2021 import load_2021_state, order_of_2021, saved_epoc
 from training.storage.whole import whole_file
 
 _INNER_NAMES = ("weights", "state_dict", "model")
-"""Where files of training scripts hold the state dictionary, beside other things."""
+"""Keys under which the files of training scripts store the state dictionary."""
 
 
 def import_weights(
@@ -38,11 +38,11 @@ def import_weights(
 
     Args:
         source: A `.pt` (read without running any code in it) or `.safetensors`.
-        folder: Gets the checkpoint.
+        folder: Receives the checkpoint.
         recipe: Name, path or URL of the recipe that the weights were trained with.
-        epoch: Global updates that they have had; None: as `optimizer` says, or 0.
-        shards: Folder or URL of the shards; None is the recipe's.
-        optimizer: The 2021 run's `optimizer_state.pt` to these weights, with whose moments training goes on.
+        epoch: Global updates that they have received; None: as `optimizer` says, or 0.
+        shards: Folder or URL of the shards; None: the recipe's.
+        optimizer: The 2021 run's `optimizer_state.pt` for these weights; training then continues with its moments.
 
     Returns:
         The checkpoint's folder.
@@ -73,7 +73,7 @@ def import_weights(
 
 
 def _codec_of(shards: str) -> str | None:
-    """Digest of the codec of shards, if they lie there by now."""
+    """Digest of the shards' codec, or None if the shards do not exist yet."""
     with suppress(BadInput):
         return open_manifest(shards).codec_digest
     return None
@@ -82,10 +82,10 @@ def _codec_of(shards: str) -> str | None:
 def _read_moments(
     file: Path, source: Path, state: dict[str, Tensor], model: TextToImageTransformer, config: RunConfig
 ) -> tuple[dict[str, Tensor], int | None]:
-    """The optimizer's tensors for a checkpoint, and the epoch that the file notes."""
+    """The optimizer's tensors for a checkpoint, and the epoch in the file."""
     if source.suffix == ".safetensors":
         raise BadInput(
-            f"{source} does not keep the order of the weights, by which the moments in {file} are numbered; "
+            f"{source} does not keep the order of the weights, which numbers the moments in {file}; "
             "give the .pt that was saved with them."
         )
     try:
@@ -111,14 +111,14 @@ def _read_moments(
 
 
 def export_checkpoint(source: Path, file: Path) -> None:
-    """Writes a checkpoint's weights as dalle-pytorch 1.6.6 names them, whole or not at all.
+    """Writes a checkpoint's weights atomically, under the names of dalle-pytorch 1.6.6.
 
     Args:
-        source: A checkpoint folder, or one that holds some: the latest is taken.
+        source: A checkpoint folder, or a folder of checkpoints, whose latest is used.
         file: `.pt` (shared weights are stored once) or `.safetensors` (repeated under each name).
 
     Raises:
-        BadInput: If there is no checkpoint, or the file's ending is another.
+        BadInput: If there is no checkpoint, or the file has another suffix.
         TrainingError: If the file cannot be written.
     """
     if file.suffix not in (".pt", ".safetensors"):
@@ -131,18 +131,18 @@ def export_checkpoint(source: Path, file: Path) -> None:
                 torch.save(state, draft)
             else:
                 write_tensors({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
-    except RuntimeError as error:  # of torch.save, which does not say what the system said
+    except RuntimeError as error:  # from torch.save, which does not pass on the system's error
         raise TrainingError(
-            f"{file} cannot be written, perhaps for want of room: {_why(error)}.",
+            f"{file} cannot be written, perhaps because the disk is full: {_why(error)}.",
             cure="Make room on the disk, or give another file.",
         ) from None
 
 
 def read_state(source: Path) -> dict[str, Tensor]:
-    """The state dictionary in a file; of a `.pt`, no code is run.
+    """The state dictionary in a file; no code in a `.pt` is run.
 
     Raises:
-        BadInput: If it cannot be read or holds none.
+        BadInput: If the file cannot be read or holds no state dictionary.
     """
     try:
         if source.suffix == ".safetensors":
@@ -169,7 +169,7 @@ def read_state(source: Path) -> dict[str, Tensor]:
 
 
 def _why(error: Exception) -> str:
-    """The reason in few words; PyTorch's own advises to run the code in a file."""
+    """The reason in a few words; PyTorch's own message advises to run the code in the file."""
     if isinstance(error, UnpicklingError):
-        return "it is no file of tensors, or holds more than these, which is not loaded"
+        return "it is not a file of tensors, or also holds other objects, which are not loaded"
     return (reason_of(error).splitlines() or ["it is empty"])[0].rstrip(".")

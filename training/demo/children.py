@@ -1,4 +1,4 @@
-"""Programs that the demo starts, each in a session of its own with its logs and with all that it starts itself."""
+"""The programs that the demo starts, each in its own session with its own logs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import psutil
 from training.errors import TrainingError
 
 _MARK = "TRAINING_DEMO_PART"
-"""Variable of the environment by which all processes of a part are known."""
+"""Environment variable that marks all processes of a part, since child processes inherit it."""
 _PR_SET_PDEATHSIG = 1
 
 
 class Part:
-    """One program of the demo, in a session of its own with all that it starts.
+    """One program of the demo, in its own session together with all that it starts.
 
     Args:
-        name: What people call it.
+        name: Its name in messages.
         command: Program and arguments.
-        log: Gets its output; an older one is replaced. A role's event log lies beside it, with the suffix `.jsonl`.
-        output: Gets what it says instead of the log, but for errors: a file's number or `subprocess.PIPE`.
-        threads: Threads that it may compute with; None: as many as it likes.
+        log: Receives its output; an older log is replaced. A role's event log is next to it, with the suffix `.jsonl`.
+        output: Receives standard output in place of the log: a file descriptor or `subprocess.PIPE`.
+        threads: Threads that it may compute with; None: no limit.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Part:
                     "PYTHONUNBUFFERED": "1",
                     "PYTHONFAULTHANDLER": "1",
                     "TOKENIZERS_PARALLELISM": "false",
-                    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait spinning slow each other down on busy cores
+                    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait slow each other down
                     _MARK: self.mark,
                 },
             )
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for the signal that ended it."""
+        """None while it runs; the negative signal number if a signal ended it."""
         return self.process.poll()
 
     def send(self, signal_number: int) -> None:
-        """Signals the program alone, which stops what it started."""
+        """Signals only the program, which stops its own children."""
         if self.exit_code is None:
             self.process.send_signal(signal_number)
 
@@ -80,7 +80,7 @@ class Part:
 
 
 def processes_of(parts: Sequence[Part]) -> list[psutil.Process]:
-    """What the parts have started and still runs, themselves included: all that have inherited their marks."""
+    """All running processes of the parts, themselves included: those that have inherited the parts' marks."""
     marks, found = {part.mark for part in parts}, []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -90,7 +90,7 @@ def processes_of(parts: Sequence[Part]) -> list[psutil.Process]:
 
 
 def sweep(parts: Sequence[Part]) -> None:
-    """Kills what is left of the parts, but for torch's janitor, which frees the memory of the dead and then ends."""
+    """Kills what is left of the parts, except torch's shared-memory manager, which frees their memory and then ends."""
     for process in processes_of(parts):
         with suppress(psutil.Error):
             if process.name() != "torch_shm_manager":
@@ -101,7 +101,7 @@ def sweep(parts: Sequence[Part]) -> None:
 
 
 def read_events(path: Path) -> Iterator[dict]:
-    """The whole lines of an event log so far; none if it is not there yet."""
+    """The complete lines of an event log so far; none if the log does not exist yet."""
     with suppress(FileNotFoundError):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
             if line.endswith("\n"):
@@ -119,6 +119,6 @@ _LIBC = ctypes.CDLL(None)
 
 
 def _end_with_parent() -> None:
-    """Runs in the child before it starts: the demo's death, however it comes, ends the part too (Linux)."""
+    """Runs in the child before its program starts: makes Linux end the part when the demo dies in any way."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What the demo was asked for, and the command that asks for it again."""
+"""The demo's settings, and the command that starts it again with the same ones."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """What the demo was asked for."""
+    """The demo's settings."""
 
     recipe: str = "demo"
     run_dir: Path = Path("runs/demo")
-    """Everything the run makes lies here; starting again goes on from it."""
+    """Holds everything that the run produces; a second start in the same folder continues the run."""
     site: Path | None = None
     """Built site to serve."""
     port: int | None = None
     """Port of the site; None: 8000, or a free one if that is taken."""
     volunteers: int = 3
     epochs: int | None = None
-    """Stop when the run has done so many; None: go on until Ctrl-C."""
+    """Stop once the run has done this many; None: continue until Ctrl-C."""
     pictures: int = 12_000
     """Pictures to draw for training."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
@@ -30,7 +30,7 @@ class DemoConfig:
 
 
 def command_again(config: DemoConfig) -> str:
-    """The command that goes on with this run: with all that was asked for but its end."""
+    """The command that continues this run: the same settings without `epochs`."""
     usual, words = DemoConfig(), [*short_command(config.python), "demo"]
     for name in ("recipe", "run_dir", "site", "port", "volunteers", "pictures"):
         if (value := getattr(config, name)) != getattr(usual, name):
@@ -39,6 +39,6 @@ def command_again(config: DemoConfig) -> str:
 
 
 def short_command(command: Sequence[str]) -> list[str]:
-    """A command with its program as people would type it."""
+    """A command with its program's path shortened to what people would type."""
     program = Path(command[0])
     return [str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program.name), *command[1:]]

@@ -1,4 +1,4 @@
-"""The run's state as the demo shows it in the terminal."""
+"""Shows the run's state in the terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.live import Live
 from rich.table import Table
 
 LINE_SECONDS = 10.0
-"""Without a terminal the status is a line this often."""
+"""Without a terminal, a status line is printed this often."""
 
 
 @contextmanager
 def status_display(console: Console, epochs: int) -> Iterator[Callable[[dict, float], None]]:
-    """Shows the run's state: a table that stays in place on a terminal, else a line now and then."""
+    """Shows the run's state: a table that stays in place on a terminal, otherwise a line every few seconds."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
             yield lambda state, seconds: live.update(_table(state, seconds, epochs))
@@ -50,5 +50,5 @@ def _table(state: dict, seconds: float, epochs: int) -> Table:
 
 
 def formatted(value: float | None, form: str) -> str:
-    """The value so formatted, or a dash while there is none."""
+    """The value in this format, or a dash while there is none."""
     return "-" if value is None else format(value, form)

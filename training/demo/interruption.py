@@ -1,4 +1,4 @@
-"""Ctrl-C and other signals that end the demo, noted in one place."""
+"""Handles Ctrl-C and the other signals that end the demo."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came."""
+    """The demo has received Ctrl-C or another signal to end."""
 
 
 class Stop:
-    """Notes SIGINT, SIGTERM and SIGHUP while it is entered; a second Ctrl-C makes the demo impatient."""
+    """Records SIGINT, SIGTERM and SIGHUP within the block; a second Ctrl-C sets `impatient`."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -38,6 +38,6 @@ class Stop:
         return "Ctrl-C" if self.signal_number == signal.SIGINT else signal.Signals(self.signal_number).name
 
     def wait(self, seconds: float) -> None:
-        """Sleeps so long, or raises `Interrupted` as soon as a signal came."""
+        """Sleeps this long, or raises `Interrupted` as soon as a signal arrives."""
         if self._event.wait(seconds):
             raise Interrupted

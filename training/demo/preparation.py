@@ -17,10 +17,10 @@ from training.demo.interruption import Interrupted, Stop
 
 
 def prepare(config: DemoConfig, console: Console, stop: Stop) -> None:
-    """Draws the pictures and makes the shards, unless they are there from an earlier start.
+    """Draws the pictures and makes the shards, unless they exist from an earlier start.
 
     Raises:
-        Interrupted: If a signal came.
+        Interrupted: If a signal arrives.
         TrainingError: If a command has failed.
     """
     images, shards = config.run_dir / "images", config.run_dir / "shards"
@@ -38,7 +38,7 @@ def prepare(config: DemoConfig, console: Console, stop: Stop) -> None:
 
 
 def _work(config: DemoConfig, console: Console, stop: Stop, command: str, *arguments: str) -> None:
-    """Runs a command to its end: its progress bars on a terminal, else its lines and a sign of life in silences."""
+    """Runs a command to its end; shows its progress bars on a terminal, otherwise its lines and a regular sign of life."""
     console.print(f"{command}: starting ...")
     part = Part(
         command,
@@ -61,7 +61,7 @@ def _work(config: DemoConfig, console: Console, stop: Stop, command: str, *argum
 
 
 def _await_end(part: Part, console: Console, stop: Stop) -> None:
-    """Waits for a part's end, and copies what it says to people if it says it to a pipe."""
+    """Waits for a part's end; if its output goes to a pipe, copies it to log and console."""
     started = time.monotonic()
     said = [started]
     reader = threading.Thread(target=_copy_output, args=(part, console, said), daemon=True)
@@ -77,7 +77,7 @@ def _await_end(part: Part, console: Console, stop: Stop) -> None:
 
 
 def _copy_output(part: Part, console: Console, said: list[float]) -> None:
-    """Writes a part's lines to its log and to people, and notes when."""
+    """Copies a part's lines to its log and the console, and notes the time in `said`."""
     with part.log.open("a", encoding="utf-8") as log:
         for line in part.process.stdout:
             log.write(line.decode(errors="replace"))

@@ -1,7 +1,7 @@
 """The whole run on one machine: pictures, shards, bootstrap peer, monitor and volunteers, started and stopped together.
 
-Each part is a program of its own in a session of its own, with its log under `logs/`; the parts find each other as
-they would on the Internet, through the bootstrap peer's address and the recipe that the monitor serves.
+Each part is a separate program in its own session, with its log under `logs/`. The parts find each other as they would
+on the Internet: through the bootstrap peer's address and the recipe that the monitor serves.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from training.volunteer.invitation import join_command
 
 DEFAULT_PORT = 8000
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
-"""Where the demo's peers listen: on this machine alone, each at a free port."""
+"""Where the demo's peers listen: only on this machine, each on a free port."""
 MICRO_BATCH_SIZE = 16
-"""Samples that a volunteer of the demo computes at once; on a core that is a tenth faster than 8."""
+"""Samples per forward pass of the demo's volunteers; on one core, a tenth faster than 8."""
 NAMES = ("ada", "grace", "alan", "barbara", "edsger", "frances", "donald", "radia")
 """Names of the demo's volunteers, after pioneers of computing."""
 
 READY_SECONDS = 120.0
 """Longest wait for a part to be ready; most of it is importing on a slow machine."""
 STALL_SECONDS = 600.0
-"""The demo fails if no epoch ends for so long."""
+"""The demo fails if no epoch ends within this time."""
 MONITOR_STOP_SECONDS = 3.0
-"""The monitor may take a last checkpoint for so long while the volunteers still serve their state."""
+"""How long the monitor may take for a last checkpoint, while the volunteers still serve their state."""
 STOP_SECONDS, LAST_SECONDS = 5.0, 8.0
-"""After so long from Ctrl-C, what still runs is killed, and what frees its memory; everything is gone within 10 s."""
+"""Seconds after Ctrl-C until parts that still run are killed, and until torch's shared-memory managers are. So
+everything is gone within 10 s."""
 
 
 def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
@@ -57,7 +58,7 @@ def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
 
     Raises:
         BadInput: If the port, the recipe or the run folder cannot be used.
-        TrainingError: If a part without which the run cannot go on has failed; the message names it and its log.
+        TrainingError: If a part that the run needs has failed; the message names it and its log.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     run = load_recipe(config.recipe)
@@ -72,9 +73,9 @@ def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
         finally:
             demo.stop()
     if stop.signal_number is not None and not demo.finished:
-        console.print(f"All processes are gone. `{command_again(config)}` goes on from the last checkpoint.")
+        console.print(f"All processes have ended. `{command_again(config)}` continues from the last checkpoint.")
         return 128 + stop.signal_number
-    console.print("All processes are gone.")
+    console.print("All processes have ended.")
     return 0
 
 
@@ -104,7 +105,7 @@ class _Demo:
         return Part(name, [*self.config.python, *arguments, "--log-json", str(log.with_suffix(".jsonl"))], log)
 
     def start(self) -> None:
-        """Starts bootstrap peer, monitor and volunteers, each when the one before is ready."""
+        """Starts the bootstrap peer, then the monitor, then the volunteers; waits until each role is ready."""
         config = self.config
         port = _free_port(config.port)
         self.bootstrap = self._start(
@@ -153,13 +154,13 @@ class _Demo:
             if exit_code is not None:
                 raise part.failure("ended before it was ready")
             self.stop_asked.wait(0.1)
-        part.send(signal.SIGABRT)  # has Python write into the log where it stands
+        part.send(signal.SIGABRT)  # makes Python write its stack traces into the log
         with suppress(subprocess.TimeoutExpired):
             part.process.wait(timeout=2)
         raise part.failure(f"was not ready within {READY_SECONDS:.0f} s")
 
     def watch(self) -> None:
-        """Shows how the run stands until the wanted epochs are done and shown."""
+        """Shows the run's progress until the wanted epochs are done and shown."""
         started = progressed = time.monotonic()
         answered = time.monotonic()
         last_epoch: int | None = None
@@ -191,18 +192,18 @@ class _Demo:
                     raise TrainingError(
                         f"No epoch has ended for {STALL_SECONDS:.0f} s; "
                         f"the volunteers' logs in {self._path('logs')} say why.",
-                        cure="Read the last lines of these logs; the first message there is in this table.",
+                        cure="Read the last lines of these logs; this table lists their messages.",
                     )
 
     def _finish(self, state: dict) -> None:
-        """Says that the schedule is done and what can be done now; the site goes on until Ctrl-C."""
+        """Says that the schedule is done and what to do next; the site stays up until Ctrl-C."""
         self.finished = True
         evaluate = shlex.join(
             [*short_command(self.config.python), "evaluate", "--checkpoint", str(self.config.run_dir)]
         )
         self.console.print(
             f"The run has finished its schedule of {state['epoch']} epochs, loss {formatted(state['loss'], '.3f')}.\n"
-            f"{self.url} goes on showing it; Ctrl-C ends that. How many of its pictures are right:\n    {evaluate}"
+            f"{self.url} shows it until Ctrl-C. To count how many of its pictures are right:\n    {evaluate}"
         )
 
     def _look_after_parts(self) -> None:
@@ -220,11 +221,11 @@ class _Demo:
                     self.console.print(f"{part.name} has left.")
                 else:
                     self.console.print(
-                        f"{part.name} ended ({ending(part.exit_code)}); the others go on. Its log: {part.log}"
+                        f"{part.name} ended ({ending(part.exit_code)}); the others continue. Its log: {part.log}"
                     )
 
     def stop(self) -> None:
-        """Ends all parts, politely first: the monitor, so that it can save the state, then the others."""
+        """Asks all parts to end, the monitor first, so that it can save the state; then kills those that still run."""
         started = time.monotonic()
         parts = [part for part in (self.monitor, *self.volunteers, self.bootstrap) if part is not None]
         if self.monitor is not None:
@@ -242,7 +243,7 @@ class _Demo:
                 process.kill()
 
     def _monitor_is_done(self) -> bool:
-        """Whether it has taken its last checkpoint, or is gone."""
+        """Whether the monitor has taken its last checkpoint, or has ended."""
         stopped = any(event["event"] == "stopped" for event in read_events(self.monitor.events))
         return stopped or self.monitor.exit_code is not None
 
@@ -258,7 +259,7 @@ def volunteer_names(count: int) -> list[str]:
 
 @contextmanager
 def _only_one(run_dir: Path) -> Iterator[None]:
-    """Holds the run's folder for this demo alone."""
+    """Locks the run's folder for this demo."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / "demo.lock").open("a")
@@ -270,7 +271,7 @@ def _only_one(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BadInput(f"Another demo runs in {run_dir} now; stop it, or give another --run-dir.") from None
+            raise BadInput(f"Another demo is running in {run_dir}; stop it, or give another --run-dir.") from None
         yield
 
 
@@ -290,4 +291,4 @@ def _free_port(wanted: int | None) -> int:
             with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 return probe.getsockname()[1]
-    raise BadInput(f"Port {wanted} is taken; give another --port, or none and a free one is chosen.")
+    raise BadInput(f"Port {wanted} is taken; give another --port, or omit it, and a free one is chosen.")

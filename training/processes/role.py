@@ -1,7 +1,7 @@
 """A long-running role: it stops in time when it is asked to, and its child processes with it.
 
-hivemind's averagers make their parent ignore Ctrl-C, and some of its threads and processes never end by themselves. So a
-role installs its signal handlers again after each averager, and exits without waiting for threads or processes.
+hivemind's averagers make their parent ignore Ctrl-C, and some of its threads and processes never end by themselves. So
+a role installs its signal handlers again after each averager, and exits without waiting for threads or processes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StopRequest:
         return self._asked.wait(seconds)
 
     def listen(self) -> None:
-        """Installs the signal handlers. Call it again after creating an averager, which makes this process ignore SIGINT."""
+        """Installs the signal handlers. Call it again after creating an averager, which makes SIGINT ignored."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 

@@ -1,9 +1,9 @@
 """The run's history in one SQLite file: epochs, volunteers, events and pictures.
 
-The monitor alone writes, one transaction an observation, so that a kill at any moment loses at most the last one.
-An epoch's loss is the mean of its peers' losses, weighted by the samples that each gave since its last epoch.
-Readers (the live API, the export) open the same file beside it. A volunteer is a name: all peers that call
-themselves so, one after another or at once, add to one total, as one person's machines did in the 2021 run.
+Only the monitor writes, in one transaction per observation, so a kill at any moment loses at most the last one. An
+epoch's loss is the mean of its peers' losses, weighted by the samples that each contributed since its last epoch.
+Readers (the live API, the export) open the same file concurrently. A volunteer is a name: all peers with the same name,
+one after another or at once, add to one total, as one person's machines did in the 2021 run.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ CREATE TABLE pictures (
 
 
 class PeerReport(Protocol):
-    """What the history reads of a peer's metric record; `training.swarm.metrics.PeerRecord` is one."""
+    """The fields of a peer's metric record that the history reads; `training.swarm.metrics.PeerRecord` has them."""
 
     name: str
     peer_id: str
     status: str
     """`joining`, `training` or `leaving`."""
     epoch: int
-    """Updates that the peer has made or taken over."""
+    """Updates in the peer's weights, made by itself or downloaded."""
     loss: float | None
-    """Mean over its samples of the last whole epoch."""
+    """Mean over its samples of the last complete epoch."""
     samples: int
-    """All samples of this peer, also from before it was started again."""
+    """All samples of this peer, including those before a restart."""
     samples_per_second: float
     seconds: float
     """All the time that this peer has trained."""
     time: float
-    """When it wrote the record, by its own clock: another value means that the record was renewed."""
+    """When the peer wrote the record, by its own clock; a different value means that the record was renewed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ class Picture:
     file: str
     """Path below the pictures' folder, such as `000040/0.png`."""
     shape: bool | None
-    """Whether every shape is as the prompt says; None where the judge does not know the prompt's words."""
+    """Whether every shape is as the prompt says; None if the judge does not know the prompt's words."""
     colour: bool | None
 
 
@@ -96,7 +96,7 @@ class HistoryReader:
         clock: Seconds since the epoch; a test passes its own.
 
     Raises:
-        BadInput: If there is no such file, or it is no history of this version.
+        BadInput: If there is no such file, or it is not a history of this version.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time):
@@ -139,17 +139,17 @@ class HistoryReader:
         return self._rows("SELECT count(*) AS n FROM peers WHERE active")[0]["n"]
 
     def samples_per_second(self) -> float | None:
-        """Samples a second of all active peers together; None when none says."""
+        """Samples per second of all active peers together; None if no peer reports any."""
         return self._rows("SELECT sum(samples_per_second) AS rate FROM peers WHERE active")[0]["rate"]
 
     def total_samples(self) -> int:
-        """Samples that all volunteers gave so far."""
+        """Samples that all volunteers have contributed so far."""
         return self._rows("SELECT coalesce(sum(samples), 0) AS n FROM peers")[0]["n"]
 
     def losses(self, max_points: int = 1000) -> dict[str, list[list]]:
         """Loss of each volunteer over epochs, as `{name: [[epoch, loss], ...]}`.
 
-        In a run longer than `max_points` epochs, neighbouring epochs are averaged (weighted by samples) and stand
+        In a run longer than `max_points` epochs, neighbouring epochs are averaged (weighted by samples) and listed
         under the first of them.
         """
         rows = self._rows(
@@ -165,7 +165,7 @@ class HistoryReader:
         return losses
 
     def leaderboard(self) -> list[dict]:
-        """Volunteers by samples given, most first; `share` is of all samples, null while there are none."""
+        """Volunteers by contributed samples, most first; `share` is of all samples, None while there are none."""
         rows = self._rows(
             """SELECT name, samples, seconds, active, last_seen, samples_per_second,
                 (SELECT peer_id FROM peers AS latest WHERE latest.name = totals.name
@@ -201,18 +201,18 @@ class HistoryReader:
 
 
 class History(HistoryReader):
-    """The writing side; one at a time for a file, which a lock beside it holds.
+    """The writing side. A lock file ensures one writer at a time.
 
     Args:
-        path: The SQLite file; made, with its folder, if it is not there.
+        path: The SQLite file; created, with its folder, if it does not exist.
         run_id: The run whose history this is.
         recipe_digest: `RunConfig.digest` of its recipe.
-        expiration_seconds: A peer whose record is not renewed for so long is gone.
+        expiration_seconds: A peer whose record is not renewed for this long counts as gone.
         clock: Seconds since the epoch; a test passes its own.
 
     Raises:
         TrainingError: If another process writes this history now.
-        BadInput: If the file is the history of another run or recipe, or no history of this version.
+        BadInput: If the file is the history of another run or recipe, or not a history of this version.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class History(HistoryReader):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of it or nothing.
+        """A transaction: on an exception, none of it is written.
 
         Raises:
             TrainingError: If the file cannot be written, such as on a full disk; the next one may succeed.
@@ -293,7 +293,7 @@ class History(HistoryReader):
             connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
     def observe(self, reports: Sequence[PeerReport]) -> None:
-        """Takes in what the peers say now, and counts as gone whoever has not renewed in time."""
+        """Takes in the peers' current records, and marks peers as gone that have not renewed theirs in time."""
         now = self._clock()
         with self._writing() as connection:
             epochs = {report.epoch for report in reports if self._observe_one(connection, report, now)}
@@ -302,7 +302,7 @@ class History(HistoryReader):
                 self._sum_up_epoch(connection, epoch, now)
 
     def _observe_one(self, connection: sqlite3.Connection, report: PeerReport, now: float) -> bool:
-        """Whether the record told of an epoch."""
+        """Takes in one record; returns whether it reports a new epoch."""
         key = (report.name, report.peer_id)
         query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
         known = connection.execute(query, key).fetchone()
@@ -346,7 +346,8 @@ class History(HistoryReader):
         return finished
 
     def _expire(self, connection: sqlite3.Connection, now: float) -> None:
-        """Silence counts from when it could be heard: a monitor that comes back does not know when they left."""
+        """Marks peers whose record has expired as gone. Only the time since this monitor started counts as silence: a
+        restarted monitor does not know when peers left before."""
         gone = connection.execute(
             "SELECT name, peer_id, last_seen FROM peers WHERE active AND max(last_seen, ?) < ?",
             (self._watching_since, now - self._expiration_seconds),
@@ -370,13 +371,13 @@ class History(HistoryReader):
         )
 
     def rewind(self, epoch: int) -> None:
-        """Forgets what came after an epoch: the run goes on from its checkpoint. Volunteers keep their totals."""
+        """Deletes all after an epoch, whose checkpoint the run continues from. Volunteers keep their totals."""
         with self._writing() as connection:
             for table in ("epochs", "reports", "snapshots", "pictures"):
                 connection.execute(f"DELETE FROM {table} WHERE epoch > ?", (epoch,))
 
     def add_event(self, kind: EventKind, name: str, text: str) -> None:
-        """Appends an event of now."""
+        """Appends an event with the current time."""
         with self._writing() as connection:
             self._add_event(connection, self._clock(), kind, name, text)
 
@@ -397,7 +398,7 @@ class History(HistoryReader):
             )
 
     def close(self) -> None:
-        """Closes the file and lets another writer have it."""
+        """Closes the file and releases the lock for another writer."""
         self._connection.close()
         self._lock_file.close()
 

@@ -1,4 +1,4 @@
-"""Keeps a run: takes checkpoints from the peers' state as it goes on, and has the fixed prompts drawn."""
+"""Keeps a run: takes checkpoints from the peers' state as the run progresses, and has the fixed prompts drawn."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from training.swarm.host import load_optimizer_state
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
 LAST_DOWNLOAD_SECONDS = 2.0
-"""When the monitor is stopped, a last checkpoint may take so long."""
+"""How long a last checkpoint may take when the monitor is stopped."""
 RETRY_SECONDS = 3.0
-"""Pause after a download or a drawing failed."""
+"""Pause after a failed download or drawing."""
 STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20
-"""A peer that sends more for each parameter, and this on top, sends no state: weights and moments in float32 are 12."""
+"""Largest accepted state: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
 EPOCHS_AHEAD = 10
-"""A state may be so many epochs later than the history, which lags behind a little."""
+"""A state may be this many epochs ahead of the history, which lags behind a little."""
 
 
 def codec_of_run(shards: str, run_dir: Path) -> str | None:
-    """Digest of the codec whose tokens the run trains on; None, after a warning, where nothing tells it.
+    """Digest of the codec whose tokens the run trains on; None, after a warning, if it cannot be found out.
 
     Raises:
         BadInput: If the run's latest checkpoint was trained on the tokens of another codec than the shards'.
@@ -51,7 +51,7 @@ def codec_of_run(shards: str, run_dir: Path) -> str | None:
 
 
 class Keeper:
-    """A thread that looks after checkpoints and pictures when `look` says that there may be something to do.
+    """A thread that takes checkpoints and draws pictures when they are due; `look` wakes it.
 
     Args:
         run: The run.
@@ -93,7 +93,7 @@ class Keeper:
 
     @property
     def parameters(self) -> int:
-        """Numbers that the run trains."""
+        """Number of parameters that the run trains."""
         return sum(parameter.numel() for parameter in self._model.parameters())
 
     def saved_epoch(self) -> int:
@@ -102,7 +102,7 @@ class Keeper:
         return checkpoint_epoch(latest) if latest is not None else 0
 
     def start(self) -> None:
-        """Begins to look after the run."""
+        """Starts the thread."""
         self._thread.start()
 
     def look(self) -> None:
@@ -149,7 +149,7 @@ class Keeper:
         return last["epoch"] if last is not None else 0
 
     def _due(self, done_epoch: int, every: int) -> int | None:
-        """The epoch that is to be kept next, if the run is so far and it was not kept yet."""
+        """The epoch to keep next, if the run has reached it and it was not kept yet."""
         epoch = self._epoch()
         last = epoch if epoch >= self._run.schedule.total_epochs else epoch // every * every
         return last if last > done_epoch else None
@@ -184,10 +184,10 @@ class Keeper:
     def _load(self, parameters: list[torch.Tensor], state: TrainingState) -> None:
         try:
             load_optimizer_state(self._optimizer, state.optimizer_metadata, state.tensors[len(parameters) :])
-        except Exception as error:  # the metadata is a stranger's
+        except Exception as error:  # the metadata comes from another peer and may be anything
             raise TrainingError(
                 f"The optimizer state of {state.donor} cannot be read: {error}.",
-                cure="Check that the file is there, whole, and readable for you.",
+                cure="Nothing to do: the monitor tries again with another peer.",
             ) from None
         for parameter, tensor in zip(parameters, state.tensors, strict=False):
             parameter.copy_(tensor)

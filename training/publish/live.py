@@ -1,6 +1,6 @@
-"""The run for everyone to see: the live API beside the site, and the same documents as static files.
+"""Publishes a run: the live API along with the site, and the same documents as static files.
 
-Each document is read from the history alone; the API serves it and `export` writes it down.
+Every document is made from the history alone; the API serves it and `export` writes it to a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training.publish.history import History, HistoryReader
 from training.storage.whole import write_whole
 
 UPDATED_EVERY_SECONDS = 2
-"""How often a dashboard does well to ask again."""
+"""How often dashboards are asked to poll."""
 
 KEPT_SECONDS = 0.5
 """A document is computed at most once in this time, however many dashboards ask."""
@@ -42,7 +42,7 @@ def store_run(
     join_command: str,
     parameters: int,
 ) -> None:
-    """Notes in the history what `/live/run.json` and `/recipe.toml` say, so that they outlive the monitor."""
+    """Stores the content of `/live/run.json` and `/recipe.toml` in the history, so that it outlives the monitor."""
     document = {
         "run_id": run.run_id,
         "title": run.title,
@@ -69,7 +69,7 @@ def run_document(history: HistoryReader, *, live: bool = True) -> dict:
 
 
 def state_document(history: HistoryReader, *, now: float, live: bool = True) -> dict:
-    """How the run stands. Without a monitor (`live` false) nobody is active, whatever was written last."""
+    """The run's current state. Without a monitor (`live` false) nobody counts as active, whatever was written last."""
     last = history.last_epoch() or {"epoch": None, "loss": None, "time": None}
     active_peers = history.active_peers() if live else 0
     if last["epoch"] is not None and last["epoch"] >= run_document(history)["total_epochs"]:
@@ -92,7 +92,7 @@ def state_document(history: HistoryReader, *, now: float, live: bool = True) -> 
 
 
 def leaderboard_document(history: HistoryReader, *, live: bool = True) -> dict:
-    """Who gave how much. Without a monitor nobody is active."""
+    """What each volunteer has contributed. Without a monitor nobody counts as active."""
     volunteers = history.leaderboard()
     if not live:
         volunteers = [{**volunteer, "active": False, "samples_per_second": None} for volunteer in volunteers]
@@ -144,9 +144,9 @@ def create_app(
     """The live API, the recipe, the shards and the site, as one application.
 
     Args:
-        history: Read anew for each document; `store_run` must have been called.
+        history: Read again for each document; `store_run` must have been called.
         pictures: Folder of the drawn pictures, served below /live/pictures.
-        shards: Folder of the prepared shards, served below /shards so that volunteers stream from here.
+        shards: Folder of the prepared shards, served below /shards, so that volunteers can stream from here.
         site: Folder of the built site, served at /.
         clock: Seconds since the epoch; a test passes its own.
     """
@@ -183,7 +183,7 @@ def create_app(
 
 
 def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Callable[[], float] = time.time) -> None:
-    """Writes a run that is over as static files: the same documents under the same paths.
+    """Writes a finished run as static files: the same documents under the same paths.
 
     Args:
         history: The run.
@@ -217,7 +217,7 @@ def render(document: dict) -> bytes:
 
 
 class _Documents:
-    """Rendered documents, each kept for a moment."""
+    """Rendered documents, each cached for `KEPT_SECONDS`."""
 
     def __init__(self, history: HistoryReader, clock: Callable[[], float]):
         self._history = history
@@ -243,7 +243,7 @@ def _json(request: Request, content: bytes) -> Response:
 
 
 class _Headers:
-    """Adds the headers that every answer has: ask again before using a copy, and no guessing of types."""
+    """Adds the headers of every response: revalidate before using a cached copy, and do not guess the type."""
 
     def __init__(self, app: ASGIApp):
         self._app = app

@@ -1,7 +1,7 @@
-"""Draws the run's fixed prompts from a checkpoint, in a process of its own that yields to everyone else.
+"""Draws the run's fixed prompts from a checkpoint, in a separate process of low priority.
 
-`PictureDrawer` is the monitor's end; `main` is the process: a job a line on standard input, an answer a line on
-standard output, until the input ends.
+`PictureDrawer` is the monitor's end; `main` is the process. It reads one job per line from standard input and writes
+one answer per line to standard output, until the input ends.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 NICENESS = 15
-"""How far the process stands back behind volunteers on the same machine; 19 is the most."""
+"""How much the process yields to volunteers on the same machine; 19 is the most."""
 
 DRAW_SECONDS = 600.0
-"""A drawing that takes longer is given up."""
+"""A drawing that takes longer is aborted."""
 
 
 class PictureDrawer:
@@ -45,7 +45,7 @@ class PictureDrawer:
         """Draws the checkpoint's prompts into `folder/EPOCH/NUMBER.png`, judged where the judge knows the words.
 
         Raises:
-            TrainingError: If the drawing failed, took longer than `seconds`, or was closed meanwhile.
+            TrainingError: If the drawing fails, takes longer than `seconds`, or `close` is called meanwhile.
         """
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
@@ -79,7 +79,7 @@ class PictureDrawer:
         return [Picture(**picture) for picture in answer["pictures"]]
 
     def close(self) -> None:
-        """Ends the process at once; a drawing under way is given up."""
+        """Ends the process at once; a drawing under way is aborted."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -91,7 +91,7 @@ def main(shards: str) -> None:
 
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; the monitor ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, but the monitor must end it
     os.nice(NICENESS)
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -100,13 +100,13 @@ def main(shards: str) -> None:
         job = json.loads(line)
         try:
             answer = {"pictures": _draw(shards, Path(job["checkpoint"]), Path(job["folder"]))}
-        except Exception as error:  # the process outlives a bad checkpoint
+        except Exception as error:  # the process must survive a bad checkpoint
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
 
 
 def _draw(shards: str, checkpoint_path: Path, folder: Path) -> list[dict]:
-    """The fields of a `Picture` for each of the recipe's prompts; every time from the same seeds."""
+    """The fields of a `Picture` for each of the recipe's prompts, always drawn with the same seeds."""
     from training.checkpoints.checkpoint import load_checkpoint
     from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
 
@@ -133,7 +133,7 @@ def _draw(shards: str, checkpoint_path: Path, folder: Path) -> list[dict]:
 
 
 def _judged(pixels: np.ndarray, prompt: str) -> tuple[bool | None, bool | None]:
-    """Whether shape and colour are right; None where the judge does not know the prompt's words."""
+    """Whether shape and colour are right; None if the judge does not know the prompt's words."""
     from training.generate.judge import judge
 
     try:

@@ -16,7 +16,7 @@ from training.swarm.metrics import read_records
 from training.volunteer.invitation import command_for
 
 LOOK_SECONDS = 5.0
-"""How often the bootstrap peer reads which volunteers are present."""
+"""How often the bootstrap peer checks which volunteers are present."""
 
 
 @dataclass(frozen=True, kw_only=True)

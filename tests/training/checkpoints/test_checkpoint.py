@@ -92,7 +92,7 @@ def test_weights_of_another_recipe_are_refused(tmp_path, model):
 def test_folders_without_a_checkpoint_are_named(tmp_path, model):
     with pytest.raises(BadInput, match="does not exist"):
         find_checkpoint(tmp_path / "nowhere")
-    for facts, words in (("[]", "is no object"), ('{"format": 1, "epoch": 1}', "lacks files, metrics, shards")):
+    for facts, words in (("[]", "is not a JSON object"), ('{"format": 1, "epoch": 1}', "lacks files, metrics, shards")):
         (tmp_path / "checkpoint.json").write_text(facts)
         with pytest.raises(BadInput, match=words):
             load_checkpoint(tmp_path)

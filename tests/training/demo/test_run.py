@@ -200,7 +200,7 @@ def test_second_demo_in_the_same_folder_is_refused(start):
     process = start()
     read_until_all_joined(process)
     output, _ = start().communicate(timeout=20)
-    assert "Another demo runs in" in output
+    assert "Another demo is running in" in output
 
 
 def test_port():
