@@ -38,7 +38,7 @@ def prepare(config: DemoConfig, console: Console, stop: Stop) -> None:
 
 
 def _work(config: DemoConfig, console: Console, stop: Stop, command: str, *arguments: str) -> None:
-    """Runs a command to its end; shows its progress bars on a terminal, otherwise its lines and a regular sign of life."""
+    """Runs a command to its end; shows its progress bars on a terminal, otherwise its lines and signs of life."""
     console.print(f"{command}: starting ...")
     part = Part(
         command,

@@ -1,4 +1,4 @@
-"""How a peer that is behind comes to where the others are: by their parameters, their whole state, or a checkpoint."""
+"""How a peer that is behind catches up: with the others' parameters, their whole state, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from training.swarm.progress import Progress
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS, COMPLAIN_SECONDS = 1.0, 30.0
-"""A peer that needs the others' state and gets none asks again, and says so, this often."""
+"""How often a peer that needs the others' state and gets none asks again, and how often it warns."""
 CATCH_UP_EPOCHS = 3
-"""A peer that has missed no more updates than this takes only the others' parameters, not all of their state."""
+"""A peer that has missed at most this many updates takes only the others' parameters, not their whole state."""
 
 
 class CatchingUp:
-    """Brings a peer to where the others are, so that it never trains on old weights.
+    """Brings a peer's weights and epoch up to date, so that it never trains on old weights.
 
     Args:
         run: The recipe.
         dht: A running node.
         host: The peer's weights and optimizer.
-        progress: Who trains.
-        alignment: Told how the weights stand to the others' afterwards.
-        let_rounds_end: Ends what the peer takes part in, before its weights change.
-        begin_epoch: Lets the peer go on with an epoch and the host's weights; called while `progress` is paused.
+        progress: The swarm's progress.
+        alignment: Notes how the weights relate to the others' afterwards.
+        let_rounds_end: Ends the rounds that the peer takes part in, before its weights change.
+        begin_epoch: Makes the peer continue with an epoch and the host's weights; called while `progress` is paused.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class CatchingUp:
         self._let_rounds_end, self._begin_epoch = let_rounds_end, begin_epoch
         self._complained = -math.inf
         self.last_download = (0, 0.0)
-        """Bytes and seconds of the last state that was downloaded; zeros before."""
+        """Bytes and seconds of the last downloaded state; zeros before the first."""
 
     def skip_epochs(self, epoch: int) -> bool:
-        """Goes on with the others' epoch if this peer is at an epoch a few updates before; whether it is.
+        """Jumps to the others' epoch if this peer is only a few updates behind; returns whether it did.
 
-        Nothing is downloaded. After the next update all average their parameters, which brings the others' weights;
-        the moments lack the updates that were missed.
+        Downloads nothing. After the next update all peers average their parameters, which brings this peer's weights up
+        to date; its moments lack the missed updates.
         """
         if not epoch:  # it has no weights of the run yet
             return False
@@ -77,14 +77,14 @@ class CatchingUp:
         return True
 
     def load_state_from_peers(self, oldest_epoch: int, early: EarlyDownload | None = None) -> bool:
-        """Takes the state of the run from a peer; whether one gave it. Every wait has an end.
+        """Downloads the run's state from a peer; returns whether that succeeded. Every wait has a time-out.
 
-        A download may take longer than an epoch: the peer goes on with the epoch that the others have by then, and
-        takes their parameters with the next update (see `skip_epochs`).
+        A download may take longer than an epoch. The peer then continues with the epoch that the others have reached,
+        and takes over their parameters with the next update (see `skip_epochs`).
 
         Args:
-            oldest_epoch: An older state is of no use.
-            early: A download that was begun before; what has come of it is used, unless a new one would be better.
+            oldest_epoch: An older state is not accepted.
+            early: A download that has already begun; its state is used, unless it is too old by now.
         """
         self._let_rounds_end()
         state = early.take() if early is not None else None
@@ -97,7 +97,7 @@ class CatchingUp:
         self.last_download = (state.received_bytes, state.seconds)
         try:
             self._host.load_state(state.tensors, state.optimizer_metadata, state.epoch)
-        except Exception as error:  # the metadata is a stranger's
+        except Exception as error:  # the metadata comes from another peer and may be anything
             logger.warning("The optimizer state of %s cannot be read: %s", state.donor, error)
             return False
         newest_epoch = state.epoch
@@ -108,7 +108,8 @@ class CatchingUp:
         return True
 
     def is_as_good_as_new(self, state: TrainingState, oldest_epoch: int) -> bool:
-        """Whether a state that was downloaded before is of use: not if it has lain for epochs, longer than it came."""
+        """Whether a state downloaded earlier can be used: not if it is several epochs old and a new download is quicker
+        than the time since it arrived."""
         if state.epoch < oldest_epoch:
             return False
         if time.monotonic() - state.ended <= state.seconds:  # a new download would take longer than this one has lain
@@ -118,7 +119,7 @@ class CatchingUp:
         return False
 
     def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
-        """Goes on from a checkpoint of the run: weights, moments (none: they start from zero) and epoch."""
+        """Continues from a checkpoint of the run: weights, epoch and moments (without any, they start at zero)."""
         groups = parameter_groups(model, self._run.optimizer.weight_decay)
         self._host.load([parameter.detach() for group in groups for parameter in group["params"]], epoch)
         if optimizer_state:
@@ -133,9 +134,9 @@ class CatchingUp:
         self._alignment.note(event)
 
     def _go_without_state(self, reason: str) -> None:
-        """Says now and then that no peer gives its state; waits a moment, or goes on alone if nobody else trains.
+        """Warns now and then that no peer sends its state; waits a moment, or continues alone if nobody else trains.
 
-        A peer that others have overtaken is alone when they end before it could take their state.
+        The latter happens if the others were ahead of this peer, but left before it could download their state.
         """
         if time.monotonic() - self._complained >= COMPLAIN_SECONDS:
             self._complained = time.monotonic()

@@ -1,8 +1,8 @@
-"""How tensors travel between peers: 8 bit for large ones, 16 bit for small ones, by the recipe's choice.
+"""How tensors are encoded between peers: large ones in the recipe's codec, small ones in 16 bits.
 
-hivemind's uniform 8-bit codec spreads 256 values over six standard deviations of a whole part and cuts off what lies
-outside: right for weights, wrong for gradients, whose tails are heavy. The block-wise codec keeps a scale for every 512
-values and is dense near zero (Dettmers et al. 2021, arXiv:2110.02861): benchmarks/codecs.py has both errors.
+hivemind's uniform 8-bit codec spreads 256 values over six standard deviations of a whole part and clips values outside:
+good for weights, bad for gradients, whose tails are heavy. The block-wise codec has one scale per 512 values and is
+dense near zero (Dettmers et al. 2021, arXiv:2110.02861): benchmarks/codecs.py measures both errors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from training.optim import blockwise
 
 
 class BlockwiseCodec(CompressionBase):
-    """Block-wise dynamic 8 bit, on the wire in the place of hivemind's codec of that kind.
+    """Block-wise dynamic 8-bit codec, which replaces hivemind's codec of that kind on the wire.
 
-    hivemind's own needs bitsandbytes, sends its table with every part, and turns a NaN into a number; a block here that
-    holds one arrives as NaN altogether, an infinite value likewise. A message is the blocks' scales and the codes.
+    hivemind's own needs bitsandbytes, sends its table with every part, and turns a NaN into a number. Here, a block
+    that holds a NaN or an infinity arrives as NaN throughout. A message consists of the blocks' scales and the codes.
 
     Args:
-        native: Use the compiled loops where there are any.
+        native: Use the compiled loops if there are any.
     """
 
     compression_type = runtime_pb2.BLOCKWISE_8BIT
@@ -43,7 +43,7 @@ class BlockwiseCodec(CompressionBase):
         self._form = {"block_size": BLOCK_SIZE, "signed": True, "native": native}
 
     def compress(self, tensor: Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
-        """The message of a tensor: its blocks' scales and codes.
+        """Encodes a tensor as its blocks' scales and codes.
 
         Raises:
             ValueError: For a tensor of integers, such as an optimizer's 8-bit state.
@@ -67,7 +67,7 @@ class BlockwiseCodec(CompressionBase):
         )
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> Tensor:
-        """The tensor of a message.
+        """Decodes a message.
 
         Raises:
             ValueError: If the message is not as long as its shape says, or not of floating-point numbers.
@@ -87,13 +87,13 @@ class BlockwiseCodec(CompressionBase):
         return values.view(shape).to(dtype).requires_grad_(serialized_tensor.requires_grad)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        """Bits of a value on the wire over those in memory; hivemind cuts tensors into parts by it."""
+        """Bits per value on the wire over those in memory; hivemind sizes the parts of tensors by it."""
         return (8 + 32 / BLOCK_SIZE) / torch.finfo(info.descriptor.dtype).bits
 
 
 def _faulty_blocks(values: Tensor) -> Tensor:
-    """Indices of the blocks with values that are not finite; makes these values 0."""
-    if bool(values.dot(values).isfinite()):  # squares of large finite values may overflow: then each is looked at
+    """Indices of the blocks with non-finite values; sets these values to 0."""
+    if bool(values.dot(values).isfinite()):  # fast check; large finite squares may overflow, then we check each value
         return torch.empty(0, dtype=torch.int64)
     places = values.isfinite().logical_not_().nonzero().view(-1)
     values[places] = 0
@@ -101,12 +101,12 @@ def _faulty_blocks(values: Tensor) -> Tensor:
 
 
 def exchange_codec(threshold: int, large: Codec) -> CompressionBase:
-    """How gradients or parameters travel: large tensors as told, others in 16 bit (paper, section 3.3).
+    """The codec of gradients or parameters: `large` for large tensors, 16 bits for others (paper, section 3.3).
 
-    A process can read what others send block-wise after `engine.prepare`.
+    A process can decode block-wise messages only after `engine.prepare`.
 
     Args:
-        threshold: Tensors with at least so many values are large.
+        threshold: Tensors with at least this many values are large.
         large: Codec of large tensors.
     """
     if large in ("float16", "float32"):

@@ -23,9 +23,9 @@ REACH_SECONDS = 5.0
 START_SECONDS = 45.0
 """Longest start of the network daemon, on a loaded machine."""
 ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
-"""The DHT is asked this often, each time with this patience."""
+"""How often we ask the DHT, and how long we wait for each answer."""
 WORD_SECONDS = 600.0
-"""A short text of a peer in the DHT, such as its recipe's digest, is valid so long; the peer renews it well before."""
+"""How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
 
 
 def start_dht(
@@ -37,19 +37,19 @@ def start_dht(
     announce_maddrs: Sequence[str] = (),
     client_mode: bool = False,
 ) -> DHT:
-    """Starts a DHT node that signs its records and refuses unsound ones.
+    """Starts a DHT node that signs its records and refuses invalid ones.
 
     Args:
         run: The run; other runs may share the DHT.
         identity: Names this node.
-        initial_peers: Full addresses (`/ip4/ADDRESS/tcp/PORT/p2p/ID`) of peers that are there; none starts a new DHT.
+        initial_peers: Full addresses (`/ip4/ADDRESS/tcp/PORT/p2p/ID`) of running peers; without any, a new DHT starts.
         host_maddrs: Addresses to listen on; port 0 picks a free one.
         announce_maddrs: Addresses at which others reach this node, if they differ from those that it sees.
         client_mode: Accept no incoming connections.
 
     Raises:
         BadInput: If an address is malformed.
-        TrainingError: If no initial peer answers or the node does not start; known within a minute.
+        TrainingError: If no initial peer answers or the node does not start within a minute.
     """
     engine.prepare()
     for address in (*initial_peers, *host_maddrs, *announce_maddrs):
@@ -63,7 +63,7 @@ def start_dht(
             host_maddrs=list(host_maddrs),
             announce_maddrs=list(announce_maddrs) or None,
             identity_path=str(identity.path),
-            check_if_identity_free=False,  # the lock on the state folder does that, without another daemon
+            check_if_identity_free=False,  # our lock on the state folder checks that without starting another daemon
             client_mode=client_mode,
             startup_timeout=START_SECONDS,
             start=True,
@@ -85,12 +85,12 @@ def full_addresses(dht: DHT) -> list[str]:
 
 
 def post_recipe(dht: DHT, run: RunConfig, identity: Identity) -> None:
-    """Says which recipe this peer trains; renew it within `WORD_SECONDS`."""
+    """Announces which recipe this peer trains; renew it within `WORD_SECONDS`."""
     post_word(dht, f"{run.run_id}_recipe", run.digest, identity)
 
 
 def post_word(dht: DHT, key: str, word: str, identity: Identity) -> None:
-    """Stores this peer's word, of at most 64 characters, for `WORD_SECONDS`, in place of the one before."""
+    """Stores an announcement of this peer, of at most 64 characters, for `WORD_SECONDS`; it replaces the last one."""
     dht.store(
         key,
         subkey=identity.signer().local_public_key,
@@ -101,10 +101,10 @@ def post_word(dht: DHT, key: str, word: str, identity: Identity) -> None:
 
 
 def posted_words(dht: DHT, key: str) -> dict[bytes, str]:
-    """The words of all peers by the keys that have signed them.
+    """The announcements of all peers, by the keys that signed them.
 
     Raises:
-        TrainingError: If this node is too busy, or its network too slow, to find them within a minute.
+        TrainingError: If the DHT does not answer within a minute, because this node or its network is too slow.
     """
     for _ in range(ANSWER_TRIES):
         with suppress(TimeoutError):
@@ -119,10 +119,10 @@ def posted_words(dht: DHT, key: str) -> dict[bytes, str]:
 
 
 def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) -> None:
-    """Compares the recipe with what the peers of the run train.
+    """Compares the recipe with those that the peers of the run announce.
 
     Raises:
-        RefusedByRun: If they train another recipe, or no peer knows a run of this name.
+        RefusedByRun: If no peer trains this recipe, or no peer knows a run of this name.
     """
     deadline = time.monotonic() + patience_seconds
     while not (digests := set(posted_words(dht, f"{run.run_id}_recipe").values())):
@@ -144,13 +144,13 @@ def _parse(address: str) -> Multiaddr:
         return Multiaddr(address)
     except ValueError:
         raise BadInput(
-            f"{address!r} is no network address; one looks like /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
+            f"{address!r} is not a network address such as /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
             cure="Copy the whole address from the bootstrap peer's output or the join page.",
         ) from None
 
 
 def _check_reachable(initial_peers: Sequence[str]) -> None:
-    """Tries a plain connection to each address, all at once; one answer is enough."""
+    """Tries a plain TCP connection to all addresses at once; one that is accepted is enough."""
     for address in initial_peers:
         if "p2p" not in _parse(address):
             raise BadInput(
@@ -167,7 +167,7 @@ def _check_reachable(initial_peers: Sequence[str]) -> None:
 
 
 def _connection_fault(address: str) -> str | None:
-    """Why nothing listens there; None if something does or the address is not one of TCP."""
+    """Why a connection fails; None if it succeeds or the address is not TCP."""
     try:
         connection_seconds(address)
     except OSError as error:
@@ -176,7 +176,7 @@ def _connection_fault(address: str) -> str | None:
 
 
 def connection_seconds(address: str) -> float | None:
-    """Until a plain connection is accepted, one way and back; None if the address is not one of TCP.
+    """Seconds until a plain TCP connection is accepted, one round trip; None if the address is not TCP.
 
     Raises:
         OSError: If nothing listens there.

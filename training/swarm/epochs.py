@@ -1,4 +1,4 @@
-"""The end of an epoch as a peer lives it, and what it reports of that."""
+"""The end of an epoch at one peer, and the peer's report on it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ class EpochReport:
     """How the averaging of one epoch went for this peer."""
 
     epoch: int
-    """The epoch that begins, that is the number of updates done."""
+    """The epoch that begins now, which equals the number of updates done."""
     samples: int
     """Samples that this peer contributed."""
     group_size: int
     """Peers in the gradients' group; 1 without one."""
     senders: int
-    """Peers whose gradients entered the update with weight; 0 if this peer made no update."""
+    """Peers whose gradients entered the update with a weight above zero; 0 if this peer made no update."""
     own_share: float | None
     """Share of this peer's own gradient in its update; 1 means that nothing was averaged."""
     update_samples: float | None
-    """Samples of all peers in this peer's update; None if it averages no part itself, and so does not see them."""
+    """Samples of all peers in this peer's update; None if this peer reduces no part, so it does not see them."""
     others: int
-    """Other peers that were known to train."""
+    """Other peers known to be training."""
     waiting_seconds: float
-    """From this peer's being ready for the update to the start of the average."""
+    """Time from when this peer was ready for the update to the start of the all-reduce."""
     averaging_seconds: float
-    """The average itself."""
+    """Duration of the all-reduce."""
     bytes_sent: int
-    """Gradients, and parameters if they were averaged in the background."""
+    """Bytes of gradients, and of parameters that were averaged in the background."""
     bytes_received: int
     fault: str | None
     """Why the gradients were not averaged, or not all of them; None if they were or nobody else was there."""
     note: str | None = None
-    """What else was out of the ordinary: which peers were lost, or left out."""
+    """Anything else unusual, such as peers that were lost or left out."""
 
     @property
     def alone(self) -> bool:
-        """Whether the peer took a step of its own although others were there."""
+        """Whether the peer updated with its own gradient only, although other peers were training."""
         return self.others > 0 and self.senders == 1
 
     @property
@@ -52,14 +52,14 @@ class EpochReport:
 
 @dataclass(kw_only=True, slots=True)
 class EpochEnd:
-    """What is known of the end of an epoch, from the last gradient to the average; filled as it goes on."""
+    """What is known about the end of an epoch, from the last gradient to the average; filled in step by step."""
 
     epoch: int
     """The epoch that ends."""
     others: int
-    """Other peers that are known to train."""
+    """Other peers known to be training."""
     samples: int = 0
-    """That this peer contributes."""
+    """Samples that this peer contributes."""
     began: float = field(default_factory=time.monotonic)
     round: RoundReport | None = None
     """The average, if there was one."""
@@ -74,7 +74,7 @@ class EpochEnd:
         """The report at this moment.
 
         Args:
-            background: Rounds of parameters whose bytes were not told yet.
+            background: Rounds of parameters whose bytes were not reported yet.
         """
         round_ = self.round
         averaging = round_.seconds if round_ else 0.0

@@ -1,4 +1,4 @@
-"""Who a peer is: one RSA key, kept in a file, names it to the network and signs its records."""
+"""A peer's identity: one RSA key, kept in a file, gives it its peer id and signs its records."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from training.storage.whole import whole_file
 
 
 class Identity:
-    """A peer's key, read from `state_dir/identity.key` or made there at the first start.
+    """A peer's key, read from `state_dir/identity.key` or created there at the first start.
 
-    The folder is locked while the object lives, for two peers with one identity would take each other's messages.
+    The folder is locked while the object lives, since two peers with one identity would receive each other's messages.
 
     Raises:
         BadInput: If the folder cannot be used or another process uses it.
@@ -43,24 +43,24 @@ class Identity:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BadInput(
-                f"Another process uses {state_dir} now; stop it, or give another folder with --state-dir."
+                f"Another process is using {state_dir}; stop it, or give another folder with --state-dir."
             ) from None
         if not self.path.is_file():
             with whole_file(self.path) as draft:
                 P2P.generate_identity(str(draft))
         stored = self.path.read_bytes()
         self.peer_id = PeerID.from_identity(stored)
-        # hivemind makes a new key with each `RSAPrivateKey()` and reads none from bytes, except when it is unpickled.
+        # `RSAPrivateKey()` always generates a new key; unpickling is hivemind's only way to read one from bytes.
         self.private_key = RSAPrivateKey.__new__(RSAPrivateKey)
         self.private_key.__setstate__({"_private_key": crypto_pb2.PrivateKey.FromString(stored).data})
 
     def signer(self) -> RSASignatureValidator:
-        """Signs this peer's records and checks those of others."""
+        """A validator that signs this peer's records and checks those of other peers."""
         return RSASignatureValidator(self.private_key)
 
 
 def peer_id_of(subkey: bytes) -> PeerID | None:
-    """The peer id that belongs to the key which signed a record; None if the subkey holds no RSA key.
+    """The peer id of the key that signed a record; None if the subkey does not hold exactly one RSA key.
 
     Source: libp2p's peer id is the hash of the public key (github.com/libp2p/specs, peer-ids/peer-ids.md).
     """

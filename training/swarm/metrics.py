@@ -1,7 +1,7 @@
-"""What a peer tells about itself: a signed record in the DHT, with a range for each field.
+"""A peer's metrics: a signed record in the DHT, with a valid range for each field.
 
-A record is stored under the key of its peer's identity and signed by it. Every node that knows the run refuses records
-that are unsigned, signed by another, malformed or out of range, when they are stored and when they are read.
+A record is stored under the public key of its peer's identity and signed with that key. Every node that knows the run
+refuses records that are unsigned, signed with another key, malformed or out of range, on storing and on reading.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ _Seconds = confloat(strict=True, ge=0, le=10**10)
 
 
 class PeerRecord(BaseModel):
-    """A peer's record. Totals are over its whole life, also over restarts with the same state folder."""
+    """A peer's record. Totals are over its whole life, including restarts with the same state folder."""
 
     name: constr(strict=True, min_length=1, max_length=40, regex=r"^[^\x00-\x1f\x7f]+$")
     """Chosen by the volunteer; not unique."""
     peer_id: constr(strict=True, min_length=1, max_length=80)
-    """Follows from the key that signed the record."""
+    """Derived from the key that signed the record."""
     status: Literal["joining", "training", "leaving"]
     """`joining` until the first sample, `leaving` in its last record."""
     epoch: conint(strict=True, ge=0, le=10**9)
     """The peer's own epoch."""
     loss: confloat(strict=True, ge=0, le=10**6) | None
-    """Mean loss over its samples of the last whole epoch."""
+    """Mean loss over its samples of the last complete epoch."""
     samples: _Count
-    """Samples that it has contributed in all."""
+    """Samples that it has contributed in total."""
     samples_per_second: confloat(strict=True, ge=0, le=10**7)
     """Its speed over the last epoch, waiting included."""
     seconds: _Seconds
-    """Time that it has trained in all."""
+    """Time that it has trained in total."""
     group_size: conint(strict=True, ge=0, le=10**6)
-    """Peers whose gradients entered the last average; 1 when it stepped alone."""
+    """Peers whose gradients entered the last average; 1 if it stepped alone."""
     averaged_epochs: _Count
     """Epochs in which it averaged gradients with others."""
     alone_epochs: _Count
-    """Epochs in which it stepped alone although others were there."""
+    """Epochs in which it stepped alone although other peers were training."""
     micro_batch_size: conint(strict=True, ge=1, le=10**6)
-    """Sequences that it computes at once."""
+    """Samples per forward pass."""
     bytes_sent: _Count
-    """Bytes of tensors that it has sent for averaging in all."""
+    """Total bytes of tensors that it has sent for averaging."""
     bytes_received: _Count
-    """Bytes of tensors that it has received for averaging in all."""
+    """Total bytes of tensors that it has received for averaging."""
     version: constr(strict=True, max_length=40)
     """Version of the program."""
     time: StrictFloat
-    """When the record was made, seconds since the epoch by the peer's clock."""
+    """When the record was made, in seconds since 1970 by the peer's clock."""
 
 
 class _Records(BaseModel):
-    """Keys of a run that hold peer records: `{run_id}_metrics`."""
+    """Schema of the key that holds a run's peer records: `{run_id}_metrics`."""
 
     metrics: dict[BytesWithPublicKey, PeerRecord]
 
 
 def validators(run_id: str, identity: Identity) -> list[RecordValidatorBase]:
-    """What a DHT node of the run needs to sign its own records and to check those of others."""
+    """Validators with which a DHT node signs its own records and checks those of other peers."""
     return [SchemaValidator(_Records, prefix=run_id), identity.signer()]
 
 
@@ -79,7 +79,7 @@ class MetricsBoard:
     """A record disappears after this time unless it is renewed."""
 
     def post(self, record: PeerRecord, identity: Identity) -> MPFuture:
-        """Stores a record under its signer's key; the result says whether some node has accepted it."""
+        """Stores a record under its signer's key; the future's result says whether any node has accepted it."""
         return self.dht.store(
             f"{self.run_id}_metrics",
             subkey=identity.signer().local_public_key,
@@ -89,7 +89,7 @@ class MetricsBoard:
         )
 
     def read(self, timeout_seconds: float = 10.0) -> list[PeerRecord]:
-        """The records of all peers that are there now, in the order of their peer ids.
+        """The unexpired records of all peers, in the order of their peer ids.
 
         Raises:
             TimeoutError: If the DHT does not answer in time.
@@ -98,7 +98,7 @@ class MetricsBoard:
 
 
 def read_records(dht: DHT, run_id: str, *, timeout_seconds: float = 10.0) -> list[PeerRecord]:
-    """The sound records of a run; see `MetricsBoard.read`. A record that names another peer is left out."""
+    """The valid records of a run; see `MetricsBoard.read`. Skips a record whose peer id is not that of its key."""
     found = dht.get(f"{run_id}_metrics", latest=True, return_future=True).result(timeout=timeout_seconds)
     entries = found.value if found is not None and isinstance(found.value, dict) else {}
     records = {

@@ -1,8 +1,8 @@
-"""The state of a peer on its way to a newcomer: packed by the trainer, sent by the averager's process.
+"""Sends a peer's state to newcomers: the trainer packs it, the averager's process sends it.
 
-hivemind passes tensors between the two processes, which are copied into shared memory one by one, and encodes each as
-it is sent. Here the trainer writes what is sent into one piece of shared memory, so a newcomer gets its first byte
-sooner, and the state is that of one moment.
+hivemind passes tensors between the two processes, copies them into shared memory one by one, and encodes each while
+sending. Here the trainer writes the encoded state into one piece of shared memory. So a newcomer gets its first byte
+sooner, and all tensors are from the same moment.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from torch import Tensor
 from training.swarm.streams import until_hung_up
 
 OFFER_SECONDS = 30.0
-"""An offer of the state holds so long in the DHT, and is renewed then."""
+"""How long an offer of the state is valid in the DHT; then it is renewed."""
 TRAINER_SECONDS = 120.0
-"""The trainer gives its state within this time, or the newcomer asks another donor. An update of the weights may be
-under way, and with a large model it takes long."""
+"""If the trainer does not hand over its state within this time, the newcomer asks another donor. It is long because an
+update of the weights may be under way, which takes long with a large model."""
 
 Head = tuple[bytes, int]
-"""A tensor's message without its bytes, and how many these are."""
+"""A tensor's message without its bytes, and the number of these bytes."""
 
 
 def pack(
     tensors: Sequence[Tensor], infos: Sequence[CompressionInfo], codec: CompressionBase
 ) -> tuple[Tensor, list[Head]]:
-    """The tensors' bytes as they travel, one tensor behind the other in shared memory, and their heads.
+    """Encodes the tensors one after another into shared memory; returns that memory and the tensors' heads.
 
-    The codec must not need more bytes than the tensors have.
+    The encoded tensors must not be larger than the originals.
     """
     storage = torch.UntypedStorage._new_shared(max(sum(tensor.nbytes for tensor in tensors), 1))
     memory = torch.empty(0, dtype=torch.uint8).set_(storage)
@@ -56,7 +56,7 @@ def pack(
 
 
 def unpack(memory: Tensor, heads: Sequence[Head]) -> Iterator[runtime_pb2.Tensor]:
-    """The messages of all tensors, each in parts that fit into a stream."""
+    """The messages of all tensors, each split into parts small enough for a stream."""
     read, end = memory.numpy(), 0
     for head, size in heads:
         message = runtime_pb2.Tensor.FromString(head)
@@ -70,8 +70,8 @@ class StateService(ServicerBase):
 
     Args:
         dht: A running node.
-        prefix: Of the averager.
-        ask_trainer: Asks the trainer for its state, by a number with which `take` brings it.
+        prefix: The averager's prefix.
+        ask_trainer: Asks the trainer for its state under a number; `take` brings the answer with that number.
     """
 
     def __init__(self, dht: DHT, prefix: str, *, ask_trainer: Callable[[int], None]):
@@ -83,19 +83,19 @@ class StateService(ServicerBase):
         self._declaring: asyncio.Task | None = None
 
     def offer(self, priority: float | None) -> None:
-        """Newcomers may download the state from now on, or (None) no longer."""
+        """Offers the state to newcomers from now on; None withdraws the offer."""
         self._priority = priority
         self._changed.set()
         if self._declaring is None and priority is not None:
             self._declaring = asyncio.create_task(self._declare())
 
     def take(self, number: int, state: tuple[bytes, Tensor, Sequence[Head]] | None) -> None:
-        """The trainer's answer: metadata, and what `pack` gave; None if it could not read its state."""
+        """Takes the trainer's answer: metadata, and the result of `pack`; None if it could not read its state."""
         if (asked := self._asked.get(number)) is not None and not asked.done():
             asked.set_result(state)
 
     async def _declare(self) -> None:
-        """Says in the DHT what is offered, again and again; a withdrawn offer once."""
+        """Announces the offer in the DHT and keeps renewing it; announces a withdrawal once."""
         while True:
             self._changed.clear()
             expiration = get_dht_time() + OFFER_SECONDS
@@ -106,7 +106,7 @@ class StateService(ServicerBase):
                 expiration_time=expiration,
                 return_future=True,
             )
-            with suppress(Exception):  # a node that does not answer now may do so when the offer is renewed
+            with suppress(Exception):  # a node that does not answer now may answer when the offer is renewed
                 await asyncio.wait_for(stored, OFFER_SECONDS)
             left = None if self._priority is None else max(0.0, expiration - get_dht_time())
             with suppress(TimeoutError):
@@ -115,7 +115,7 @@ class StateService(ServicerBase):
     async def rpc_download_state(
         self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """A newcomer wants the state; nothing is sent if it is not offered."""
+        """A newcomer requests the state; sends nothing if it is not offered."""
         if self._priority is not None:
             async for message in until_hung_up(self._messages()):
                 yield message
@@ -139,5 +139,5 @@ class StateService(ServicerBase):
 
 
 def offers_key(prefix: str) -> str:
-    """Where the DHT keeps which peers offer their state, as in hivemind."""
+    """The DHT key of the peers that offer their state, the same as hivemind's."""
     return f"{prefix}.all_averagers"

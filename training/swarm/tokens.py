@@ -1,8 +1,8 @@
-"""The tokens that a run trains on: its peers tell them, and a peer with other tokens is refused.
+"""The tokens that a run trains on: peers announce them in the DHT, and a peer with other tokens is refused.
 
-A recipe fixes how many ids pictures and words have, not which codec and tokenizer gave them: `prepare` may train both.
-Shards of another codec fit in all numbers, and a peer that streams them would spoil the weights of all without a word.
-So each peer says in the DHT what its shards' numbers mean, as it says its recipe, and so does the monitor.
+A recipe fixes how many ids pictures and words have, but not which codec and tokenizer produce them: `prepare` may train
+both. Shards of another codec have the same sizes, so a peer that streams them would spoil everybody's weights without
+any error. So each peer, and the monitor, posts the digest of its shards' codec and tokenizer, as it posts its recipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.swarm.identity import Identity
 
 
 def tell_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> None:
-    """Says which tokens this peer trains on, from `Manifest.tokens_digest`; empty: none any more.
+    """Announces which tokens this peer trains on, from `Manifest.tokens_digest`; an empty digest withdraws that.
 
     Renew it within `WORD_SECONDS` of `training.swarm.dht`.
     """
@@ -27,32 +27,33 @@ def tell_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> No
 
 
 def check_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str, *, shards: str) -> None:
-    """Compares the tokens of this peer's shards with what the others of the run say.
+    """Compares the tokens of this peer's shards with those that the other peers announce.
 
-    Call it again when this peer has told its own: of two that come at once, with nobody else there, each then knows.
+    Call it again after this peer has announced its own. Otherwise two first peers that start at the same time would not
+    see each other's tokens.
 
     Args:
         dht: A running node.
         run: The recipe.
-        identity: This peer's, whose own word does not count.
+        identity: This peer's; its own announcement does not count.
         digest: `Manifest.tokens_digest` of its shards.
-        shards: Where they lie, for the message.
+        shards: Location of the shards, for the message.
 
     Raises:
-        RefusedByRun: If more of the others train on certain other tokens than on these.
+        RefusedByRun: If more of the other peers announce some other tokens than announce these.
     """
     words = posted_words(dht, _key(run))
     words.pop(identity.signer().local_public_key, None)
     if (theirs := _outvoted_by(words, digest)) is not None:
         raise RefusedByRun(
             f"The tokens of {shards} ({digest}) are not those that the run {run.run_id} trains on ({theirs}): they are "
-            "of another image codec or tokenizer, and mean other pictures and words. Take the shards that the run's "
-            "recipe names, without --shards, or name a copy of them."
+            "of another image codec or tokenizer, and stand for other pictures and words. Use the shards that the "
+            "run's recipe names, without --shards, or a copy of them."
         )
 
 
 def _outvoted_by(words: Mapping[bytes, str], digest: str) -> str | None:
-    """The tokens that most of the others train on, if these are said by fewer.
+    """The tokens that most of the other peers announce, if fewer of them announce `digest`; otherwise None.
 
     >>> _outvoted_by({b"ada": "a", b"bob": "a", b"eve": "e"}, "e"), _outvoted_by({b"ada": "a", b"eve": "e"}, "e")
     ('a', None)

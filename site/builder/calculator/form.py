@@ -77,9 +77,9 @@ def _groups(catalogue: dict) -> list[dict]:
             "fields": [
                 _search("model", "Model", _models(catalogue), "Type to search."),
                 _number("micro_batch_size", "Micro-batch", "Samples in one forward pass."),
-                _number("sequence_length", "Sequence length", "Tokens a sample."),
+                _number("sequence_length", "Sequence length", "Tokens per sample."),
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
-                _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use of it."),
+                _choice("gpu", "GPU to fit", _gpus(), "With its memory that programs can use."),
                 _card(),
             ],
         },
@@ -88,15 +88,17 @@ def _groups(catalogue: dict) -> list[dict]:
             "folded": False,
             "fields": [
                 _choice("optimizer", "Optimizer", _titled(choices["optimizer"])),
-                _switch("offload_optimizer", "Offload the optimizer", "Its state and its step move to the host."),
+                _switch("offload_optimizer", "Offload the optimizer", "Moves its state and its update to the host."),
                 _choice(
                     "checkpointing",
                     "Gradient checkpointing",
                     _options(CHECKPOINTING),
-                    "Keeps blocks' inputs and computes the rest again.",
+                    "Keeps the blocks' inputs and recomputes the rest.",
                 ),
                 _number(
-                    "shared_groups", "Layer groups", "Distinct groups of layers; within one, all use the same weights."
+                    "shared_groups",
+                    "Layer groups",
+                    "Distinct groups of layers; the layers of a group share their weights.",
                 ),
             ],
         },
@@ -108,10 +110,16 @@ def _groups(catalogue: dict) -> list[dict]:
                 _choice("attention", "Attention", _titled(choices["attention"])),
                 _choice("reversible", "Reversible layers", _options(REVERSIBLE)),
                 _number("dropout", "Dropout", ""),
-                _number("accumulation_steps", "Accumulation", "Micro-batches for one step of the optimizer."),
+                _number("accumulation_steps", "Accumulation", "Micro-batches per optimizer step."),
                 _choice("optimizer_impl", "AdamW's loop", _titled(choices["optimizer_impl"])),
-                _switch("embeddings_32bit", "Embeddings in 32 bit", "Of 8-bit optimizers, as Hugging Face's Trainer."),
-                _switch("delta_rule", "Delta rule", "hivemind's; one more copy of the parameters on the host."),
+                _switch(
+                    "embeddings_32bit",
+                    "Embeddings in 32 bit",
+                    "Keeps the 8-bit optimizers' state of embeddings in 32 bits, as Hugging Face's Trainer does.",
+                ),
+                _switch(
+                    "delta_rule", "Delta rule", "hivemind's option; takes one more copy of the parameters on the host."
+                ),
                 _choice("pcie_generation", "Bus to the host", _titled(choices["pcie_generation"])),
             ],
         },

@@ -29,10 +29,10 @@ PLANNED_HOST_SHARE = 0.5
 """Of the host's memory that is planned with; the rest is for the system and the volunteer's own work."""
 
 MORE = (
-    "Python and PyTorch come on top. Where much is free, activations are kept instead of computed again, up to nine "
-    "tenths of a GPU's free memory or half of the computer's; --checkpointing forbids that."
+    "Python and PyTorch take more on top. If enough memory is free, activations are kept instead of recomputed, up to "
+    "nine tenths of a GPU's free memory or half of the computer's; --checkpointing prevents that."
 )
-"""What is true of every machine."""
+"""Holds for every machine."""
 
 PACKAGES_GB = {"nvidia": 6, "cpu": 3}
 """Disk that PyTorch's build and the other packages take, as installed by `nox -s training`."""
@@ -69,7 +69,7 @@ REFUSALS = {
     "amd": "The trainer was never run on these. It asks PyTorch for CUDA; PyTorch's build for AMD's ROCm answers to "
     "that name, but this project does not install it. Choose “Processor only”.",
 }
-"""Why a choice cannot be, in words: by system, device, or both; the first that applies counts."""
+"""Why a choice does not work: by system, device, or both; the first that applies counts."""
 
 NOTES = {
     "macos": "The tests run on Linux; nobody has reported a volunteer on macOS yet.",
@@ -148,7 +148,7 @@ def command(recipe: str, samples: int, *, link: str = "public", kind: str = "nvi
 
 
 def refusal(system: str, kind: str) -> str:
-    """Why this cannot be, in words; empty where it can."""
+    """Why this choice does not work; empty if it does."""
     return next((REFUSALS[key] for key in (system, f"{system} {kind}", kind) if key in REFUSALS), "")
 
 

@@ -84,6 +84,6 @@ def simulation_sweep() -> str:
 
 def _reached(row: dict) -> str:
     if row["stalled"]:
-        return "stands still"
+        return "no progress"
     share = row["samples_per_second"] / row["ideal_samples_per_second"]
     return f"{100 * share:.0f}\u00a0%"

@@ -160,7 +160,7 @@ def test_dead_volunteer_is_reported_and_the_run_goes_on(start):
     process = start(epochs=8, BREAK="alan")
     output, _ = process.communicate(timeout=40)
     assert process.returncode == 0, output
-    assert "Volunteer alan ended (exit code 7); the others go on" in output
+    assert "Volunteer alan ended (exit code 7); the others continue" in output
 
 
 def test_killed_volunteer_leaves_no_helper(start):
@@ -188,7 +188,7 @@ def test_finished_run_stays_on_show_until_interrupt(start):
     output += read_until(process, "evaluate --checkpoint")
     for _ in range(3):
         output += read_until(process, "has left.")
-    assert "the others go on" not in output
+    assert "the others continue" not in output
     time.sleep(2)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

@@ -109,7 +109,7 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     (grace,) = [p for p in psutil.Process(demo.pid).children() if "grace" in p.cmdline()]
     grace.kill()
     while_it_runs(demo, lambda: not volunteers()["grace"]["active"], log)
-    assert "Volunteer grace ended (killed by SIGKILL); the others go on" in log.read_text()
+    assert "Volunteer grace ended (killed by SIGKILL); the others continue" in log.read_text()
     while_it_runs(demo, lambda: "dorothy" in volunteers(), log)
     while_it_runs(demo, lambda: "dorothy" in live("losses")["peers"], log)
     while_it_runs(demo, lambda: live("pictures")["snapshots"], log)
@@ -132,7 +132,9 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     assert isinstance(picture["shape"], bool)
     checkpoint = load_checkpoint(latest_checkpoint(run_dir / "checkpoints"))
     assert checkpoint.codec_digest == read_manifest(shards).codec_digest
-    assert f"must train on the tokens {read_manifest(shards).tokens_digest}" in (run_dir / "logs/monitor.log").read_text()
+    assert (
+        f"must train on the tokens {read_manifest(shards).tokens_digest}" in (run_dir / "logs/monitor.log").read_text()
+    )
     saved = checkpoint.epoch
     assert saved >= 2
 

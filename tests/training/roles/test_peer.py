@@ -217,7 +217,7 @@ def test_initial_peers_that_do_not_answer_are_one_sentence(run):
 
 
 @pytest.mark.parametrize(
-    "address, words", [("/ip4/127.0.0.1/tcp/9", "lacks the peer's id"), ("127.0.0.1:9", "is no network address")]
+    "address, words", [("/ip4/127.0.0.1/tcp/9", "lacks the peer's id"), ("127.0.0.1:9", "is not a network address")]
 )
 def test_initial_peers_that_are_no_addresses_start_nothing(tmp_path, address, words):
     with pytest.raises(BadInput, match=words):
@@ -252,7 +252,7 @@ def test_volunteers_resume_join_die_and_leave(run):
     assert are_gone(family, within=3)
 
     assert eve.wait(240) == 3
-    assert re.search(r"tokens of .*other-shards .\w{16}. are not those .* Take the shards", run.log("eve"))
+    assert re.search(r"tokens of .*other-shards .\w{16}. are not those .* Use the shards", run.log("eve"))
     assert run.events("eve", "joined") == [] and "Traceback" not in run.log("eve")
 
     before = len(run.events("ada", "epoch"))
@@ -274,7 +274,7 @@ def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):
     first = run.start("first", *arguments, "--state-dir", str(tmp_path))
     address = run.event("first", "ready")["addresses"][0]
     second = run.start("second", *arguments, "--state-dir", str(tmp_path))
-    assert second.wait(240) == 2 and "Another process uses" in run.log("second")
+    assert second.wait(240) == 2 and "Another process is using" in run.log("second")
     first.send_signal(signal.SIGTERM)
     assert first.wait(10) == 0
     port = address.split("/")[4]

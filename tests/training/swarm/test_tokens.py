@@ -42,7 +42,7 @@ def test_who_has_other_tokens_than_the_others_is_refused_while_they_are_there(no
     told(second, eve, "b" * 16)
     check_tokens(second, RUN, eve, "c" * 16, shards="s")  # its own word is not another's
     told(first, ada, "a" * 16)
-    words = f"tokens of s .{'b' * 16}. are not .* demo trains on .{'a' * 16}.: .* Take the shards"
+    words = f"tokens of s .{'b' * 16}. are not .* demo trains on .{'a' * 16}.: .* Use the shards"
     with pytest.raises(RefusedByRun, match=words):
         check_tokens(second, RUN, eve, "b" * 16, shards="s")
     with pytest.raises(RefusedByRun):  # two that have come at once: neither trains

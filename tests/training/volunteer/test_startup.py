@@ -49,7 +49,10 @@ def test_the_recipes_that_come_with_the_project_make_sense(name):
     [
         ({"micro_batch_size": 257}, "--micro-batch-size 257 is more than an epoch of this run, which is 256"),
         ({"threads": usable_cores() + 1}, f"more than the {usable_cores()} processor cores"),
-        ({"client_mode": True, "announce_maddrs": ("/ip4/203.0.113.7/tcp/1",)}, "--announce-maddrs has no address to announce"),
+        (
+            {"client_mode": True, "announce_maddrs": ("/ip4/203.0.113.7/tcp/1",)},
+            "--announce-maddrs has no address to announce",
+        ),
     ],
 )
 def test_flags_that_cannot_be_are_refused(changes, words):
