@@ -1,10 +1,10 @@
-"""What can be done here: `nox -l` lists it, `nox -s NAME` does it, set-up included.
+"""The project's tasks: `nox -l` lists them, `nox -s NAME` runs one, set-up included.
 
 Each session keeps an environment under .nox with the versions pinned in constraints/. Arguments behind `--` go to
 the program: `nox -s demo -- --epochs 20`.
 
-PyTorch's build is chosen by what the machine has, and the choice is printed; TORCH_BUILD=cpu or TORCH_BUILD=default
-overrules it.
+PyTorch's build is chosen by whether the machine has an NVIDIA GPU, and the choice is printed; TORCH_BUILD=cpu or
+TORCH_BUILD=default overrides it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ NOT_OURS = (
     "test_optimizer.py::test_optimizer[True-False-False-False-False]",
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )
-"""Of hivemind's tests, those that are left out."""
+"""hivemind's tests that do not apply to this project's classes."""
 COMPUTING = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate")
 ALONE = ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING))
 """Tests that only compute, in one thread: they run beside the others, which mostly wait for browsers and peers."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
-"""By this the tests end when nox is gone; see tests/programs.py."""
+"""Makes the tests end when nox does; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -142,7 +142,7 @@ def hivemind(session: nox.Session) -> None:
 
 @nox.session
 def format(session: nox.Session) -> None:
-    """Bring the code into its style."""
+    """Format the code and fix what ruff can."""
     _install(session, "tests")
     session.run("ruff", "check", "--fix", ".")
     session.run("ruff", "format", ".")
@@ -202,7 +202,7 @@ def _kept_bytecode(session: nox.Session) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _beside(session: nox.Session, *tests: str, env: dict[str, str]) -> Iterator[None]:
-    """Runs some tests meanwhile; what they say comes at the end, and a failure of theirs is the session's."""
+    """Runs tests in parallel with the block; then prints their output, and fails the session if they failed."""
     command = [str(Path(session.bin, "python")), "-m", "pytest", *tests]
     environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as printed:

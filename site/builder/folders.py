@@ -1,14 +1,14 @@
-"""Where the project keeps what the builder reads, and where the builder puts what it makes."""
+"""The folders that the builder reads from and writes to."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Of the project."""
+"""The project's root."""
 PAGES = ROOT / "site"
 """Markdown, scripts, styles, pictures and the recorded run, as they are written."""
 RESULTS = ROOT / "benchmarks" / "results"
 """What the benchmarks have recorded."""
 BUILT = ROOT / "build" / "site"
-"""What is fetched, made and prepared; a second build uses it again."""
+"""What a build fetches and makes; the next build reuses it."""

@@ -72,7 +72,7 @@ export function isOver(feed) {
 export function describe(feed) {
   if (feed.phase === "loading") return { kind: "loading", label: "Looking", text: "Looking for a run …" };
   if (feed.phase === "none") {
-    return { kind: "none", label: "No run", text: "No run is live here now, and none was recorded yet." };
+    return { kind: "none", label: "No run", text: "No run is live here now, and no finished run is recorded." };
   }
   if (feed.lost) {
     const text = `The monitor has not answered for ${showDuration(feed.age)}. Volunteers go on without it; this page shows what it said last.`;

@@ -1,5 +1,5 @@
 // Follows a run through /live/*.json of the site's own origin: the monitor answers there while a run is on; on a
-// static site the same paths hold the recorded run, or an empty run.json where none was recorded.
+// static site the same paths hold the recorded run, or an empty run.json if no run was recorded.
 
 import { emptyFeed, isBefore, merged, pauseAfter, takeLists, tellTime } from "./feed.mjs";
 
