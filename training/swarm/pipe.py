@@ -20,12 +20,9 @@ from enum import IntEnum
 from hivemind.compression import CompressionBase, NoCompression
 from torch import Tensor
 
-from calculator.settings import REQUEST_TIMEOUT_SECONDS
+from calculator.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
 from training.swarm.groups import AveragedGroup
 from training.swarm.serving import Head
-
-LEAST_GROUP = 2
-"""Fewer peers than this cannot average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,7 @@ class AveragerSettings:
     """Longest all-reduce with all its repetitions; None: no limit."""
     next_chunk_timeout_seconds: float | None = None
     """A sender that is silent for so long is given up, a reducer after twice this time; None: never."""
-    min_group_size: int = LEAST_GROUP
+    min_group_size: int = MIN_GROUP_SIZE
     """A smaller group does not average."""
     max_group_size: int | None = None
     """A group of this size starts at once."""
