@@ -77,7 +77,7 @@ class Begin:
     told: bytes
     """For the group: bandwidth, mode and what the trainer has to say, packed as hivemind packs it."""
     seconds: float
-    """A round without a group ends after this time."""
+    """No new group is looked for after this time."""
     expected_peers: int
     """How many peers the group should have; 0: nobody knows."""
 

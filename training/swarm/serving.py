@@ -28,8 +28,8 @@ from training.swarm.streams import until_hung_up
 OFFER_SECONDS = 30.0
 """An offer of the state holds so long in the DHT, and is renewed then."""
 TRAINER_SECONDS = 120.0
-"""The trainer gives its state within this time, or the newcomer asks another donor. An update of the weights may be
-under way, and with a large model it takes long."""
+"""The trainer must give its state within this time: an update of a large model may be under way. The newcomer may have
+given up before."""
 
 Head = tuple[bytes, int]
 """A tensor's message without its bytes, and how many these are."""
