@@ -26,7 +26,7 @@ FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Fit:
     """Whether a setup fits a GPU."""
 
     gpu: str
@@ -58,7 +58,7 @@ class Suggestion:
     """Recomputation as a share of a step's computation: 0.33 is a third more."""
     seconds_per_update: float
     """Time of the transfer between host and GPU, once per optimizer step."""
-    verdict: Verdict
+    verdict: Fit
     sentence: str
 
     def as_dict(self) -> dict:
@@ -66,7 +66,7 @@ class Suggestion:
         return {**asdict(self), "techniques": list(self.techniques), "verdict": self.verdict.as_dict()}
 
 
-def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Verdict:
+def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Fit:
     """Whether a setup fits, and its margin.
 
     Args:
@@ -93,7 +93,7 @@ def verdict(setup: Setup, device: Device, result: Estimate | None = None) -> Ver
         f"({share:.1f} %) that are left.",
         "does not fit": f"It does not fit the {device.title}: {figures}; {_gib(-margin)} are missing.",
     }[standing]
-    return Verdict(
+    return Fit(
         gpu=device.name,
         fits=margin >= 0,
         standing=standing,

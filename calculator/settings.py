@@ -14,6 +14,8 @@ REQUEST_TIMEOUT_SECONDS = 3.0
 """Longest wait for another peer's answer."""
 AVERAGING_TIMEOUT_SECONDS = 180.0
 """Longest averaging, the search for a group included."""
+MIN_GROUP_SIZE = 2
+"""Fewest peers that average together."""
 INNER_BATCH_SIZE = 32
 """Samples of one update between exchanges of local updates."""
 BATCH_OF_2021, EPOCHS_OF_2021, LEARNING_RATE_OF_2021 = 16_384, 31_250, 2.5e-3

@@ -42,11 +42,18 @@ def start_tests(programs, tmp_path):
     def start(program, *before):
         environment = {**os.environ, "FOLDER": str(tmp_path), "PROGRAM": program}
         with (tmp_path / "log").open("w") as log:
-            process = programs.start([*before, *command], env=environment, stdout=log, stderr=subprocess.STDOUT)
+            process = programs.start(
+                [*before, *command], env=environment, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_hear_interrupts
+            )
         until((tmp_path / "started").exists, said=(tmp_path / "log").read_text)
         return process
 
     return start
+
+
+def _hear_interrupts():
+    """A shell lets what it starts in the background ignore Ctrl-C, and so may whoever runs these tests."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def family_of(process):

@@ -1,12 +1,12 @@
 """Recipes: the paper's figures, and one sentence for each way to get one wrong."""
 
-import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
 
+from tests.programs import run_program
 from training.config import RECIPES, load_recipe, parse_recipe, recipe_names
 from training.errors import BadInput
 
@@ -85,7 +85,7 @@ def test_no_role_starts_a_run_that_nobody_can_join(tmp_path, command):
     )
     program = [sys.executable, "-m", "training", command, "--recipe", str(tmp_path / "run.toml")]
     peers = [] if command == "bootstrap" else ["--initial-peers", "/ip4/127.0.0.1/tcp/1/p2p/none"]
-    done = subprocess.run([*program, *peers], cwd=RECIPES.parents[1], capture_output=True, text=True, timeout=100)
+    done = run_program([*program, *peers])
     assert done.returncode == 2 and "averaging_timeout_seconds is 1: a group may" in done.stdout + done.stderr
 
 

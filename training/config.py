@@ -25,6 +25,7 @@ from calculator.settings import (
     EPOCHS_OF_2021,
     INNER_BATCH_SIZE,
     LEARNING_RATE_OF_2021,
+    MIN_GROUP_SIZE,
     REQUEST_TIMEOUT_SECONDS,
 )
 from calculator.swarm import PATIENCE_WINDOWS
@@ -215,7 +216,7 @@ class SwarmConfig(_Section):
     delay_gradient_averaging: bool = DEFAULTS.delay_gradient_averaging
     """Gradients are also averaged in the background: no peer waits for the network, and each update uses gradients
     that were computed one update earlier. Needs delay_optimizer_step."""
-    min_group_size: Annotated[int, Field(ge=2)] = 2
+    min_group_size: Annotated[int, Field(ge=2)] = MIN_GROUP_SIZE
     """Fewest peers in one all-reduce."""
     max_group_size: Annotated[int, Field(ge=2)] = DEFAULTS.max_group_size
     """Most peers in one all-reduce."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from calculator.devices import device_named
 from calculator.estimate import Estimate, GpuMemory, StepInstant
-from calculator.fit import Verdict
+from calculator.fit import Fit
 from calculator.page.words import command, judgement, show_bytes, show_count, show_share
 from calculator.setups import Setup
 
@@ -27,7 +27,7 @@ HOST_PARTS = {
 }
 
 
-def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Verdict | None) -> dict:
+def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Fit | None) -> dict:
     """`texts` by place; `bars` and `limit` (the GPU's room for them) in percent of the longest; `timeline` by row.
 
     `on_host` says whether the host holds anything, `standing` is that of the verdict.

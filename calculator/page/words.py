@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from calculator.devices import device_named
 from calculator.estimate import Estimate
-from calculator.fit import Verdict
+from calculator.fit import Fit
 from calculator.setups import Setup
 
 _UNITS = (("TiB", 40, 2), ("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1))
@@ -36,7 +36,7 @@ def show_share(part: int, whole: int) -> str:
     return "under 1 %" if part and not percent else f"{percent} %"
 
 
-def judgement(verdict: Verdict, result: Estimate) -> tuple[str, str]:
+def judgement(verdict: Fit, result: Estimate) -> tuple[str, str]:
     """The verdict with its margin, and the figures behind it: PyTorch's memory, what is added to it, and the GPU's.
 
     Together they are one sentence; the first half is enough where there is no room for both.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from training.data.captions import parse_caption
 from training.errors import BadInput
-from training.generate.judge import Verdict, judge
+from training.generate.judge import Judgement, judge
 from training.generate.pictures import Picture
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Evaluation:
     the prompt. None if all prompts are equal."""
     matched_interval: tuple[float, float]
     """95 % interval of the share `matched`."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Judgement, ...]
     """The verdict on each picture by its own prompt."""
 
 
@@ -105,6 +105,6 @@ def _offsets(count: int) -> list[int]:
     return sorted({1 + turn * (count - 1) // rounds for turn in range(rounds)})
 
 
-def _share(verdicts: Sequence[Verdict], quality: str) -> float:
+def _share(verdicts: Sequence[Judgement], quality: str) -> float:
     """Share of the verdicts that are right."""
     return sum(getattr(verdict, quality) for verdict in verdicts) / len(verdicts)

@@ -73,7 +73,7 @@ class SeenThing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Judgement:
     """Which statements of the caption are right in the picture. What the caption does not say counts as right."""
 
     shape: bool
@@ -104,7 +104,7 @@ class Verdict:
         return all((self.matched, self.count, self.relation, self.place, self.size, self.background))
 
 
-def judge(picture: np.ndarray, caption: str) -> Verdict:
+def judge(picture: np.ndarray, caption: str) -> Judgement:
     """Compares a picture with its caption.
 
     Args:
@@ -122,7 +122,7 @@ def judge(picture: np.ndarray, caption: str) -> Verdict:
     colours_fit = {thing.colour for thing in seen} <= {thing.colour for thing in named}
     assigned = _assign(named, seen, scene.relation)
     first = assigned[0] if assigned else None
-    return Verdict(
+    return Judgement(
         shape=shapes_fit and bool(assigned) and all(s.shape == n.shape for n, s in zip(named, assigned, strict=False)),
         colour=colours_fit
         and bool(assigned)

@@ -17,7 +17,7 @@ from functools import partial
 
 from calculator.exchange import WIRE_BYTES_PER_BYTE as WIRE
 from calculator.exchange import Link, all_reduce_seconds, load
-from calculator.settings import REQUEST_TIMEOUT_SECONDS
+from calculator.settings import AVERAGING_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS
 from calculator.swarm import (
     COSTS,
     MESSAGE_BYTES,
@@ -45,7 +45,7 @@ class Rules:
     patient: bool = True
     """Whether groups wait for the peers that they know, and start as soon as these have joined."""
     delay_optimizer_step: bool = True
-    averaging_timeout_seconds: float = 180.0
+    averaging_timeout_seconds: float = AVERAGING_TIMEOUT_SECONDS
     """Longest duration of averaging, including the search for a group."""
     request_timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     progress_limited: bool = True

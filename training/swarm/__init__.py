@@ -11,10 +11,10 @@ gradient from there on, in order:
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers (exchange.py
    asks for it; averager.py, pipe.py and service.py are the trainer's handle, the pipe and the process; matchmaking.py
    forms the group).
-4. **The all-reduce.** The peer writes its mean gradient to shared memory. The group's tensors are cut into parts; each
-   peer is the reducer of some: it gets them from all, averages them weighted by samples, and answers (rounds.py,
-   allreduce.py, reducer.py). Large tensors travel in 8 bit (codecs.py) over streams that their reader closes
-   (streams.py). powersgd.py averages thin matrices in place of large ones.
+4. **The all-reduce.** The group waits until the trainer has written its mean gradient to shared memory and starts the
+   round. The tensors are cut into parts; each peer is the reducer of some: it gets them from all, averages them
+   weighted by samples, and answers (rounds.py, allreduce.py, reducer.py). Large tensors travel in 8 bit (codecs.py)
+   over streams that their reader closes (streams.py). powersgd.py averages thin matrices in place of large ones.
 5. **Agreement.** Tensors change only when the group agrees that the all-reduce counts; otherwise those who are left
    repeat it (agreement.py).
 6. **The update.** The optimizer on the host moves the weights, in the background (updates.py, host.py); they reach the
@@ -23,8 +23,12 @@ gradient from there on, in order:
    weights that have drifted apart become the same again.
 8. **The report** says who sent, how much of the update was one's own, and what went wrong (epochs.py, groups.py).
 
-With awaited gradients, the peer waits for 4 and 5 and computes during 6 and 7. With delayed gradients it computes
-during 4 to 7. With local updates, what is averaged is how far each peer came by itself. Each is a file in strategies/.
+With awaited gradients, the peer waits for 4 and 5 (and for 6 unless `delay_optimizer_step`). With delayed gradients it
+computes during 4 to 7. With local updates, what is averaged is how far each peer came by itself. Each is a file in
+strategies/.
+
+A peer is these processes: the trainer, the DHT node with its network daemon, an averager of gradients, an averager of
+parameters, and at its start one that downloads the state.
 
 # How a peer stands to the others
 
@@ -35,12 +39,15 @@ during 4 to 7. With local updates, what is averaged is how far each peer came by
     BEHIND   --- many: it downloads a state (download.py, early.py, from serving.py) ----> ALIGNED or DRIFTED
     BEHIND   --- nobody else trains any more -------------------------------------------> ALIGNED
 
-alignment.py has the table; exchange.py, updates.py and catching_up.py tell it what happened.
+A peer also catches up while its progress shows newer epochs (`Progress.is_behind`). alignment.py has the table;
+exchange.py, updates.py and catching_up.py tell it what happened.
 
 # Where other peers' calls and words come in
 
 - Calls: `Service.rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` (service.py), `StateService.rpc_download_state`
   (serving.py). Each knows who calls (`context.remote_id`): a check of the sender's ticket belongs at the top of these.
+  A leader names the members of its group: check them in `Service._shares` as well.
+- Calls to the DHT node, which answers them in its own process; records are checked there (dht.py).
 - Records in the DHT: dht.py (recipe), tokens.py, metrics.py, progress.py, and hivemind's own keys for groups and offers
   of states.
 

@@ -1,6 +1,7 @@
 """How a peer's weights stand to those of the others: a small state machine.
 
-ALIGNED   same epoch, same weights: the peer trains.
+ALIGNED   same epoch, and no sign of other weights: the peer trains. (After a step alone the weights differ a little
+          until the next round of parameters; its report says so.)
 DRIFTED   same epoch, other weights: it trains, but gives its own weights next to no weight in the next round of
           parameters, and so takes the others'.
 BEHIND    the others have begun a later epoch: its gradients are of no use to them. It goes on with their epoch if

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 """Longest start of an averager's process."""
+LOOK_SECONDS = 0.5
+"""While the tensors are being averaged, the trainer checks this often whether the process is alive."""
 SHUTDOWN_SECONDS = 2.0
 """A process that has not ended by then is killed."""
 
@@ -181,7 +183,8 @@ class Averager:
         """
         mode = AveragingMode.CLIENT if self.settings.client_mode else AveragingMode.NODE
         packed = MSGPackSerializer.dumps([self.bandwidth, mode.value, MSGPackSerializer.dumps(told)])
-        round_ = self._rounds[number] = Round(number := next(self._numbers), self._send)
+        number = next(self._numbers)
+        round_ = self._rounds[number] = Round(number, self._send)
         self._send(Begin(number, packed, seconds, expected_peers))
         if self._has_ended.is_set():  # nobody would answer
             self._end_rounds()
@@ -194,12 +197,30 @@ class Averager:
     @contextmanager
     def get_tensors(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """The tensors, which no round changes meanwhile."""
-        with self._lock:
+        while not (held := self._lock.acquire(timeout=LOOK_SECONDS)):
+            if self._has_ended.is_set():  # the process was killed while it held the lock: nobody will release it
+                break
+        try:
             yield self._tensors
+        finally:
+            if held:
+                self._lock.release()
 
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self._process is not None and self._process.is_alive()
+
+    def check_process(self) -> None:
+        """Call it now and then: without its process a peer would train alone for ever.
+
+        Raises:
+            TrainingError: If the process has ended.
+        """
+        if self._has_ended.is_set():
+            raise TrainingError(
+                f"The process that averages ({self.settings.prefix}) has ended, perhaps because memory ran out.",
+                cure="Start the peer again; it goes on where the others are.",
+            )
 
     def shutdown(self) -> None:
         """Ends the process."""

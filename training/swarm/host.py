@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
@@ -39,6 +40,7 @@ class Host:
         if not self.optimizer.state:  # SGD makes its momenta with the first update; newcomers must find them before
             initialize_optimizer_state_(self.optimizer)
         self._learning_rate = learning_rate
+        self._hold_gradients: Callable[[], AbstractContextManager] = nullcontext
         self.lock = threading.Lock()
         """Held while the weights or the optimizer's state change, and while they are read as a whole."""
         self.epoch = 0
@@ -54,14 +56,22 @@ class Host:
         """Of the parameters, in the same order."""
         return [parameter.shape for parameter in self.parameters]
 
-    def use_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """These tensors are the gradients from now on; what they hold when an update begins counts."""
+    def use_gradients(
+        self, gradients: Sequence[Tensor], hold: Callable[[], AbstractContextManager] = nullcontext
+    ) -> None:
+        """These tensors are the gradients from now on; what they hold when an update begins counts.
+
+        Args:
+            gradients: In the order of the parameters.
+            hold: Nobody else changes them within this context.
+        """
+        self._hold_gradients = hold
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
 
     def update(self, epoch: int) -> None:
         """The update that ends an epoch."""
-        with self.lock:
+        with self._hold_gradients(), self.lock:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._learning_rate(epoch)
             self.optimizer.step()

@@ -1,4 +1,4 @@
-"""A peer's optimizer: decides when to average with the others and when to update; hivemind's parts do the work below.
+"""A peer's optimizer: decides when to average with the others and when to update; the package's other parts do it.
 
 The package's docstring (`training/swarm/__init__.py`) tells an epoch's life and which module does what.
 """
@@ -100,7 +100,8 @@ class SwarmOptimizer:
         settings = replace(settings, prefix=f"{run.run_id}_grad_averager", epochs_apart=strategy.epochs_apart)
         self.gradients = strategy.make_averager(self.host, run, dht=dht, settings=settings)
         with self.gradients.get_tensors() as averaged:
-            self.host.use_gradients(averaged)
+            # An average that this peer has given up may end later: it must not change gradients amid an update.
+            self.host.use_gradients(averaged, hold=self.gradients.get_tensors)
         self.exchange = Exchange(
             swarm, self.gradients, self.progress, self.alignment, epochs_ahead=strategy.epochs_apart
         )
@@ -171,6 +172,8 @@ class SwarmOptimizer:
     # -- the end of an epoch ---------------------------------------------------------------------------------------
 
     def _end_epoch(self) -> None:
+        for averager in (self.gradients, self.parameters):
+            averager.check_process()
         end = EpochEnd(epoch=self.local_epoch, others=max(self.progress.num_peers - 1, 0))
         with suppress(LeftBehindError), self.progress.pause():
             self.strategy.end_epoch(end)
@@ -225,8 +228,8 @@ class SwarmOptimizer:
 
     def _let_rounds_end(self) -> None:
         """Before the weights change: leaves the group that is being looked for, and lets updates end."""
-        self.exchange.leave_group()
         self.updates.wait()
+        self.exchange.leave_group()
 
     # -- this peer and the others ----------------------------------------------------------------------------------
 

@@ -20,12 +20,9 @@ from enum import IntEnum
 from hivemind.compression import CompressionBase, NoCompression
 from torch import Tensor
 
-from calculator.settings import REQUEST_TIMEOUT_SECONDS
+from calculator.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
 from training.swarm.groups import AveragedGroup
 from training.swarm.serving import Head
-
-LEAST_GROUP = 2
-"""Fewer peers than this cannot average."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,7 @@ class AveragerSettings:
     """Longest all-reduce with all its repetitions; None: no limit."""
     next_chunk_timeout_seconds: float | None = None
     """A sender that is silent for so long is given up, a reducer after twice this time; None: never."""
-    min_group_size: int = LEAST_GROUP
+    min_group_size: int = MIN_GROUP_SIZE
     """A smaller group does not average."""
     max_group_size: int | None = None
     """A group of this size starts at once."""
@@ -80,7 +77,7 @@ class Begin:
     told: bytes
     """For the group: bandwidth, mode and what the trainer has to say, packed as hivemind packs it."""
     seconds: float
-    """A round without a group ends after this time."""
+    """No new group is looked for after this time."""
     expected_peers: int
     """How many peers the group should have; 0: nobody knows."""
 

@@ -99,7 +99,7 @@ class Progress:
         self._others_seen = -math.inf
         self._given_up: dict[bytes, float] = {}
         self._local = self._record(epoch=0, samples=0)
-        self._global = self._combine(self._look())
+        self._global = self._combine(self._look_if_answered())
         self._paused = threading.Lock()
         # A peer is behind if the others are at a newer epoch when it looks for the first time in an epoch. The look
         # above was its first one: when the next one comes, the others may just have ended the epoch that it began with
@@ -142,7 +142,10 @@ class Progress:
         return 0.0 if self.ready_to_update_epoch else self._global.ends_at - get_dht_time()
 
     def is_behind(self, epoch: int) -> bool:
-        """Whether the others are further than a peer at this epoch can catch up with by ending it."""
+        """Whether a peer at this epoch cannot come to where the others are by ending it.
+
+        That is so if the first look in an epoch finds a newer one, and later if the others are two epochs further.
+        """
         if self._has_looked and not self._has_compared:
             self._has_compared = True
             return epoch != self.global_epoch
@@ -220,14 +223,13 @@ class Progress:
             epochs_begun = self._epochs_begun
             try:
                 found = self._look(timeout=None)
-            except Exception:  # the node is gone or ends; a next look shows it
+                with self._paused:
+                    if epochs_begun == self._epochs_begun:  # else it shows how things were before this epoch
+                        self._global = self._combine(found)
+                        self._has_looked = True
+            except Exception:  # the node is gone or ends, or a record makes no sense; the next look may show more
                 if self._ending.wait(self._refresh.alone):
                     return
-                continue
-            with self._paused:
-                if epochs_begun == self._epochs_begun:  # else it shows how things were before this epoch
-                    self._global = self._combine(found)
-                    self._has_looked = True
 
     def _pause_between_reports(self) -> float:
         """Seconds from one report of this peer's samples to the next; 0 if nobody knows when the epoch ends."""
@@ -255,6 +257,11 @@ class Progress:
         """What the DHT has of all peers."""
         found = self.dht.get(self.key, latest=True, return_future=True).result(timeout=timeout)
         return found.value if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict) else None
+
+    def _look_if_answered(self) -> dict | None:
+        with suppress(TimeoutError):  # a busy node; the threads look again
+            return self._look()
+        return None
 
     def _combine(self, found: dict | None) -> GlobalProgress:
         """How far all are, by their records; as known before if the look was not answered."""

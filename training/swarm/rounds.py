@@ -47,7 +47,7 @@ class Travel:
 
 
 class AveragingMethod(Protocol):
-    """What a group does with its tensors."""
+    """Which all-reduces a round takes, and of which tensors. How a part is averaged is `reducer.FiniteReducer`'s."""
 
     phases: tuple[bytes, ...]
     """Names of the all-reduces that it takes; groupmates may begin each before this peer does."""

@@ -1,8 +1,9 @@
 """The averager's process: runs the trainer's rounds, and answers the calls of other peers.
 
 A round looks for a group (`matchmaking`), averages with it (`rounds`), and looks for another one if that fails. All
-calls of other peers enter here: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of `Service`, and
-`serving.StateService.rpc_download_state`. This is the place for a check of who calls.
+calls of other peers to an averager enter here: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of `Service`, and
+`serving.StateService.rpc_download_state`. This is the place for a check of who calls. Calls to the DHT node enter in
+its own process, and answers to this peer's calls come back where it called.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class Service(ServicerBase):
             try:
                 return await self._average_with_a_group(pending, deadline)
             except Exception:
-                # A group that fails has changed nothing: the trainer's tensors are as good for the next one.
+                # Tensors change after an agreement only, so they are as good for the next group.
                 if get_dht_time() >= deadline:
                     raise
                 await asyncio.sleep(LOOK_SECONDS)  # a search that fails at once, as without a node, keeps no core busy

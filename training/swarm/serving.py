@@ -28,8 +28,8 @@ from training.swarm.streams import until_hung_up
 OFFER_SECONDS = 30.0
 """How long an offer of the state is valid in the DHT; then it is renewed."""
 TRAINER_SECONDS = 120.0
-"""If the trainer does not hand over its state within this time, the newcomer asks another donor. It is long because an
-update of the weights may be under way, which takes long with a large model."""
+"""The trainer must hand over its state within this time. It is long because an update of a large model may be under
+way; a newcomer may have given up before."""
 
 Head = tuple[bytes, int]
 """A tensor's message without its bytes, and the number of these bytes."""

@@ -18,6 +18,7 @@ from training.swarm.groups import AveragedGroup, RoundReport
 from training.swarm.host import Host
 from training.swarm.parameters import ParameterAverager
 from training.swarm.pipe import Stage
+from training.swarm.waiting import LeftBehindError
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Updates:
         Args:
             epoch: The epoch that ends.
             gradients_ready: Waits until the host's gradients are those of the update; without it they are now. If it
-                raises an exception, nothing is updated.
+                raises LeftBehindError, nothing is updated.
             average_parameters: Whether the parameters are averaged as well.
             expected_peers: How many peers that round should have.
         """
@@ -89,8 +90,8 @@ class Updates:
                     self._alignment.note(Event.PARAMETERS_AVERAGED)
             self._averaging = None
         if self._updating is not None and self._updating.done():
-            changed |= self._updating.result()
-            self._updating = None
+            updating, self._updating = self._updating, None
+            changed |= updating.result()
         if changed:
             self.host.copy_to_model()
 
@@ -134,15 +135,15 @@ class Updates:
         """Whether the weights were updated."""
         try:
             gradients_ready()
-            self.host.update(epoch)
-        except Exception as error:
+        except LeftBehindError as error:
             logger.info("No update ends epoch %s: %s", epoch, error)
             return False
+        self.host.update(epoch)  # if this fails, `apply` raises the error in the trainer
         return True
 
     def _average(self, updating: Future[bool], round_: Round) -> AveragedGroup | None:
         """The group of a round of parameters; None if it has come to nothing."""
-        if not updating.result():
+        if updating.exception() is not None or not updating.result():
             round_.cancel()
             return None
         self.parameters.load()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import Programs, run_program
 from training.storage.whole import (
     LEFTOVER_SECONDS,
     delete_drafts,
@@ -127,12 +128,13 @@ def test_writers_of_one_file_do_not_disturb_each_other(tmp_path):
 def killed(program: str, *arguments: object, after: float | None = None) -> None:
     """Runs a program that kills itself, or is killed after so many seconds."""
     command = [sys.executable, "-c", f"from training.storage.whole import *; import os, sys, itertools\n{program}"]
-    with subprocess.Popen([*command, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with Programs() as programs:
+        process = programs.start([*command, *arguments], stdout=subprocess.PIPE)
         if after is not None:
             assert process.stdout.read(1) == b"."
             time.sleep(after)
             process.kill()
-    assert process.returncode == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_kill_amid_the_writing_leaves_the_old_content(tmp_path):
@@ -190,10 +192,10 @@ def test_a_full_disk_leaves_the_old_content_and_no_draft(tmp_path):
         "  except OSError as error: print(error.strerror, place.read_text(), len(list(place.parent.iterdir())))\n"
         "' $2"
     )
-    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode:
+    if run_program(["unshare", "-Urm", "true"]).returncode:
         pytest.skip("needs the right to mount a small disk (unshare)")
     command = ["unshare", "-Urm", "sh", "-c", program, sys.executable, "-", tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_program(command)
     assert done.stdout.splitlines() == ["No space left on device old 1"] * 2, done.stderr
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hivemind.dht import DHT
 
+from training.errors import TrainingError
 from training.swarm.averager import Averager, AveragingFailedError
 from training.swarm.pipe import AveragerSettings, Stage
 
@@ -24,9 +25,14 @@ def test_rounds_of_a_process_that_has_ended_fail_at_once():
         os.kill(averager._process.pid, signal.SIGKILL)
         with pytest.raises(AveragingFailedError, match=ENDED):
             under_way.result(30)
-        assert under_way.stage is Stage.ENDED and not averager.is_alive()
+        assert under_way.stage is Stage.ENDED
         with pytest.raises(AveragingFailedError, match=ENDED):
             averager.begin_round(seconds=600).result(30)
+        with pytest.raises(TrainingError, match="has ended"):
+            averager.check_process()
+        averager._lock.acquire()  # as the process would have held it amid an average
+        with averager.get_tensors() as (tensor,):
+            assert tensor.tolist() == [0.0] * 4
     finally:
         averager.shutdown()
         dht.shutdown()

@@ -11,6 +11,7 @@ from training.swarm.alignment import AlignmentState, Event
 from training.swarm.host import Host
 from training.swarm.pipe import Stage
 from training.swarm.updates import Updates
+from training.swarm.waiting import LeftBehindError
 
 
 class PlayedParameters:
@@ -78,11 +79,35 @@ def test_without_gradients_nothing_is_updated_and_no_parameters_are_averaged(pee
     updates, parameters, _, model = peer
 
     def left_behind():
-        raise RuntimeError
+        raise LeftBehindError
 
     updates.begin(0, gradients_ready=left_behind, average_parameters=True, expected_peers=2)
     updates.wait()
     assert model[0].item() == 1.0 and updates.host.epoch == 0 and parameters.round.cancelled
+
+
+def test_an_update_that_fails_ends_the_training(peer):
+    """It would otherwise train on without updates, and its reports would look well."""
+    updates, parameters, _, _ = peer
+    updates.host.optimizer.step = lambda: 1 / 0
+    updates.begin(0, average_parameters=True, expected_peers=2)
+    with pytest.raises(ZeroDivisionError):
+        updates.wait()
+    assert parameters.round.cancelled
+
+
+def test_an_update_waits_for_an_average_that_was_given_up(peer):
+    """Its group may end it later, and would change the gradients amid the update."""
+    updates, _, _, model = peer
+    held = threading.Lock()
+    updates.host.use_gradients([torch.ones(1)], hold=lambda: held)
+    with held:
+        updates.begin(1, average_parameters=False, expected_peers=0)
+        time.sleep(0.3)
+        updates.apply()
+        assert model[0].item() == 1.0
+    updates.await_update()
+    assert model[0].item() == 0.5
 
 
 def test_a_round_of_parameters_brings_the_weights_of_all(peer):

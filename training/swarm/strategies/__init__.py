@@ -1,6 +1,6 @@
 """When the weights of a peer move, and what it exchanges with the others for that: one strategy a file.
 
-`Strategy` is the interface. Another one is another file, and a line in `STRATEGIES`.
+`Strategy` is the interface. Another one is another file, a branch of `strategy_of`, and its setting in `SwarmConfig`.
 """
 
 from training.swarm.strategies.awaited import Awaited

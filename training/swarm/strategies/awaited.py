@@ -1,4 +1,4 @@
-"""Gradients are averaged when an epoch ends, and the peer waits for that; the update follows in the background."""
+"""Gradients are averaged when an epoch ends, and the peer waits for that; the update may follow in the background."""
 
 from __future__ import annotations
 

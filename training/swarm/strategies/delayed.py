@@ -9,7 +9,7 @@ from training.swarm.strategies.strategy import Strategy
 
 
 class Delayed(Strategy):
-    """Each update uses gradients that were computed one update earlier."""
+    """Each update uses gradients that were computed with weights which lack the update before it."""
 
     epochs_apart = 1
 
