@@ -23,6 +23,8 @@ from training.roles.monitor import with_shards
 PEER = """
 import sys, time
 from pathlib import Path
+from training.processes.environment import prepare_environment
+prepare_environment()  # before torch and hivemind: it says how they share memory
 import torch
 from training.config import load_recipe
 from training.model.transformer import build_model

@@ -117,13 +117,17 @@ def break_off_once(prefix: str) -> None:
     from training.swarm.allreduce import ReportingRunner
 
     aggregate, broken = ReportingRunner.rpc_aggregate_part, []
+    first_group = None
 
     async def break_off(self, stream, context):
-        if self._prefix == prefix and len(broken) < 2:
-            broken.append(context.remote_id)
-            if len(broken) == 1:
-                raise RuntimeError("the stream breaks")
-            await asyncio.sleep(LONG_SECONDS)
+        nonlocal first_group
+        if self._prefix == prefix:
+            first_group = first_group or self.group_id
+            if self.group_id == first_group:  # the repetition is another group
+                broken.append(context.remote_id)
+                if len(broken) == 1:
+                    raise RuntimeError("the stream breaks")
+                await asyncio.sleep(LONG_SECONDS)
         async for message in aggregate(self, stream, context):
             yield message
 

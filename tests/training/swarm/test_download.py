@@ -18,6 +18,8 @@ from training.swarm.download import TrainingState, _check_count
 
 PROGRAM = """
 import json, os, signal, sys, threading, time
+from training.processes.environment import prepare_environment
+prepare_environment()  # else torch shares memory by a janitor, and an averager hangs if that is slow to answer
 import hivemind, torch
 from hivemind.compression import NoCompression
 from hivemind.optim.state_averager import TrainingStateAverager
