@@ -225,10 +225,13 @@ class Averager:
     def shutdown(self) -> None:
         """Ends the process."""
         if self._process is not None:
-            self._pipe.close()
+            # The process holds a copy of this end of the pipe, since it was forked, so closing it would not be noticed.
+            # Killed, it may leave locks behind that hivemind shares between processes, and then all others hang.
+            self._send(None)
             self._process.join(SHUTDOWN_SECONDS)
             self._process.kill()
             self._process.join()
+            self._pipe.close()
         self._donor.shutdown(wait=False)
 
     def _send(self, message: object) -> None:

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 SILENT_CHUNKS = 4
 """The download is given up if nothing arrives for so many times the longest silence of a donor."""
 
+END_SECONDS = 2.0
+"""A process that has sent its result ends by itself within this time."""
+
 _ALIGNMENT = 64
 _MOST_TENSORS_A_PARAMETER = 8
 """The parameter itself and the optimizer's state of it."""
@@ -84,6 +87,8 @@ class EarlyDownload:
         with suppress(EOFError, OSError):
             if self._await_answer():
                 state = self._answer.recv()
+                # Killed while it ends, it may leave locks behind that hivemind shares between processes.
+                self._process.join(END_SECONDS)
         if isinstance(state, TrainingState):
             taken = replace(state, tensors=tuple(_tensor(self._memory, place) for place in state.tensors))
         else:

@@ -111,7 +111,7 @@ class Service(ServicerBase):
     # -- the trainer's wishes --------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serves until the trainer closes the pipe or is gone."""
+        """Serves until the trainer sends None or is gone."""
         try:
             connection = await open_connection(self.dht)
             await self._open(connection)
