@@ -141,8 +141,15 @@ class MicroBatches:
             )
 
 
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
-"""Messages of PyTorch's allocators, and of cuBLAS and cuDNN, which fail when PyTorch has taken all GPU memory."""
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "STATUS_ALLOC_FAILED",
+    "could not create a primitive",
+)
+"""Messages of PyTorch's allocators, of cuBLAS and cuDNN, which fail when PyTorch has taken all GPU memory, and of
+oneDNN if it finds no memory for an operation on the CPU."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
