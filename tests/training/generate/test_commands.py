@@ -382,7 +382,7 @@ def test_convert_refuses_an_optimizer_that_does_not_fit(run_dir, tmp_path):
         (tmp_path / "theirs.pt", "no.pt", "cannot be read"),
         (tmp_path / "theirs.pt", "theirs.pt", "holds no optimizer's state"),
         (tmp_path / "theirs.safetensors", "empty.pt", "does not keep the order"),
-        (source, "empty.pt", "is one already"),
+        (source, "empty.pt", "is a checkpoint of this project"),
     ):
         with pytest.raises(BadInput, match=words):
             command("convert", weights, tmp_path / "out", "--recipe", "demo", "--optimizer", tmp_path / optimizer)
@@ -413,7 +413,7 @@ def test_convert_refuses_what_does_not_fit(run_dir, tmp_path):
     (tmp_path / "no.pt").write_bytes(b"no weights")
     (tmp_path / "empty.pt").touch()
     for name, words in (
-        ("no.pt", "it is no file of tensors"),
+        ("no.pt", "it is not a file of tensors"),
         ("empty.pt", "cannot be read"),
         ("none.pt", "not exist"),
     ):
