@@ -119,11 +119,6 @@ class Updates:
             reports.append(self._reports.get_nowait())
         return reports
 
-    @property
-    def averages_parameters(self) -> bool:
-        """Whether a round of parameters is under way."""
-        return self._averaging is not None and not self._averaging.done()
-
     def _give_up_idle_search(self) -> None:
         searches = self._round is not None and self._round.started and self._round.stage is Stage.SEARCHING
         if searches and time.monotonic() - self._round.began >= self._search_seconds:
