@@ -1,5 +1,6 @@
 """Recipes: the paper's figures, and one sentence for each way to get one wrong."""
 
+import re
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -30,6 +31,9 @@ def test_the_2021_recipe_says_what_the_paper_says():
 def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
     digest = parse_recipe(DEMO).digest
     assert parse_recipe(DEMO.replace('"runs/demo/shards"', '"https://example.org/shards"')).digest == digest
+    rarer = re.sub(r"(?m)^checkpoint_every_epochs = \d+$", "checkpoint_every_epochs = 7", DEMO)
+    assert rarer != DEMO
+    assert parse_recipe(rarer).digest == digest  # only the monitor reads it
     assert parse_recipe(DEMO.replace("hidden_size = 128", "hidden_size = 256")).digest != digest
 
 

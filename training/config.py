@@ -35,6 +35,8 @@ RECIPES = Path(__file__).parent / "recipes"
 LARGEST_RECIPE_BYTES = 1 << 20
 LARGEST_BLOCK = 65_536
 """Largest `OptimizerConfig.block_size`; the optimizer updates one block at a time."""
+NOT_IN_DIGEST = {"title": True, "description": True, "data": {"shards"}, "monitor": True}
+"""Fields that peers need not agree on, because they change neither an update nor an exchange."""
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -275,8 +277,11 @@ class RunConfig(_Section):
 
     @property
     def digest(self) -> str:
-        """Hex digest of every field except the title, the description and the location of the shards."""
-        fields = self.model_dump(mode="json", exclude={"title": True, "description": True, "data": {"shards"}})
+        """Hex digest of what all peers must agree on: each field but those of `NOT_IN_DIGEST`.
+
+        A maintainer may change these in mid-run; peers that still have the old ones stay in the run.
+        """
+        fields = self.model_dump(mode="json", exclude=NOT_IN_DIGEST)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
