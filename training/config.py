@@ -35,8 +35,8 @@ RECIPES = Path(__file__).parent / "recipes"
 LARGEST_RECIPE_BYTES = 1 << 20
 LARGEST_BLOCK = 65_536
 """Largest `OptimizerConfig.block_size`; the optimizer updates one block at a time."""
-NOT_IN_DIGEST = {"title": True, "description": True, "data": {"shards"}, "monitor": True}
-"""Fields that peers need not agree on, because they change neither an update nor an exchange."""
+NOT_IN_DIGEST = {"title": True, "description": True, "data": {"shards"}, "swarm": {"max_epochs_alone"}, "monitor": True}
+"""Fields that peers need not agree on, because they do not change what peers exchange."""
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -222,6 +222,10 @@ class SwarmConfig(_Section):
     """Fewest peers in one all-reduce."""
     max_group_size: Annotated[int, Field(ge=2)] = DEFAULTS.max_group_size
     """Most peers in one all-reduce."""
+    max_epochs_alone: Count = 10
+    """A peer that has ended so many epochs in a row without any other peer keeps the gradients of the next one and
+    waits for others: a lone peer's small batches would carry the weights away from what the others have. 0: it trains
+    on alone."""
     metrics_every_seconds: Seconds = 10.0
     """A peer renews its metric record at least this often."""
     metrics_expiration_seconds: Seconds = 60.0

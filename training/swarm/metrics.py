@@ -28,8 +28,8 @@ class PeerRecord(BaseModel):
     """Chosen by the volunteer; not unique."""
     peer_id: constr(strict=True, min_length=1, max_length=80)
     """Derived from the key that signed the record."""
-    status: Literal["joining", "training", "leaving"]
-    """`joining` until the first sample, `leaving` in its last record."""
+    status: Literal["joining", "training", "waiting", "leaving"]
+    """`joining` until the first sample, `waiting` while it waits for other peers, `leaving` in its last record."""
     epoch: conint(strict=True, ge=0, le=10**9)
     """The peer's own epoch."""
     loss: confloat(strict=True, ge=0, le=10**6) | None

@@ -62,6 +62,7 @@ class SwarmOptimizer:
     - "a peer was lost" often: volunteers come and go within an average. A smaller `next_chunk_timeout_seconds` notices
       it sooner; a smaller `max_group_size` loses less.
     - the loss jumps when newcomers come: lower `average_state_every`, or set `state_bits = 16`.
+    - a volunteer waits though others will come later: `max_epochs_alone = 0` lets it train on alone.
     - "the others were faster": this peer's micro-batches last as long as an epoch. Give it a smaller micro-batch, or
       the run a larger `target_batch_size`.
 
@@ -90,6 +91,7 @@ class SwarmOptimizer:
         self.local_epoch = 0
         """Updates that this peer has done or begun."""
         self._micro_batch_size, self._client_mode = micro_batch_size, client_mode
+        self._epochs_alone = 0
         self._reports: queue.SimpleQueue[EpochReport] = queue.SimpleQueue()
         strategy, swarm = strategy_of(run.swarm), run.swarm
         self.alignment = AlignmentState()
@@ -154,8 +156,23 @@ class SwarmOptimizer:
         self.strategy.add_gradients(samples, self.local_epoch)
         self.progress.report(self.local_epoch, self.gradients.samples)
         self.exchange.look_for_group_early(self.local_epoch)
-        if self.progress.ready_to_update_epoch:
+        if self.progress.ready_to_update_epoch and not self.waits_for_others:
             self._end_epoch()
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether this peer should compute nothing until others come, because it has been alone for too long.
+
+        It keeps the gradients of the epoch that it is in. The next `step` adds to them, and ends the epoch together
+        with those who have come, or catches up with them.
+        """
+        most = self.run.swarm.max_epochs_alone
+        is_alone = 0 < most <= self._epochs_alone and self.progress.num_peers <= 1
+        return is_alone and self.progress.ready_to_update_epoch and self.progress.global_epoch <= self.local_epoch
+
+    def keep_waiting(self) -> None:
+        """Tells newcomers that this peer is there; call it every second or so while `waits_for_others`."""
+        self.progress.still_here()
 
     def zero_grad(self) -> None:
         """Drops the model's gradients."""
@@ -175,6 +192,7 @@ class SwarmOptimizer:
         for averager in (self.gradients, self.parameters):
             averager.check_process()
         end = EpochEnd(epoch=self.local_epoch, others=max(self.progress.num_peers - 1, 0))
+        self._epochs_alone = 0 if end.others else self._epochs_alone + 1
         with suppress(LeftBehindError), self.progress.pause():
             self.strategy.end_epoch(end)
             self._begin_epoch(end.epoch + 1)

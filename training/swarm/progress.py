@@ -180,6 +180,13 @@ class Progress:
         if began or not before.samples_accumulated or self.ready_to_update_epoch:
             self._reports.hurry()
 
+    def still_here(self) -> None:
+        """Renews this peer's record while it computes nothing, so that newcomers wait for it when they form a group."""
+        self._local = self._local.copy(update={"time": get_dht_time()})
+        self._reports.set()
+        # Otherwise the time that it waited would count as that of its next micro-batch.
+        self.performance.reset_timer()
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         """While an epoch ends, what is known stays as it is, and time does not count against this peer's speed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +24,8 @@ from training.volunteer.settings import PeerSettings
 
 SERVE_SECONDS = 30.0
 """How long a peer serves its state after the schedule's last epoch, so that the monitor can take a last checkpoint."""
+WAIT_SECONDS = 1.0
+"""A peer that waits for others looks for them this often."""
 NOT_FINITE_IN_A_ROW = 10
 """After this many non-finite losses in a row, a peer downloads the others' state again."""
 
@@ -85,11 +87,28 @@ class TrainingLoop:
                     seconds, began = time.monotonic() - began, time.monotonic()
                     self._end_epoch(report, losses.mean, seconds)
                     losses = _WeightedMean()
+                if self.optimizer.waits_for_others:
+                    began += self._wait_for_others(stop)
                 if self.optimizer.local_epoch >= last or stop.asked:
                     break
         if self.optimizer.local_epoch >= self.run.schedule.total_epochs and not stop.asked:
             self.notices.console.print(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
             stop.wait(SERVE_SECONDS)
+
+    def _wait_for_others(self, stop: StopRequest) -> float:
+        """Computes nothing until another peer trains or `stop` is requested; returns the seconds that this took."""
+        began, epochs = time.monotonic(), self.run.swarm.max_epochs_alone
+        self.notices.warn(
+            f"No other volunteer has trained during the last {epochs} epochs. This peer keeps its gradients of epoch "
+            f"{self.optimizer.local_epoch + 1} and waits until others come."
+        )
+        self.reporter.update(replace(self.reporter.status, status="waiting", samples_per_second=0.0))
+        while self.optimizer.waits_for_others and not stop.wait(WAIT_SECONDS):
+            self.optimizer.keep_waiting()
+        if not stop.asked:
+            self.notices.console.print("Another volunteer is there: training goes on.")
+            self.reporter.update(replace(self.reporter.status, status="training"))
+        return time.monotonic() - began
 
     def _is_finite(self, loss: float) -> bool:
         """Whether the loss is finite. After `NOT_FINITE_IN_A_ROW` that are not, downloads the others' state."""

@@ -369,3 +369,36 @@ def go_on_alone(peer: Peer):
         optimizer.step()
         reports += optimizer.take_epoch_reports()
     return reports
+
+
+def wait_alone(peer: Peer):
+    """The first is alone for two epochs and waits; the second comes then, and both train until they have averaged.
+
+    The first's epochs when it began to wait and some seconds later, with the samples that it kept, and its report of
+    the average; the second's epoch when it came, and its report.
+    """
+    model = model_of(seed=0)
+    waits = peer.folder / "waits"
+    while peer.name == "second" and not waits.is_file():
+        time.sleep(0.1)
+    run = run_with(target_batch_size=40, max_epochs_alone=2)
+    optimizer = optimizer_of(peer, run, model)
+    facts = {"epoch": optimizer.local_epoch}
+    if peer.name == "second":
+        assert optimizer.load_state_from_peers()
+        facts["epoch"] = optimizer.local_epoch
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        give_gradients(peer, model)
+        optimizer.step()
+        for report in optimizer.take_epoch_reports():
+            if report.senders == 2:
+                return facts, report
+        if optimizer.waits_for_others:
+            began = optimizer.local_epoch
+            waits.touch()
+            while optimizer.waits_for_others and time.monotonic() < deadline:
+                optimizer.keep_waiting()
+                time.sleep(0.2)
+            facts |= {"epoch": began, "later": optimizer.local_epoch, "kept": optimizer.gradients.samples}
+    return facts, None

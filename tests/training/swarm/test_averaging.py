@@ -234,6 +234,17 @@ def test_a_peer_goes_on_alone_when_those_who_overtook_it_are_gone(tmp_path):
     assert [report.senders for report in reports] == [1, 1]
 
 
+@pytest.mark.swarm
+def test_a_peer_that_is_alone_for_too_long_waits_and_offers_its_gradients_to_the_first_who_comes(tmp_path):
+    (met,) = meet(tmp_path, [scenarios.wait_alone])
+    (first, first_report), (second, second_report) = met["first"], met["second"]
+    assert first["epoch"] == first["later"] == second["epoch"] == 2  # two updates alone, none while it waited
+    assert first["kept"] >= 40
+    assert first_report.samples >= first["kept"]
+    assert first_report.epoch == second_report.epoch == 3
+    assert first_report.update_samples == first_report.samples + second_report.samples
+
+
 def test_the_self_test_passes_with_the_codecs_of_the_run():
     check_exchange(exchange_codec(65_536, "uniform8"), 65_536)
 
