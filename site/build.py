@@ -1,9 +1,12 @@
-"""Builds the site: `python site/build.py` fetches and makes what the site serves itself, and makes its pages.
+"""Builds the site: `python site/build.py` writes it to public/, with everything that its pages load.
 
-Pages are made in three steps (site/builder/steps): prepare writes plain Markdown, a generator makes HTML of it, and
-finish works on the HTML. The result lies in public/ and asks no other origin for anything. What was fetched, made or
-prepared stays in node_modules/ and build/site/, so that a second build takes seconds. SITE_URL names the address that
-the site will have, REPO_URL what `git clone` takes on the join page.
+First it fetches Pyodide and Plotly and makes the browser's Python (site/builder/assets). Then it makes the pages in
+three steps (site/builder/steps): prepare writes plain Markdown, a generator turns it into HTML, and finish edits the
+HTML. The pages request nothing from other origins. Fetched and prepared files stay in node_modules/ and build/site/, so
+that a second build takes seconds.
+
+Environment variables: SITE_URL is the address at which the site will be published, REPO_URL the address that the join
+page shows after `git clone`.
 """
 
 from __future__ import annotations
@@ -25,15 +28,18 @@ from builder.steps.prepare import prepare  # noqa: E402
 def main() -> int:
     """Builds the site; returns the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", default="public", metavar="FOLDER", help="where the site goes (public)")
-    arguments.add_argument("--generator", default="material", choices=COMMANDS, help="what makes the HTML (material)")
-    arguments.add_argument("--assets-only", action="store_true", help="stop before the pages")
+    arguments.add_argument("--out", default="public", metavar="FOLDER", help="folder to write the site to (public)")
+    arguments.add_argument(
+        "--generator", default="material", choices=COMMANDS, help="program that makes the HTML (material)"
+    )
+    arguments.add_argument("--assets-only", action="store_true", help="make only what the pages load, not the pages")
     chosen = arguments.parse_args()
     try:
         make_assets(ROOT, say=lambda line: print(line, flush=True))
         if not chosen.assets_only:
             made = generate(chosen.generator, prepare())
             finish(made)
+            # Replaced only now, so that a build that fails leaves the last site as it was.
             shutil.rmtree(chosen.out, ignore_errors=True)
             shutil.move(made, chosen.out)
     except BuildFailed as error:

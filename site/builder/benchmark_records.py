@@ -1,4 +1,4 @@
-"""What the benchmarks have recorded."""
+"""Reads the records of the benchmarks, benchmarks/results/*.json."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from builder.folders import RESULTS
 
 @cache
 def record(name: str) -> dict:
-    """A program's last record, whole."""
+    """The whole content of one record, by its file's name without `.json`."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def recorded(name: str) -> list[dict]:
-    """The results of a program's last record."""
+    """Only the results of that record: a dictionary for each figure."""
     return record(name)["results"]

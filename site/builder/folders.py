@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 """The project's root."""
 PAGES = ROOT / "site"
-"""Markdown, scripts, styles, pictures and the recorded run, as they are written."""
+"""The sources of the pages: Markdown, scripts, styles, pictures and the recorded run."""
 RESULTS = ROOT / "benchmarks" / "results"
-"""What the benchmarks have recorded."""
+"""Records of the benchmarks."""
 BUILT = ROOT / "build" / "site"
-"""What a build fetches and makes; the next build reuses it."""
+"""Files that a build makes and the next build reuses."""

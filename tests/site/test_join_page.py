@@ -149,7 +149,7 @@ def test_every_message_says_what_to_do_where_it_is_raised():
         if failure.module == "training.config" and not failure.text[:1].isupper() and "‹source›" not in failure.text:
             continue
         assert failure.own_cure or FILLED_IN.fullmatch(failure.text), (failure.module, failure.line, failure.text)
-        assert not (failure.given and messages.CURE.search(failure.text)), (failure.module, failure.line)
+        assert not (failure.cure_argument and messages.CURE.search(failure.text)), (failure.module, failure.line)
 
 
 def test_a_message_without_a_cure_gets_the_usual_one_of_its_exception():
@@ -189,5 +189,5 @@ def test_what_the_program_prints_is_in_the_table(flags, code):
 def matches(failure: messages.Failure, said: str) -> bool:
     """Whether it is this message with values filled in, and its cure behind it."""
     pattern = "".join(re.escape(part) if place % 2 == 0 else ".+" for place, part in enumerate(failure.parts))
-    pattern += f" {re.escape(failure.given)}" if failure.given else ""
+    pattern += f" {re.escape(failure.cure_argument)}" if failure.cure_argument else ""
     return re.fullmatch(pattern, said) is not None

@@ -57,17 +57,17 @@ def test_a_docstring_that_the_page_cannot_show_is_named(tmp_path):
 def test_performance_tables_are_the_records(open_page):
     page = open_page("reference/performance/")
     page.locator("main details").evaluate_all("all => all.forEach((one) => (one.open = true))")
-    summary = page.get_by_role("region", name="One figure a program").locator("tbody tr")
+    summary = page.get_by_role("region", name="Main figures").locator("tbody tr")
     assert summary.count() == len(list(RESULTS.glob("*.json")))
     for path, line in zip(sorted(RESULTS.glob("*.json")), summary.all(), strict=True):
-        assert performance.chief(path.stem)["metric"] in line.text_content()
+        assert performance.main_figure(path.stem)["metric"] in line.text_content()
     text = page.get_by_role("main").inner_text()
     for path in sorted(RESULTS.glob("*.json")):
         facts = json.loads(path.read_text())
         heading = page.locator(f"#{path.stem.replace('_', '-')}")
         assert heading.count() == 1, path.name
         assert facts["name"] in performance.programs(), f"benchmarks/README.md does not name {facts['name']}.py"
-        if path.stem in performance.ELSEWHERE:
+        if path.stem in performance.OTHER_PAGE:
             continue
         title = f"{path.stem.replace('_', ' ').capitalize()}, results"
         rows = page.get_by_role("region", name=title, exact=True).locator("tbody tr")
@@ -76,9 +76,9 @@ def test_performance_tables_are_the_records(open_page):
         assert facts["date"] in text
 
 
-def test_every_claim_is_held_by_something_that_is_there(open_page):
+def test_every_claim_has_a_test_or_a_record_that_exists(open_page):
     for claim in claims.CLAIMS:
-        assert claim.tests or claim.records, claim.says
+        assert claim.tests or claim.records, claim.sentence
     page = open_page("reference/how-we-know/", scripts=False)
     assert page.locator("table tbody tr").count() == len(claims.CLAIMS)
     with pytest.raises(ValueError, match="no-such-test"):

@@ -124,13 +124,13 @@ def test_memory_measured_is_memory_predicted(run):
 def test_the_pages_figures_are_of_the_setup_that_the_blocks_train(run):
     _, facts, changes = run
     theirs = {**facts["setup"], "model": "gpt2-large", "precision": "amp-fp16"}
-    ours = {name: getattr(tutorial.SETUP, name) for name in theirs}
+    ours = {name: getattr(tutorial.TUTORIAL_SETUP, name) for name in theirs}
     ours |= {"sequence_length": changes["sequence_length"], "accumulation_steps": changes["accumulation_steps"]}
     assert theirs == ours
     settings = next(
         code for language, code in tutorial.code_blocks(tutorial.SOURCE.read_text()) if language == "python"
     )
-    assert f"accumulation_steps = {tutorial.SETUP.accumulation_steps}\n" in settings
+    assert f"accumulation_steps = {tutorial.TUTORIAL_SETUP.accumulation_steps}\n" in settings
     assert "sequence_length = 1024\n" in settings  # what the preset has
 
 
@@ -167,10 +167,10 @@ def test_packages_that_the_page_installs_are_those_that_it_imports():
 
 
 def test_the_smallest_gpu_of_the_table_is_the_smallest():
-    setup, named = tutorial.SETUP, tutorial._smallest(tutorial.SETUP)
+    setup, named = tutorial.TUTORIAL_SETUP, tutorial._smallest(tutorial.TUTORIAL_SETUP)
     assert verdict(setup, next(d for d in DEVICES.values() if d.title == named)).standing == "fits"
     assert tutorial._smallest(replace(setup, checkpointing=False, optimizer="adamw")) != named
-    assert not verdict(tutorial.USUAL, DEVICES["t4"]).fits and verdict(setup, DEVICES["t4"]).fits
+    assert not verdict(tutorial.BASELINE, DEVICES["t4"]).fits and verdict(setup, DEVICES["t4"]).fits
 
 
 def test_what_was_measured_at_full_size_is_what_is_predicted():

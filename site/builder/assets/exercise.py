@@ -1,4 +1,8 @@
-"""Questions after which the browser's Python has imported all that it may need; its snapshot is taken then."""
+"""Requests to the calculator that together import every module that the page may need.
+
+runtime.mjs sends them once while it makes the browser's Python, which then contains only the modules imported by then.
+If a kind of request were missing here, its modules would be missing in the browser, and the page would fail there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from calculator import browser
 
 
 def exercise_setups() -> list[dict]:
-    """Setups that together import everything the calculator can import: all models, all choices, refused ones."""
+    """Setups that together import all of the calculator: every model, every choice, and invalid setups."""
     catalogue = json.loads(browser.catalogue())
     setups = [{"model": model["name"]} for model in catalogue["models"]]
     for key, options in catalogue["choices"].items():
@@ -21,9 +25,10 @@ def exercise_setups() -> list[dict]:
 
 
 def exercise_requests() -> dict[str, list[tuple[str, dict]]]:
-    """Function of `calculator.browser` and request.
+    """Two lists of (function of `calculator.browser`, request).
 
-    With `every` one everything has run that the browser may need; `first` are those that readers begin with.
+    The requests of `every` import all modules. Those of `first`, which a page sends when it opens, are answered before
+    the snapshot of Python's memory is taken.
     """
     return {
         "every": _requests(exercise_setups()) + exercise_figures(every=True),

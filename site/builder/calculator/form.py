@@ -1,4 +1,4 @@
-"""The calculator page's form, from the catalogue, and its default answer, computed at build time."""
+"""The form of the calculator's page, made from the calculator's catalogue, and the answer that it shows first."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DEFAULT = {"model": "gpt2-large", "micro_batch_size": 1, "optimizer": "adamw8bit
 """The setup of the first answer: the paper's tutorial (section 2.3)."""
 
 DEFAULT_GPU = "t4"
-"""The GPU that a volunteer gets for nothing in Google Colab."""
+"""The GPU that Google Colab provides free of charge."""
 
 ANOTHER_CARD = "cuda-gb"
-"""The GPU list's last choice: a card's name without its memory, which the reader adds in a field below."""
+"""The last choice in the list of GPUs: a card that is not listed. The reader types its memory in the next field."""
 
 CARD_GIB = "20"
-"""Its memory at first: more than some cards of 16 GB, and no listed one has it."""
+"""Initial content of that field: a size that no listed GPU has."""
 
 CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", "3": "every 3rd", "4": "every 4th"}
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
@@ -35,11 +35,11 @@ PIN_ROWS = {
     "host-total": "On the host",
     "transfer": "Over the bus, per update",
 }
-"""Rows of the comparison: the place of a text in an answer, and its label."""
+"""Rows of the table that compares setups: the name of a text in an answer, and the row's label."""
 
 
 def page_data() -> dict:
-    """What the template shows: the form's groups, the default answer, and each model's own values for the script.
+    """The data of site/includes/calculator.html: the form, the first answer, and each model's values for the script.
 
     Raises:
         ValueError: If the calculator refuses the default setup.
@@ -79,7 +79,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 _number("micro_batch_size", "Micro-batch", "Samples in one forward pass."),
                 _number("sequence_length", "Sequence length", "Tokens per sample."),
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
-                _choice("gpu", "GPU to fit", _gpus(), "With its memory that programs can use."),
+                _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use."),
                 _card(),
             ],
         },
@@ -88,7 +88,9 @@ def _groups(catalogue: dict) -> list[dict]:
             "folded": False,
             "fields": [
                 _choice("optimizer", "Optimizer", _titled(choices["optimizer"])),
-                _switch("offload_optimizer", "Offload the optimizer", "Moves its state and its update to the host."),
+                _switch(
+                    "offload_optimizer", "Offload the optimizer", "Keeps its state and computes its update on the host."
+                ),
                 _choice(
                     "checkpointing",
                     "Gradient checkpointing",
@@ -98,7 +100,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 _number(
                     "shared_groups",
                     "Layer groups",
-                    "Distinct groups of layers; the layers of a group share their weights.",
+                    "Number of groups; the layers of a group share their weights.",
                 ),
             ],
         },
@@ -118,7 +120,9 @@ def _groups(catalogue: dict) -> list[dict]:
                     "Keeps the 8-bit optimizers' state of embeddings in 32 bits, as Hugging Face's Trainer does.",
                 ),
                 _switch(
-                    "delta_rule", "Delta rule", "hivemind's option; takes one more copy of the parameters on the host."
+                    "delta_rule",
+                    "Delta rule",
+                    "An option of hivemind that needs one more copy of the parameters on the host.",
                 ),
                 _choice("pcie_generation", "Bus to the host", _titled(choices["pcie_generation"])),
             ],
@@ -141,8 +145,8 @@ def _gpus() -> list[dict]:
 
 
 def _card() -> dict:
-    """The memory of a card that is not listed: a part of the choice of a GPU, not a control of its own."""
-    note = f"As sold, a whole number; the driver keeps {DRIVER_BYTES // MIB} MiB."
+    """The field for the memory of a card that is not listed; its value is part of the choice `gpu`."""
+    note = f"As sold, a whole number. The driver takes {DRIVER_BYTES // MIB} MiB of it."
     return {"kind": "part", "key": "card", "label": "Its memory, GiB", "default": CARD_GIB, "note": note}
 
 
@@ -159,7 +163,7 @@ def _options(labels: dict[str, str]) -> list[dict]:
 
 
 def _field(kind: str, key: str, label: str, note: str) -> dict:
-    """A control: `default` is its first text, `usual` the text that stands for the calculator's own default."""
+    """A control of the form. `default` is its first text on the page, `usual` the text of the calculator's default."""
     usual = None if key in ("model", "gpu") else json.loads(browser.catalogue())["defaults"][key]
     default = DEFAULT_GPU if key == "gpu" else _text(DEFAULT.get(key, usual))
     return {"kind": kind, "key": key, "label": label, "default": default, "usual": _text(usual), "note": note}

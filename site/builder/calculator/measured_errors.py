@@ -1,4 +1,4 @@
-"""How far off each number of the calculator's page is, as the benchmarks have recorded it, or why that is not known."""
+"""For each number on the calculator's page, its error as measured by the benchmarks, or why it was not measured."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ STEPS = {
     "gpu-total": ("peak on the GPU", "the peak"),
     "host-total": ("host memory with offload", "all host memory"),
 }
-"""Place on the page -> the figure in the record of training steps, and what it is in words."""
+"""Name of a number on the page -> name of that figure in the record of training steps, and words for it."""
 
 UNMEASURED = {
-    "overhead": "no GPU was measured yet; the driver's part differs from GPU to GPU.",
-    "usable": "no GPU was measured here; the figure is what the source reports.",
-    "host-delta_rule": "no measured run uses the delta rule.",
-    "transfer": "that takes a GPU, and none was measured yet; a bus reaches less than its published rate.",
+    "overhead": "we have not measured a GPU yet; the driver's part differs from GPU to GPU.",
+    "usable": "we have not measured a GPU; the figure is the source's.",
+    "host-delta_rule": "none of the measured runs uses the delta rule.",
+    "transfer": "this needs a GPU, and we have not measured one yet; a bus is slower than its published rate.",
 }
 
 
 def measured_errors() -> dict[str, str]:
-    """For each number of the page that opens, a sentence by the name of its place."""
-    said = {place: f"Measured error: {_of_steps(figure, words)}" for place, (figure, words) in STEPS.items()}
-    said["gpu-temporary"] = f"Not measured by itself; with all other parts, {_of_steps(*STEPS['gpu-total'])}"
-    grown = _of_processes()
-    said["host-total"] += f" {grown}"
-    said["host-optimizer_state"] = f"Not measured by itself, but with all host memory. {grown}"
+    """Name of a number on the page -> the sentence on its error, which the page shows with its explanation."""
+    sentences = {place: f"Measured error: {_error_of_steps(figure, words)}" for place, (figure, words) in STEPS.items()}
+    sentences["gpu-temporary"] = f"Measured only as a part of the peak: {_error_of_steps(*STEPS['gpu-total'])}"
+    of_processes = _error_of_processes()
+    sentences["host-total"] += f" {of_processes}"
+    sentences["host-optimizer_state"] = f"Measured only as a part of all host memory. {of_processes}"
     for part in ("parameters", "gradients"):
-        said[f"host-{part}"] = said["host-optimizer_state"]
-    return said | {place: f"Not measured: {reason}" for place, reason in UNMEASURED.items()}
+        sentences[f"host-{part}"] = sentences["host-optimizer_state"]
+    return sentences | {place: f"Not measured: {reason}" for place, reason in UNMEASURED.items()}
 
 
-def _of_steps(figure: str, words: str) -> str:
-    """Of the training steps of real model code."""
+def _error_of_steps(figure: str, words: str) -> str:
+    """The worst error at the recorded training steps of real model code."""
     worst = next(entry for entry in recorded("memory_accuracy") if entry["metric"] == f"{figure}: worst error")
-    off = "none" if worst["ours"] == 0 else f"at most {worst['ours']:.2g} %"
-    return f"{off} in {words}, at {worst['runs']} training steps of real model code."
+    error = "none" if worst["ours"] == 0 else f"at most {worst['ours']:.2g} %"
+    return f"{error} in {words}, for {worst['runs']} training steps of real model code."
 
 
-def _of_processes() -> str:
-    """Of processes that train with hivemind."""
+def _error_of_processes() -> str:
+    """The worst error at the recorded processes that train with hivemind."""
     errors = [abs(entry["error_percent"]) for entry in recorded("memory_on_host")]
-    return f"Beside the growth of {len(errors)} processes that train with hivemind: at most {max(errors):.2g} % off."
+    measured = f"the memory that {len(errors)} processes took to train with hivemind"
+    return f"Compared with {measured}: at most {max(errors):.2g} % off."

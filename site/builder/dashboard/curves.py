@@ -1,6 +1,6 @@
-"""Curves as SVG, for readers without JavaScript and until the charts' library has come.
+"""Curves as SVG, which pages show without JavaScript and until the library for charts is loaded.
 
-Colours are the site's variables, so that the pictures follow the palette.
+Their colours are the site's CSS variables, so that they change with the palette.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def loss_svg(all_losses: Points, losses_of_each: dict[str, Points]) -> str:
     """Loss over epochs: a strong line for all samples, a thin one for each volunteer.
 
     Args:
-        all_losses: (epoch, loss), in order; at least one.
-        losses_of_each: The same for each volunteer, by name.
+        all_losses: (epoch, loss) by epoch; at least one.
+        losses_of_each: Name of a volunteer -> its (epoch, loss) by epoch.
     """
     every = [*all_losses, *(point for points in losses_of_each.values() for point in points)]
     x_ticks = _ticks(min(x for x, _ in every), max(x for x, _ in every), whole=True)
@@ -41,7 +41,7 @@ def loss_svg(all_losses: Points, losses_of_each: dict[str, Points]) -> str:
     for index, (name, points) in enumerate(losses_of_each.items()):
         number = index % _SERIES + 1
         parts.append(f'<polyline class="one" style="stroke:var(--series-{number})" points="{_path(points, place)}"/>')
-        if index < 5:
+        if index < 5:  # more names do not fit into a line
             parts.append(f'<path style="stroke:var(--series-{number});stroke-width:3" d="M{label_x} 12h16"/>')
             parts.append(f'<text x="{label_x + 22}" y="16">{escape(name[:16])}</text>')
             label_x += 40 + 7.5 * min(len(name), 16)
@@ -53,8 +53,8 @@ def spark_svg(points: Points, peers: Points = ()) -> str:
     """Two curves without axes, loss above and volunteers below, as `curve` of site/javascripts/glance.mjs draws them.
 
     Args:
-        points: (epoch, loss), in order; at least two.
-        peers: (epoch, active volunteers), in order.
+        points: (epoch, loss) by epoch; at least two.
+        peers: (epoch, number of active volunteers) by epoch.
     """
     xs, ys = [x for x, _ in points], [y for _, y in points]
     wide, tall = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
@@ -67,13 +67,13 @@ def spark_svg(points: Points, peers: Points = ()) -> str:
             f"L{4 + 292 * (x - min(xs)) / wide:.1f},{100 - 12 * count / most:.1f}" for x, count in peers if x >= min(xs)
         )
         band = f'<path class="people" d="M4,100{steps}L296,100Z"/>'
-        label += f"; below, how many volunteers trained: at most {most:g}"
+        label += f"; below, the number of volunteers that trained: at most {most:g}"
     view = "0 0 300 102" if peers else "0 0 300 80"
     return f'<svg viewBox="{view}" role="img" aria-label="{label}"><polyline points="{path}"/>{band}</svg>'
 
 
 def _ticks(low: float, high: float, *, whole: bool = False, about: int = 5) -> list[float]:
-    """Round values from below `low` to above `high`."""
+    """About `about` round values at equal distances; the first is at most `low`, the last at least `high`."""
     raw = (high - low) / about or 1.0
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)

@@ -1,7 +1,7 @@
-"""Draws site/images/card.png, which other sites show beside a link to this one.
+"""Draws site/images/card.png, which other sites show beside a link to this site.
 
 `python site/builder/dashboard/link_card.py` draws the recorded run's loss and its last pictures. It needs Chromium and
-Playwright (the tests have both), so that the file is kept in the repository and not drawn at each build.
+Playwright, which the tests install and the build does not; therefore the file is kept in the repository.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path[:0] = [str(SITE.parent), str(SITE)]
 from builder.dashboard.recorded_run import load_recorded  # noqa: E402  (the paths above come first)
 
 WIDTH, HEIGHT = 1200, 630
-"""Pixels, as Open Graph's readers ask for."""
+"""Pixels; the size that sites with Open Graph previews recommend."""
 
 STYLE = """
   body { background: #fcfbf8; box-sizing: border-box; color: #1f2430; font: 28px system-ui; height: 630px; margin: 0;
@@ -34,14 +34,16 @@ STYLE = """
 
 
 def card_html() -> str:
-    """The card as a page.
+    """The card as an HTML page.
 
     Raises:
         ValueError: If no run is recorded.
     """
     recorded = load_recorded(SITE)
     if recorded is None:
-        raise ValueError("The card shows a recorded run, and none is in site/live.")
+        raise ValueError(
+            "The card shows a recorded run, but site/live has none; write one there with training.publish.live.export."
+        )
     drawn = [SITE / one["file"].lstrip("/") for one in recorded["pictures"][0]["pictures"]]
     pictures = "".join(f'<img src="{_data(path)}">' for path in drawn)
     logo = f'<img src="{_data(SITE / "images" / "logo.svg", "svg+xml")}" height="56">'
@@ -54,7 +56,7 @@ def card_html() -> str:
 
 
 def main() -> None:
-    """Writes the picture."""
+    """Takes a screenshot of the card and writes the picture."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -1,7 +1,7 @@
-"""A finished run, recorded as static files in site/live, as `training.publish.live.export` writes them.
+"""A finished run, recorded as static files in site/live, which `training.publish.live.export` writes.
 
-The monitor answers at the same addresses while a run is on. Where nothing was recorded, the page gets an empty
-live/run.json, so that no request of it fails.
+During a run the monitor answers at the same addresses. If no run is recorded, the site gets an empty live/run.json, so
+that the dashboard's first request does not fail.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from builder.dashboard.curves import loss_svg, spark_svg
 from calculator.page.words import show_count
 
 EMPTY = {"live/run.json": "{}\n"}
-"""What stands in for a recording."""
-
+"""Content of the files of a site without a recorded run, by address."""
 
 SHOWN_SNAPSHOTS = 8
-"""So many of the recorded pictures' columns stand in the page itself, spread from the first to the last."""
+"""Number of recorded snapshots that the pages themselves show, evenly spread from the first to the last."""
 
 
 def is_recorded(docs: Path) -> bool:
@@ -28,10 +27,10 @@ def is_recorded(docs: Path) -> bool:
 
 
 def load_recorded(docs: Path) -> dict | None:
-    """What the templates show of the recorded run, or None.
+    """The data of the recorded run that the templates show, or None if no run is recorded.
 
     Raises:
-        ValueError: If a document is no JSON or lacks what the live API promises.
+        ValueError: If a file is not JSON, or no epoch has a loss.
     """
     if not is_recorded(docs):
         return None
@@ -80,9 +79,9 @@ def load_recorded(docs: Path) -> dict | None:
 
 
 def still_pictures(docs: Path) -> Iterator[tuple[str, Path]]:
-    """(address, file) of the pictures that the pages show without scripts.
+    """(address, file) of the pictures that the pages show without JavaScript.
 
-    They are kept apart from live/, where a monitor that serves this site has the pictures of its own run.
+    They are copied out of live/: if a monitor serves this site, the addresses below live/ have the pictures of its run.
     """
     if is_recorded(docs):
         pictures = json.loads((docs / "live" / "pictures.json").read_text(encoding="utf-8"))
@@ -92,7 +91,7 @@ def still_pictures(docs: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _shown_snapshots(document: dict) -> list[dict]:
-    """The newest first; each picture has the address of its still copy."""
+    """The snapshots to show, the newest first; each picture has the address of its copy as `still`."""
     drawn = [snapshot for snapshot in document["snapshots"] if snapshot["pictures"]]
     count = min(SHOWN_SNAPSHOTS, len(drawn))
     places = {round(place * (len(drawn) - 1) / max(count - 1, 1)) for place in range(count)}

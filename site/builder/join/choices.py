@@ -1,7 +1,7 @@
-"""The join page's choices: for each machine and recipe the command, and what training then takes of the machine.
+"""The join page's choices: for each machine and recipe the command, and the memory, traffic and disk that it takes.
 
-The largest micro-batch is the one that `python -m training plan` advises (`calculator.advice`). The memory shown counts
-the activations that reversible layers keep while they fit. Nothing here needs PyTorch.
+The micro-batch is the one that `python -m training plan` advises (`calculator.advice`). The memory includes the
+activations that reversible layers keep if they fit. Nothing here needs PyTorch.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from training.simulate.forecast import collaboration_of
 RECIPES = ("demo", "dalle-2021")
 
 PROGRAM = ".venv/bin/nox -s training --"
-"""The trainer in a copy of the project, as the page says to set it up."""
+"""How to start the trainer in a copy of the project that was set up as the page says."""
 
 HOST_MEMORY = (4, 8, 16, 32, 64)
-"""GiB of host memory that can be chosen."""
+"""The sizes of host memory to choose from, GiB."""
 PLANNED_HOST_SHARE = 0.5
-"""Of the host's memory that is planned with; the rest is for the system and the volunteer's own work."""
+"""The share of the host's memory that training may use; the rest is for the system and the volunteer's own work."""
 
-MORE = (
-    "Python and PyTorch take more on top. If enough memory is free, activations are kept instead of recomputed, up to "
-    "nine tenths of a GPU's free memory or half of the computer's; --checkpointing prevents that."
+MEMORY_NOTE = (
+    "Python and PyTorch need memory besides. If enough memory is free, activations are kept instead of recomputed: "
+    "they take up to nine tenths of a GPU's free memory or half of the computer's. --checkpointing prevents that."
 )
-"""Holds for every machine."""
+"""Sentences that follow the memory of every machine."""
 
 PACKAGES_GB = {"nvidia": 6, "cpu": 3}
-"""Disk that PyTorch's build and the other packages take, as installed by `nox -s training`."""
+"""Disk space of the packages that `nox -s training` installs, by PyTorch's build, GB."""
 
 SYSTEMS = {
     "linux": "Linux",
@@ -50,60 +50,60 @@ DEVICE_KINDS = {
     "amd": "AMD or Intel GPU",
 }
 LINKS = {
-    "router": "Behind a router or firewall, or not known",
-    "public": "An address that others can reach",
+    "router": "Behind a router or firewall, or I do not know",
+    "public": "An address that other volunteers can reach",
 }
 
 DEFAULT = {"system": "linux", "device": "cpu", "gpu": "16", "ram": "8", "link": "router", "recipe": "demo"}
 
 REFUSALS = {
-    "windows": "The trainer needs what only Linux and macOS have: its network daemon and its processes are made for "
-    "them. In WSL 2 it runs on Windows as well: type <code>wsl --install</code> in PowerShell as administrator, "
+    "windows": "The trainer runs on Linux and macOS only: its network daemon and its handling of processes need one of "
+    "these systems. Windows can run it in WSL 2: type <code>wsl --install</code> in PowerShell as administrator, "
     "restart, and choose “Windows with WSL 2”.",
-    "macos nvidia": "NVIDIA makes no CUDA for macOS since its version 10.2, so PyTorch cannot use the GPU there. "
+    "macos nvidia": "CUDA 10.2 was NVIDIA's last version for macOS, so PyTorch cannot use the GPU there. "
     "Choose “Processor only”, or start Linux on this machine.",
-    "macos apple": "The trainer asks PyTorch for CUDA and has no code for Apple's GPUs yet. Choose “Processor only”: "
+    "macos apple": "The trainer supports GPUs through CUDA only and cannot use Apple's yet. Choose “Processor only”: "
     "the Mac then computes with its processor cores.",
-    "apple": "PyTorch reaches Apple's GPUs under macOS only, and the trainer has no code for them yet. Choose "
+    "apple": "PyTorch supports Apple's GPUs under macOS only, and the trainer cannot use them yet. Choose "
     "“Processor only”.",
-    "amd": "The trainer was never run on these. It asks PyTorch for CUDA; PyTorch's build for AMD's ROCm answers to "
-    "that name, but this project does not install it. Choose “Processor only”.",
+    "amd": "The trainer has never run on these GPUs. It supports GPUs through CUDA only. PyTorch's build for AMD's "
+    "ROCm uses the same name, but this project does not install it. Choose “Processor only”.",
 }
-"""Why a choice does not work: by system, device, or both; the first that applies counts."""
+"""Why a choice does not work. A key is a system, a device, or both; see `refusal` for their order."""
 
 NOTES = {
     "macos": "The tests run on Linux; nobody has reported a volunteer on macOS yet.",
-    "wsl": "Type it in the window of your Linux distribution, not in PowerShell.",
+    "wsl": "Type the commands in the window of your Linux distribution, not in PowerShell.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A device with so much memory, as the page offers it."""
+    """A device and its memory: one of the page's choices."""
 
     kind: str
     """`nvidia` or `cpu`."""
     memory: str
-    """GB of the GPU as sold, or of the host."""
+    """GB of the GPU, as printed on its box, or GiB of the host."""
     device: Device
+    """What the memory is planned for; of all GPUs of a size, the one with the least usable memory."""
     examples: str
-    """GPUs of this size."""
+    """Names of the GPUs of this size; empty for hosts."""
 
     @property
     def key(self) -> str:
-        """Name in the page's data."""
+        """Its name in the data for the page's script."""
         return f"{self.kind}-{self.memory}"
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Its name on the page."""
         return f"NVIDIA GPU, {self.memory} GB" if self.kind == "nvidia" else f"Processor, {self.memory} GB of memory"
 
 
 @cache
 def machines() -> tuple[Machine, ...]:
-    """What can be chosen: each size of NVIDIA's GPUs in the catalogue, the one with the least usable memory standing
-    for all, and hosts."""
+    """The machines to choose from: each size of NVIDIA's GPUs in the catalogue, and each size of host memory."""
     sizes: dict[int, list[Device]] = {}
     for device in DEVICES.values():
         if device.capability is not None:
@@ -128,19 +128,19 @@ def machines() -> tuple[Machine, ...]:
 
 
 def _sold_as(memory_bytes: int) -> int:
-    """GB on the box: of 2**30 bytes, or of 10**9 where that is the round number."""
+    """GB as printed on the box: the memory in units of 2**30 bytes if that is a whole number, else of 10**9."""
     return memory_bytes // GIB if memory_bytes % GIB == 0 else memory_bytes // 10**9
 
 
 def micro_batch(run: RunConfig, device: Device) -> int:
-    """Samples at once, as `plan` advises where nothing was measured; 0 if not even one fits."""
+    """The micro-batch that `plan` advises on a machine whose speed was not measured; 0 if not even one sample fits."""
     training = training_of(run)
     sizes = sizes_to_advise(run.swarm.target_batch_size)
     return advised_micro_batch(sizes, lambda size: training.need_bytes(device, size), device)
 
 
 def command(recipe: str, samples: int, *, link: str = "public", kind: str = "nvidia") -> str:
-    """What a volunteer types, with gaps for address and name; the page's script puts the same words together."""
+    """The command to join, with ADDRESS and YOUR-NAME to fill in; the page's script composes the same words."""
     words = [PROGRAM, "join", "--recipe", recipe, "--initial-peers", "ADDRESS", "--name", "YOUR-NAME"]
     words += ["--client-mode"] if link == "router" else []
     words += ["--device", "cpu"] if kind == "cpu" else []
@@ -148,13 +148,13 @@ def command(recipe: str, samples: int, *, link: str = "public", kind: str = "nvi
 
 
 def refusal(system: str, kind: str) -> str:
-    """Why this choice does not work; empty if it does."""
+    """Why this choice does not work; empty if it works. A key with the system alone counts first, the device last."""
     return next((REFUSALS[key] for key in (system, f"{system} {kind}", kind) if key in REFUSALS), "")
 
 
 @cache
 def join_choices() -> dict:
-    """All that the page's script needs, as plain data; the template shows the same."""
+    """All data that the page's script needs, ready for JSON."""
     return {
         "program": PROGRAM,
         "default": DEFAULT,
@@ -166,7 +166,7 @@ def join_choices() -> dict:
 
 
 def page_data() -> dict:
-    """What the template shows."""
+    """The data of site/includes/join.html."""
     choices = join_choices()
     default = choices["recipes"][DEFAULT["recipe"]]["machines"][f"cpu-{DEFAULT['ram']}"]
     shown = command(DEFAULT["recipe"], default["samples"], link=DEFAULT["link"], kind="cpu")
@@ -181,7 +181,7 @@ def page_data() -> dict:
         "uses": default["uses"],
         "recipes": choices["recipes"],
         "rows": [row for name in RECIPES for row in _rows(name)],
-        "more": MORE,
+        "memory_note": MEMORY_NOTE,
     }
 
 
@@ -204,33 +204,34 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
         words = "GPU" if machine.kind == "nvidia" else "memory"
         return {
             "samples": 0,
-            "refusal": f"One sample at once takes {show_bytes(need)}, and of this {words} {show_bytes(usable)} can be "
-            "used. The other recipe takes less; or choose a machine with more memory.",
+            "refusal": f"Even a micro-batch of one sample takes {show_bytes(need)}, but only {show_bytes(usable)} of "
+            f"this {words} "
+            "can be used. Choose the other recipe, which takes less, or a machine with more memory.",
         }
     host = estimate(setup).host.total
     exchange = collaboration_of(run, ()).exchange()
     sent = 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
     if machine.kind == "nvidia":
         memory = (
-            f"{show_bytes(need)} of the GPU in 16 bit, and {show_bytes(host)} of the computer's for averaged copies "
-            f"and the optimizer. Of this GPU's memory {show_bytes(usable)} can be used"
+            f"{show_bytes(need)} of the GPU's memory in 16 bit, and {show_bytes(host)} of the computer's for averaged "
+            f"copies and the optimizer. {show_bytes(usable)} of this GPU's memory can be used"
         )
     else:
-        memory = f"{show_bytes(need)} in float32 (less in bfloat16), averaged copies and optimizer included"
+        memory = f"{show_bytes(need)} in float32 (less in bfloat16), including averaged copies and the optimizer"
     return {
         "samples": samples,
         "uses": {
-            "memory": f"{memory}. {MORE}",
-            "network": f"at most {show_bytes(sent)} sent and as much received for each epoch of "
-            f"{show_count(run.swarm.target_batch_size)} samples of all volunteers, and the samples that you stream.",
-            "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages; of the data "
-            "only what was fetched last is kept.",
+            "memory": f"{memory}. {MEMORY_NOTE}",
+            "network": f"for each epoch of {show_count(run.swarm.target_batch_size)} samples of all volunteers, at "
+            f"most {show_bytes(sent)} sent and as much received; and the download of the samples that you train on.",
+            "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages; only the latest part "
+            "of the data is kept.",
         },
     }
 
 
 def _rows(recipe: str) -> list[dict]:
-    """A line for each command, or refusal, with all machines to which it applies."""
+    """Rows of the table of all commands: each command or refusal, with all machines to which it applies."""
     lines: dict[tuple[str, str], list[Machine]] = {}
     for machine in machines():
         chosen = join_choices()["recipes"][recipe]["machines"][machine.key]
@@ -244,6 +245,6 @@ def _rows(recipe: str) -> list[dict]:
 
 
 def _title(alike: list[Machine]) -> str:
-    """Machines of one kind, the smallest first, in a few words."""
+    """A name for machines of one kind, which are sorted by size: "NVIDIA GPU, 8 to 12 GB"."""
     first, last = alike[0], alike[-1]
     return first.title if first is last else first.title.replace(" GB", f" to {last.memory} GB", 1)

@@ -1,4 +1,4 @@
-"""The join page's steps as a notebook, for a machine whose only door is one, such as Google Colab's."""
+"""The join page's steps as a notebook, for machines that can be used only through one, such as Google Colab's."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ def notebook(repository: str) -> str:
     """The notebook's JSON.
 
     Args:
-        repository: What `git clone` takes.
+        repository: The address for `git clone`.
     """
     recipe = choices.DEFAULT["recipe"]
     samples = choices.micro_batch(load_recipe(recipe), DEVICES["t4"])
     line = choices.command(recipe, samples, link="router").replace(choices.PROGRAM, "python -m nox -s training --")
     cells = [
-        _text("# Join a run\n\nThree cells: the code, the tools, and the join page's command. Fill in `ADDRESS`.\n"),
+        _text(
+            "# Join a run\n\nThree cells fetch the code, install nox and join the run. In the last one, fill in "
+            "`ADDRESS`.\n"
+        ),
         _code("code", f"!git clone {repository} training-transformers-together\n"),
         _code("tools", "%cd training-transformers-together\n%pip install --quiet nox\n"),
         _text(
-            "This trains until you interrupt it (the square button). Behind `join`, `--dry-run` first checks recipe, "
-            "data and network, and stops.\n"
+            "The next cell trains until you interrupt it (the square button). To only check the recipe, the data and "
+            "the network, add `--dry-run` after `join`.\n"
         ),
         _code("join", f"!{line}\n"),
     ]

@@ -1,4 +1,4 @@
-"""What one epoch's exchange of gradients costs, for the page on communication: counted, not measured."""
+"""What it costs to exchange the gradients of one epoch, for the page on communication: calculated, not measured."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PEERS = 16
 """Volunteers of the example."""
 
 LINKS = (("10 Mbit/s", 10e6), ("100 Mbit/s", 100e6), ("10 Gbit/s", 10e9))
-"""Bits a second; the first two are home connections, the last a cluster's (paper, section 2.1)."""
+"""Bits per second. The first two are home connections, the last is a cluster's (paper, section 2.1)."""
 
 
 def communication_table() -> str:
-    """HTML table: what a volunteer of the 2021 run's model sends an epoch, and how long that takes."""
+    """HTML table: what each volunteer sends per epoch for the 2021 run's model, and how long that takes."""
     shared = _parameters({"model": "dalle-2021"})
     separate = _parameters({"model": "dalle-2021", "shared_groups": load_recipe("dalle-2021").model.num_layers})
     rows = [
@@ -31,13 +31,13 @@ def communication_table() -> str:
         cells = [f"{show_count(round(values / 1e6))}\u00a0M", show_bytes(sent)]
         cells += [_seconds(8 * sent / bits_per_second) for _, bits_per_second in LINKS]
         lines.append((what, *cells))
-    shown = table("What one epoch costs", ("Gradients", "Values", "Sent by each", *dict(LINKS)), lines)
-    said = f"{PEERS} volunteers, one exchange in a ring; the links' rates are used in full and nothing else travels."
-    return f"{shown}\n\n{said}"
+    shown = table("What one epoch costs", ("Gradients", "Values", "Sent by each volunteer", *dict(LINKS)), lines)
+    note = f"{PEERS} volunteers exchange gradients once, in a ring, and use their links fully and for nothing else."
+    return f"{shown}\n\n{note}"
 
 
 def stored_parameters(name: str) -> str:
-    """Millions of different weights of a recipe's model."""
+    """Number of weights that a recipe's model stores, in millions; shared weights count once."""
     return f"{_parameters({'model': name}) / 1e6:.0f}"
 
 

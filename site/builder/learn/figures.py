@@ -1,6 +1,6 @@
-"""The figures of the pages on the challenges, prerendered: whole without JavaScript, and what the browser needs.
+"""The interactive figures as HTML with their default values, which pages show without JavaScript.
 
-The browser asks `calculator.browser.figure` for the same texts (site/javascripts/figures/).
+With JavaScript, `calculator.browser.figure` computes the same texts in the browser (site/javascripts/figures/).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from calculator.figures.figure import Figure
 from calculator.flops import samples_per_second
 
 MOST_RADIOS = 4
-"""Options of a choice that stand side by side; more are a list."""
+"""A choice with more options than this is a list, one with fewer a row of buttons."""
 
 
 def figure_html(name: str) -> str:
@@ -61,7 +61,7 @@ def figure_html(name: str) -> str:
 
 
 def samples_a_second(gpu: str) -> str:
-    """Of the 2021 run's model on a GPU, in words of one digit.
+    """Samples that a GPU computes per second with the 2021 run's model, rounded to one digit.
 
     >>> samples_a_second("t4")
     '2'
@@ -70,19 +70,23 @@ def samples_a_second(gpu: str) -> str:
 
 
 def answer_of(name: str, values: dict, *, narrow: bool = False) -> dict:
-    """What the browser would get.
+    """The figure's answer to these values, as the browser gets it.
 
     Raises:
-        ValueError: If the figure refuses the values.
+        ValueError: If the values are invalid.
     """
     answer = json.loads(browser.figure(json.dumps({"name": name, "values": values, "narrow": narrow})))
     if "error" in answer:
-        raise ValueError(f"The figure {name} refuses its values: {answer['error']}")
+        raise ValueError(f"The figure {name} does not accept the values {values}: {answer['error']}")
     return answer
 
 
 def exercise_figures(*, every: bool) -> list[tuple[str, dict]]:
-    """Questions after which everything has run that figures may need; else those that readers begin with."""
+    """Requests to `calculator.browser` for all figures.
+
+    Args:
+        every: With each control at its ends or options, so that all code of the figures runs; else with the defaults.
+    """
     return [
         ("figure", {"name": name, "values": values, "narrow": narrow})
         for name, figure in FIGURES.items()
@@ -92,7 +96,7 @@ def exercise_figures(*, every: bool) -> list[tuple[str, dict]]:
 
 
 def ends_of(figure: Figure) -> Iterator[dict[str, str]]:
-    """The default, and with each control in turn at each of its ends or options."""
+    """Values of a figure: all defaults, and then with each control in turn at each of its ends or options."""
     yield {}
     for control in figure.controls:
         for value in _ends(control):
@@ -149,15 +153,17 @@ def _list(name: str, control: Choice, facts: str) -> str:
 
 
 def _handle(wide: dict, narrow: dict) -> str:
-    """Its place in either drawing; the script makes the rest of it a slider."""
+    """A point that can be dragged, at its place in the wide and in the narrow drawing; the script makes it a slider."""
     places = f"--left:{wide['left']}%;--top:{wide['top']}%"
     places += f";--narrow-left:{narrow['left']}%;--narrow-top:{narrow['top']}%"
     return f'<div class="handle" style="{places}"></div>'
 
 
 def _file(file: dict | None) -> str:
-    """The file that goes with the values, to download and to read; the script renews both. Lines end as references,
-    for the figure is one line of the page's text."""
+    """The file that a figure makes of its values, to download and to read; the script updates both.
+
+    Line breaks are written as `&#10;`: Markdown would end the figure's HTML, which is one line, at a real one.
+    """
     if file is None:
         return ""
     text = escape(file["text"]).replace("\n", "&#10;")

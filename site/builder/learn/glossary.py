@@ -1,4 +1,4 @@
-"""The field's terms: one file explains them where a page has them first, and makes the glossary."""
+"""The glossary, and links to it: site/includes/terms.md explains the terms for both."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ _PIECE = re.compile(
     r'<abbr title="(?P<meaning>[^"]*)">(?P<term>[^<]*)</abbr>'
     r"|<(?P<end>/?)(?P<tag>a|button|code|h[1-6]|label|nav|summary)\b[^>]*>"
 )
-"""A term, or where an element begins or ends in which a link has no place."""
+"""A term that the generator has marked, or the begin or end of an element that must not contain a link."""
 
 
 def terms() -> dict[str, str]:
-    """Term -> meaning, as in the file.
+    """Term -> meaning, in the order of the file.
 
     Raises:
-        ValueError: If a line is no abbreviation, or a term stands twice.
+        ValueError: If a line is not of the form `*[term]: meaning`, or if a term is defined twice.
     """
     found: dict[str, str] = {}
     for line in TERMS.read_text(encoding="utf-8").splitlines():
         match = _LINE.fullmatch(line)
         if match is None or match["term"] in found:
-            raise ValueError(f"{TERMS.name} has the line {line!r}; a line reads *[term]: meaning, each term once.")
+            raise ValueError(f"{TERMS.name} has the line {line!r}; write *[term]: meaning, and each term only once.")
         found[match["term"]] = match["meaning"]
     return found
 
 
 def glossary() -> str:
-    """HTML list of all terms by the alphabet; each can be linked to."""
+    """HTML list of all terms in alphabetical order; each has an anchor."""
     entries = sorted(terms().items(), key=lambda entry: entry[0].lower())
     lines = (f'<dt id="{anchor(term)}">{term}</dt><dd>{meaning}</dd>' for term, meaning in entries)
     return f'<dl class="glossary">{"".join(lines)}</dl>'
 
 
 def anchor(term: str) -> str:
-    """Where a term stands in the glossary."""
+    """The anchor of a term in the glossary."""
     return term.lower().replace(" ", "-")
 
 
 def linked(html: str, address: str) -> str:
-    """A page with each term's first place as a link to the glossary, which a script opens in place; the rest as text.
+    """A page's HTML in which each term, where it first occurs, is a link to the glossary; later occurrences are text.
 
-    MkDocs marks every occurrence, and says the meaning to a pointer alone; links serve keyboards and fingers as well.
+    Generators mark every occurrence as `<abbr>`, whose meaning only a mouse can show. A link also works with a keyboard
+    and by touch; a script shows the meaning beside it.
 
     Args:
-        html: The finished page.
-        address: Of the glossary, as seen from the page.
+        html: The page as the generator made it.
+        address: The glossary's address, relative to the page.
     """
-    inside = 0
+    inside = 0  # elements around the current place that must not contain a link
     seen: set[str] = set()
 
     def rewritten(match: re.Match) -> str:

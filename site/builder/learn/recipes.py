@@ -25,12 +25,12 @@ TITLES = {
 
 
 def recipe(name: str) -> RunConfig:
-    """A recipe of the project, for numbers in the text."""
+    """A recipe of the project, so that a page's text can show its values."""
     return load_recipe(name)
 
 
 def recipe_tables() -> str:
-    """HTML of one table a section of the recipe: field with its meaning, and the value in each recipe."""
+    """HTML: a table for each section of a recipe, with each field's meaning and its value in the recipes of `SHOWN`."""
     runs = [load_recipe(name) for name in SHOWN]
     parts = []
     for section, title in TITLES.items():

@@ -1,4 +1,4 @@
-"""What the recorded run has drawn and how right it was, and the model card: from its recording and its recipe."""
+"""The pictures of the recorded run, how many of them are right, and the model card."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from training.config import load_recipe
 README = ROOT / "README.md"
 
 PAPER_PROMPTS = load_recipe("dalle-2021").monitor.prompts
-"""Appendix B's first four, as the recipe has them."""
+"""The first four prompts of the paper's appendix B."""
 
 
 def gallery() -> str:
-    """HTML table: each prompt of the recorded run, as it was drawn from the first to the last epoch.
+    """HTML table: for each prompt of the recorded run its pictures from the first to the last epoch.
 
-    Where no run was recorded, a sentence says so.
+    A sentence if no run is recorded.
     """
     recorded = load_recorded(PAGES)
     if recorded is None:
@@ -41,7 +41,7 @@ def gallery() -> str:
 
 
 def gallery_caption() -> str:
-    """From which epoch on every picture of all prompts was right, by the judge's verdicts in the recording."""
+    """How many recorded pictures are right, and from which epoch on all are, by the recorded verdicts of the judge."""
     if not is_recorded(PAGES):
         return ""
     snapshots = json.loads((PAGES / "live" / "pictures.json").read_text(encoding="utf-8"))["snapshots"]
@@ -50,66 +50,70 @@ def gallery_caption() -> str:
     pictures = [picture for one in snapshots for picture in one["pictures"]]
     share = f"{sum(map(_right, pictures))} of {len(pictures)} recorded pictures have the shape and the colour asked for"
     settled = next((epoch for epoch, _ in judged if not wrong or epoch > wrong[-1]), None)
-    return f"{share}." if settled is None else f"{share}; from epoch {settled} on, all do."
+    return f"{share}." if settled is None else f"{share}; from epoch {settled} on, all have."
 
 
 def quality_table() -> str:
-    """HTML table of what `evaluate` has said of the demo's model, as the README records it.
+    """HTML table of the demo model's quality by `evaluate`, copied from the README.
 
     Raises:
         ValueError: If the README has no such table.
     """
     rows = re.findall(r"^\| (that|never|with)([^|]*)\| ([^|]*)\| ([^|]*)\|$", README.read_text(encoding="utf-8"), re.M)
     if len(rows) != 3:
-        raise ValueError("README.md has no table of three kinds of captions; the results page shows it.")
+        raise ValueError("README.md has no table with three kinds of captions, which the page Results copies.")
     lines = [(html.escape(first + rest.rstrip()), right.strip(), chance.strip()) for first, rest, right, chance in rows]
     return table("Quality of the demo's model", ("Captions", "Shape and colour right", "By chance"), lines)
 
 
 def codec_loss() -> str:
-    """Share of the pictures that the demo's codec makes wrong by itself, as the README records it.
+    """Share of the pictures that become wrong through the demo's codec alone, copied from the README.
 
     Raises:
-        ValueError: If the README does not say it.
+        ValueError: If the README does not state it.
     """
     found = re.search(r"codec itself loses (\d+ %) of the pictures", README.read_text(encoding="utf-8"))
     if found is None:
-        raise ValueError("README.md does not say what the codec itself loses; the results page shows it.")
+        raise ValueError(
+            "README.md has no words 'codec itself loses N % of the pictures', which the page Results copies."
+        )
     return found[1]
 
 
 def model_card() -> str:
-    """HTML list of the recorded model's facts."""
+    """HTML list of facts about the demo's model and the run that trained it."""
     run = load_recipe("demo")
     facts = {
         "What it is": f"a decoder-only transformer that turns a caption into {run.model.image_grid} × "
         f"{run.model.image_grid} picture codes, and a small codec that turns codes into pixels",
-        "Computes like": f"{run.model.num_layers} layers, {run.model.hidden_size} wide, {run.model.num_heads} heads of "
-        f"{run.model.head_dim}; layers of the same place in “{', '.join(run.model.attention_cycle)}” share weights",
+        "Architecture": f"{run.model.num_layers} layers of width {run.model.hidden_size} with {run.model.num_heads} "
+        f"heads of width {run.model.head_dim}. Their attention repeats the cycle "
+        f"“{', '.join(run.model.attention_cycle)}”; "
+        "layers at the same place of the cycle share weights",
         "Draws": f"pictures of {run.codec.image_size} × {run.codec.image_size} pixels",
-        "Trained on": "pictures of coloured shapes with captions of a fixed grammar, drawn by <code>draw</code>; no "
-        "photographs, nobody's data",
-        "Trained with": f"{run.optimizer.name}, {show_count(run.swarm.target_batch_size)} samples an epoch, peak "
+        "Trained on": "pictures of coloured shapes with captions of a fixed grammar, made by the command "
+        "<code>draw</code>; no photographs and no personal data",
+        "Trained with": f"{run.optimizer.name}, {show_count(run.swarm.target_batch_size)} samples per epoch, peak "
         f"learning rate {run.schedule.peak_learning_rate:g}",
     }
     recorded = load_recorded(PAGES)
     if recorded:
         ended = datetime.fromtimestamp(recorded["state"]["last_epoch_at"], UTC)
         facts |= {
-            "Weights": f"{show_count(recorded['run']['parameters'])} different ones",
+            "Weights": f"{show_count(recorded['run']['parameters'])}; shared ones count once",
             "Trained by": f"{len(recorded['board'])} volunteers, {recorded['tiles']['samples']} samples, "
             f"{recorded['tiles']['epoch']} epochs, ended on {ended.day} {ended:%B %Y}",
         }
     facts |= {
-        "Meant for": "showing and testing the whole way, from drawing to averaging to judging",
-        "Licence": "Apache-2.0, as the code",
+        "Meant for": "showing and testing every part of a run, from the training pictures to the judge",
+        "Licence": "Apache-2.0, like the code",
     }
     rows = "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts.items())
     return f'<dl class="uses card-facts">{rows}</dl>'
 
 
 def paper_prompts() -> str:
-    """Markdown list of the prompts that the full run draws again and again."""
+    """Markdown list of the prompts of which the full run regularly draws pictures."""
     return "\n".join(f"- “{prompt}”" for prompt in PAPER_PROMPTS)
 
 

@@ -1,4 +1,4 @@
-"""Tables of the simulator's record: how far off it is, and what a growing run meets."""
+"""The simulator's record as tables: its errors, and the throughput of runs from 10 to 10 000 volunteers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ STACKS = {
     "local": "this trainer, local updates",
 }
 USUAL_SECONDS = 6
-"""Of computing in an epoch, unless a case says otherwise (benchmarks/swarm.py)."""
+"""Computing time of an epoch in the usual case (benchmarks/swarm.py); the table names it only where it differs."""
 SHOWN = {
     "recipe": "The 2021 recipe as it is; links of 50/100 Mbit/s",
     "timeouts": "The same, with time-outs that suit the links",
     "delayed": "Gradients delayed; links of 100/100 Mbit/s",
-    "batch": "Delayed, and a batch of 512 samples a volunteer",
-    "local": "Local updates, an exchange after 4096 samples a volunteer",
-    "beyond": "Local updates, if the progress record had no limits",
+    "batch": "The same, with a batch of 512 samples per volunteer",
+    "local": "Local updates, with an exchange after 4096 samples per volunteer",
+    "beyond": "The same, if the progress record had no limits",
 }
-"""Settings of the sweep (benchmarks/simulation.py, `settings`) in the page's words."""
+"""Settings of the sweep (`settings` in benchmarks/simulation.py), and their words on the page."""
 
 
 def simulation_error() -> str:
-    """The worst error of a case that nothing was fitted to."""
+    """The worst error of the cases to which no constant was fitted."""
     return _worst("error")
 
 
 def simulation_error_beside_computing() -> str:
-    """The same of the time of an epoch that is not computing."""
+    """The worst error of an epoch's time without computing, for the same cases."""
     return _worst("error_beside_computing")
 
 
@@ -43,12 +43,12 @@ def _worst(name: str) -> str:
 
 
 def most_peers() -> str:
-    """Whose progress fits one answer of the DHT."""
+    """The largest number of peers whose progress fits into one answer of the DHT."""
     return show_count(MESSAGE_BYTES // PROGRESS_RECORD_BYTES)
 
 
 def simulation_cases() -> str:
-    """HTML table: measured and simulated seconds of an epoch."""
+    """HTML table: measured and simulated seconds per epoch."""
     lines = [
         (
             _swarm(row),
@@ -58,12 +58,12 @@ def simulation_cases() -> str:
         )
         for row in record("simulation")["cases"]
     ]
-    head = ("Swarm", "Measured, s an epoch", "Simulated", "Error")
+    head = ("Swarm", "Measured, s per epoch", "Simulated, s per epoch", "Error")
     return table("Measured and simulated swarms", head, lines)
 
 
 def _swarm(row: dict) -> str:
-    """Who took part, and for how long they computed where that differs from the other cases."""
+    """A description of one case."""
     speeds = [f"{speed:g}" for speed in row["speeds"]]
     uneven = f" of speeds {', '.join(speeds[:-1])} and {speeds[-1]}" if len(set(speeds)) > 1 else ""
     seconds = row["computing_seconds"]
@@ -72,7 +72,7 @@ def _swarm(row: dict) -> str:
 
 
 def simulation_sweep() -> str:
-    """HTML table: share of the ideal throughput by setting and number of volunteers."""
+    """HTML table: the throughput as a share of the ideal, by setting and number of volunteers."""
     rows = [row for row in record("simulation")["sweep"] if row["setting"] in SHOWN]
     sizes = sorted({row["volunteers"] for row in rows})
     lines = []

@@ -1,4 +1,4 @@
-"""The tutorial: one text that is a page and a notebook, with its memory predicted now and measured by the benchmark."""
+"""The tutorial: one text for a page and a notebook, with its memory as predicted today and as once measured."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ STEPS: tuple[tuple[str, dict], ...] = (
     ("Adam in 32 bits", {}),
     ("Adam in 8 bits", {"optimizer": "adamw8bit"}),
     ("and checkpointing", {"checkpointing": True}),
-    ("and 32 passes an update", {"accumulation_steps": 32}),
+    ("and 32 passes per update", {"accumulation_steps": 32}),
     ("and autocast: the tutorial", {"precision": "amp-fp16"}),
 )
-"""Each with all before it."""
-USUAL = Setup(model="gpt2-large", precision="fp32", optimizer="adamw", dropout=0.0)
-"""With what PyTorch does by itself: fused attention; and without dropout, as the tutorial. The calculator's "plain" has
-neither."""
-SETUP = replace(USUAL, **{name: value for _, change in STEPS for name, value in change.items()})
-"""What the tutorial trains on an older GPU; a test holds it against the tutorial's own code."""
+"""Rows of the table: a technique and its changes of the setup; each row also has the changes of those above it."""
+BASELINE = Setup(model="gpt2-large", precision="fp32", optimizer="adamw", dropout=0.0)
+"""The first row: PyTorch's defaults, among them fused attention, and no dropout. The calculator's "plain" setup has
+eager attention and dropout."""
+TUTORIAL_SETUP = replace(BASELINE, **{name: value for _, change in STEPS for name, value in change.items()})
+"""The last row: what the tutorial trains on an older GPU. A test compares it with the tutorial's code."""
 
 _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 
 def page_data(repository: str) -> dict:
-    """What the text's gaps are filled with."""
+    """The values for the text, by the name under which it uses them: `tutorial.table` and so on."""
     return {
-        "usual": show_bytes(estimate(USUAL).gpu.total),
+        "usual": show_bytes(estimate(BASELINE).gpu.total),
         "plain": show_bytes(estimate(plain(Setup(model="gpt2-large"))).gpu.total),
-        "weights": show_bytes(estimate(SETUP).gpu.weights),
-        "chosen": show_bytes(estimate(SETUP).gpu.total),
+        "weights": show_bytes(estimate(TUTORIAL_SETUP).gpu.weights),
+        "chosen": show_bytes(estimate(TUTORIAL_SETUP).gpu.total),
         "table": memory_table(),
         "measured": measured(),
         "package": f"git+{repository}",
@@ -50,7 +50,11 @@ def page_data(repository: str) -> dict:
 
 
 def notebook(text: str) -> str:
-    """The filled text as a notebook: prose and code in turn, no front matter, no links to the site's pages."""
+    """The notebook's JSON: text and code in turn, without the page's front matter and its links to other pages.
+
+    Args:
+        text: The tutorial's Markdown, its calls replaced.
+    """
     cells = [
         {"cell_type": kind, "id": f"cell-{number}", "metadata": metadata, "source": source, **more}
         for number, (kind, source, metadata, more) in enumerate(_cells(text))
@@ -83,36 +87,36 @@ def _cells(text: str) -> Iterator[tuple[str, str, dict, dict]]:
 
 
 def _without_links(text: str) -> str:
-    """Links to pages of the site and its tables' frames mean nothing in a notebook."""
+    """Markdown without links to pages of the site and without HTML attributes of the site's tables."""
     text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
     return re.sub(r' (?:class|tabindex|role|aria-label|scope)="[^"]*"', "", text).strip()
 
 
 def memory_table() -> str:
-    """HTML table: what each technique leaves of the memory, and the smallest GPU that it fits."""
+    """HTML table: the memory with each technique, and the smallest GPU that has enough."""
     rows, changes = [], {}
     for title, change in STEPS:
         changes |= change
-        setup = replace(USUAL, **changes)
+        setup = replace(BASELINE, **changes)
         gpu = estimate(setup).gpu
         numbers = (gpu.optimizer_state, gpu.gradients, gpu.activations + gpu.temporary)
         smallest = html.escape(_smallest(setup).removeprefix("GeForce "))
         rows.append((html.escape(title), show_bytes(gpu.total), smallest, *map(show_bytes, numbers)))
-    names = ("in all", "the smallest GPU it fits", "Adam's state", "gradients", "the rest")
+    names = ("total", "smallest GPU that fits it", "Adam's state", "gradients", "the rest")
     return table("Memory of each technique", ("trained with", *names), rows)
 
 
 def measured() -> str:
-    """A sentence on the recorded measurement, beside the prediction of now."""
+    """Sentences that compare the recorded measurement with today's prediction; empty if nothing is recorded."""
     if not (RESULTS / "tutorial.json").is_file():
         return ""
     facts = record("tutorial")
     (result,) = facts["results"]
     cores, memory = facts["machine"]["cores"], show_bytes(facts["machine"]["memory_bytes"])
     return (
-        f"On {facts['date']} these blocks took **{show_bytes(result['peer'])}** with the size of `{facts['model']}` in "
-        f"32 bits, on a machine of {cores} processor cores and {memory}; predicted: "
-        f"**{show_bytes(predicted_of(facts))}** (`benchmarks/tutorial.py`). No low-end GPU has run them for us yet: "
+        f"On {facts['date']} these blocks took **{show_bytes(result['peer'])}** of memory with a model as large as "
+        f"`{facts['model']}`, in 32 bits, on a machine with {cores} processor cores and {memory}; the prediction is "
+        f"**{show_bytes(predicted_of(facts))}** (`benchmarks/tutorial.py`). We have not run them on a small GPU yet; "
         "on yours, the block above shows both figures."
     )
 
@@ -120,10 +124,10 @@ def measured() -> str:
 def predicted_of(facts: dict) -> int:
     """Bytes that the calculator predicts today for the recorded measurement."""
     measured_setup = {name: facts[name] for name in ("model", "accumulation_steps", "precision")}
-    return estimate(replace(SETUP, **measured_setup)).gpu.total
+    return estimate(replace(TUTORIAL_SETUP, **measured_setup)).gpu.total
 
 
 def _smallest(setup: Setup) -> str:
-    """The GPU with the least memory that it fits with some to spare."""
+    """Name of the GPU with the least memory that still has a margin for this setup."""
     fitting = [device for device in DEVICES.values() if device.capability and verdict(setup, device).standing == "fits"]
     return min(fitting, key=lambda device: device.usable_bytes).title if fitting else "none"

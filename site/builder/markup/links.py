@@ -1,8 +1,8 @@
-"""Links from any page to an address of the site, which no generator has to know.
+"""Links from any page to any other, independent of the generator.
 
-A text writes `site:join/` for an address relative to the site's root; the finished page has a link relative to itself.
-Generators do not agree on what a relative link in HTML within Markdown starts from: MkDocs leaves it as it stands,
-Zensical takes it for one between source files.
+A text writes `site:join/` for the address `join/` below the site's root. When the page is finished, `resolved` replaces
+it by a link relative to the page. Relative links in the HTML within Markdown would not do: MkDocs leaves them as they
+are, Zensical resolves them from the source file.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import posixpath
 import re
 
 SCHEME = "site:"
+# Only at the start of an attribute's value, which is quoted with " or, within another attribute, with &quot;.
 _LINK = re.compile(rf'(?:(?<=")|(?<=&quot;)){SCHEME}(?P<target>[^"#?&]*)')
 
 
 def site_link(target: str) -> str:
-    """How a text names an address.
+    """An address below the site's root, as a text writes it.
 
     >>> site_link("join/")
     'site:join/'
@@ -24,7 +25,7 @@ def site_link(target: str) -> str:
 
 
 def resolved(html: str, address: str) -> str:
-    """A page with its links relative to itself.
+    """The page's HTML, with all its `site:` links made relative to its own address.
 
     >>> resolved('<a href="site:join/#set-up-once">', "challenges/memory/")
     '<a href="../../join/#set-up-once">'
@@ -33,7 +34,7 @@ def resolved(html: str, address: str) -> str:
 
 
 def relative(target: str, address: str) -> str:
-    """The link from one address of the site to another, both relative to its root.
+    """The relative link to `target` from the page at `address`; both are relative to the site's root.
 
     >>> relative("images/a.png", ""), relative("", "join/")
     ('images/a.png', '..')

@@ -1,14 +1,14 @@
-"""Code that stays readable where it wraps: a line's continuation keeps its indent, a command breaks between words only.
+"""Makes long lines of code wrap readably: a wrapped line keeps its indent, and a command breaks only between words.
 
-Works on finished pages, so that texts, search and notebooks keep the plain code.
+The last step of the build does this to the HTML, so that notebooks and the search index have the plain code.
 """
 
 from __future__ import annotations
 
 import re
 
-WHOLE = 28
-"""Characters of a word in running text that still fit a phone's column unbroken."""
+UNBROKEN_CHARACTERS = 28
+"""The longest word in running text that fits a phone's column without a break."""
 
 _CODE = re.compile(
     r'(?P<open>(?:<div class="(?P<kind>language-\w+)[^"]*">)?<pre[^>]*>(?:<span></span>)?<code(?P<facts>[^>]*)>)'
@@ -18,20 +18,21 @@ _CODE = re.compile(
 )
 _PIECE = re.compile(r"<[^>]+>|\s+|[^<\s]+")
 _BREAKS = re.compile(r"[-/]")
-"""Browsers may break a line after these."""
+"""Browsers may break a line after these, and would break `--dry-run` or a path in the middle."""
 
 NOT_SHELL = ("language-python", "language-json", "language-toml")
+"""Languages whose lines may break anywhere; all other code is taken for commands."""
 
 
 def wrapping(html: str) -> str:
-    """The page with its code in lines and its commands in words."""
+    """The page's HTML with an element around each line of code and each word that must not break, for CSS to style."""
     return _CODE.sub(_rewritten, html)
 
 
 def _rewritten(match: re.Match) -> str:
     if match["block"] is None:
         return _inline(match["inline"])
-    if "file-text" in match["facts"]:  # a script renews it; its lines are short
+    if "file-text" in match["facts"]:  # A script replaces this text, and with it our elements; its lines are short.
         return match[0]
     shell = match["kind"] not in NOT_SHELL
     lines = re.findall(r"[^\n]*\n|[^\n]+", match["block"].rstrip("\n"))
@@ -39,7 +40,7 @@ def _rewritten(match: re.Match) -> str:
 
 
 def _line(line: str, shell: bool) -> str:
-    """Its end stands in it: between two lines it would be one of its own."""
+    """A line as an element. It contains its line break: between two elements, the break would show as an empty line."""
     plain = re.sub("<[^>]+>", "", line)
     indent = len(plain) - len(plain.lstrip(" "))
     style = f' style="--indent:{indent}"' if indent else ""
@@ -47,26 +48,30 @@ def _line(line: str, shell: bool) -> str:
 
 
 def _words(line: str) -> str:
-    """Words at the line's own level that a browser might break, as boxes of their own."""
+    """Puts each word that a browser might break into an element of its own.
+
+    Blanks inside a highlighted span do not end a word: an element that began inside the span could not end outside it.
+    """
     made, word, depth = [], "", 0
     for piece in _PIECE.findall(line):
         if piece.isspace() and not depth:
-            made += [_box(word), piece]
+            made += [_unbroken(word), piece]
             word = ""
             continue
         word += piece
         if piece.startswith("<"):
             depth += -1 if piece.startswith("</") else 1
+            # Pygments marks some blanks as such; they too separate words.
             if not depth and re.fullmatch(r'<span class="w">\s*</span>', word):
                 made.append(word)
                 word = ""
             elif not depth and (blank := re.search(r'<span class="w">\s*</span>$', word)):
-                made += [_box(word[: blank.start()]), blank[0]]
+                made += [_unbroken(word[: blank.start()]), blank[0]]
                 word = ""
-    return "".join([*made, _box(word)])
+    return "".join([*made, _unbroken(word)])
 
 
-def _box(word: str) -> str:
+def _unbroken(word: str) -> str:
     return f'<span class="word">{word}</span>' if _BREAKS.search(re.sub("<[^>]+>", "", word)) else word
 
 
@@ -79,4 +84,4 @@ def _inline(text: str) -> str:
 
 
 def _breakable(word: str) -> bool:
-    return len(word) <= WHOLE and _BREAKS.search(word) is not None
+    return len(word) <= UNBROKEN_CHARACTERS and _BREAKS.search(word) is not None

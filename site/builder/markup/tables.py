@@ -1,4 +1,4 @@
-"""Tables in a frame that scrolls by itself, and their words; some stand cell below cell on phones."""
+"""HTML tables. On a narrow screen a table scrolls in its own frame, or stands cell below cell."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ def table(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, k
     """HTML table.
 
     Args:
-        name: What readers of the screen are told that it is.
-        columns: Their names, as text; the first one's cells name the lines.
-        rows: Cells as HTML.
-        kind: Its classes.
+        name: What screen readers call the table.
+        columns: Names of the columns, as text. The cells of the first column are the headings of the rows.
+        rows: For each row its cells, as HTML.
+        kind: CSS classes of the table.
     """
     return _framed(name, columns, rows, kind, [""] * (len(columns) - 1))
 
 
 def stacked(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "numbers") -> str:
-    """HTML table whose lines stand below each other on phones, cell by cell under its column's name.
+    """HTML table that shows on phones each row as a list: each cell below the name of its column.
 
     Args:
         name: See `table`.
         columns: See `table`.
-        rows: Cells as HTML; an empty one, or a dash, is left out on phones.
+        rows: For each row its cells, as HTML; phones do not show cells that are empty or a dash.
         kind: See `table`.
     """
     return _framed(name, columns, rows, f"{kind} stacked", columns[1:])
 
 
 def code(text: str) -> str:
-    """A docstring's or a message's words as HTML, with what stands between `backticks` as code."""
+    """Text of a docstring or a message as HTML; words between `backticks` become code."""
     pieces = escape(" ".join(text.split())).split("`")
     return "".join(f"<code>{piece}</code>" if place % 2 else piece for place, piece in enumerate(pieces))
 
@@ -51,7 +51,7 @@ def _framed(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], ki
 
 
 def _cell(content: str, label: str) -> str:
-    """With the name that it has on phones, if any."""
+    """A cell; `label` is the column's name that phones show above it, or empty."""
     if not label:
         return f"<td>{content}</td>"
     bare = ' class="bare"' if content in ("", "–") else ""

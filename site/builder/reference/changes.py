@@ -1,4 +1,4 @@
-"""What changed: the changelog as a page, and as an RSS feed together with the recorded run."""
+"""The changelog as a page, and as an RSS feed that also announces the recorded run."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def changelog() -> str:
-    """CHANGELOG.md without its own title."""
+    """The text of CHANGELOG.md without its title."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     return text.removeprefix("# Changelog").lstrip()
 
 
 def releases() -> dict[str, str]:
-    """Heading of each release -> its text, the newest first."""
+    """Heading -> text of each release, the newest first."""
     parts = re.split(r"^## (.+)$", changelog(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], (part.strip() for part in parts[2::2]), strict=True))
 
 
 def feed(site_url: str, live: Path) -> str:
-    """RSS 2.0: one item a release, and one for the recorded run.
+    """RSS 2.0: one item for each release, and one for the recorded run.
 
     Args:
         site_url: Address of the site, with a slash at its end.
-        live: Folder of the recorded run, if there is one.
+        live: Folder of the recorded run; it may be empty or missing.
     """
     ElementTree.register_namespace("atom", "http://www.w3.org/2005/Atom")
     rss = ElementTree.Element("rss", version="2.0")
     channel = ElementTree.SubElement(rss, "channel")
     _add(channel, title="Training Transformers Together", link=site_url, language="en")
-    _add(channel, description="What changed in the project, and runs that were recorded.")
+    _add(channel, description="Changes of the project, and recorded runs.")
     self_link = {"href": f"{site_url}feed.xml", "rel": "self", "type": "application/rss+xml"}
     ElementTree.SubElement(channel, "{http://www.w3.org/2005/Atom}link", self_link)
     for title, text in releases().items():
+        # The generators make the same anchor from the heading.
         page = f"{site_url}changelog/#{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}"
         dated = DATE.search(title)
         at = datetime.fromisoformat(dated[0]).replace(tzinfo=UTC) if dated else None

@@ -1,4 +1,4 @@
-"""What the site claims, and which test or measurement holds it; all are looked up, so that none can be a mere name."""
+"""The site's claims, each with its tests and measurements. The build fails if one that is named does not exist."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from builder.markup.tables import stacked
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence of the site and what holds it."""
+    """One claim of the site, and what shows that it is true."""
 
     page: str
-    """Source of the page that says it."""
-    says: str
+    """The page that makes the claim, as a path below site/."""
+    sentence: str
     tests: tuple[str, ...] = ()
-    """`FILE::TEST` below tests/."""
+    """`FILE::TEST` or `FILE`, below tests/."""
     records: tuple[str, ...] = ()
-    """Names of files in benchmarks/results, without ending."""
-    open: str = ""
-    """What is not known, where neither holds all of it."""
+    """Names of files in benchmarks/results, without `.json`."""
+    not_known: str = ""
+    """The part of the claim that neither tests nor records show."""
 
 
 CLAIMS = (
     Claim(
         page="index.md",
-        says="Volunteers average their gradients directly with each other, compressed to 8 bits.",
+        sentence="Volunteers average their gradients directly with each other, compressed to 8 bits.",
         tests=("training/swarm/test_averaging.py", "training/swarm/test_codecs.py"),
         records=("codecs",),
     ),
     Claim(
         page="index.md",
-        says="The run goes on when someone leaves; a newcomer downloads the current weights from a peer.",
+        sentence="The run continues when a volunteer leaves; a newcomer downloads the current weights from a peer.",
         tests=(
             "training/roles/test_peer.py",
             "training/swarm/test_download.py",
@@ -50,51 +50,52 @@ CLAIMS = (
     ),
     Claim(
         page="index.md",
-        says="The run at a glance is the live run, or the recorded one.",
+        sentence="The home page shows the live run, or the recorded run if none is live.",
         tests=("site/test_dashboard_page.py::test_home_shows_the_run_at_a_glance", "site/test_trainers_run.py"),
     ),
     Claim(
         page="calculator.md",
-        says="The calculator is right to the byte on training steps of real model code.",
+        sentence="On training steps of real model code, the calculator's figures are exact to the byte.",
         tests=("calculator/test_reference_steps.py", "calculator/test_saved_activations.py"),
         records=("memory_accuracy",),
-        open="On tensors without content; a GPU's own fragmentation was not measured.",
+        not_known="The steps used tensors without content; how a GPU's memory fragments was not measured.",
     ),
     Claim(
         page="calculator.md",
-        says="Host memory with the optimizer on the host.",
+        sentence="If the optimizer is offloaded, the predicted host memory is within 3 % of the measured one.",
         tests=("calculator/test_memory_measured.py",),
         records=("memory_on_host",),
     ),
     Claim(
         page="calculator.md",
-        says="The page computes what the command computes.",
+        sentence="The calculator page gives the same answers as the calculator's command.",
         tests=("site/test_calculator_page.py",),
         records=("page", "estimate_speed"),
     ),
     Claim(
         page="join.md",
-        says="Every command that the page can show runs.",
+        sentence="Every command that the join page can show runs.",
         tests=(
             "site/test_join_commands.py::test_every_command_runs_dry",
             "site/test_join_page.py::test_every_choice_gives_the_builders_command_or_its_reason",
         ),
-        open="On Linux, beside a bootstrap peer, with shards of random codes; macOS, WSL and GPUs were not at hand.",
+        not_known="Tested on Linux, with a bootstrap peer and shards of random codes; not on macOS, in WSL or with a "
+        "GPU.",
     ),
     Claim(
         page="join.md",
-        says="The micro-batch is the largest power of two that fits with a margin.",
+        sentence="The command's micro-batch is the largest power of two that fits in memory with a margin.",
         tests=("site/test_join_commands.py::test_the_micro_batch_is_the_plans", "training/compute/test_plan.py"),
     ),
     Claim(
         page="join.md",
-        says="Bytes for each epoch.",
+        sentence="The traffic shown for an epoch follows from the size of the compressed gradients.",
         tests=("site/test_join_commands.py::test_bytes_on_the_way_are_those_of_the_codec",),
         records=("swarm",),
     ),
     Claim(
         page="join.md",
-        says="Every message with which a command can end stands in the table.",
+        sentence="The table of messages lists every message with which a command can end.",
         tests=(
             "site/test_join_page.py::test_no_message_is_missing",
             "site/test_join_page.py::test_what_the_program_prints_is_in_the_table",
@@ -102,28 +103,30 @@ CLAIMS = (
     ),
     Claim(
         page="join.md",
-        says="Ctrl-C stops it in time, and nothing stays behind.",
+        sentence="Ctrl-C stops a volunteer's program, which leaves no processes and no temporary files behind.",
         tests=("training/processes/test_role.py", "training/roles/test_peer.py"),
     ),
     Claim(
         page="dashboard.md",
-        says="Silence is said and never filled with invented numbers.",
+        sentence="If the monitor does not answer, the dashboard says so and keeps the last numbers; it invents none.",
         tests=("site/test_dashboard_page.py::test_silence_is_said_and_never_filled",),
     ),
     Claim(
         page="dashboard.md",
-        says="Epochs, losses, volunteers and pictures are those of the run.",
+        sentence="The epochs, losses, volunteers and pictures that the dashboard shows are those of the run.",
         tests=("training/publish/test_history.py", "training/publish/test_live.py", "site/test_trainers_run.py"),
     ),
     Claim(
         page="challenges/communication.md",
-        says="Figures show the same digits in the browser as on CPython, and answer while they are dragged.",
+        sentence="The figures show the same numbers in the browser as in CPython, and follow a slider as it is "
+        "dragged.",
         tests=("site/test_challenge_pages.py::test_every_figure_answers_the_same_in_the_browser",),
         records=("figures",),
     ),
     Claim(
         page="challenges/communication.md",
-        says="In a ring and directly, each peer sends and receives 2 (n - 1) / n of the vector, and all get the sum.",
+        sentence="In an all-reduce of n peers, in a ring or directly, each peer sends and receives 2 (n - 1) / n "
+        "times the size of the vector, and all get the sum.",
         tests=(
             "calculator/figures/test_all_reduce.py",
             "calculator/figures/test_models.py::test_traffic_of_a_peer_is_that_of_the_run_designer",
@@ -131,23 +134,26 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/communication.md",
-        says="Batch, sharing and bits multiply; the parameters are those that the calculator counts.",
+        sentence="The savings through larger batches, shared layers and fewer bits multiply; the figure counts as "
+        "many parameters as the calculator.",
         tests=(
             "calculator/figures/test_models.py::test_the_factors_multiply_to_the_whole",
             "calculator/figures/test_models.py::test_gradients_are_as_many_as_the_estimate_counts",
         ),
-        open="At the full rate of a link; what real swarms reach is measured elsewhere.",
+        not_known="The figure assumes full use of each link; the page on performance shows what swarms reach.",
     ),
     Claim(
         page="challenges/uneven-devices.md",
-        says="The result is exactly the gradient of one large batch.",
+        sentence="The averaged gradient is exactly the gradient of one large batch.",
         tests=("training/swarm/test_same_run.py", "training/compute/test_micro_batches.py"),
         records=("same_run", "swarm_speeds"),
-        open="In 32 bit but for the order of additions; in 8 bit the loss goes up to 0.1 % off, as measured.",
+        not_known="Gradients in 32 bit differ only by the order of additions; with gradients in 8 bit, the measured "
+        "loss differs by up to 0.1 %.",
     ),
     Claim(
         page="challenges/uneven-devices.md",
-        says="Weighted by samples, the average is the gradient of the large batch, and nobody waits for the slowest.",
+        sentence="An average weighted by samples is the gradient of the large batch, and no peer waits for the "
+        "slowest.",
         tests=(
             "calculator/figures/test_averaging.py::test_weighted_accumulation_is_the_gradient_of_the_large_batch",
             "calculator/figures/test_models.py::test_counting_samples_equals_a_simulation_event_by_event",
@@ -155,40 +161,43 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/memory.md",
-        says="The figure stores values as bitsandbytes does; an outlier spoils only its block.",
+        sentence="The figure quantizes values as bitsandbytes does; an outlier makes only its own block less precise.",
         tests=("calculator/figures/test_eight_bit.py", "training/optim/test_blockwise.py"),
     ),
     Claim(
         page="challenges/data-streaming.md",
-        says="The buffer of the figure mixes as the trainer's does.",
+        sentence="The figure's buffer shuffles samples as the trainer's does.",
         tests=("calculator/figures/test_models.py::test_buffers_mix_as_those_of_the_trainer",),
-        open="That codes take 18 times less bandwidth is the 2021 run's own figure (its paper, section 3.2).",
+        not_known="The paper on the 2021 run (section 3.2) says that codes take 18 times less bandwidth; we did not "
+        "measure it.",
     ),
     Claim(
         page="challenges/security.md",
-        says="CenteredClip is the published algorithm, and no gradient pulls it by more than tau / n a move.",
+        sentence="The figure computes CenteredClip as published: in one iteration, each gradient moves the result by "
+        "at most tau / n.",
         tests=("calculator/figures/test_averaging.py",),
-        open="The trainer does not use it yet.",
+        not_known="The trainer does not use CenteredClip yet.",
     ),
     Claim(
         page="challenges/security.md",
-        says="Each attack on a ticket ends at the check that the figure names; hivemind refuses the same requests.",
+        sentence="Each attack on a ticket fails at the check that the figure names; hivemind refuses the same "
+        "requests.",
         tests=("calculator/figures/test_admission.py",),
-        open="The trainer has no tickets yet.",
+        not_known="The trainer has no tickets yet.",
     ),
     Claim(
         page="make-your-own-run.md",
-        says="Every command on this site takes the flags that are shown.",
+        sentence="Every command on this site accepts the flags that are shown with it.",
         tests=("site/test_commands.py",),
     ),
     Claim(
         page="make-your-own-run.md",
-        says="Preparing leaves out unsuitable pairs and says how many and why.",
+        sentence="The command prepare omits unsuitable pairs of picture and caption, and says how many and why.",
         tests=("training/data/test_prepare.py",),
     ),
     Claim(
         page="make-your-own-run.md",
-        says="The recipe that the designer offers starts a run, unchanged.",
+        sentence="The recipe that the run designer offers for download starts a run without any change.",
         tests=(
             "site/test_run_designer.py::test_a_downloaded_recipe_starts_a_run",
             "training/simulate/test_designer.py",
@@ -196,41 +205,44 @@ CLAIMS = (
     ),
     Claim(
         page="make-your-own-run.md",
-        says="What the designer promises is what the simulator reaches, and that is within 15 % of measured swarms.",
+        sentence="The run designer predicts what the simulator reaches, and the simulator is within 15 % of measured "
+        "swarms.",
         tests=(
             "training/simulate/test_simulation.py::test_measured_swarms_are_predicted_within_the_bound",
             "training/simulate/test_designer.py::test_a_designed_run_reaches_in_simulation_what_was_promised",
         ),
         records=("simulation", "swarm", "swarm_awaited", "swarm_speeds", "swarm_minute", "swarm_local"),
-        open="Two to four peers on links of 100 Mbit/s were measured, and no swarm of hundreds.",
+        not_known="The measured swarms had two to four peers on links of 100 Mbit/s; no swarm of hundreds was "
+        "measured.",
     ),
     Claim(
         page="make-your-own-run.md",
-        says="Beyond some thousand peers, no answer of the DHT holds the record of everyone's progress.",
+        sentence="With several thousand peers, the record of their progress is too long for one answer of the DHT.",
         tests=("training/simulate/test_closed_form.py::test_a_peers_progress_takes_as_much_of_the_record",),
         records=("progress_record",),
     ),
     Claim(
         page="recipe.md",
-        says="The 2021 recipe says what the paper says.",
+        sentence="The recipe of the 2021 run has the settings that the paper states.",
         tests=("test_recipes.py::test_the_2021_recipe_says_what_the_paper_says",),
     ),
     Claim(
         page="about-2021.md",
-        says="Our model computes what dalle-pytorch, the 2021 run's code, computes.",
+        sentence="With the same weights, our model computes the same as dalle-pytorch, the code of the 2021 run.",
         tests=("training/model/test_parity.py", "training/model/test_vqgan.py"),
         records=("model_step", "sampling"),
-        open="With random weights: the run's own were not at hand.",
+        not_known="Compared with random weights, because we do not have the weights of the 2021 run.",
     ),
     Claim(
         page="about-2021.md",
-        says="8-bit LAMB follows its papers.",
+        sentence="The 8-bit LAMB optimizer computes what its papers describe.",
         tests=("training/optim/test_lamb.py", "training/optim/test_blockwise.py"),
         records=("optimizer_step",),
     ),
     Claim(
         page="glossary.md",
-        says="A word's sentence opens by pointer, by keyboard and by touch; without scripts the word is a link.",
+        sentence="The explanation of a term opens by mouse, keyboard and touch; without JavaScript, the term is a "
+        "link to the glossary.",
         tests=(
             "site/test_whole_site.py::test_words_open_by_keyboard_and_pointer",
             "site/test_whole_site.py::test_words_open_by_touch_and_lead_on_when_tapped_again",
@@ -239,29 +251,30 @@ CLAIMS = (
     ),
     Claim(
         page="results.md",
-        says="Pictures and verdicts are the recorded ones, the wrong ones too.",
+        sentence="The page shows the recorded pictures and verdicts, including the wrong pictures.",
         tests=("site/test_results_page.py",),
     ),
     Claim(
         page="results.md",
-        says="The judge that says “right” is itself right.",
+        sentence="The rule that judges pictures accepts right ones and rejects wrong ones.",
         tests=("training/generate/test_judge.py",),
     ),
     Claim(
         page="results.md",
-        says="How many pictures of 400 are right.",
-        open="Recorded by hand from one run of evaluate; the demo's test only asks that it learns.",
+        sentence="The shares of right pictures are those of 400 pictures for each kind of caption.",
+        not_known="The shares were copied by hand from the output of evaluate after one run; the demo's test checks "
+        "only that the loss falls.",
         tests=("training/demo/test_whole_run.py", "training/generate/test_evaluate.py"),
     ),
     Claim(
         page="reference/performance.md",
-        says="Every number of the page is one of the recorded files.",
+        sentence="Every number on the page is from the recorded files.",
         tests=("site/test_reference_pages.py::test_performance_tables_are_the_records",),
-        open="The times are those of a shared machine with two cores.",
+        not_known="The times were measured on a shared machine with two cores.",
     ),
     Claim(
         page="index.md",
-        says="The site asks no other origin for anything, and works without a network after a visit.",
+        sentence="The site requests nothing from other origins, and works without a network after a visit.",
         tests=(
             "site/test_built_site.py::test_nothing_is_asked_of_another_origin",
             "site/test_calculator_page.py",
@@ -269,17 +282,19 @@ CLAIMS = (
     ),
     Claim(
         page="index.md",
-        says="Every page can be used by keyboard and screen reader, at 360 pixels, in both palettes.",
+        sentence="Every page can be used with a keyboard and a screen reader, at a width of 360 pixels, in light and "
+        "dark colours.",
         tests=("site/test_every_page.py::test_small_still_accessible_and_not_too_wide",),
         records=("lighthouse",),
-        open="By axe-core and Lighthouse, which find many faults but not all; no people with disabilities were asked.",
+        not_known="Checked by axe-core and Lighthouse, which find many faults but not all; no person with a "
+        "disability has tested the site.",
     ),
 )
-"""In the order of the pages."""
+"""The table shows them in this order."""
 
 
 def claims_table() -> str:
-    """Markdown: a table a page, with what holds each claim.
+    """Markdown: for each page a table of its claims, with the tests and records of each.
 
     Raises:
         ValueError: If a test, a record or a page that is named does not exist.
@@ -292,18 +307,18 @@ def claims_table() -> str:
         link = address if page.startswith("reference/") else f"../{page}"
         parts.append(
             f"## [{titles[page]}]({link}) {{ #{Path(page).stem} }}\n\n"
-            + stacked(f"{titles[page]}: claims", ("Claim", "Held by", "Not known"), rows)
+            + stacked(f"{titles[page]}: claims", ("Claim", "Test or measurement", "Not known"), rows)
         )
     return "\n\n".join(parts)
 
 
 def _row(claim: Claim) -> tuple[str, str, str]:
-    held = [test_link(name) for name in claim.tests] + [_record(name) for name in claim.records]
-    return html.escape(claim.says), "<br>".join(held), html.escape(claim.open)
+    evidence = [test_link(name) for name in claim.tests] + [_record_link(name) for name in claim.records]
+    return html.escape(claim.sentence), "<br>".join(evidence), html.escape(claim.not_known)
 
 
 def test_link(name: str) -> str:
-    """HTML: the name of a test.
+    """HTML: the name of a test, after a check that the test exists.
 
     Args:
         name: `FILE::TEST` below tests/, or a whole file.
@@ -314,14 +329,15 @@ def test_link(name: str) -> str:
     file, _, test = name.partition("::")
     path = ROOT / "tests" / file
     if not path.is_file() or (test and test not in _tests_of(path)):
-        raise ValueError(f"A page names tests/{name}, which does not exist.")
+        raise ValueError(f"A page names the test tests/{name}, which does not exist.")
+    # Without these places to break, a long name would make the table wider than a phone.
     breakable = re.sub("([/_])", r"\1<wbr>", f"tests/{name}")
     return f"<code>{breakable.replace('::', '</code> <code>')}</code>"
 
 
-def _record(name: str) -> str:
+def _record_link(name: str) -> str:
     if not (RESULTS / f"{name}.json").is_file():
-        raise ValueError(f"The page on what holds the claims names the record {name}, which does not exist.")
+        raise ValueError(f"A claim names the record benchmarks/results/{name}.json, which does not exist.")
     address = f"{site_link('reference/performance/')}#{name.replace('_', '-')}"
     return f'<a href="{address}">measured: {name.replace("_", " ")}</a>'
 
@@ -333,7 +349,7 @@ def _tests_of(path: Path) -> frozenset[str]:
 
 
 def _titles() -> dict[str, str]:
-    """Page -> its title."""
+    """Title of each page that makes a claim."""
     found = {}
     for page in {claim.page for claim in CLAIMS}:
         lines = (PAGES / page).read_text(encoding="utf-8").splitlines()

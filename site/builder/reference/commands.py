@@ -1,4 +1,4 @@
-"""The commands with their flags, from the code that reads them: the trainer's typer, the calculator's argparse."""
+"""The commands and their flags, read from their parsers: typer in the trainer, argparse in the calculator."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from calculator.__main__ import flags_parser
 from training.cli import build_app
 
 WORDS = {int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
-"""What stands for a value of each kind."""
+"""The word that stands for a value, by the value's type."""
 
 Parameter = Any
-"""One of typer's own classes, which are private."""
+"""A parameter of a command; typer's classes for it are private."""
 
 
 def command_reference() -> str:
-    """One section a command: what it does, how it is called, its flags."""
+    """Markdown: for each command a section with its description, its usage and its flags."""
     group = typer.main.get_command(build_app())
     return "\n\n".join(_section(name, command) for name, command in group.commands.items())
 
@@ -69,7 +69,7 @@ def _argument(parameter: Parameter) -> str:
 
 
 def _value(parameter: Parameter) -> str:
-    """What stands behind a flag: its own word, its choices, or its kind with its bounds."""
+    """The word after a flag: the parameter's metavar, its choices, or its type with its bounds."""
     if parameter.metavar:
         return parameter.metavar
     kind = parameter.type_descriptor.annotation

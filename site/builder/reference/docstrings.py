@@ -1,4 +1,4 @@
-"""Docstrings of the code as Markdown for the Python reference: signature, words, parameters, errors, examples."""
+"""Docstrings of the code as Markdown for the Python reference: signature, text, parameters, errors and examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE = re.compile(r"^(?P<indent> *)>>> .*(?:\n(?! *\n) *\S.*)*", re.MULTILINE
 
 
 def docstring(path: str, members: tuple[str, ...] | None = None) -> str:
-    """Markdown of a function, of a class with its documented members, or of a module's own words.
+    """Markdown of a function, of a class with its documented members, or of a module's docstring.
 
     Args:
         path: Full name, such as `calculator.fit.verdict`.
@@ -27,7 +27,7 @@ def docstring(path: str, members: tuple[str, ...] | None = None) -> str:
     """
     found = _loaded(path.split(".")[0])[path.partition(".")[2]]
     if found.is_module:
-        return _words(found)
+        return _text(found)
     shown = [one for one in found.members.values() if one.has_docstring and not one.name.startswith("_")]
     shown = [one for one in shown if members is None or one.name in members] if found.is_class else []
     children = "\n\n".join(_block(one, level=4) for one in sorted(shown, key=lambda one: one.lineno))
@@ -35,7 +35,7 @@ def docstring(path: str, members: tuple[str, ...] | None = None) -> str:
 
 
 def fence_examples(text: str) -> str:
-    """A docstring with its examples fenced; otherwise Markdown takes what follows `>>>` for a quotation.
+    """A docstring with its examples as fenced code; without the fence, Markdown reads `>>>` as a quotation.
 
     >>> fence_examples("One.\\n\\n>>> 1 + 1\\n2")
     'One.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```'
@@ -50,17 +50,17 @@ def _loaded(package: str) -> griffe.Object:
 
 @cache
 def _documented() -> frozenset[str]:
-    """Full names that stand on the page, to which types and errors are linked."""
+    """Full names that the page describes; types and errors link to them."""
     return frozenset(re.findall(r'docstring\("([\w.]+)"', PAGE.read_text(encoding="utf-8")))
 
 
 def _block(found: griffe.Object, *, level: int, children: str = "") -> str:
-    """Heading and words in frames: the first is the object, the second its words and members."""
+    """HTML of two nested elements: the outer has the heading, the inner the docstring and the members."""
     head = f"`{found.name}`" if found.is_class else f"`#!python {_signature(found)}`"
     facts = f'{{ #{found.path} .doc .doc-heading data-toc-label="{found.name}" }}'
     return (
         f'<div class="doc doc-object doc-{found.kind.value}" markdown>\n\n{"#" * level} {head} {facts}\n\n'
-        f'<div class="doc doc-contents" markdown>\n\n{_words(found)}\n\n{children}\n\n</div>\n</div>'
+        f'<div class="doc doc-contents" markdown>\n\n{_text(found)}\n\n{children}\n\n</div>\n</div>'
     )
 
 
@@ -79,7 +79,7 @@ def _signature(found: griffe.Object) -> str:
     return f"{found.name}({', '.join(words)})"
 
 
-def _words(found: griffe.Object) -> str:
+def _text(found: griffe.Object) -> str:
     return "\n\n".join(_sections(found))
 
 
@@ -95,7 +95,10 @@ def _sections(found: griffe.Object) -> Iterator[str]:
                 yield "Raises:"
                 yield "\n".join(f"- {_type(one.annotation)} – {_one_line(one)}" for one in section.value)
             case kind:
-                raise ValueError(f"{found.path} has a section {kind.value!r}; {__name__} shows text, Args and Raises.")
+                raise ValueError(
+                    f"The docstring of {found.path} has a section {kind.value!r}; {__name__} can show only text, Args "
+                    "and Raises."
+                )
 
 
 def _parameter(one: griffe.DocstringParameter) -> str:
@@ -103,7 +106,7 @@ def _parameter(one: griffe.DocstringParameter) -> str:
 
 
 def _type(annotation: griffe.Expr | str) -> str:
-    """A type as code; the names in it that stand on the page are links."""
+    """A type as code; names that the page describes are links."""
     if isinstance(annotation, str):
         return f"<code>{escape(annotation)}</code>"
     pieces = []

@@ -1,4 +1,4 @@
-"""Faults of hivemind that the project meets, each with the test that holds it."""
+"""Faults of hivemind that concern this project, each with the tests of what this project does instead."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from builder.reference.claims import test_link
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong in hivemind, and what happens here instead."""
+    """A fault of hivemind, and what this project does instead."""
 
     happens: str
+    """What hivemind does, as a sentence."""
     where: str
-    """File in hivemind's package, and what to look for there."""
+    """File in hivemind's package, and words to search for in it. A test looks them up in the installed release."""
     here: str
+    """What this project does, as a sentence."""
     tests: tuple[str, ...]
     """`FILE::TEST` below tests/."""
 
@@ -24,34 +26,36 @@ class Fault:
 SECTIONS: dict[str, tuple[Fault, ...]] = {
     "Averages that fail silently": (
         Fault(
-            happens="With numpy 2.4 or newer, no 8-bit tensor can be read. A round still reports `group of 2`, but "
-            "each peer keeps its own tensors.",
+            happens="With numpy 2.4 or newer, peers cannot read tensors in 8 bit. A round still reports `group of 2`, "
+            "but each peer keeps its own tensors.",
             where="`compression/quantization.py`: `np.frombuffer`",
-            here="numpy stays below 2.4, gradients have a codec of this project, and a peer that cannot read its own "
-            "messages does not start.",
+            here="numpy is pinned below 2.4, gradients use a codec of this project, and a peer that cannot read its "
+            "own messages does not start.",
             tests=(
                 "training/swarm/test_averaging.py::test_a_codec_that_cannot_read_what_it_wrote_is_not_taken_for_averaging",
                 "training/swarm/test_averaging.py::test_the_self_test_refuses_a_codec_that_cannot_read_what_it_wrote",
             ),
         ),
         Fault(
-            happens="The uniform 8-bit codec errs by a third on gradients with heavy tails.",
+            happens="The uniform 8-bit codec has an error of a third on gradients with heavy tails.",
             where="`compression/quantization.py`: six standard deviations",
-            here="Block-wise 8 bit errs by 2 %.",
+            here="The block-wise 8-bit codec, which this project uses, has an error of 2 %.",
             tests=("training/swarm/test_codecs.py::test_hiveminds_uniform_codec_is_lost_on_heavy_tails",),
         ),
         Fault(
-            happens="A peer that dies in the middle leaves the others with averages that differ, and nothing to "
-            "average again.",
+            happens="If a peer dies during an average, the others end with different averages, and have overwritten "
+            "the values that they would need to average again.",
             where="`averaging/averager.py`: `_run_allreduce_inplace_` adds what arrives at once",
-            here="Tensors change only when the group agrees that the average counts; otherwise the rest repeats it.",
+            here="A peer changes its tensors only after the group has agreed that the average is complete. Otherwise "
+            "the remaining peers average again.",
             tests=(
                 "training/swarm/test_averaging.py::test_the_survivors_of_a_death_in_mid_average_average_again",
                 "training/swarm/test_agreement.py",
             ),
         ),
         Fault(
-            happens="A broken connection cancels its handler, and with it the mean that all other senders wait for.",
+            happens="A broken connection cancels its handler, and with it the computation of the mean for which all "
+            "other senders wait.",
             where="`averaging/partition.py`: `accumulate_part`",
             here="The mean is computed in a task that no handler can cancel.",
             tests=(
@@ -59,52 +63,54 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
-            happens="A handler that has written its last message ends the stream, and the daemon throws away what it "
-            "has not passed on. On a busy machine one stream in some hundred lacks its end.",
+            happens="A handler closes the stream after it has written its last message, and the daemon discards what "
+            "it has not yet passed on. On a busy machine, about one stream in some hundreds loses its end.",
             where="`p2p/p2p_daemon.py`: `closing(writer)`",
-            here="It waits until its reader, who knows how much is to come, hangs up.",
+            here="The handler waits until the reader, which knows the length of the message, closes the stream.",
             tests=("training/swarm/test_streams.py",),
         ),
         Fault(
-            happens="Any weight and any tensor from the wire is used, even if it is not finite: one number spoils the "
-            "model of all peers.",
+            happens="A peer uses every weight and every tensor that it receives, even if it is not finite. One such "
+            "number spoils the model of all peers.",
             where="`averaging/allreduce.py`: `rpc_aggregate_part`",
-            here="A part that is not finite is left out, and its sender gets the others' mean.",
+            here="A part that is not finite is omitted from the mean, and its sender gets the mean of the others.",
             tests=(
                 "training/swarm/test_allreduce.py::test_a_part_that_is_not_finite_is_left_out_and_its_sender_gets_the_mean",
                 "training/swarm/test_allreduce.py::test_a_weight_that_is_none_is_refused_with_its_part",
             ),
         ),
         Fault(
-            happens="If averaging fails, a peer steps with its own gradients, or with zeros; only its log says so.",
+            happens="If averaging fails, a peer makes its update with its own gradients, or with zeros; only its log "
+            "says so.",
             where="`optim/optimizer.py`: `Proceeding with local gradients`",
-            here="Each epoch has a report: which peers sent, the share of the peer's own gradient, and the reason. A "
-            "peer that drifts takes the others' weights.",
+            here="The peer reports for each epoch which peers sent gradients, the share of its own, and the reason "
+            "for a failure. A peer whose weights drift takes the others' weights.",
             tests=(
                 "training/swarm/test_waiting.py::test_a_peer_stops_waiting_when_the_others_have_gone_on_or_are_gone",
                 "training/swarm/test_averaging.py::test_peers_that_train_together_average_gradients_and_parameters",
             ),
         ),
         Fault(
-            happens="Micro-batches of uneven size are divided by their number: the mean is too small or too large.",
+            happens="The sum of gradients is divided by the number of micro-batches; if these differ in size, the "
+            "mean is too small or too large.",
             where="`optim/grad_averager.py`: `load_accumulators_into_averager_`",
-            here="The sum is divided by the samples.",
+            here="The sum is divided by the number of samples.",
             tests=("training/swarm/test_matchmaking.py::test_micro_batches_of_uneven_size_count_by_their_samples",),
         ),
     ),
     "Groups": (
         Fault(
-            happens="Two peers that ask each other to lead at the same moment both wait until they give up. One of "
-            "them then averages with the other, which is not in the group.",
+            happens="Two peers that ask at the same moment to join each other's group both wait until they give up. "
+            "One of them may then start an average with the other, which is not in its group.",
             where="`averaging/matchmaking.py`: `lock_request_join_group`",
-            here="A request that would be rejected is rejected at once, and so is one that has waited long.",
+            here="A peer rejects a request at once if it would reject it later, and also one that has waited for long.",
             tests=(
                 "training/swarm/test_matchmaking.py::test_two_peers_that_ask_each_other_at_once_are_in_one_group_of_which_both_know",
                 "training/swarm/test_matchmaking.py::test_a_peer_that_has_waited_long_for_an_answer_may_have_given_up",
             ),
         ),
         Fault(
-            happens="A peer that gets a part for a group that it does not know gives no answer until it joins one.",
+            happens="A peer that receives a part for a group that it does not know answers only when it joins a group.",
             where="`averaging/averager.py`: `_pending_groups_registered`",
             here="It answers BAD_GROUP_ID at once, and the others go on without it.",
             tests=(
@@ -112,24 +118,25 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
-            happens="A group waits for the end of its window and leaves out a peer that computes for longer.",
+            happens="A group starts at the end of its matchmaking window, without the peers that still compute.",
             where="`averaging/matchmaking.py`: `leader_assemble_group`",
-            here="A group starts when all peers that are known to train have come; a newcomer tells how many it knows.",
+            here="A group starts when all peers that are known to train have joined it. A peer that joins says how "
+            "many it knows.",
             tests=("training/swarm/test_matchmaking.py::test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more",),
         ),
         Fault(
-            happens="A round of parameters that finds no group keeps a peer from the next average.",
+            happens="While an average of parameters finds no group, the peer cannot take part in the next average of "
+            "gradients.",
             where="`optim/state_averager.py`: `wait_for_delayed_updates`",
-            here="Such a round is given up before the next average.",
+            here="The peer gives up such an average before the next average of gradients.",
             tests=(
                 "training/swarm/test_updates.py::test_a_round_of_parameters_without_a_group_ends_before_the_next_gradients",
             ),
         ),
         Fault(
-            happens="A peer that accepts no connections reads no answer before it has sent everything, even if the "
-            "reducer is gone.",
+            happens="A peer in client mode reads no answer before it has sent everything, even if the reducer is gone.",
             where="`averaging/allreduce.py`: `should_delay_results`",
-            here="It notices at once.",
+            here="It reads while it sends, and notices at once that the reducer is gone.",
             tests=(
                 "training/swarm/test_allreduce.py::test_a_peer_in_client_mode_hears_at_once_that_a_reducer_is_gone",
             ),
@@ -138,13 +145,13 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             happens="A peer that reads the others' progress some seconds after its start considers itself behind if "
             "they have ended the epoch meanwhile: it discards its gradients and downloads the state.",
             where="`optim/optimizer.py`: `_should_check_synchronization_on_update`",
-            here="What it reads when it starts counts as its first look in the epoch.",
+            here="A peer reads the others' progress at its start, and that counts as its first look in the epoch.",
             tests=(
                 "training/swarm/test_progress.py::test_a_peer_is_not_behind_those_who_have_just_ended_the_epoch_that_it_began_with_them",
             ),
         ),
         Fault(
-            happens="A peer that finds one other record, but not its own, considers itself alone.",
+            happens="A peer that finds the record of one other peer, but not yet its own, considers itself alone.",
             where="`optim/progress_tracker.py`: `_parse_swarm_progress_data`",
             here="It counts itself as well.",
             tests=("training/swarm/test_progress.py::test_a_peer_that_finds_one_other_and_not_itself_is_not_alone",),
@@ -152,23 +159,25 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
     ),
     "Settings and state": (
         Fault(
-            happens="While a delayed update is under way, a newcomer gets weights without it, labelled as those of the "
-            "epoch that begins with it.",
+            happens="While a delayed update is computed, a newcomer downloads weights without this update, labelled "
+            "with the epoch that begins after it.",
             where="`optim/state_averager.py`: `get_current_state`",
-            here="A state says how many updates are in it; a peer that loads an older one gets the others' weights in "
-            "the next round of parameters.",
+            here="A state says how many updates it contains. A peer that has loaded an older one gets the others' "
+            "weights with the next average of parameters.",
             tests=("training/swarm/test_download.py::test_download",),
         ),
         Fault(
-            happens="With a node in client mode, the optimizer fails at its first epoch: a condition is inverted.",
+            happens="If the DHT node is in client mode, the optimizer fails in its first epoch, because a condition is "
+            "inverted.",
             where="`optim/optimizer.py`: `client_mode`",
-            here="The mode is always passed on.",
+            here="The mode is always given to the optimizer's averagers explicitly.",
             tests=(
                 "training/swarm/test_averaging.py::test_a_newcomer_whose_download_outlasts_epochs_takes_part_and_gets_the_weights_of_all",
             ),
         ),
         Fault(
-            happens="`averager_opts` do not reach the gradients' averager, though its documentation says so.",
+            happens="`averager_opts` are not passed to the averager of gradients, although the documentation says "
+            "that they are.",
             where="`optim/optimizer.py`: `_make_gradient_averager`",
             here="Both averagers get their settings from one place.",
             tests=(
@@ -176,18 +185,20 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
-            happens="Without a timeout, a download from a stalled peer never ends, and errors are retried for ever.",
+            happens="Unless the caller gives a timeout, a download from a stalled peer never ends; after errors it is "
+            "tried again for ever.",
             where="`averaging/averager.py`: `_load_state_from_peers`",
-            here="Every wait has an end, and a state that was cut short is not taken.",
+            here="Every wait has a timeout, and a peer does not use a state that is incomplete.",
             tests=(
                 "training/swarm/test_download.py::test_download",
                 "training/swarm/test_download.py::test_a_state_that_was_cut_short_is_not_taken",
             ),
         ),
         Fault(
-            happens="A lossy codec for the state also rounds the codes of an 8-bit optimizer, as if they were numbers.",
+            happens="A lossy codec for the state also rounds the codes of an 8-bit optimizer, as if these codes were "
+            "values.",
             where="`compression/quantization.py`: `BlockwiseQuantization`",
-            here="They are sent unchanged; this project's codec refuses them.",
+            here="Codes are sent unchanged; this project's codec refuses to compress them.",
             tests=("training/swarm/test_codecs.py::test_an_optimizers_codes_are_refused_rather_than_rounded",),
         ),
     ),
@@ -202,44 +213,45 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
-            happens="If the program is killed, its node and averagers stay.",
+            happens="If the program is killed, the processes of its DHT node and its averagers keep running.",
             where="`p2p/p2p_daemon.py`, `averaging/averager.py`",
-            here="They end with it.",
+            here="These processes end with the program.",
             tests=("training/processes/test_role.py::test_children_and_temporary_files_go_when_the_role_is_killed",),
         ),
         Fault(
-            happens="An averager is forked. If its parent has computed with several threads, it waits for threads that "
-            "a fork does not copy.",
+            happens="An averager is a forked process. If its parent has computed with several threads, it can wait "
+            "for ever for threads that the fork did not copy.",
             where="`averaging/averager.py`: `mp.Process`",
-            here="The child computes with one thread.",
+            here="The forked process computes with one thread.",
             tests=(
                 "training/processes/test_role.py::test_a_forked_child_computes_though_its_parent_has_done_so_with_threads",
             ),
         ),
     ),
 }
-"""Found by reading the release that is pinned, and by running it."""
+"""Heading -> faults. We found them by reading and running the pinned release of hivemind."""
 
 
 def upstream_lists() -> str:
-    """Markdown: a list a kind of fault.
+    """Markdown: for each heading the list of its faults.
 
     Raises:
         ValueError: If a test that is named does not exist.
     """
     return "\n\n".join(
-        f"## {title}\n\n" + "\n".join(f"- {_told(fault)}" for fault in faults) for title, faults in SECTIONS.items()
+        f"## {title}\n\n" + "\n".join(f"- {_list_item(fault)}" for fault in faults)
+        for title, faults in SECTIONS.items()
     )
 
 
-def _told(fault: Fault) -> str:
+def _list_item(fault: Fault) -> str:
     tests = ", ".join(map(test_link, fault.tests))
-    where = code(fault.where).replace("_", "&#95;")  # which Markdown takes for emphasis around a name
+    where = code(fault.where).replace("_", "&#95;")  # Markdown would take _name_ for emphasis
     words = f"**{code(fault.happens)}** {code(fault.here)}"
-    return f"{words}<br><small>In {where}. Held by {tests}.</small>"
+    return f"{words}<br><small>In {where}. Tested by {tests}.</small>"
 
 
 def hivemind_version() -> str:
-    """Of the release that the project pins."""
+    """The version of hivemind that the project pins."""
     lines = (ROOT / "constraints" / "training.txt").read_text(encoding="utf-8").splitlines()
     return next(line.removeprefix("hivemind==") for line in lines if line.startswith("hivemind=="))

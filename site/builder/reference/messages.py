@@ -1,8 +1,8 @@
-"""Every message with which a command of the trainer can end, and what to do: read from the program's own code.
+"""Every message with which a command of the trainer can end, and what to do about it, read from the program's code.
 
-A message is what stands behind `raise` where an exception of `training.errors` is raised; what to do about it stands in
-the message, or beside it as `cure`. What a value fills in at run time stands as its name. Which modules a command can
-reach follows from their imports.
+A message is the text of a `raise` of an exception of `training.errors`. What to do is in the message itself or in the
+argument `cure`. Values that are known only at run time are shown by the names of their variables. A command can end
+with the messages of all modules that it imports, directly or through others.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ KINDS = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, errors.TrainingError)
 }
-"""The trainer's exceptions by name."""
+"""The trainer's exceptions, by name."""
 
 FILLED_INTO = {"training.config": "ValueError"}
-"""Modules whose plain errors become a part of a `BadInput`: what a recipe's check says stands behind its name."""
+"""Modules that raise a built-in error whose text the trainer puts into a `BadInput`, and the name of that error."""
 
 SEVERAL = "several"
-"""A value that is no plain name."""
+"""The name shown for a value that is computed in a way that gives it no name."""
 
 CURE = re.compile(
     r"(?:(?<=[.;:›] )|(?<=, )|(?<=^)|(?<= or )|(?<=\) ))(?:and )?"
@@ -39,7 +39,7 @@ CURE = re.compile(
     r"Set|Start|Stop|Take|Train|Try|Use|Write|Wait)\b",
     re.IGNORECASE,
 )
-"""Where the part of a message begins that says what to do."""
+"""Finds where a message begins to say what to do: a verb of a request at the beginning of a sentence or clause."""
 
 PARTS = {
     "config": "Recipes",
@@ -56,44 +56,44 @@ PARTS = {
     "compute.plan": "Plans and simulations",
     "": "Commands, the demo and the machine",
 }
-"""How the name of a module begins, below `training.` -> the part's name on the page, in its order."""
+"""Beginning of a module's name below `training.` -> heading, in the order of the page; the first match counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One message."""
+    """One message, at one place in the code."""
 
     module: str
     line: int
     kind: str
-    """Name of the exception."""
+    """Name of the exception's class."""
     parts: tuple[str, ...]
-    """Text and names of values in turn, text first."""
-    given: str
-    """The `cure` that stands where it is raised; empty where the message itself says what to do."""
+    """Text, name of a value, text, name of a value and so on; it begins and ends with a text, which may be empty."""
+    cure_argument: str
+    """The argument `cure` of the exception; empty if the message itself says what to do."""
 
     @property
     def exit_code(self) -> int:
-        """Of the program that ends with it."""
+        """Exit code of a program that ends with this message."""
         return KINDS[self.kind].exit_code
 
     @property
     def text(self) -> str:
         """The message with names in place of values."""
-        return _named(self.parts)
+        return _with_names(self.parts)
 
     @property
     def own_cure(self) -> str:
-        """What to do, in words that stand where it is raised; empty if there are none."""
+        """What to do, if the place in the code says it; else empty."""
         places = list(CURE.finditer(self.text))
-        if self.given or not places:
-            return self.given
+        if self.cure_argument or not places:
+            return self.cure_argument
         own = self.text[places[0].start() :]
         return own[0].upper() + own[1:]
 
     @property
     def cure(self) -> str:
-        """What to do: in its own words, or as usual for its exception."""
+        """What to do: as this place in the code says, or else as the exception's class says."""
         return self.own_cure or KINDS[self.kind].usual_cure
 
 
@@ -108,8 +108,8 @@ def failures() -> tuple[Failure, ...]:
 
 
 def failures_of_command(name: str) -> tuple[Failure, ...]:
-    """Those of modules that a command imports, directly or through others, and of the command line itself."""
-    reached = _reached(COMMANDS[name]) | {"training.cli"}
+    """The messages of all modules that a command imports, directly or through others, and of the command line."""
+    reached = _imported_by(COMMANDS[name]) | {"training.cli"}
     return tuple(failure for failure in failures() if failure.module in reached)
 
 
@@ -118,7 +118,7 @@ def failure_table(command: str) -> str:
     seen: dict[str, Failure] = {}
     for failure in failures_of_command(command):
         seen.setdefault(failure.text, failure)
-    return _tabled("Messages and cures", seen.values())
+    return _table("Messages and cures", seen.values())
 
 
 def failure_sections() -> str:
@@ -130,19 +130,19 @@ def failure_sections() -> str:
             seen.add(failure.text)
             parts[part_of(failure)][failure.text] = failure
     return "\n\n".join(
-        f"## {title}\n\n{_tabled(f'{title}: messages and cures', found.values())}"
+        f"## {title}\n\n{_table(f'{title}: messages and cures', found.values())}"
         for title, found in parts.items()
         if found
     )
 
 
 def part_of(failure: Failure) -> str:
-    """The part of the program that says it, in the page's words."""
+    """The heading under which the page shows a message."""
     module = failure.module.removeprefix("training.")
     return next(title for start, title in PARTS.items() if module.startswith(start))
 
 
-def _tabled(name: str, found: Iterable[Failure]) -> str:
+def _table(name: str, found: Iterable[Failure]) -> str:
     rows = [
         (_message(failure), str(failure.exit_code), _code(failure.cure))
         for failure in sorted(found, key=lambda failure: (failure.module, failure.line))
@@ -156,7 +156,7 @@ def failure_count(command: str | None = None) -> int:
 
 
 def exit_codes() -> str:
-    """HTML table of the exit codes, from the exceptions' own words."""
+    """HTML table of the exit codes, from the docstrings of the exceptions."""
     rows = [
         (str(kind.exit_code), _code((kind.__doc__ or "").split(" Exit code")[0]), _code(kind.usual_cure))
         for _, kind in sorted(KINDS.items(), key=lambda item: item[1].exit_code)
@@ -172,38 +172,45 @@ def _failures_of(module: str, tree: ast.Module) -> Iterator[Failure]:
             continue
         name = node.exc.func.id if isinstance(node.exc.func, ast.Name) else ""
         if name == filled or name in KINDS:
-            said = _said(node.exc.args[0], functions) if node.exc.args else [""]
+            pieces = _pieces(node.exc.args[0], functions) if node.exc.args else [""]
             kind = "BadInput" if name == filled else name
-            given = next((one.value for one in node.exc.keywords if one.arg == "cure"), ast.Constant(""))
-            parts = _joined(said)
+            cure = next((one.value for one in node.exc.keywords if one.arg == "cure"), ast.Constant(""))
             yield Failure(
-                module=module, line=node.lineno, kind=kind, parts=parts, given=_named(_joined(_said(given, functions)))
+                module=module,
+                line=node.lineno,
+                kind=kind,
+                parts=_joined(pieces),
+                cure_argument=_with_names(_joined(_pieces(cure, functions))),
             )
 
 
-def _said(node: ast.expr, functions: dict[str, ast.FunctionDef]) -> list[str | ast.expr]:
-    """Pieces of a message: text, or the expression of a value."""
+def _pieces(node: ast.expr, functions: dict[str, ast.FunctionDef]) -> list[str | ast.expr]:
+    """The pieces of a message: texts, and the expressions whose values are filled in.
+
+    Of a conditional expression the first alternative is shown, of a function in the same module what it returns last.
+    """
     match node:
         case ast.Constant(value=str(text)):
             return [text]
         case ast.JoinedStr(values=values):
-            return [piece for value in values for piece in _said(value, functions)]
+            return [piece for value in values for piece in _pieces(value, functions)]
         case ast.FormattedValue(value=ast.Constant(value=str(text))):
             return [text]
         case ast.FormattedValue(value=value):
             return [value]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return [*_said(left, functions), *_said(right, functions)]
+            return [*_pieces(left, functions), *_pieces(right, functions)]
         case ast.IfExp(body=body):
-            return _said(body, functions)
+            return _pieces(body, functions)
         case ast.Call(func=ast.Name(id=name)) if name in functions:
             returned = [one for one in ast.walk(functions[name]) if isinstance(one, ast.Return) and one.value]
-            return _said(returned[-1].value, functions)
+            return _pieces(returned[-1].value, functions)
         case _:
             return [node]
 
 
 def _joined(pieces: list[str | ast.expr]) -> tuple[str, ...]:
+    """The pieces in the form of `Failure.parts`: successive texts joined, expressions as the names of their values."""
     parts = [""]
     for piece in pieces:
         if isinstance(piece, str):
@@ -217,12 +224,13 @@ def _joined(pieces: list[str | ast.expr]) -> tuple[str, ...]:
     return (*parts, "") if len(parts) % 2 == 0 else tuple(parts)
 
 
-def _named(parts: tuple[str, ...]) -> str:
-    """Text with the names of values in place of the values."""
+def _with_names(parts: tuple[str, ...]) -> str:
+    """The text of a message; each value is shown as its name in ‹›."""
     return "".join(part if place % 2 == 0 else f"‹{part}›" for place, part in enumerate(parts))
 
 
 def _value_name(node: ast.expr) -> str:
+    """A readable name of an expression's value: that of its variable or attribute, else `SEVERAL`."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name.strip("_").replace("_", " ")
@@ -240,7 +248,7 @@ def _value_name(node: ast.expr) -> str:
 
 @cache
 def _imports() -> dict[str, frozenset[str]]:
-    """Module of the trainer -> modules of the trainer that it imports, inside functions too."""
+    """Module of the trainer -> modules of the trainer that it imports, also those that it imports inside functions."""
     files = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in (ROOT / "training").rglob("*.py")
@@ -257,7 +265,8 @@ def _imports() -> dict[str, frozenset[str]]:
     return found
 
 
-def _reached(module: str) -> set[str]:
+def _imported_by(module: str) -> set[str]:
+    """The module, and all modules of the trainer that it imports, directly or through others."""
     imports, reached, ahead = _imports(), set(), [module]
     while ahead:
         one = ahead.pop()
@@ -277,7 +286,7 @@ def _message(failure: Failure) -> str:
 
 
 def _flags_whole(text: str) -> str:
-    """Flags in running text, which do not break after their hyphens."""
+    """Marks the flags in a text, so that browsers do not break them after their hyphens."""
     return re.sub("(?<![<!-])--[a-z][a-z-]*", r'<span class="whole">\g<0></span>', text)
 
 

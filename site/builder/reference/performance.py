@@ -1,4 +1,4 @@
-"""What the benchmarks have recorded, as tables with date and machine: one section a program."""
+"""The records of the benchmarks as tables: a summary, and a section for each record with its date and machine."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from builder.folders import RESULTS
 from builder.markup.tables import stacked
 from calculator.page.words import show_bytes, show_count
 
-ELSEWHERE = {
-    "memory_accuracy": "The errors by figure and the worst cases are on [a page of their own](../accuracy.md)."
+OTHER_PAGE = {"memory_accuracy": "All errors, and the worst cases, are on the page [Accuracy](../accuracy.md)."}
+"""Records that another page shows, and the sentence that replaces the table."""
+
+DESCRIPTIONS = {
+    "swarm_awaited": "Swarms whose peers wait for the averaged gradients before they compute the next epoch.",
+    "swarm_death": "The time from the death of a peer in the middle of an average to the next complete update "
+    "(`--death`).",
+    "swarm_local": "Local updates, with one exchange after twenty minutes of computing.",
+    "swarm_minute": "The share of time in which peers compute, with epochs of a minute (`--epoch-seconds 60`).",
+    "swarm_newcomer": "The time from the start of a newcomer's program to its first samples, for eight newcomers, one "
+    "after the other.",
+    "swarm_speeds": "The shares of samples of three peers, whose speeds are in the ratio of 1, 2 and 4.",
 }
-"""Records with a page of their own: what stands here instead of the table."""
+"""Descriptions of records that `swarm.py` made with other flags; the others have the description of their program."""
 
-ASKED = {
-    "swarm_awaited": "Swarms whose peers await their gradients.",
-    "swarm_death": "A peer is killed in the middle of an average: how long until the next whole update (`--death`).",
-    "swarm_local": "One exchange of local updates after twenty minutes of computing.",
-    "swarm_minute": "Epochs of a minute (`--epoch-seconds 60`): the share of the time that peers compute.",
-    "swarm_newcomer": "Eight peers come later, one after the other: from the start of a program to its first samples.",
-    "swarm_speeds": "Peers of speeds 1, 2 and 4: each is to give its share of the samples.",
-}
-"""Further records of one program: what was asked of it."""
+MOST_OPEN_ROWS = 4
+"""Longer tables are folded."""
 
-SHORT = 4
-"""Lines of a table that need no fold."""
-
-CHIEF = {
+MAIN_FIGURES = {
     "figures": "all figures: new drawing",
     "memory_accuracy": "peak on the GPU: worst error",
     "simulation": "worst error of a case",
@@ -40,55 +40,60 @@ CHIEF = {
     "swarm_newcomer": "newcomer seconds",
     "swarm_speeds": "share of samples",
 }
-"""Words of the figure that stands for a record in the summary; of the others it is the first."""
+"""Words that the name of a record's main figure contains; the main figure of other records is their first."""
 
 
 def performance_sections() -> str:
-    """Markdown: what each program measures, where and when, and its results beside its peer's."""
+    """Markdown: for each record what was measured, when and on which machine, and all its figures."""
     return "\n\n".join(_section(path.stem) for path in sorted(RESULTS.glob("*.json")))
 
 
 def performance_summary() -> str:
-    """HTML table: of each record one figure, and its date."""
+    """HTML table: the main figure and the date of each record."""
     rows = []
     for path in sorted(RESULTS.glob("*.json")):
-        result = chief(path.stem)
+        result = main_figure(path.stem)
         link = f'<a href="#{_anchor(path.stem)}">{_title(path.stem)}</a>'
         date = f"<time>{record(path.stem)['date']}</time>"
         rows.append((link, html.escape(result["metric"]), *_figures(result), date))
-    return stacked("One figure a program", ("Program", "Figure", "Ours", "Beside", "Ratio", "Date"), rows)
+    return stacked("Main figures", ("Record", "Figure", "Ours", "Compared with", "Ratio", "Date"), rows)
 
 
-def chief(name: str) -> dict:
-    """The result that stands for a record.
+def main_figure(name: str) -> dict:
+    """The result that the summary shows of a record.
 
     Raises:
-        ValueError: If the one that is named is not there.
+        ValueError: If the record has no result whose name contains the words of `MAIN_FIGURES`.
     """
-    results, words = record(name)["results"], CHIEF.get(name, "")
+    results, words = record(name)["results"], MAIN_FIGURES.get(name, "")
     found = next((result for result in results if words in result["metric"]), None)
     if found is None:
-        raise ValueError(f"benchmarks/results/{name}.json has no figure with the words {words!r}; change CHIEF.")
+        raise ValueError(
+            f"benchmarks/results/{name}.json has no figure with the words {words!r}; change MAIN_FIGURES in {__name__}."
+        )
     return found
 
 
 def programs() -> dict[str, str]:
-    """Program -> what it measures, from benchmarks/README.md."""
+    """Name of a program -> what it measures, from the table in benchmarks/README.md."""
     text = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| `(\w+)\.py` \| (.*) \|$", text, re.M))
 
 
 def _section(name: str) -> str:
     facts = record(name)
-    told = ASKED.get(name) or programs().get(facts["name"], "")
+    description = DESCRIPTIONS.get(name) or programs().get(facts["name"], "")
     machine = facts["machine"]
     where = [f"{machine['cores']} cores", f"{show_bytes(machine['memory_bytes'])} of memory"]
-    where += [f"GPU: {machine['gpu']}" if machine.get("gpu") else "no GPU", f"load {machine['load']} at the end"]
+    where += [
+        f"GPU: {machine['gpu']}" if machine.get("gpu") else "no GPU",
+        f"load {machine['load']} when the program ended",
+    ]
     versions = ", ".join(f"{what} {version}" for what, version in facts["versions"].items())
-    about = f"{told[0].upper()}{told[1:].rstrip('.')}.\n" if told else ""
+    about = f"{description[0].upper()}{description[1:].rstrip('.')}.\n" if description else ""
     head = f"## {_title(name)} {{ #{_anchor(name)} }}\n\n{about}\n"
     head += f"`benchmarks/{facts['name']}.py`, {facts['date']}: {', '.join(where)}; {versions}.\n\n"
-    return head + ELSEWHERE.get(name, _folded(name, facts["results"]))
+    return head + OTHER_PAGE.get(name, _folded(name, facts["results"]))
 
 
 def _title(name: str) -> str:
@@ -100,20 +105,20 @@ def _anchor(name: str) -> str:
 
 
 def _folded(name: str, results: list[dict]) -> str:
-    """All figures of a record; a table of few lines stands open."""
+    """All figures of a record as a table, which is folded if it is long."""
     table = _table(_title(name), results)
-    if len(results) <= SHORT:
+    if len(results) <= MOST_OPEN_ROWS:
         return table
     return f'<details class="twin"><summary>All {len(results)} figures</summary>{table}</details>'
 
 
 def _table(title: str, results: list[dict]) -> str:
     rows = [(html.escape(one["metric"]), *_figures(one), str(one["runs"])) for one in results]
-    return stacked(f"{title}, results", ("What", "Ours", "Beside", "Ratio", "Runs"), rows)
+    return stacked(f"{title}, results", ("Figure", "Ours", "Compared with", "Ratio", "Runs"), rows)
 
 
 def _figures(result: dict) -> list[str]:
-    """Ours, the other with its name, and the ratio."""
+    """Three cells: our value, the value and name of what it is compared with, and the ratio of both."""
     peer, ratio = "–", "–" if result["ratio"] is None else f"{result['ratio']:.2g}"
     if result["peer"] is not None:
         peer = f"{_value(result['peer'], result['unit'])} <small>{html.escape(result['peer_name'] or '')}</small>"
@@ -121,7 +126,7 @@ def _figures(result: dict) -> list[str]:
 
 
 def _value(value: float, unit: str) -> str:
-    """With its unit: bytes as MiB and so on, other numbers with three digits that count."""
+    """A value with its unit: bytes as MiB and so on, other numbers with three significant digits."""
     if unit == "bytes" and value >= 1024:
         return show_bytes(round(value))
     number = show_count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"

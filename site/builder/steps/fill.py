@@ -1,6 +1,6 @@
-"""Fills the calls in a page's text, `{{ ... }}`, with what the code and its records say: numbers, tables, figures.
+"""Replaces each call in a page's text, `{{ ... }}`, by its result: a number, a table or a figure from code and records.
 
-A page may include a piece of HTML from site/includes, which is filled in the same way.
+A page may include HTML from site/includes, whose calls are replaced in the same way.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ def fill(markdown: str) -> str:
     """A page's text with each call replaced by its result.
 
     Raises:
-        jinja2.UndefinedError: If the page names what does not exist.
+        jinja2.UndefinedError: If the page uses a name that `_calls` does not define.
     """
     return _environment().from_string(markdown).render(made=_made())
 
 
 def repository() -> str:
-    """What `git clone` takes; a placeholder unless REPO_URL says it."""
+    """The address for `git clone`: REPO_URL, or a placeholder if that is not set."""
     return os.environ.get("REPO_URL") or "ADDRESS-OF-THE-REPOSITORY"
 
 
 def tutorial_notebook() -> str:
-    """The tutorial's text, filled, as a notebook."""
+    """The tutorial as a notebook, its calls replaced."""
     return tutorial.notebook(fill(tutorial.SOURCE.read_text(encoding="utf-8")))
 
 
 @cache
 def _made() -> dict:
-    """What the included pieces of HTML show."""
+    """The data of site/includes, by the name under which each file there uses it: `made.calculator` and so on."""
     return {
         "assets": asdict(load_assets()),
         "recorded": load_recorded(PAGES),
@@ -55,7 +55,7 @@ def _made() -> dict:
 
 
 def _runtime() -> str:
-    """Where the scripts find the browser's Python, as JSON in an attribute."""
+    """What scripts need to load the browser's Python, as JSON for an HTML attribute."""
     assets = load_assets()
     return escape(json.dumps({"folder": site_link(assets.runtime), "lock": assets.lock, "snapshot": assets.snapshot}))
 
@@ -64,7 +64,7 @@ def _runtime() -> str:
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES / "includes"),
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined,  # otherwise a misspelt name would show as nothing
         keep_trailing_newline=True,
         autoescape=False,
     )
@@ -74,7 +74,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _calls() -> dict:
-    """Name -> what a page may call or show under it."""
+    """The functions and values that pages may use, by name."""
     return {
         "accuracy_counts": accuracy.accuracy_counts,
         "accuracy_table": accuracy.accuracy_table,

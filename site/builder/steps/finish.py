@@ -1,7 +1,7 @@
-"""Last step of a build: what is done to the generated HTML, whichever generator has made it.
+"""Third step of a build: edits the HTML, in the same way for every generator.
 
-Terms of the glossary become links, code wraps between words, the theme's search dialog gets a name, and the service
-worker learns which files there are.
+Links become relative, terms of the glossary become links, code wraps between words, and the search dialog gets a name
+for screen readers. Last, the service worker is written with the list of all files.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ SEARCH = 'data-md-component="search" role="dialog"'
 
 
 def finish(built: Path) -> None:
-    """Finishes the site in a folder, in place."""
+    """Edits all pages of the site in a folder, in place."""
     for file in built.rglob("*.html"):
         address = file.relative_to(built).as_posix().removesuffix("index.html")
         file.write_text(finished(file.read_text(encoding="utf-8"), address), encoding="utf-8")
+    # After the edits: the service worker's version is a digest of the files.
     write_service_worker(built)
 
 
 def finished(html: str, address: str) -> str:
-    """A finished page.
+    """The edited HTML of a page.
 
     Args:
-        html: As the generator has made it.
-        address: Of the page, relative to the site's root.
+        html: As the generator made it.
+        address: The page's address, relative to the site's root.
     """
     html = glossary.linked(resolved(html, address), relative("glossary/", address))
     return listings.wrapping(html).replace(SEARCH, f'{SEARCH} aria-label="Search"')

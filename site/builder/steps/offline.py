@@ -1,4 +1,4 @@
-"""The service worker: which of the built files it keeps, and a version that changes with their content."""
+"""Writes the service worker, which lets a browser show the site offline: with the files to store, and a version."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("service-worker.js")
 
 LARGE_FOLDERS = ("runtime", "vendor")
-"""Named by their content and fetched when they are used; kept from then on."""
+"""The service worker stores a file of these only when a page has loaded it. Their names change with their content."""
 
 NOT_KEPT = ("live", "assets/javascripts/lunr")
-"""The run as it goes on; search in other languages."""
+"""Folders that are never stored: the live run, which changes, and search in languages that the site does not use."""
 
 NAME = "service-worker.js"
 
@@ -20,6 +20,8 @@ NAME = "service-worker.js"
 def write_service_worker(built: Path) -> Path:
     """Writes the service worker of a built site into it; returns its path."""
     files, large = kept_files(built)
+    # Browsers install a service worker again only if its text has changed. Without this version, a change in a page
+    # would not change that text, and offline readers would see the old page.
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.encode() + b"\0" + (built / _file_of(file)).read_bytes() + b"\0")
@@ -32,7 +34,7 @@ def write_service_worker(built: Path) -> Path:
 
 
 def kept_files(built: Path) -> tuple[list[str], list[str]]:
-    """Addresses relative to the site's root: of what is kept at once, and of what is kept when it was used."""
+    """Two lists of addresses relative to the site's root: files to store at once, and files to store when used."""
     files, large = [], []
     for file in sorted(built.rglob("*")):
         name = file.relative_to(built).as_posix()

@@ -1,7 +1,7 @@
-"""First step of a build: writes out all that a generator reads, as plain Markdown and files.
+"""First step of a build: writes everything that a generator reads, as plain Markdown and files.
 
-No generator has to run code of this project: every call in a page's text is replaced by its result, and what was
-fetched, made or recorded lies beside the pages.
+A generator runs no code of this project: each call in a page's text is replaced by its result, and the files that the
+pages load are copied beside them.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from builder.reference.changes import feed
 from builder.steps.fill import fill, repository, tutorial_notebook
 
 NOT_PUBLISHED = ("build.py", "builder", "includes", "overrides")
-"""Of site/: what builds the pages and is no part of them."""
+"""Files and folders of site/ that build the pages and are not published."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What a generator gets."""
+    """The input of a generator."""
 
     folder: Path
-    """Pages and files, at the addresses that they will have. Generators work in the folder around it."""
+    """Pages and files, at the addresses that they will have. A generator writes to the folder around this one."""
     settings: dict
-    """As mkdocs.yml has them, with the site's address and what its templates show."""
+    """Content of mkdocs.yml, with the site's address, and under `extra` the data that the templates show."""
 
 
 def prepare(workplace: Path = BUILT) -> Sources:
-    """Writes the sources anew into `workplace`/sources.
+    """Removes the folder `workplace`/sources and writes it anew.
 
     Raises:
-        jinja2.UndefinedError: If a page calls what does not exist.
+        jinja2.UndefinedError: If a page uses a name that `fill` does not define.
     """
     folder = workplace / "sources"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(PAGES, folder, ignore=_left_out)
     terms = TERMS.read_text(encoding="utf-8")
+    # A generator marks a term as an abbreviation only on pages whose own text defines it; so every page gets the terms.
     for page in folder.rglob("*.md"):
         page.write_text(f"{fill(page.read_text(encoding='utf-8'))}\n\n{terms}", encoding="utf-8")
     settings = _settings(workplace)
@@ -60,7 +61,7 @@ def prepare(workplace: Path = BUILT) -> Sources:
 
 
 def address_of(source: str) -> str:
-    """Of the page that a generator makes of a source file.
+    """The address of the page that a generator makes from a source file.
 
     >>> address_of("challenges/index.md"), address_of("join.md")
     ('challenges/', 'join/')
@@ -83,7 +84,7 @@ def _settings(workplace: Path) -> dict:
 
 
 def _listed(nav: list[dict]) -> Iterator[dict]:
-    """Titles, addresses and descriptions of all pages, nested as in the menu, for the page that lost readers see."""
+    """Titles, addresses and descriptions of all pages, nested as in the menu, for the page 404.html."""
     for entry in nav:
         ((title, found),) = entry.items()
         if isinstance(found, list):
@@ -95,13 +96,13 @@ def _listed(nav: list[dict]) -> Iterator[dict]:
 
 
 def _made_files() -> Iterator[tuple[str, Path]]:
-    """(address, file) of what was fetched, compiled or recorded."""
+    """(address, file) of each file that is not in site/ under its address."""
     yield from asset_files()
     yield from recorded_run.still_pictures(PAGES)
 
 
 def _made_texts(site_url: str) -> dict[str, str]:
-    """Address -> content of small files that only the build knows."""
+    """Content of each generated text file, by address."""
     live = {} if recorded_run.is_recorded(PAGES) else recorded_run.EMPTY
     return {
         **live,

@@ -1,5 +1,5 @@
-// Keeps the site for the time without a network. VERSION, FILES and LARGE stand above: site/builder/offline.py writes
-// them from the built files.
+// Keeps the site for the time without a network. VERSION, FILES and LARGE stand above: site/builder/steps/offline.py
+// writes them from the built files.
 //
 // Pages and scripts come from the network while there is one, so nobody sees an old site; what is named by its content
 // (the browser's Python, the charts) comes from here, once a reader has used it. The live run is never kept.
