@@ -1,10 +1,10 @@
-"""The project's tasks: `nox -l` lists them, `nox -s NAME` runs one, set-up included.
+"""The project's tasks: `nox -l` lists them, `nox -s NAME` installs what a task needs and runs it.
 
-Each session keeps an environment under .nox with the versions pinned in constraints/. Arguments behind `--` go to
-the program: `nox -s demo -- --epochs 20`.
+Each session keeps its environment in .nox, with the versions pinned in constraints/. Arguments after `--` are passed
+to the program: `nox -s demo -- --epochs 20`.
 
-PyTorch's build is chosen by whether the machine has an NVIDIA GPU, and the choice is printed; TORCH_BUILD=cpu or
-TORCH_BUILD=default overrides it.
+On a machine with an NVIDIA GPU a session installs PyTorch's default build, on others its smaller build for CPUs, and
+prints which. TORCH_BUILD=cpu or TORCH_BUILD=default overrides this.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ nox.options.reuse_existing_virtualenvs = True
 nox.needs_version = ">=2026.1"
 
 ALL = ("builder", "site", "zensical", "training", "tests")
-"""Extras of the project that its tests need."""
+"""The optional dependencies (see pyproject.toml) that the tests need; the last one names the file in constraints/."""
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 TORCH = "torch==2.13.0"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 HIVEMINDS_TESTS = ("auth", "allreduce", "allreduce_fault_tolerance", "averaging", "optimizer", "compression")
 HIVEMINDS_RUNNER = "pytest-asyncio==1.5.0"
-NOT_OURS = (
-    # A live peer's fault that lasts through all repetitions costs the group the average; hivemind's peers use the parts
-    # that they got. tests/training/swarm/test_faults.py has these faults, lasting and passing, with exact results.
+NOT_APPLICABLE = (
+    # If a live peer has a fault in every repetition of an average, our group gives up the average. hivemind's peers use
+    # the parts that they got, as these tests expect. tests/training/swarm/test_faults.py tests the same faults, lasting
+    # and temporary, with exact results.
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.SLOW_SENDING-Fault.FAIL_SENDING]",
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.FAIL_SENDING-Fault.FAIL_BEFORE]",
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.SLOW_REDUCING-Fault.FAIL_SENDING]",
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.FAIL_REDUCING-Fault.FAIL_REDUCING]",
-    # The bits of a group's key are set once, in the averager's settings.
+    # Our averager gets the bits of its group's key with its settings; they cannot be changed later.
     "test_averaging.py::test_getset_bits",
-    # Newcomers do not heed the priority that a donor claims, see tests/training/swarm/test_download.py.
+    # Our newcomers choose a donor without regard to the priority that it claims; see
+    # tests/training/swarm/test_download.py.
     "test_averaging.py::test_load_state_priority",
-    # Our averager of gradients makes the tensors that are averaged: nobody can hand it tensors of other shapes.
+    # Our averager of gradients makes the tensors that it averages, so nobody can give it tensors of other shapes.
     "test_optimizer.py::test_grad_averager_wrong_shape",
     # These five average extra tensors and the optimizer's statistics; our peers average gradients and weights only.
     "test_optimizer.py::test_state_averager",
@@ -54,12 +56,12 @@ NOT_OURS = (
     "test_optimizer.py::test_optimizer[True-False-False-False-False]",
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )
-"""hivemind's tests that do not apply to this project's classes."""
-COMPUTING = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate")
-ALONE = ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING))
-"""Tests that only compute, in one thread: they run beside the others, which mostly wait for browsers and peers."""
+"""Tests of hivemind that do not apply to this project's classes."""
+COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate")
+IN_PARALLEL = ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING_ONLY))
+"""Tests that compute in one thread; the others mostly wait for browsers and peers, so both run at the same time."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
-"""Makes the tests end when nox does; see tests/programs.py."""
+"""Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -68,13 +70,14 @@ def demo(session: nox.Session) -> None:
     """Train a small model with three volunteers on this machine and watch it on the site."""
     _install(session, "builder", "site", "training")
     _build_site(session)
-    # After Ctrl-C the demo needs some seconds to end all its processes; nox would kill it after half a second.
+    # After Ctrl-C the demo needs some seconds to end its processes. nox would kill it after half a second, and the
+    # processes would go on.
     session.run("python", "-m", "training", "demo", "--site", "public", *session.posargs, terminate_timeout=15)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests: style, unit, peers that really average, and the site in a real browser."""
+    """Run all tests: style, units, real peers that average, and the site in a real browser; `-- PATHS` runs a part."""
     _install(session, *ALL)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -84,8 +87,8 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         _pytest(session, *session.posargs, env=environment)
         return
-    with _beside(session, *ALONE, env=environment):
-        _pytest(session, *(f"--ignore={tests}" for tests in ALONE), env=environment)
+    with _in_parallel(session, *IN_PARALLEL, env=environment):
+        _pytest(session, *(f"--ignore={tests}" for tests in IN_PARALLEL), env=environment)
 
 
 @nox.session
@@ -108,17 +111,18 @@ def site_zensical(session: nox.Session) -> None:
 
 @nox.session
 def training(session: nox.Session) -> None:
-    """Run a part of a collaboration: `nox -s training -- join --recipe URL --initial-peers ADDRESS`."""
+    """Run a command of the trainer: `nox -s training -- join --recipe RECIPE --initial-peers ADDRESS`."""
     _install(session, "training")
-    # After Ctrl-C a part takes leave for up to five seconds; a second signal, which nox soon sends, cuts that short.
+    # After Ctrl-C a peer tells the others that it leaves, which takes up to five seconds. nox would soon send a second
+    # signal, which ends the peer before it has done so.
     session.run("python", "-m", "training", *session.posargs, interrupt_timeout=10)
 
 
 @nox.session
 def hivemind(session: nox.Session) -> None:
-    """Run hivemind's own tests against this project's classes; `-- -k auth` runs a part of them.
+    """Run hivemind's own tests against this project's classes; `-- -k auth` runs some of them.
 
-    They come from hivemind's source distribution, which pip fetches unless one is named: `-- hivemind-1.1.12.tar.gz`.
+    The tests are in hivemind's source distribution; pip fetches it unless you name a file: `-- hivemind-1.1.12.tar.gz`.
     """
     _install(session, *ALL)
     session.install("--no-deps", HIVEMINDS_RUNNER)
@@ -135,7 +139,7 @@ def hivemind(session: nox.Session) -> None:
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\nmarkers =\n    forked: ran in a child process\n")
     paths = os.pathsep.join(map(str, [root, root / "tests" / "hivemind_suite"]))
     options += ["-p", "substitution", "-p", "no:cacheprovider", "-W", "ignore"]
-    options += [f"--deselect={test}" for test in NOT_OURS]
+    options += [f"--deselect={test}" for test in NOT_APPLICABLE]
     with session.chdir(folder):
         _pytest(session, "--timeout=240", *options, env={"PYTHONPATH": paths, **END_WITH_NOX})
 
@@ -150,7 +154,7 @@ def format(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=False)
 def constraints(session: nox.Session) -> None:
-    """Resolve every profile anew and write the pinned versions to constraints/."""
+    """Resolve the versions of all dependencies anew and write them to constraints/, a file for each set of extras."""
     for profile, extras in {
         "zensical": ("builder", "zensical"),
         "site": ("builder", "site"),
@@ -160,6 +164,7 @@ def constraints(session: nox.Session) -> None:
         torch = (TORCH,) if "training" in extras else ()
         session.install("--upgrade", *torch, *_requirements(*extras), silent=False)
         frozen = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
+        # Without "+cpu", which names a build of PyTorch and would forbid all others.
         pins = [line.split("+")[0] for line in frozen.splitlines() if "==" in line and not line.startswith("pip==")]
         Path("constraints", f"{profile}.txt").write_text("\n".join(sorted(pins, key=str.lower)) + "\n")
 
@@ -169,9 +174,10 @@ def _requirements(*extras: str) -> list[str]:
 
 
 def _hiveminds_sources(session: nox.Session, folder: Path) -> Path:
-    """hivemind's source distribution, of the version that is pinned.
+    """Downloads hivemind's source distribution of the pinned version into a folder.
 
-    pip looks into what it downloads with hivemind's setup.py, which needs setuptools' former pkg_resources.
+    pip runs hivemind's setup.py to read its metadata. That imports pkg_resources, which newer setuptools lack, so
+    pip gets an older one.
     """
     pins = Path("constraints", "tests.txt").read_text().splitlines()
     old_setuptools = folder / "build.txt"
@@ -184,15 +190,15 @@ def _hiveminds_sources(session: nox.Session, folder: Path) -> Path:
 
 
 def _pytest(session: nox.Session, *arguments: str, env: dict[str, str]) -> None:
-    """Runs tests; after Ctrl-C they have ten seconds to end what they have started, where nox gives 0.3 by itself."""
+    """Runs tests; after Ctrl-C they have ten seconds to end the programs that they started, instead of nox's 0.3."""
     session.run("python", "-m", "pytest", *arguments, env=env, interrupt_timeout=10)
 
 
 def _kept_bytecode(session: nox.Session) -> dict[str, str]:
-    """Environment in which modules are compiled once, also where PYTHONDONTWRITEBYTECODE forbids it.
+    """Environment variables with which Python keeps compiled modules, even if PYTHONDONTWRITEBYTECODE is set.
 
-    The tests start some hundred programs; each of them would compile torch and hivemind anew, for four seconds. The
-    source tree stays as clean as that variable wants it.
+    The tests start about a hundred programs. Without kept bytecode, each would compile torch and hivemind again, which
+    takes four seconds. It is kept in the session's folder, so that the source tree stays free of it.
     """
     if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
         return {}
@@ -201,10 +207,11 @@ def _kept_bytecode(session: nox.Session) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _beside(session: nox.Session, *tests: str, env: dict[str, str]) -> Iterator[None]:
-    """Runs tests in parallel with the block; then prints their output, and fails the session if they failed."""
+def _in_parallel(session: nox.Session, *tests: str, env: dict[str, str]) -> Iterator[None]:
+    """Runs tests while the block runs; then prints their output, and fails the session if they failed."""
     command = [str(Path(session.bin, "python")), "-m", "pytest", *tests]
     environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+    # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
     with tempfile.TemporaryFile("w+") as printed:
         running = subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
         try:
@@ -217,11 +224,16 @@ def _beside(session: nox.Session, *tests: str, env: dict[str, str]) -> Iterator[
             printed.seek(0)
             print(printed.read(), flush=True)
     if failed:
-        session.error(f"Of {', '.join(tests)} tests have failed.")
+        session.error(f"Tests in {', '.join(tests)} have failed; their output is above.")
 
 
 def _install(session: nox.Session, *extras: str) -> None:
-    """Installs what the extras need, at the pinned versions, once; says what it does while it lasts."""
+    """Installs the pinned versions of what some extras need, unless they are installed; logs while it does so.
+
+    Args:
+        session: Its environment gets the packages.
+        extras: Names in pyproject.toml; the last one names the file in constraints/.
+    """
     profile = extras[-1]
     pins = Path("constraints", f"{profile}.txt")
     build, reason = _torch_build()
@@ -241,12 +253,12 @@ def _install(session: nox.Session, *extras: str) -> None:
 
 
 def _torch_build() -> tuple[str, str]:
-    """`cpu` or `default`, and why."""
+    """The build of PyTorch to install, `cpu` or `default`, and the reason."""
     chosen = os.environ.get("TORCH_BUILD", "")
     if chosen in ("cpu", "default"):
-        return chosen, "TORCH_BUILD says so"
+        return chosen, f"TORCH_BUILD is {chosen}"
     if platform.system() != "Linux":
-        return "default", f"{platform.system()} has one build only"
+        return "default", f"there is only one build for {platform.system()}"
     if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0:
         return "default", "nvidia-smi lists a GPU"
     return "cpu", "no NVIDIA GPU was found (TORCH_BUILD=default installs the build for one)"
@@ -261,7 +273,7 @@ def _build_site(session: nox.Session) -> None:
 
 
 def _browser(session: nox.Session) -> str:
-    """Path of a Chromium: one that is here, else Playwright's own, else Debian's."""
+    """Path of a Chromium: an installed one, else Playwright's, else one that apt-get installs."""
     if found := os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None):
         return found
     ask = "from playwright.sync_api import sync_playwright as s\nwith s() as p: print(p.chromium.executable_path)"
@@ -279,7 +291,7 @@ def _browser(session: nox.Session) -> str:
 
 @contextlib.contextmanager
 def _heartbeat(session: nox.Session, doing: str, every_seconds: float = 20) -> Iterator[None]:
-    """Logs a line every so often, so that long work is never silent."""
+    """Logs a line every `every_seconds` while the block runs, so that long work does not look as if it hung."""
     done = threading.Event()
     started = time.monotonic()
 
