@@ -1,10 +1,11 @@
-"""8-bit gradients on the wire: error, bytes and CPU time per value of this project's codec and hivemind's.
+"""Codecs for gradients: error, bytes and CPU time per value, of this project's codec and of hivemind's.
 
     python benchmarks/codecs.py --json benchmarks/results/codecs.json
 
-The gradients are Gaussian, Student-t with three degrees of freedom, and those of the demo's model after some steps on
-synthetic samples. Each codec encodes and decodes parts as large as in an all-reduce, in one thread and in turn with the
-others; the table shows medians over the rounds. A CPU is enough.
+The gradients are of three kinds: Gaussian, Student-t with three degrees of freedom, and those of the demo's model after
+30 steps on synthetic samples. Each codec encodes and decodes parts as large as in an all-reduce, in one thread. The
+codecs take turns, so that other work on the machine affects all of them; the table shows medians over the rounds. A CPU
+is enough.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from memory_report import record, result  # noqa: E402
 
 OURS, PEER = "block-wise 8 bit", "hivemind uniform 8 bit"
 PART_VALUES = 1 << 19
-"""hivemind's largest part of an all-reduce holds as many values in 8 bit."""
+"""Values in hivemind's largest part of an all-reduce, in 8 bit."""
 
 
 def codecs() -> dict:
-    """The codecs by name; each decodes its own output, without hivemind's registry."""
+    """The codecs by name. Each object decodes its own output, because not all of them are in hivemind's registry."""
     from hivemind.compression import BlockwiseQuantization, Float16Compression, Uniform8BitQuantization
 
     from training.swarm.codecs import BlockwiseCodec
@@ -73,7 +74,10 @@ def model_gradient() -> object:
 
 
 def measure(rounds: int) -> dict[tuple[str, str], dict]:
-    """Error, bytes and times of writing and reading, by kind of gradient and codec; the first round is not timed."""
+    """Error, bytes per value, and times of encoding and decoding for each kind of gradient and codec.
+
+    Times are in CPU nanoseconds per value, from all rounds but the first, which warms up.
+    """
     from hivemind.compression import CompressionInfo
 
     measured: dict[tuple[str, str], dict] = {}
@@ -83,12 +87,12 @@ def measure(rounds: int) -> dict[tuple[str, str], dict]:
             for name, codec in codecs().items():
                 began = time.process_time()
                 message = codec.compress(gradient, info)
-                wrote = time.process_time()
+                encoded = time.process_time()
                 restored = codec.extract(message)
-                read = time.process_time()
+                decoded = time.process_time()
                 if number:
-                    times[name][0].append((wrote - began) / PART_VALUES * 1e9)
-                    times[name][1].append((read - wrote) / PART_VALUES * 1e9)
+                    times[name][0].append((encoded - began) / PART_VALUES * 1e9)
+                    times[name][1].append((decoded - encoded) / PART_VALUES * 1e9)
                 measured[kind, name] = {
                     "error": float((restored - gradient).norm() / gradient.norm()),
                     "bytes": len(message.buffer) / PART_VALUES,
@@ -101,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures every codec on every gradient, prints the table, and writes the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="times that each codec writes and reads")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="timed rounds of each codec (15)")
     flags = parser.parse_args(arguments)
 
     import hivemind
@@ -111,15 +115,16 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     measured = measure(flags.rounds)
     kinds = list(dict.fromkeys(kind for kind, _ in measured))
-    print(f"{'error':<34}" + "".join(f"{kind:>14}" for kind in kinds) + f"{'bytes':>8}{'write ns':>10}{'read ns':>9}")
+    print(f"{'error':<34}" + "".join(f"{kind:>14}" for kind in kinds), end="")
+    print(f"{'bytes':>8}{'encode ns':>10}{'decode ns':>10}")
     results = []
     for name in codecs():
         row = [measured[kind, name] for kind in kinds]
-        writing, reading = row[0]["times"]
+        encoding, decoding = row[0]["times"]
         print(
             f"{name:<34}"
             + "".join(f"{entry['error']:>14.2%}" for entry in row)
-            + f"{row[0]['bytes']:>8.3f}{statistics.median(writing):>10.2f}{statistics.median(reading):>9.2f}"
+            + f"{row[0]['bytes']:>8.3f}{statistics.median(encoding):>10.2f}{statistics.median(decoding):>10.2f}"
         )
         of_peer = {kind: measured[kind, PEER] for kind in kinds}
         for kind, entry in zip(kinds, row, strict=True):
@@ -127,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
             results.append(result(f"error, {kind}: {name}", "share of the norm", entry["error"], **peer))
         results.append(result(f"bytes: {name}", "bytes per value", row[0]["bytes"]))
         for what, runs, of_peers in zip(
-            ("writing", "reading"), (writing, reading), of_peer[kinds[0]]["times"], strict=True
+            ("encoding", "decoding"), (encoding, decoding), of_peer[kinds[0]]["times"], strict=True
         ):
             peer = {"peer": statistics.median(of_peers), "peer_name": PEER} if name != PEER else {}
             spread = {"runs": len(runs), "min": min(runs), "max": max(runs)}

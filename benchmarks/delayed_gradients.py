@@ -1,12 +1,12 @@
-"""The effect of delayed gradients on the loss: the demo's model trained with immediate updates, and one epoch late.
+"""The effect of delayed gradients on the loss: the demo's model, trained with gradients at once and one update late.
 
     python benchmarks/delayed_gradients.py --json benchmarks/results/delayed_gradients.json
 
-With `delay_gradient_averaging` a peer computes an epoch on the previous weights while the last epoch's gradients are
-averaged and applied: an update uses gradients that are at most one update old. Here one process computes the worst case
-of such a swarm, in which each update uses gradients at the weights before the last update. It uses the synthetic
-samples of `local_updates.py` and the recipe's optimizer and schedule. Both runs see the same samples in the same order
-and are compared on held-out samples; several seeds show the effect of chance.
+With `delay_gradient_averaging` a peer computes an epoch while the gradients of the epoch before are averaged and
+applied, so an update may use gradients that were computed at the weights before the last update. Here one process
+computes the worst case, in which every update does. It uses the synthetic samples of `local_updates.py`, and the
+recipe's optimizer and schedule. Both runs see the same samples in the same order and are compared on held-out samples;
+several seeds show the effect of chance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ WARMUP_SHARE = 0.1
 
 
 def train(seed: int, updates: int, *, delayed: bool) -> float:
-    """Loss on held-out samples after a number of updates."""
+    """Loss on held-out samples after training.
+
+    Args:
+        seed: Of the model's first weights and of the samples.
+        updates: How many; the schedule has as many.
+        delayed: Whether each update uses the gradients of the batch before, computed before the last update.
+    """
     import torch
 
     from training.config import load_recipe
@@ -50,7 +56,7 @@ def train(seed: int, updates: int, *, delayed: bool) -> float:
         gradients = [parameter.grad for parameter in parameters]
         applied, late = (late, gradients) if delayed else (gradients, None)
         if applied is None:
-            continue  # the first epoch's average is under way
+            continue  # after the first batch there are no earlier gradients
         for parameter, gradient in zip(parameters, applied, strict=True):
             parameter.grad = gradient
         for group in optimizer.param_groups:
@@ -60,11 +66,11 @@ def train(seed: int, updates: int, *, delayed: bool) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains in both ways with each seed, prints the losses, and writes the JSON if asked."""
+    """Trains with and without delay for each seed, prints the losses, and writes the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
-    parser.add_argument("--updates", type=int, default=300, metavar="N", help="updates of each course (300)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="courses of each kind (3)")
+    parser.add_argument("--updates", type=int, default=300, metavar="N", help="updates of each run (300)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each kind (3)")
     flags = parser.parse_args(arguments)
     at_once, late = [], []
     print(f"{'seed':>6}{'at once':>12}{'one late':>12}{'ratio':>8}")

@@ -2,8 +2,9 @@
 
     python benchmarks/estimate_speed.py --json benchmarks/results/estimate_speed.json
 
-CPU seconds of one thread. Every figure starts with empty caches, and no setup is repeated. The peer is the same
-calculator without its recordings: each step is played again.
+Times are CPU seconds of one thread. Every measurement starts with empty caches, and no setup is repeated. The
+calculator records the operations of a training step and reuses the record for other sizes. It is compared with itself
+without these records, when each estimate computes the whole step anew.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from calculator import PRESETS, Setup, estimate, timeline  # noqa: E402
 from calculator.__main__ import batch_line  # noqa: E402
 
 LINES, RUNS = 500, 5
-PEER = "each step played anew"
+PEER = "every step computed anew"
 
 
 def forget() -> None:
-    """Empties the caches of played steps."""
+    """Empties the calculator's caches of training steps."""
     timeline.play.cache_clear()
     timeline._recordings.cache_clear()
 
@@ -43,7 +44,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 def one_estimate(model: str) -> list[dict]:
-    """The first estimate of a model, and the next with another batch."""
+    """Results for the first estimate of a model, and for a second one with another batch."""
     first, later = [], []
     for batch in range(2, 42, 2):
         forget()
@@ -56,7 +57,7 @@ def one_estimate(model: str) -> list[dict]:
 
 
 def batch(words: str, models: list[str]) -> dict:
-    """Different setups a second, from the text of a line to the text of its answer."""
+    """Result for a batch of different setups: estimates per second, reading and writing of lines included."""
     draw = random.Random(0)
     lines = [_drawn(draw, draw.choice(models)) for _ in range(LINES)]
     ours, peer = [], []

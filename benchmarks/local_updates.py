@@ -1,12 +1,14 @@
-"""Bytes and loss of the local-update mode compared with the synchronous one, on the demo's model, with real peers.
+"""Bytes and loss of the mode with local updates, compared with the synchronous mode, on the demo's model.
 
     python benchmarks/local_updates.py --json benchmarks/results/local_updates.json
 
-Two peers, each a process, train in the `diloco` mode on synthetic samples: a number of captions, each with its own
-picture, to which noise is added every time. For comparison, one process trains synchronously on as many samples with
-the batch of two peers together; synchronous peers compute the same, apart from the 8-bit exchange. Two real peers count
-the bytes of that exchange in a few epochs: all send the same. Both modes see the same number of samples, use
-the recipe's optimizer and the same number of inner updates, and are compared on held-out samples.
+Two real peers, each a process, train with local updates (`diloco`) on synthetic samples: 64 captions, each with its own
+picture, to which random codes are added every time. They give the loss and the bytes of this mode.
+
+The loss of the synchronous mode comes from one process, whose batch is that of both peers together: synchronous peers
+compute the same, except for the rounding to 8 bits. The bytes of the synchronous mode come from two real peers that
+train for a few epochs, since every epoch sends equally many. Both modes use the recipe's optimizer and the same numbers
+of samples and updates, and are compared on held-out samples.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from memory_report import record, result  # noqa: E402
 
 CAPTIONS, NOISE, HELD_OUT = 64, 0.2, 256
-"""Different captions, share of a picture's codes that are random, samples to judge by."""
+"""Number of captions, share of random codes in a picture, number of held-out samples."""
 UPDATES_PER_EXCHANGE = 100
-"""H, inner updates of each peer between two exchanges."""
+"""Local updates of each peer between two exchanges (H in the papers on DiLoCo)."""
 BATCH = 32
-"""Samples of an update: of all peers together, synchronous or inner."""
+"""Samples of one update, of both peers together."""
 PEAK_LEARNING_RATE = 1e-2
 SYNCHRONOUS_EPOCHS = 5
-"""Of the real peers that show what a synchronous epoch sends."""
+"""Epochs of the real peers that count the bytes of a synchronous epoch."""
 
 
 def samples(shape: object, seed: int, size: int) -> Iterator[tuple]:
-    """Batches of texts and codes without end; the pictures' patterns are the same for all seeds."""
+    """Endless batches of texts and codes; captions and pictures are the same for all seeds, noise and order are not."""
     import torch
 
     fixed, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
@@ -53,14 +55,15 @@ def samples(shape: object, seed: int, size: int) -> Iterator[tuple]:
 
 
 def recipe(mode: str, updates: int) -> object:
-    """The demo's recipe for so many updates in one of the modes."""
+    """The demo's recipe for one of the modes and a number of updates."""
     from training.config import load_recipe
 
     run = load_recipe("demo")
     exchanges = updates // UPDATES_PER_EXCHANGE
     changes = {
         "diloco": {"mode": "diloco", "inner_batch_size": BATCH // 2, "target_batch_size": UPDATES_PER_EXCHANGE * BATCH},
-        "synchronous": {"target_batch_size": 4 * BATCH},  # long enough for its matchmaking; bytes do not depend on it
+        # Four batches, so that an epoch outlasts its matchmaking; the bytes of an epoch do not depend on it.
+        "synchronous": {"target_batch_size": 4 * BATCH},
     }[mode]
     schedule = {"peak_learning_rate": PEAK_LEARNING_RATE, "warmup_epochs": 0, "total_epochs": max(exchanges, 1)}
     return run.model_copy(
@@ -81,7 +84,7 @@ def held_out_loss(model: object, shape: object, size: int = HELD_OUT) -> float:
 
 
 def one_process(updates: int) -> list[tuple[int, float]]:
-    """Synchronous training: (samples, loss on what is held out) at the places of the other mode's exchanges."""
+    """Trains synchronously; (samples so far, held-out loss) after every `UPDATES_PER_EXCHANGE` updates."""
     import torch
 
     from training.model.transformer import build_model
@@ -106,7 +109,7 @@ def one_process(updates: int) -> list[tuple[int, float]]:
 
 
 def one_peer(folder: Path, name: str, mode: str, updates: int, stop: object) -> None:
-    """One of two real peers; writes what each epoch cost and, after it, the loss on what is held out."""
+    """One of two real peers; writes its report of each epoch, and the held-out loss after it, to a file."""
     import torch
 
     from training.model.transformer import build_model
@@ -143,17 +146,17 @@ def one_peer(folder: Path, name: str, mode: str, updates: int, stop: object) -> 
             course.append({**{key: getattr(report, key) for key in report.__slots__}, "loss": loss})
     (folder / f"{name}.json").write_text(json.dumps(course), encoding="utf-8")
     while not all((folder / f"{peer}.json").is_file() for peer in ("first", "second")) and not stop.wait(0.1):
-        pass  # the other may still need this one's node
+        pass  # without this peer's DHT node the other one could not end its last epoch
 
 
 def two_peers(mode: str, updates: int) -> list[list[dict]]:
-    """Both peers' epochs."""
+    """Runs both peers; the list of epochs of each."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--updates", str(updates), "--mode", mode, "--folder", folder, "--peer"]
         peers = [subprocess.Popen([*command, name], env=one_thread()) for name in ("first", "second")]
         try:
             if any([peer.wait(timeout=3600) for peer in peers]):
-                raise SystemExit("A peer failed.")
+                raise SystemExit("A peer has failed; its error is printed above.")
         finally:
             for peer in peers:
                 peer.kill()
@@ -166,13 +169,13 @@ def one_thread() -> dict[str, str]:
 
 
 def bytes_per_sample(peers: list[list[dict]]) -> float:
-    """Sent by both peers together, over all their samples, in epochs that were averaged."""
+    """Bytes that both peers sent per sample, in epochs that were averaged."""
     epochs = [epoch for peer in peers for epoch in peer if epoch["senders"] == 2]
     return sum(epoch["bytes_sent"] for epoch in epochs) / sum(epoch["samples"] for epoch in epochs)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains in both modes, prints the course of the loss and the bytes, and writes the JSON if asked."""
+    """Trains in both modes, prints losses and bytes, and writes the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--updates", type=int, default=300, metavar="N", help="updates of each mode")
@@ -192,14 +195,14 @@ def main(arguments: list[str] | None = None) -> int:
     synchronous = two_peers("synchronous", flags.updates)
     course = one_process(flags.updates)
     sent = bytes_per_sample(local)
-    # a synchronous epoch sends the same whatever its batch: here, as many bytes for each update of BATCH samples
+    # A synchronous epoch sends as many bytes with any batch: here, one exchange of both peers for every BATCH samples.
     per_epoch = [epoch["bytes_sent"] for peer in synchronous for epoch in peer if epoch["senders"] == 2]
     sent_synchronous = 2 * sum(per_epoch) / len(per_epoch) / BATCH
     print(f"{'samples':>10}{'synchronous':>14}{'diloco':>10}")
     for (count, loss), epoch in zip(course, local[0], strict=True):
         print(f"{count:>10}{loss:>14.4f}{epoch['loss']:>10.4f}")
-    print(f"bytes sent a sample: synchronous {sent_synchronous:,.0f}, diloco {sent:,.0f}")
-    print(f"that is {sent_synchronous / sent:.0f} times fewer")
+    print(f"bytes sent per sample: synchronous {sent_synchronous:,.0f}, diloco {sent:,.0f}")
+    print(f"diloco sends {sent_synchronous / sent:.0f} times fewer")
     averaged = sum(epoch["senders"] == 2 for peer in local for epoch in peer)
     waiting = math.fsum(epoch["waiting_seconds"] + epoch["averaging_seconds"] for epoch in local[0])
     if flags.json:
@@ -208,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         name = "synchronous mode"
         results = [
-            result("bytes sent a sample", "bytes", sent, peer=sent_synchronous, peer_name=name),
+            result("bytes sent per sample", "bytes", sent, peer=sent_synchronous, peer_name=name),
             result("loss after all samples", "nats", local[0][-1]["loss"], peer=course[-1][1], peer_name=name),
         ]
         versions = {"torch": torch.__version__, "hivemind": hivemind.__version__}

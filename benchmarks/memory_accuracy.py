@@ -4,8 +4,9 @@
     python benchmarks/memory_accuracy.py --others-from benchmarks/results/memory_accuracy.json
     python benchmarks/memory_accuracy.py --ours-only
 
-The steps (reference_steps.json) are byte counts of transformers' models on fake CUDA tensors; some
-were chosen, those with `held_out` were drawn at random after the calculator was written. The worst cases are named.
+The true sizes of each step (reference_steps.json) were counted on models of transformers with fake CUDA tensors, which
+have no content. Some steps were chosen by hand; those marked `held_out` were drawn at random after the calculator was
+written. The program prints the errors and names the worst cases.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Answer = dict[str, float] | None
 
 
 def true_figures(step: dict) -> dict[str, float]:
-    """What a step really took. Host memory is judged where the optimizer is offloaded."""
+    """The sizes that were counted for a step; host memory only if the optimizer is offloaded."""
     figures = {
         "parameters": step["parameters"],
         "saved_activations": step["saved_activations"],
@@ -54,7 +55,7 @@ def true_figures(step: dict) -> dict[str, float]:
 
 
 def ours(setup: Setup) -> Answer:
-    """This calculator."""
+    """This calculator's answer."""
     answer = estimate(setup)
     return {
         "parameters": answer.parameters,
@@ -69,7 +70,8 @@ def ours(setup: Setup) -> Answer:
 def calculator_2021(module: ModuleType) -> Callable[[Setup], Answer]:
     """The 2021 calculator (github.com/training-transformers-together/calc, mem_calc.py) with its nearest options.
 
-    Its own table counts the layers of both stacks together and gives both the encoder's length; LAMB is its Adam.
+    It has one number of layers and one length: layers of encoder and decoder are added up, and both stacks get the
+    encoder's length. It has no LAMB; its Adam stands for it, which keeps the same state.
     """
     optimizers = {"adamw": "adam", "lamb": "adam", "adafactor": "adafactor-fac-only"}
     levels = {"fp32": "O0", "amp-bf16": "O1", "amp-fp16": "O1"}
@@ -99,7 +101,8 @@ def calculator_2021(module: ModuleType) -> Callable[[Setup], Answer]:
 def eleutherai(module: ModuleType) -> Callable[[Setup], Answer]:
     """EleutherAI's calculator (github.com/EleutherAI/cookbook, calc/calc_transformer_mem.py), by what it prints.
 
-    It knows one Adam, whose 12 bytes a parameter contain 4 of master weights; no offloading, no shared layers.
+    It has only one Adam, with 12 bytes per parameter, of which 4 are master weights and not state. It has no offloading
+    and no shared layers; the answer for such setups is None.
     """
 
     def answer(setup: Setup) -> Answer:
@@ -139,7 +142,7 @@ def _eleutherai_flags(setup: Setup, a: Architecture) -> Iterator[object]:
 
 
 def judge(steps: list[dict], answer: Callable[[Setup], Answer]) -> list[dict[str, float]]:
-    """For each step the error of each figure in per cent; empty where a calculator cannot express it."""
+    """For each step the errors of its figures in percent; empty if the calculator has no answer for its setup."""
     rows = []
     for step in steps:
         predicted = answer(setup_from(step["setup"]))
@@ -149,7 +152,7 @@ def judge(steps: list[dict], answer: Callable[[Setup], Answer]) -> list[dict[str
 
 
 def name_of(step: dict) -> str:
-    """What a step is, in a few words."""
+    """A short description of a step."""
     setup = dict(step["setup"])
     model = setup.pop("model", None) or f"{setup.pop('config')['model_type']} of a few layers"
     words = [str(setup[key]) for key in ("precision", "attention", "optimizer") if key in setup]
@@ -188,15 +191,15 @@ def _recorded(path: Path, steps: list[dict]) -> dict[str, list]:
 
 
 def _load(path: Path, needed: str) -> ModuleType:
-    """A peer's program as a module; it imports its neighbours."""
+    """Another calculator's program as a module; it imports files beside it, so its folder must be on the path."""
     if not path.is_file():
-        raise SystemExit(f"{path} is not a file.")
+        raise SystemExit(f"{path} is not a file; give the path of the calculator's program.")
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, needed):
-        raise SystemExit(f"{path} has no {needed}: it is not the expected program.")
+        raise SystemExit(f"{path} does not define {needed}, so it is not the expected program.")
     return module
 
 
@@ -205,16 +208,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calculator-2021", type=Path, metavar="FILE", help="mem_calc.py of the 2021 calculator")
     parser.add_argument("--eleutherai", type=Path, metavar="FILE", help="calc_transformer_mem.py of EleutherAI")
-    parser.add_argument("--others-from", type=Path, metavar="FILE", help="the others' errors as recorded there")
-    parser.add_argument("--ours-only", action="store_true", help="go on without the others")
+    parser.add_argument("--others-from", type=Path, metavar="FILE", help="take the others' errors from this record")
+    parser.add_argument("--ours-only", action="store_true", help="omit the other calculators")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--per-case", action="store_true", help="print every step")
     flags = parser.parse_args(arguments)
     if not flags.ours_only and not (flags.calculator_2021 or flags.eleutherai or flags.others_from):
         parser.exit(
             2,
-            "Give --calculator-2021 (git clone https://github.com/training-transformers-together/calc) and "
-            "--eleutherai (git clone https://github.com/EleutherAI/cookbook), --others-from FILE or --ours-only.\n",
+            "Say what to compare with: --calculator-2021 (git clone "
+            "https://github.com/training-transformers-together/calc) and --eleutherai (git clone "
+            "https://github.com/EleutherAI/cookbook), or --others-from FILE, or --ours-only.\n",
         )
     steps = json.loads(STEPS.read_text(encoding="utf-8"))
     judged = {"this calculator": judge(steps, ours)}

@@ -1,12 +1,13 @@
-"""The calculator against a GPU: training steps of real models, and what PyTorch allocated beside the estimate.
+"""The calculator's estimates compared with a GPU: the memory that PyTorch allocates in training steps of real models.
 
     python benchmarks/memory_on_gpu.py --csv benchmarks/results/memory_on_gpu.csv
-    python benchmarks/memory_on_gpu.py --dry-run          # on a CPU: every case is built, stepped and estimated, small
+    python benchmarks/memory_on_gpu.py --dry-run          # on a CPU: takes and estimates the steps of small models
 
-The matrix is families x precision x attention x checkpointing x optimizer x sharing x offload, sized to the card. Each
-case is a step after a warm-up step, so that the optimizer's state is there. Recorded are `max_memory_allocated`,
-`max_memory_reserved` and the growth of the process, with the versions and the card. With --dry-run the sizes are small,
-nothing is measured by CUDA, and what the step leaves (parameters, gradients, optimizer state) is compared instead.
+The cases are the combinations of family, precision, attention, checkpointing, optimizer, sharing and offload, each with
+the largest micro-batch that fits. A case is a training step after a warm-up step, so that the optimizer's state exists.
+The program records `max_memory_allocated`, `max_memory_reserved` and the growth of the process, with the versions and
+the card. With --dry-run the models are small, and instead of the peak it compares the memory that the step leaves in
+use: parameters, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SIZES = {
     "gptj": {"n_embd": 1024, "n_layer": 4, "n_head": 8, "rotary_dim": 64, "n_positions": 1024, "vocab_size": 50_400},
     "t5": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 12},
 }
-"""Real widths and vocabularies, few layers: a case takes seconds."""
+"""Real widths and vocabularies, but few layers, so that a case takes seconds."""
 SMALL = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     | {"vocab_size": 200, "max_position_embeddings": 16},
@@ -44,7 +45,7 @@ SMALL = {
     "t5": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
     | {"vocab_size": 200, "n_positions": 16},
 }
-"""The same families for a CPU."""
+"""Small models of the same families, for a CPU."""
 CUDA_ONLY = ("adamw8bit", "lamb8bit", "lion8bit", "paged-adamw8bit")
 COLUMNS = (
     "card", "cuda", "torch", "transformers", "model", "precision", "attention", "checkpointing", "optimizer",
@@ -55,7 +56,14 @@ COLUMNS = (
 
 
 def matrix(*, small: bool, usable_bytes: int, cases: int | None, seed: int = 0) -> list[Setup]:
-    """The setups, largest micro-batch of 1, 2, 4, 8, 16 that fits each; `cases` of them, drawn at random, if given."""
+    """The setups, each with the largest micro-batch of 1, 2, 4, 8 and 16 that fits.
+
+    Args:
+        small: Small models for a CPU; without optimizers that need CUDA.
+        usable_bytes: Memory of the card; a setup may take four fifths of it.
+        cases: How many setups to draw at random; None: all.
+        seed: Of that draw.
+    """
     sizes = SMALL if small else SIZES
     optimizers = [("adamw", impl) for impl in ("foreach", "for-loop", "fused")]
     optimizers += [(name, "foreach") for name in ("adafactor", "sgd", *CUDA_ONLY)]
@@ -126,7 +134,10 @@ def build(setup: Setup, device: str):
 
 
 def _share(model, family: str, groups: int) -> None:
-    """Gives layer i the parameters of layer i mod `groups`; what the first layer of a T5 stack alone has stays."""
+    """Gives layer i the parameters of layer i mod `groups`.
+
+    The first layer of a T5 stack has a table of positions that others lack; it keeps it.
+    """
     stacks = {
         "bert": lambda: [model.bert.encoder.layer],
         "gpt2": lambda: [model.transformer.h],
@@ -185,11 +196,11 @@ class Offloaded:
 
     @property
     def state(self) -> dict:
-        """On the host."""
+        """The state of the optimizer on the host."""
         return self.optimizer.state
 
     def step(self) -> None:
-        """Gradients down, the update, parameters up."""
+        """Copies gradients to the host, updates the copies there, and copies them back to the device."""
         import torch
 
         with torch.no_grad():
@@ -201,7 +212,13 @@ class Offloaded:
 
 
 def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tuple[int, int]:
-    """Two training steps; returns the bytes left on the device (parameters, gradients, state) and on the host."""
+    """Takes two training steps; returns the bytes in use after them on the device and on the host.
+
+    Args:
+        setup: What to train.
+        device: "cpu" or "cuda".
+        before_last: Called between the steps, so that a peak can be measured without that of the first step.
+    """
     import torch
 
     architecture = resolve(setup)
@@ -237,13 +254,13 @@ def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tu
 
 
 def _allocated(tensors: Iterable) -> int:
-    """Bytes of the storages of some tensors, each once, in the allocator's unit."""
+    """Bytes of the storages of some tensors, in blocks of 512 as PyTorch's allocator rounds; shared ones count once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum((size + 511) // 512 * 512 for size in storages.values())
 
 
 def judge(setup: Setup, device: str) -> dict:
-    """One row of the table: predicted and measured."""
+    """One row of the table: predicted and measured bytes of a setup."""
     import torch
 
     on_gpu = device == "cuda"
@@ -310,21 +327,19 @@ def _versions(on_gpu: bool) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the matrix, prints predicted against measured, writes the CSV."""
+    """Runs the cases, prints the error of each, and writes the CSV if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write every case")
-    parser.add_argument(
-        "--cases", type=int, default=200, metavar="N", help="so many of the matrix, drawn at random (200)"
-    )
+    parser.add_argument("--cases", type=int, default=200, metavar="N", help="number of cases, drawn at random (200)")
     parser.add_argument("--dry-run", action="store_true", help="small models on the CPU; no peak is measured")
-    parser.add_argument("--list", action="store_true", help="print how many cases there are, and end")
+    parser.add_argument("--list", action="store_true", help="print the number of cases, and end")
     flags = parser.parse_args(arguments)
     usable = 16 * 2**30
     if not flags.dry_run and not flags.list:
         import torch
 
         if not torch.cuda.is_available():
-            parser.exit(2, "There is no NVIDIA GPU here; --dry-run proves the program on a CPU.\n")
+            parser.exit(2, "PyTorch finds no NVIDIA GPU here; use --dry-run to try the program on a CPU.\n")
         usable = torch.cuda.mem_get_info()[0]
     setups = matrix(small=flags.dry_run, usable_bytes=usable, cases=flags.cases)
     if flags.list:
@@ -342,8 +357,9 @@ def main(arguments: list[str] | None = None) -> int:
         if flags.csv:
             _write(flags.csv, rows)
     found = summary([row[figure] for row in rows])
-    what = "what a step leaves" if flags.dry_run else "peak"
-    print(f"{what}: median {found['median']:.3f} %, 95th percentile {found['p95']:.3f} %, worst {found['worst']:.3f} %")
+    what = "memory in use after a step" if flags.dry_run else "peak"
+    print(f"Errors of the {what}:")
+    print(f"median {found['median']:.3f} %, 95th percentile {found['p95']:.3f} %, worst {found['worst']:.3f} %")
     return 0
 
 

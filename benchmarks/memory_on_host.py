@@ -2,10 +2,10 @@
 
     python benchmarks/memory_on_host.py --json benchmarks/results/memory_on_host.json
 
-Each case is a process of its own. It makes a model's parameters and gradients, which stand for the GPU's, notes its
-resident memory, makes a `hivemind.Optimizer` that keeps everything else on the host, has the C library give back what
-only that needed, as the trainer does, takes two updates, and notes its memory again. The growth without giving back
-is measured in another process. A CPU is enough; Linux only.
+Each case is a process of its own. It makes a model's parameters and gradients, which stand for those on the GPU, and
+notes its resident memory. It then makes a `hivemind.Optimizer` that keeps everything else on the host. As in the
+trainer, the C library returns the memory that only this needed to the system. The process takes two updates and notes
+its memory again. A second process measures the growth if that memory is not returned. A CPU is enough; Linux only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from calculator.parameters import parameter_tensors  # noqa: E402
 from calculator.setups import resolve  # noqa: E402
 
 CONFIG = {"model_type": "gpt2", "n_embd": 512, "n_layer": 4, "n_head": 8, "n_positions": 512, "vocab_size": 30_000}
-"""A small GPT-2: 28 million parameters; what the process needs besides is small beside their copies."""
+"""A small GPT-2 with 28 million parameters, enough for their copies to be most of what the process needs."""
 CASES = {
     "8-bit LAMB of the run": {"optimizer": "lamb8bit-demo"},
     "32-bit LAMB": {"optimizer": "lamb"},
@@ -38,7 +38,7 @@ CASES = {
 
 
 def predicted(case: dict) -> int:
-    """Bytes on the host by the calculator."""
+    """Bytes on the host, as the calculator predicts them."""
     return estimate(Setup(config=CONFIG, precision="fp32", offload_optimizer=True, **case)).host.total
 
 
@@ -62,11 +62,11 @@ def _optimizer(name: str) -> Callable:
 
 
 def measure(case: dict, *, give_back: bool) -> int:
-    """Bytes by which this process has grown after two updates; for a process of its own.
+    """Bytes by which this process has grown after two updates. Must run in a process of its own.
 
     Args:
-        case: Which optimizer.
-        give_back: Whether what only the making of the optimizer needed goes back to the system, as in the trainer.
+        case: A value of `CASES`.
+        give_back: Return the memory to the system that only the creation of the optimizer needed, as the trainer does.
     """
     import hivemind
     import torch
@@ -74,7 +74,7 @@ def measure(case: dict, *, give_back: bool) -> int:
     from training.model.memory import give_back_freed_memory, keep_freed_memory
 
     logging.disable(logging.WARNING)
-    if case["optimizer"] != "adamw":  # as the trainer, which runs LAMB alone
+    if case["optimizer"] != "adamw":  # as in the trainer, which runs only LAMB
         keep_freed_memory()
     architecture = resolve(Setup(config=CONFIG))
     shapes = [tensor.shape for tensor in parameter_tensors(architecture) for _ in range(tensor.copies)]
@@ -104,7 +104,7 @@ def measure(case: dict, *, give_back: bool) -> int:
     deadline = time.monotonic() + 120
     while optimizer.local_epoch < 2:
         if time.monotonic() > deadline:
-            raise SystemExit("hivemind made no update within two minutes.")
+            raise SystemExit("hivemind made no two updates within two minutes.")
         optimizer.step()
         for parameter in parameters:
             parameter.grad.fill_(1.0)
@@ -116,7 +116,7 @@ def measure(case: dict, *, give_back: bool) -> int:
 
 
 def _warm_up(make: Callable) -> None:
-    """An update of a small tensor, so that libraries have what they keep."""
+    """Updates a small tensor: what libraries allocate at their first use would otherwise count as the optimizer's."""
     import torch
 
     parameter = torch.nn.Parameter(torch.rand(300, 300))
@@ -127,7 +127,7 @@ def _warm_up(make: Callable) -> None:
 
 
 def _growth(name: str, *flags: str) -> int:
-    """The growth that a process of its own measures."""
+    """The growth of a new process, which runs `measure`."""
     command = [sys.executable, __file__, "--measure", name, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
@@ -136,10 +136,10 @@ def _growth(name: str, *flags: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures every case, prints the table, and writes the JSON if asked. 1 if a case is off by more than 3 %."""
+    """Measures every case, prints the table, writes the JSON if asked; returns 1 if an error is above 3 %, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="processes a case")
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="processes per case; the median counts (1)")
     parser.add_argument("--measure", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--keep-all", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What the three memory_*.py programs share: errors, the machine, and the form of a recorded result."""
+"""What the benchmarks share: errors, percentiles, facts about the machine, and the form of a record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def error_percent(predicted: float, true: float) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all do not exceed.
+    """The smallest of the values that at least this share of them does not exceed.
 
     >>> percentile([1, 2, 3, 4], 0.5), percentile([1, 2, 3, 4], 0.95)
     (2, 4)
@@ -47,7 +47,14 @@ def machine(gpu: str | None = None) -> dict:
 
 
 def result(metric: str, unit: str, ours: float, **others: object) -> dict:
-    """One entry of `results`; without a peer its fields are null."""
+    """One result of a record.
+
+    Args:
+        metric: Name of the figure.
+        unit: Its unit; empty for ratios.
+        ours: This project's value.
+        others: Further fields, among them `peer` and `peer_name`: the value that ours is compared with, and its owner.
+    """
     entry = {"metric": metric, "unit": unit, "ours": ours, "peer": None, "peer_name": None, "ratio": None}
     entry |= {"runs": 1, "min": ours, "max": ours, **others}
     if entry["peer"]:
@@ -56,7 +63,15 @@ def result(metric: str, unit: str, ours: float, **others: object) -> dict:
 
 
 def record(path: Path, name: str, versions: dict[str, str], results: list[dict], **more: object) -> None:
-    """Writes a result as benchmarks are recorded (one object; `more` are further keys of it)."""
+    """Writes a record: a JSON object with results, date, machine and versions.
+
+    Args:
+        path: The file.
+        name: Name of the program.
+        versions: Of the packages that matter; Python's is added.
+        results: As made by `result`.
+        more: Further fields; `gpu`, the name of a card, goes to the machine.
+    """
     gpu = more.pop("gpu", None)
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     versions = {"python": platform.python_version(), **versions}

@@ -1,4 +1,4 @@
-"""The models that `model_step.py` and `sampling.py` measure, their FLOPs, and one process for each measurement."""
+"""What `model_step.py` and `sampling.py` share: the models, their FLOPs, and a process for each measurement."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def case(name: str) -> ModelConfig:
-    """S, M, or the full model of the 2021 run; all of its structure and vocabularies, reversible.
+    """The model of the 2021 run, or one with its structure and vocabularies but smaller sizes.
 
-    dalle-pytorch 1.6.6 has no attention mask for padding; the batches have no padding either.
+    It has no attention mask for padding, because dalle-pytorch 1.6.6 has none; the batches have no padding either.
+
+    Args:
+        name: "S", "M" or "full".
     """
     full = load_recipe("dalle-2021").model.model_copy(update={"text_padding_id": 0, "text_padding_mask": False})
     sizes = {
@@ -29,9 +32,9 @@ def case(name: str) -> ModelConfig:
 
 
 def forward_flops(config: ModelConfig) -> float:
-    """Floating-point operations of one sample's forward pass: 2 for each weight and token, and for each pair attended.
+    """Floating-point operations of one sample's forward pass: 2 per weight and token, and those of attention.
 
-    Pairs that a mask hides do not count, nor does what is computed twice.
+    Pairs of tokens that a mask hides do not count, and neither does recomputation.
     """
     from training.model.attention import allowed_pairs
     from training.model.layout import Layout
@@ -59,10 +62,10 @@ def batch(config: ModelConfig, size: int):
 
 
 def matrix_rate(seconds: float = 0.5, *, device: str = "cpu", dtype=None) -> float:
-    """This machine's rate, FLOP per CPU second on one thread or per second on a GPU: the best of some products.
+    """The best rate of some matrix products: FLOP per CPU second in one thread, or per second on a GPU.
 
     Args:
-        seconds: How long to try.
+        seconds: For how long products are computed.
         device: "cpu", with matrices of 1024 x 1024, or "cuda", of 8192 x 8192.
         dtype: Of the matrices; None: fp32.
     """
@@ -89,7 +92,7 @@ def matrix_rate(seconds: float = 0.5, *, device: str = "cpu", dtype=None) -> flo
 
 
 def in_own_process(program: str, arguments: Sequence[str]) -> dict:
-    """What a program of this folder prints as JSON, run with one thread."""
+    """Runs a program of this folder in one thread; returns the JSON of the last line that it prints."""
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / program), *arguments],

@@ -5,10 +5,12 @@
     python benchmarks/model_step.py --cases full --modes plain kept bf16 bf16-kept
     python benchmarks/model_step.py --device cuda --gpu h100-80gb --cases full --batch-sizes 1 8 32 --modes bf16
 
-Each measurement is a process of its own, ours and theirs in turn; on a processor with one thread, and in CPU seconds,
-where the C library keeps freed memory as in training (Linux only). A process builds the model, takes a step that shows
-the peak over what the built model has (resident memory; on a GPU what PyTorch allocates), then those that are timed. On
-a GPU ours alone is measured; `--gpu` names the card whose published peak rate the model's FLOPs are held against.
+Each measurement is a process of its own; those of our model and of dalle-pytorch take turns. A process builds the
+model, takes one step to measure by how much the peak of memory exceeds the built model, and then takes the timed steps.
+
+On a CPU (Linux only) a process has one thread, times are CPU seconds, and memory is resident memory, which the C
+library keeps when it is freed, as in training. On a GPU only our model is measured, memory is what PyTorch allocates,
+and `--gpu` names the card whose published peak rate the model's rate is compared with.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from model_cases import batch, case, forward_flops, in_own_process, matrix_rate 
 
 PEER = "dalle-pytorch 1.6.6"
 STEPS = {"S": 5, "M": 2, "full": 1}
-"""Steps timed in a process; of the full model on a processor the first one is."""
+"""Timed steps of a process on a CPU. Of the full model only the first step is taken, which also shows the peak."""
 STEPS_ON_GPU = 10
 MODES = {
     "plain": "",
@@ -39,11 +41,18 @@ MODES = {
     "bf16-compiled": ", bf16 autocast, compiled",
     "bf16-kept-compiled": ", bf16 autocast, activations kept, compiled",
 }
-"""Ways in which our model computes, and their words in the table; `plain` is fp32, as the peer's."""
+"""Ways in which our model computes, and their words in the record; `plain` is fp32, as dalle-pytorch computes."""
 
 
 def measure(side: str, name: str, batch_size: int, device: str) -> dict:
-    """Seconds a sample, bytes at the peak over the built model, and what they mean; for a process of its own."""
+    """Seconds per sample, peak bytes above the built model, and rates. Must run in a process of its own.
+
+    Args:
+        side: "peer" for dalle-pytorch, or a key of `MODES`.
+        name: A model of `model_cases.case`.
+        batch_size: Samples per step.
+        device: "cpu" or "cuda".
+    """
     import torch
 
     from training.model.memory import keep_freed_memory
@@ -94,7 +103,7 @@ def measure(side: str, name: str, batch_size: int, device: str) -> dict:
 
 
 def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None) -> dict:
-    """The peak over the built model by the calculator, and by which kernels attention is computed."""
+    """The calculator's peak above the built model, and the kernels that compute attention."""
     from calculator import estimate
     from training.compute.machine import this_machine
     from training.compute.plan import setup_of, stored_bytes
@@ -113,7 +122,7 @@ def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None)
 
 
 def clock(device: str) -> float:
-    """CPU seconds of this process, or on a GPU the time when all work is done."""
+    """CPU seconds of this process; on a GPU the time, after all work that was started is done."""
     if device == "cpu":
         return time.process_time()
     import torch
@@ -178,7 +187,7 @@ def main() -> None:
     import torch
 
     if flags.device == "cuda" and not torch.cuda.is_available():
-        parser.exit(2, "PyTorch finds no GPU here; leave --device away to measure on the processor.\n")
+        parser.exit(2, "PyTorch finds no GPU here; omit --device to measure on the CPU.\n")
     published = peak_rate(flags.gpu)
     with_peer = flags.device == "cpu" and not flags.ours_only
     if with_peer and not peer.is_installed():
@@ -203,7 +212,7 @@ def main() -> None:
 
 
 def peak_rate(gpu: str | None) -> float | None:
-    """Published FLOP/s of a card in 16 bit, if it is named and known."""
+    """Published FLOP/s of a card in 16 bit; None if no card is named or its rate is not published."""
     from calculator import BadSetup
     from calculator.devices import device_named
 
@@ -217,7 +226,7 @@ def peak_rate(gpu: str | None) -> float | None:
 def summarize(
     title: str, ours: list[dict], theirs: list[dict], *, unit_of_time: str, published: float | None
 ) -> list[dict]:
-    """Entries of the record for one model and mode, printed as they are made."""
+    """Makes the results of the record for one model and mode, and prints each."""
     low = "bf16" in title
     rows = [
         ("forward + backward per sample", unit_of_time, lambda run: run["seconds"]),
@@ -235,8 +244,8 @@ def summarize(
     entries = []
     print(f"{title}: attention by {ours[0]['kernels']}")
     for metric, unit, values in rows:
-        beside_it = [] if low and unit == "1" else theirs  # in bf16 it is another rate
-        mine, others = ([value for run in runs for value in values(run)] for runs in (ours, beside_it))
+        compared_runs = [] if low and unit == "1" else theirs  # the share is of another rate than the peer's
+        mine, others = ([value for run in runs for value in values(run)] for runs in (ours, compared_runs))
         beside = {"peer": statistics.median(others), "peer_name": PEER} if others else {}
         if unit == "bytes":
             beside["estimated"] = ours[0]["estimated_bytes"]

@@ -1,15 +1,15 @@
-"""The cost of an update on the host: CPU time, state and temporary memory per parameter, of 8-bit LAMB and its peers.
+"""The cost of an update on the host: CPU time, state and temporary memory per parameter, for several optimizers.
 
     python benchmarks/optimizer_step.py --json benchmarks/results/optimizer_step.json
 
-All optimizers update one tensor of the same size in one thread, in turn: a round is one update of each. The table shows
-medians over the rounds. Memory is measured in a process of its own for each: state as the bytes of its tensors,
-temporary memory as the growth of the process' peak during an update. A CPU is enough; Linux only.
+All optimizers update one tensor of the same size in one thread. In each round every optimizer makes one update, and the
+table shows medians over the rounds. The memory of each optimizer is measured in a process of its own: the bytes of its
+state's tensors, and as temporary memory the growth of the process's peak in an update. A CPU is enough; Linux only.
 
-"2021 algorithm" is what the 2021 run's optimizer did (8-bit LAMB, blocks of 4096, chunks of 2^24 values, gradients'
-memory used again), written anew for today's bitsandbytes, whose functions to store and read blocks it calls: the
-original needs bitsandbytes 0.26 and does not run today. bitsandbytes' LAMB8bit applies no trust ratio on a CPU, which
-makes it AdamW.
+"2021 algorithm" is the algorithm of the 2021 run's optimizer: 8-bit LAMB in blocks of 4096 and chunks of 2^24 values,
+which reuses the memory of the gradients. It is written anew with the functions of today's bitsandbytes that quantize
+blocks, because the original needs bitsandbytes 0.26, which does not run today. On a CPU, LAMB8bit of bitsandbytes
+applies no trust ratio, and so computes the same as AdamW.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memory_report import record, result  # noqa: E402
 
 OURS, OURS_IN_TORCH, PEER = "8-bit LAMB, compiled", "8-bit LAMB, PyTorch alone", "8-bit LAMB, 2021 algorithm"
 BASELINE = "AdamW fp32, for-loop"
-UNITS = {"cpu": "ns per parameter", "state": "bytes per parameter", "temporary": "bytes per parameter"}
+UNITS = {"CPU time": "ns per parameter", "state": "bytes per parameter", "temporary memory": "bytes per parameter"}
 NAMES = (
     OURS,
     OURS_IN_TORCH,
@@ -48,7 +48,7 @@ NAMES = (
 
 
 def cases() -> dict[str, Callable]:
-    """What makes each optimizer from a list of parameters."""
+    """For each optimizer the function that makes it from a list of parameters."""
     import bitsandbytes
     import torch
 
@@ -129,14 +129,14 @@ def parameter_of(size: int) -> object:
 
 
 def gradient_of(size: int) -> object:
-    """A gradient to copy before each update, since some optimizers use its memory."""
+    """A gradient, to be copied before each update, because some optimizers overwrite theirs."""
     import torch
 
     return torch.randn(size, generator=torch.Generator().manual_seed(1)) * 1e-4
 
 
 def cpu_times(size: int, rounds: int) -> dict[str, list[float]]:
-    """CPU nanoseconds a parameter of each round's update, after one that is not counted; prints the round's number."""
+    """CPU nanoseconds per parameter of each update; the updates of round 0 warm up and do not count."""
     gradient, optimizers = gradient_of(size), {}
     for name, make in cases().items():
         parameter = parameter_of(size)
@@ -157,7 +157,7 @@ def cpu_times(size: int, rounds: int) -> dict[str, list[float]]:
 
 
 def memory(name: str, size: int) -> tuple[float, float]:
-    """State and temporary bytes a parameter; for a process of its own, since it measures the process' peak."""
+    """Bytes of state and of temporary memory per parameter. Must run in a process of its own, as it measures a peak."""
     import torch
 
     from training.model.memory import give_back_freed_memory
@@ -175,13 +175,13 @@ def memory(name: str, size: int) -> tuple[float, float]:
     }
     give_back_freed_memory()
     before = resident_bytes()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     optimizer.step()
     return sum(tensors.values()) / size, max(peak_bytes() - before, 0) / size
 
 
 def peak_bytes() -> int:
-    """The largest resident memory of this process since the peak was started anew."""
+    """The largest resident memory of this process since its peak was reset."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) * 1024
 
@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--size", type=int, default=2**25, metavar="N", help="parameters (default: 2^25)")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="updates of each optimizer that count")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="timed updates of each optimizer (9)")
     parser.add_argument("--measure", choices=("cpu", *NAMES), help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
     if flags.measure == "cpu":
@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     times = measured("cpu")
     sizes = {name: measured(name) for name in NAMES}
-    print(f"{'':<38}{'CPU ns':>8}{'spread':>14}{'state B':>9}{'temporary B':>13}   (a parameter)")
+    print(f"{'':<38}{'CPU ns':>8}{'spread':>14}{'state B':>9}{'temporary B':>13}   (per parameter)")
     results = []
     for name in NAMES:
         runs, (state, temporary) = times[name], sizes[name]
@@ -224,11 +224,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:<38}{statistics.median(runs):>8.2f}{spread:>14}{state:>9.3f}{temporary:>13.3f}")
         peer = {} if name == PEER else {"peer_name": PEER}
         for kind, ours, of_peer in (
-            ("cpu", statistics.median(runs), statistics.median(times[PEER])),
+            ("CPU time", statistics.median(runs), statistics.median(times[PEER])),
             ("state", state, sizes[PEER][0]),
-            ("temporary", temporary, sizes[PEER][1]),
+            ("temporary memory", temporary, sizes[PEER][1]),
         ):
-            counts = {"runs": len(runs), "min": min(runs), "max": max(runs)} if kind == "cpu" else {}
+            counts = {"runs": len(runs), "min": min(runs), "max": max(runs)} if kind == "CPU time" else {}
             others = {**peer, **({"peer": of_peer} if peer else {}), **counts}
             results.append(result(f"{kind}: {name}", UNITS[kind], ours, **others))
     share = statistics.median(times[OURS]) / statistics.median(times[BASELINE])

@@ -47,7 +47,7 @@ from memory_report import percentile, record, result  # noqa: E402
 
 from site_server import SiteServer  # noqa: E402
 
-PEER = "Pyodide as it comes"
+PEER = "unmodified Pyodide"
 PYODIDE = ROOT / "node_modules" / "pyodide"
 STOCK_FILES = ("pyodide.js", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 SNAPSHOT_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "snapshot.wasm")

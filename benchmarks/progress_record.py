@@ -76,7 +76,7 @@ async def measure() -> list[dict]:
     for peers in PEERS:
         await fill(first, f"progress{peers}", peers, PROGRESS_RECORD_BYTES)
         copies = await bytes_of_a_look(nodes, f"progress{peers}") / (peers * PROGRESS_RECORD_BYTES)
-        results.append(result(f"{peers} peers: bytes of a look over those of the record", "", copies))
+        results.append(result(f"{peers} peers: bytes of one read, relative to those of the record", "", copies))
     for share in (0.8, 1.2):
         entries = round(share * MESSAGE_BYTES / LONG_ENTRY_BYTES)
         await fill(first, f"long{entries}", entries, LONG_ENTRY_BYTES)

@@ -201,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
         from importlib.metadata import version
 
         results = [
-            result(f"{codec}: largest difference of the loss from one process'", "", facts["largest"])
+            result(f"{codec}: largest relative difference of the loss from that of one process", "", facts["largest"])
             for codec, facts in found.items()
         ]
         versions = {name: version(name) for name in ("torch", "hivemind")}

@@ -90,7 +90,7 @@ def main() -> None:
             others = {"peer": statistics.median(rates[side]), "peer_name": PEERS[side]} if side else {}
             entry = result(
                 f"S, {size} image{'s' * (size > 1)} at once: image tokens",
-                "1/CPU s",
+                "per CPU s",
                 statistics.median(ours),
                 runs=len(ours),
                 min=min(ours),
