@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to compute")
     parser.add_argument("--gpu", help="the calculator's name of the card, for its published peak rate")
     parser.add_argument("--ours-only", action="store_true", help="leave dalle-pytorch out")
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--json", type=Path, help="also write the result")
     parser.add_argument("--one", nargs=4, metavar=("SIDE", "CASE", "BATCH", "DEVICE"), help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.one:

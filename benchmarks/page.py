@@ -3,24 +3,25 @@
     python site/build.py && python benchmarks/page.py
     python benchmarks/page.py --runs 11 --ours-only --json page.json
 
-The other page loads Pyodide's own files with a script, on the main thread, and runs the same Python for every change
-with `runPython`; it is made here. Both are opened in turn by one Chromium, each time with an empty profile. CPU seconds
-are those of all of the browser's processes from the navigation to the answer: other work on the machine moves them
-least. CHROMIUM names the browser's program.
+The other page, which this program makes, loads Pyodide's own files on the main thread and calls `runPython` with the
+same Python code for every change. Chromium opens both pages in turn, each time with an empty profile. CPU seconds are
+those of all processes of the browser from the navigation to the answer; other work on the machine affects them less
+than times. CHROMIUM names the browser's program.
 
-A recomputation is timed in four ways, by changes of the page's own controls:
-- what a reader feels: a second passes between two changes, in which the page works out what is one change away; from
-  the control's event until the answer stands in the page (its DOM);
-- the same until the frame that shows it was drawn; frames come every 16.7 ms;
-- the worker's part, with nothing known: again a second passes, but each time two controls change at once, to a setup
-  that was not worked out ahead; from the question's leaving to its answer's arrival, timeline included;
-- the same in a rush: changes follow each other at once, so that the page draws the last answer meanwhile.
-The other page's is the call of `runPython` alone, hot, which shows nothing.
+A recomputation is timed in four ways, while a script changes the page's controls:
+- as a reader notices it: from the control's event until the answer is in the page (its DOM). A second passes between
+  two changes, in which the page computes the answers to all setups that one more change could reach;
+- the same, but until the frame that shows the answer is drawn; frames come every 16.7 ms;
+- in the worker alone, without prepared answers: from sending the request to receiving the answer, timeline included.
+  Two controls change at once, to a setup that the page could not prepare;
+- the same in a rush: changes follow each other without a pause, so that the page draws one answer while the worker
+  computes the next.
+For the other page, only the call of `runPython` is timed, which does not show the answer.
 
-The longest freeze is the longest task of the page's main thread, with what its promises start, from the navigation
-until the computed answer and some seconds more, by the trace that Chromium writes of itself: no debugger watches, whose
-hooks would count as well. First Chromium shows an empty page and comes to rest, as a reader's browser is when a link is
-followed; its own start takes both cores of a small machine, and would count for the page.
+The longest freeze is the longest task of the page's main thread, including the promises that it starts, from the
+navigation until some seconds after the answer. It is read from the trace that Chromium writes; a debugger's hooks would
+add to the tasks. Chromium first shows an empty page for some seconds, because its own start occupies both cores of a
+small machine and would make the page's tasks longer.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ ANSWER_TIMEOUT_S = 90
 READERS_PAUSE_MS = 1000
 """Time between two changes. The page uses it to compute answers that may be needed next."""
 REST_S = 6
-"""From the start of a browser until it is sent to the page whose tasks are watched."""
+"""Seconds from the start of a browser until it opens the page whose tasks are traced."""
 OPENING_US = 500_000
-"""Before the page is named in a task; what the empty page did was seconds ago."""
+"""Tasks that began this long before the first task that names the page's address belong to the page as well."""
 TRACED_S = REST_S + 12
-"""From the start of a browser: so long its tasks are watched."""
+"""Seconds from the start of a browser during which its tasks are traced."""
 
 NAIVE = """<!doctype html><title>Naive</title><p id="answer"></p><script src="/naive/pyodide.js"></script><script>
 (async () => {
@@ -133,9 +134,11 @@ OURS_RECOMPUTES = """async ([steps, pause]) => {
     }
     return { times, frames, roundtrips: window.roundtrips };
 }"""
-"""Changes the page's own controls, and `together` with each some others. `roundtrips` are from the question to the
-worker until its answer, timeline included; `times` from the reader's event until the page shows the answer, `frames`
-until that is drawn."""
+"""Changes controls of the page one by one, some of them together with others, and returns three lists of milliseconds.
+
+`times` are from the control's event until the answer is in the page, `frames` until it is drawn, and `roundtrips` from
+the request to the worker until its answer, timeline included.
+"""
 
 NAIVE_RECOMPUTES = """async (requests) => requests.map((request) => {
     const before = performance.now();
@@ -152,28 +155,27 @@ STEPS = (
     *(("precision", name) for name in ("fp32", "amp-fp16", "amp-bf16")),
     *(("gpu", name) for name in ("rtx-3090", "a100-80gb")),
 )
-"""What a reader does with a model: sizes, techniques on and off, GPUs."""
-
+"""Changes that a reader makes with a model: sizes, techniques on and off, GPUs."""
 
 UNUSUAL = ("dropout", 0.07)
-"""First changes, after which none of the following setups has been computed before."""
+"""A first change to a rare value, after which the page has no prepared answer for the following setups."""
 
 Change = tuple[str, object, dict[str, object]]
-"""A control, its value, and what changes together with it."""
+"""A control, its new value, and the values of other controls that change at the same time."""
 
 
 def form_changes(*first: tuple[str, object]) -> list[Change]:
-    """What a reader does, in order, after some first changes for each model."""
+    """A reader's changes, in order: for each model its choice, the changes `first`, and then `STEPS`."""
     return [(*step, {}) for model in MODELS for step in (("model", model), *first, *STEPS)]
 
 
 def unknown_changes() -> list[Change]:
-    """The same, each with a dropout of its own: nothing of it was asked, and none is one change away."""
+    """The same changes, each together with another dropout, so that the page can have prepared none of the answers."""
     return [(name, value, {"dropout": 0.2 + place / 1000}) for place, (name, value, _) in enumerate(form_changes())]
 
 
 def requests() -> list[dict]:
-    """The changes of which nothing is known, as the requests that they lead to."""
+    """The requests to the calculator that follow from `form_changes(UNUSUAL)`."""
     asked, setup, gpu = [], {"optimizer": "adamw8bit"}, "t4"
     for name, value, _ in form_changes(UNUSUAL):
         if name == "gpu":
@@ -186,7 +188,7 @@ def requests() -> list[dict]:
 
 @dataclass
 class Measured:
-    """Figures of one page, a number a run."""
+    """Measurements of one page: in each list a number per run, see `METRICS`."""
 
     cold_cpu: list[float] = field(default_factory=list)
     cold_wall: list[float] = field(default_factory=list)
@@ -233,7 +235,7 @@ def cpu_seconds(folder: str) -> float:
 
 @contextmanager
 def browser(playwright, origins: list[str], origin: str) -> Iterator[tuple]:
-    """A fresh profile; origins other than the server's that are asked for anything are noted."""
+    """A browser with an empty profile, and its profile's folder; appends requests to other origins to `origins`."""
     with tempfile.TemporaryDirectory(prefix="page-benchmark-") as folder:
         context = playwright.chromium.launch_persistent_context(
             folder, executable_path=os.environ.get("CHROMIUM") or shutil.which("chromium"), chromium_sandbox=False
@@ -257,17 +259,17 @@ def open_and_wait(page, folder: str, address: str) -> tuple[float, float]:
 
 
 def cpu_after(page, folder: str) -> float:
-    """CPU seconds of the browser when the answer stands on the page."""
+    """Waits until the answer is on the page; the CPU seconds that the browser has used until then."""
     until = time.monotonic() + ANSWER_TIMEOUT_S
     while not page.evaluate("window.answeredAt > 0"):
         if time.monotonic() > until:
-            raise TimeoutError(f"no answer within {ANSWER_TIMEOUT_S} s")
+            raise TimeoutError(f"The page shows no answer within {ANSWER_TIMEOUT_S} s.")
         time.sleep(0.05)
     return cpu_seconds(folder)
 
 
 def measure(playwright, server: SiteServer, address: str, into: Measured, origins: list[str], *, ours: bool) -> None:
-    """One run: cold, then warm, then the changes of a reader."""
+    """Measures one page once: a cold start, a warm start, and a reader's changes."""
     with browser(playwright, origins, server.url) as (context, folder):
         page = context.pages[0]
         cpu, wall = open_and_wait(page, folder, server.url + address)
@@ -306,20 +308,20 @@ def measure(playwright, server: SiteServer, address: str, into: Measured, origin
 def _roundtrips(page, changes: list[Change], pause: int) -> list[float]:
     """Milliseconds from each question to the worker until its answer."""
     times = page.evaluate(OURS_RECOMPUTES, [changes, pause])["roundtrips"]
-    assert len(times) > len(changes) / 2, "answers were known before they were asked"
+    assert len(times) > len(changes) / 2, "the page had prepared most answers, so the worker was not asked"
     return times
 
 
 def page_that_leads_to(server: SiteServer, address: str) -> str:
-    """URL of an empty page that goes on to the address after a rest."""
+    """URL of an empty page that opens the address after `REST_S` seconds."""
     refresh = f"<!doctype html><title>At rest</title><meta http-equiv=refresh content='{REST_S};url=/{address}'>"
     server.files["/at-rest.html"] = refresh.encode()
     return f"{server.url}at-rest.html"
 
 
 def longest_task(server: SiteServer, address: str, script: str) -> tuple[float, float]:
-    """Longest task in ms of the main thread that runs `script`, in a fresh profile: by the clock and in CPU time."""
-    # The browser's children may still write when it has ended.
+    """Longest task, in ms by the clock and in ms of CPU time, of the main thread that runs `script`."""
+    # Without ignore_cleanup_errors, files that the browser's children write after its end would make this fail.
     with tempfile.TemporaryDirectory(prefix="page-benchmark-", ignore_cleanup_errors=True) as folder:
         trace = Path(folder, "trace.json")
         program = subprocess.Popen(
@@ -358,16 +360,16 @@ def longest_task(server: SiteServer, address: str, script: str) -> tuple[float, 
 
 
 def _freezes(spans: list[dict]) -> list[tuple[int, int]]:
-    """Microseconds, by the clock and in CPU time, of each task of a thread together with what its promises start.
+    """Microseconds by the clock and of CPU time for each task of a thread, including the promises that it starts.
 
-    Chromium traces the latter beside the task, right after it; in the page that runs Python on its main thread, that is
-    where Python starts.
+    Chromium traces the promises as an event of its own after the task. In the page that runs Python on its main thread,
+    Python starts there, so without them its freeze would not be counted.
     """
     freezes: list[tuple[int, int]] = []
     ended = 0
     for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
         if span["ts"] < ended:
-            continue  # within the one before
+            continue  # a part of the event before
         wall, cpu = span["dur"], span.get("tdur", 0)
         if span["name"].endswith("PerformMicrotaskCheckpoint") and freezes:
             freezes[-1] = (freezes[-1][0] + wall, freezes[-1][1] + cpu)
@@ -378,7 +380,7 @@ def _freezes(spans: list[dict]) -> list[tuple[int, int]]:
 
 
 def _written(trace: Path) -> list[dict]:
-    """Chromium's trace, when it is whole."""
+    """Waits until Chromium has written its trace completely; the events of it."""
     until = time.monotonic() + TRACED_S + ANSWER_TIMEOUT_S
     while time.monotonic() < until:
         time.sleep(0.5)
@@ -386,11 +388,11 @@ def _written(trace: Path) -> list[dict]:
             return json.loads(trace.read_text())["traceEvents"]
         except (OSError, ValueError):
             continue
-    raise TimeoutError("Chromium wrote no trace")
+    raise TimeoutError("Chromium has not written its trace in time.")
 
 
 def naive_files() -> dict[str, bytes]:
-    """Address -> content of the other page."""
+    """The files of the other page: address -> content."""
     sources = {}
     for file in (ROOT / "calculator").rglob("*.py"):
         sources[file.relative_to(ROOT).as_posix()] = file.read_text(encoding="utf-8")
@@ -401,7 +403,7 @@ def naive_files() -> dict[str, bytes]:
 
 
 def brotli_bytes(files: list[Path]) -> int | None:
-    """Sum of the sizes after the strongest compression; None where the package is missing."""
+    """Sum of the files' sizes after the strongest compression; None if the package brotli is missing."""
     try:
         import brotli  # noqa: F401
     except ImportError:
@@ -417,14 +419,14 @@ def _compressed(content: bytes) -> int:
 
 
 def sizes(built: Path, *, peer: bool) -> list[dict]:
-    """What is sent for a first answer."""
+    """Results for the compressed sizes of the files that a browser downloads for its first answer."""
     (runtime,) = (built / "runtime").iterdir()
     other = brotli_bytes([PYODIDE / name for name in STOCK_FILES]) if peer else None
     rows = []
     for metric, names in (("with the snapshot", SNAPSHOT_FILES), ("without it", LIBRARY_FILES)):
         size = brotli_bytes([runtime / name for name in names])
         if size is None:
-            print("Sizes are left out: brotli is missing (pip install brotli).", file=sys.stderr)
+            print("Sizes are omitted, because brotli is missing: run `pip install brotli`.", file=sys.stderr)
             return []
         rows.append(
             result(
@@ -439,7 +441,7 @@ def sizes(built: Path, *, peer: bool) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """For people."""
+    """The results as a table to print."""
     lines = [f"{'':<52}{'ours':>12}{'[min - max]':>22}{PEER:>22}{'ratio':>8}"]
     for row in rows:
         spread = f"[{row['min']:.2f} - {row['max']:.2f}]"
@@ -467,11 +469,11 @@ METRICS = (
     ("the same in a rush, median", "ms", "rushed_median"),
     ("the same in a rush, 95th percentile", "ms", "rushed_p95"),
 )
-"""What is measured of a page: its name, its unit, and where `Measured` has it."""
+"""Name of a figure, its unit, and its field of `Measured`."""
 
 
 def _rows(ours: Measured, peer: Measured) -> list[dict]:
-    """The median of each metric, beside the other page's where that was measured."""
+    """Results: the median of each metric, and that of the other page if it was measured."""
     rows = []
     for metric, unit, name in METRICS:
         values, others = getattr(ours, name), getattr(peer, name)
@@ -491,12 +493,12 @@ def _rows(ours: Measured, peer: Measured) -> list[dict]:
 
 
 def main() -> int:
-    """Measures; returns the exit code."""
+    """Measures both pages, prints the table, and writes the JSON if asked; returns the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--site", default="public", metavar="FOLDER", help="a built site (public)")
     arguments.add_argument("--runs", type=int, default=5, help="runs of each page (5)")
-    arguments.add_argument("--ours-only", action="store_true", help="leave the other page out")
-    arguments.add_argument("--json", metavar="FILE", help="write the results there")
+    arguments.add_argument("--ours-only", action="store_true", help="omit the other page")
+    arguments.add_argument("--json", metavar="FILE", help="also write the results")
     chosen = arguments.parse_args()
     built = Path(chosen.site)
     if not (built / "calculator" / "index.html").is_file():

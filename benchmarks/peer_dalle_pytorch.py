@@ -3,8 +3,7 @@ r"""dalle-pytorch 1.6.6, the code of the 2021 run's model, made importable and b
     pip install --no-deps dalle-pytorch==1.6.6 axial-positional-embedding==0.2.1 rotary-embedding-torch \
         g-mlp-pytorch einops
 
-Some of what it imports is needed for its own image codecs and tokenizers only; where that is missing, empty modules
-stand for it.
+It imports some packages that only its image codecs and tokenizers need. Empty modules replace those that are missing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ INSTALL = "pip install --no-deps dalle-pytorch==1.6.6 " + (
     "axial-positional-embedding==0.2.1 rotary-embedding-torch g-mlp-pytorch einops"
 )
 KINDS = {"row": "axial_row", "column": "axial_col", "conv": "conv_like", "full": "full"}
-"""Attention masks here -> there. Theirs of the kind conv_like has a neighbourhood of 5 by 5."""
+"""This project's name of an attention mask -> dalle-pytorch's, whose `conv_like` has a neighbourhood of 5 by 5."""
 _UNUSED = {
     "youtokentome": {},
     "ftfy": {"fix_text": str},
@@ -31,7 +30,7 @@ _UNUSED = {
     "pkg_resources": {"get_distribution": lambda name: SimpleNamespace(version="1.6.6")},
     "taming.models.vqgan": {"VQModel": object, "GumbelVQ": object},
 }
-"""Modules that dalle-pytorch imports for what is not used here, with the names that it takes from them."""
+"""Modules that dalle-pytorch imports but does not need here, with the names that it imports from them."""
 
 
 def is_installed() -> bool:
@@ -40,18 +39,18 @@ def is_installed() -> bool:
 
 
 def build(config: ModelConfig, *, for_sampling: bool = False) -> nn.Module:
-    """dalle-pytorch's `DALLE` of these sizes, its first weights from torch's global seed.
+    """dalle-pytorch's `DALLE` of these sizes; its weights are drawn with torch's global seed.
 
     Args:
-        config: Without `text_padding_mask`, which 1.6.6 has not; `conv_kernel_size` 5 and feed-forward 4 times as wide.
-        for_sampling: Its switch `optimize_for_inference`: row and column attention by dense masks, which it can cache.
+        config: Must have no `text_padding_mask`, a `conv_kernel_size` of 5 and a `feed_forward_multiplier` of 4.
+        for_sampling: Sets `optimize_for_inference`: row and column attention use dense masks, which allow caching.
     """
     _stand_in_for_unused()
     from dalle_pytorch.dalle_pytorch import DALLE
     from dalle_pytorch.vae import VQGanVAE
 
     class Codec(VQGanVAE):
-        """Sizes of an image codec, without one; codes are their own pictures."""
+        """Has the sizes of an image codec, but does not decode: it returns the codes as the picture."""
 
         def __init__(self):
             nn.Module.__init__(self)
@@ -86,7 +85,7 @@ def build(config: ModelConfig, *, for_sampling: bool = False) -> nn.Module:
 
 
 def mend_cache(model: nn.Module) -> None:
-    """Has sampling use its cache: as released, `forward_with_cond_scale` drops it where `cond_scale` is 1."""
+    """Makes sampling use its cache; the released `forward_with_cond_scale` does not pass it on if `cond_scale` is 1."""
     released = model.forward_with_cond_scale
 
     def mended(*args, cond_scale=1, cache=None, **kwargs):
@@ -99,7 +98,12 @@ def mend_cache(model: nn.Module) -> None:
 
 @torch.no_grad()
 def sample(model: nn.Module, text: torch.Tensor) -> torch.Tensor:
-    """Codes (B, I) by its `generate_images` with cache; `build` it with `for_sampling` and mend the cache first."""
+    """Codes of shape (B, image tokens) from `generate_images` with its cache.
+
+    Args:
+        model: From `build` with `for_sampling`, after `mend_cache`.
+        text: Of shape (B, text tokens).
+    """
     return model.generate_images(text, use_cache=True)
 
 

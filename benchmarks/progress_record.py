@@ -1,11 +1,12 @@
-"""The record of all peers' progress in hivemind's DHT: bytes of one read, and the size at which no answer comes.
+"""The record of all peers' progress in hivemind's DHT: bytes of one read, and the size beyond which it gets no answer.
 
     python benchmarks/progress_record.py --json benchmarks/results/progress_record.json      (as root, Linux)
 
-DHT nodes talk by TCP in a network namespace of their own, where the counter of the loopback interface says what a look
-takes; those that look hold no replica themselves, as nearly all of a large swarm. Values are random bytes, as long as
-what a peer's signed progress adds to the record. The limit is looked for with fewer and longer entries, since each is
-stored by itself. A few minutes; hivemind complains of answers that are too long.
+DHT nodes communicate by TCP in a network namespace of their own, where the loopback interface counts the bytes of a
+read. The nodes that read hold no replica of the record themselves, like nearly all nodes of a large swarm. An entry is
+as many random bytes as a peer's signed progress adds to the record. The limit of a record's size is tested with fewer
+and longer entries, because entries are stored one by one. The program takes a few minutes; hivemind logs errors for
+answers that are too long.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from calculator.swarm import MESSAGE_BYTES, PROGRESS_RECORD_BYTES  # noqa: E402
 NODES = 14
 PEERS = (50, 150)
 LONG_ENTRY_BYTES = 50_000
-LOOKS = 4
+READS = 4
 QUIET_SECONDS = 1.0
-"""What arrives within this time of a look belongs to it."""
+"""All bytes that are sent within this time after a read begins count as its bytes."""
 
 
 def loopback_bytes() -> int:
-    """Sent over the namespace's loopback interface."""
+    """Bytes sent over the namespace's loopback interface so far."""
     lines = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
     return next(int(line.split(":")[1].split()[8]) for line in lines if line.split(":")[0].strip() == "lo")
 
@@ -48,24 +49,24 @@ async def fill(node, key: str, entries: int, size: int) -> None:
         await node.store(key, os.urandom(size), until, subkey=f"peer{number}")
 
 
-async def bytes_of_a_look(nodes, key: str) -> float:
-    """Median of some looks by nodes that hold no replica, less what is talked anyway."""
+async def bytes_of_a_read(nodes, key: str) -> float:
+    """Median bytes of reads by nodes that hold no replica, less the bytes of an equal time without a read."""
     from hivemind.dht import DHTID
 
-    told = []
+    found = []
     place = DHTID.generate(source=key)
-    for node in [node for node in nodes if node.protocol.storage.get(place) is None][:LOOKS]:
+    for node in [node for node in nodes if node.protocol.storage.get(place) is None][:READS]:
         before = loopback_bytes()
         await node.get(key, latest=True)
         await asyncio.sleep(QUIET_SECONDS)
-        looked = loopback_bytes()
+        after = loopback_bytes()
         await asyncio.sleep(QUIET_SECONDS)
-        told.append(looked - before - (loopback_bytes() - looked))
-    return statistics.median(told)
+        found.append(after - before - (loopback_bytes() - after))
+    return statistics.median(found)
 
 
 async def measure() -> list[dict]:
-    """All of it; each row a result."""
+    """Starts the nodes and measures; the results of the record."""
     from hivemind.dht.node import DHTNode
 
     host = ["/ip4/127.0.0.1/tcp/0"]
@@ -75,7 +76,7 @@ async def measure() -> list[dict]:
     results = []
     for peers in PEERS:
         await fill(first, f"progress{peers}", peers, PROGRESS_RECORD_BYTES)
-        copies = await bytes_of_a_look(nodes, f"progress{peers}") / (peers * PROGRESS_RECORD_BYTES)
+        copies = await bytes_of_a_read(nodes, f"progress{peers}") / (peers * PROGRESS_RECORD_BYTES)
         results.append(result(f"{peers} peers: bytes of one read, relative to those of the record", "", copies))
     for share in (0.8, 1.2):
         entries = round(share * MESSAGE_BYTES / LONG_ENTRY_BYTES)

@@ -1,12 +1,12 @@
-"""Whether peers together train like a single process: the loss, epoch by epoch, for each encoding of the gradients.
+"""Whether two peers train like one process: their losses, epoch by epoch, for each encoding of the gradients.
 
     python benchmarks/same_run.py --json benchmarks/results/same_run.json
 
-Two peers, each a process, train the demo's model with LAMB on made-up samples, each on a stream of its own, and note
-how many samples they gave to each epoch. Then one process takes the same samples, epoch by epoch in one batch, from the
-same weights. Updates are awaited and parameters are never averaged, so that all they share is the gradients. The
-difference is of losses on samples held out, relative to the loss; float32 shows what the order of additions does, the
-other forms what rounding does on top.
+Two peers, each a process, train the demo's model with LAMB on synthetic samples, each on a stream of its own, and note
+how many samples they contributed to each epoch. Then one process trains from the same weights on the same samples, with
+one batch for each epoch. The peers wait for each update and never average their weights, so that they exchange only
+gradients. The losses on held-out samples are compared; differences are relative to the loss. With float32 they show the
+effect of the order of additions, with the other encodings that of rounding as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memory_report import record, result  # noqa: E402
 
 MICRO_BATCH, TARGET_BATCH = 4, 64
 HELD_OUT = 32
-"""Samples to judge by, after every epoch."""
+"""Number of held-out samples that the loss is computed on after every epoch."""
 PEAK_LEARNING_RATE = 1e-2
 PEERS = ("first", "second")
 CODECS = ("float32", "float16", "blockwise8", "uniform8")
@@ -36,7 +36,7 @@ SHARE_TOLERANCE = 1e-6
 
 
 def recipe(codec: str) -> object:
-    """The demo's recipe, but each epoch's update is awaited and nothing else than gradients is exchanged."""
+    """The demo's recipe, changed so that peers wait for each update and exchange only gradients."""
     from training.config import load_recipe
 
     run = load_recipe("demo")
@@ -57,7 +57,7 @@ def recipe(codec: str) -> object:
 
 
 def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> None:
-    """Trains for so many epochs; writes samples given, own share and loss of each."""
+    """One of the two peers: trains, and writes its report of each epoch, and the loss after it, to a file."""
     import torch
 
     from training.model.transformer import build_model
@@ -86,7 +86,7 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
         model(*next(batches)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if not (folder / f"{name}.known").is_file():  # both know of each other before an epoch can end
+        if not (folder / f"{name}.known").is_file():  # otherwise the first peer would end epochs alone
             while optimizer.progress.num_peers < len(PEERS):
                 time.sleep(0.05)
             _meet(folder, name, "known")
@@ -95,25 +95,25 @@ def one_peer(folder: Path, name: str, codec: str, epochs: int, stop: object) -> 
             course.append({**{key: getattr(report, key) for key in report.__slots__}, "loss": loss})
     write_whole(folder / f"{name}.json", json.dumps(course))
     while not all((folder / f"{peer}.json").is_file() for peer in PEERS) and not stop.wait(0.1):
-        pass  # the other may still need this one's node
+        pass  # without this peer's DHT node the other one could not end its last epoch
 
 
 def _meet(folder: Path, name: str, where: str) -> None:
-    """Waits until both peers have come so far."""
+    """Waits until both peers have called this with the same `where`."""
     (folder / f"{name}.{where}").touch()
     while not all((folder / f"{peer}.{where}").is_file() for peer in PEERS):
         time.sleep(0.05)
 
 
 def two_peers(codec: str, epochs: int, timeout: float = 3600) -> list[list[dict]]:
-    """Both peers' epochs."""
+    """Runs both peers; the list of epochs of each."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--codecs", codec, "--epochs", str(epochs), "--folder", folder, "--peer"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         peers = [subprocess.Popen([*command, name], env=environment) for name in PEERS]
         try:
             if any([peer.wait(timeout=timeout) for peer in peers]):
-                raise SystemExit("A peer failed.")
+                raise SystemExit("A peer has failed; its error is printed above.")
         finally:
             for peer in peers:
                 peer.kill()
@@ -124,18 +124,20 @@ def check(courses: list[list[dict]]) -> None:
     """Checks that every epoch was averaged with weights in proportion to each peer's samples.
 
     Raises:
-        SystemExit: Names the first epoch for which this is not so; then there is nothing to compare.
+        SystemExit: If an epoch was not, because its loss cannot be compared then.
     """
     for epoch, reports in enumerate(zip(*courses, strict=True), start=1):
         total = sum(report["samples"] for report in reports)
         for report in reports:
             share = report["samples"] / total
             if report["senders"] != len(PEERS) or abs((report["own_share"] or share) - share) > SHARE_TOLERANCE:
-                raise SystemExit(f"Epoch {epoch} was not averaged by samples: {report}.")
+                raise SystemExit(
+                    f"Epoch {epoch} was not averaged in proportion to the samples of both peers: {report}."
+                )
 
 
 def one_process(courses: list[list[dict]]) -> list[float]:
-    """Losses of one process that takes the peers' samples, an epoch's in one batch."""
+    """Losses of one process that trains on the peers' samples, with one batch for each epoch."""
     import torch
 
     from training.model.transformer import build_model
@@ -166,7 +168,7 @@ def one_process(courses: list[list[dict]]) -> list[float]:
 
 
 def differences(codec: str, epochs: int, timeout: float = 3600) -> dict:
-    """Relative differences of both peers' losses from one process': the largest and the last; and the losses."""
+    """Trains in both ways; the largest and the last relative difference of the peers' losses from one process's."""
     courses = two_peers(codec, epochs, timeout)
     check(courses)
     alone = one_process(courses)
@@ -179,8 +181,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Trains with each codec, prints the differences, and writes the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
-    parser.add_argument("--epochs", type=int, default=100, metavar="N", help="of each codec (100)")
-    parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="how gradients travel")
+    parser.add_argument("--epochs", type=int, default=100, metavar="N", help="epochs with each codec (100)")
+    parser.add_argument(
+        "--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="encodings of the gradients (all)"
+    )
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)

@@ -2,9 +2,10 @@
 
     python benchmarks/sampling.py --json benchmarks/results/sampling.json
 
-The model is S of `model_cases`. Each measurement is a process of its own with one thread, ours and theirs in turn. It
-samples once to warm up, then once timed. dalle-pytorch is measured with its cache mended (as released, sampling asks
-for a cache and does not pass it on) and, one image at a time, as released.
+The model is S of `model_cases`. Each measurement is a process of its own with one thread; those of our model and of
+dalle-pytorch take turns. A process samples one image to warm up, and then samples once with the clock running. The
+released dalle-pytorch never uses its cache while it samples, because one function does not pass it on. It is measured
+with this function mended, and for one image at a time also as released.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PEERS = {
 
 
 def measure(side: str, batch_size: int) -> dict:
-    """Image tokens of all samples a CPU second; for a process of its own."""
+    """Image tokens of all samples per CPU second. Must run in a process of its own."""
     import torch
 
     torch.set_num_threads(1)
@@ -64,12 +65,12 @@ def measure(side: str, batch_size: int) -> dict:
 
 
 def main() -> None:
-    """See the file's first lines."""
+    """Measures all sides in turn, prints the rates, and writes the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="images at once")
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each side")
-    parser.add_argument("--ours-only", action="store_true", help="leave dalle-pytorch out")
-    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8], help="images at once (1 8)")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each side (3)")
+    parser.add_argument("--ours-only", action="store_true", help="omit dalle-pytorch")
+    parser.add_argument("--json", type=Path, help="also write the result")
     parser.add_argument("--one", nargs=2, metavar=("SIDE", "BATCH"), help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.one:
@@ -99,7 +100,7 @@ def main() -> None:
             )
             results.append(entry)
             beside = f"   {entry['peer_name']}: {entry['peer']:.1f}   ratio {entry['ratio']:.1f}" if side else ""
-            print(f"{entry['metric']}: {entry['ours']:.1f} a CPU second{beside}", flush=True)
+            print(f"{entry['metric']}: {entry['ours']:.1f} per CPU second{beside}", flush=True)
     if flags.json:
         import torch
 

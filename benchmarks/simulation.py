@@ -1,11 +1,11 @@
-"""The simulator compared with measured swarms and with the closed form, and a sweep to 10 000 volunteers.
+"""The simulator compared with measured swarms and with the closed form, and simulated runs of 10 to 10 000 volunteers.
 
     python benchmarks/simulation.py --json benchmarks/results/simulation.json
 
-Two constants are fitted, each to one measured swarm of two peers: the time that a micro-batch takes besides computing,
-and the share of a link's rate that an average reaches. All other cases are held out: three and four peers, plain
-hivemind, peers of speeds 1, 2 and 4, epochs of a minute, local updates. The measurements are the `results/swarm*.json`
-of `RECORDS` (`benchmarks/swarm.py`); the sweep takes half a minute.
+Two constants are fitted, each to one measured swarm of two peers: the time per micro-batch besides computing, and the
+share of a link's rate that an average reaches. The other cases do not influence the fit: three and four peers, plain
+hivemind, peers of speeds 1, 2 and 4, epochs of a minute, and local updates. The measurements are the records of
+`benchmarks/swarm.py` that `RECORDS` names. The sweep over the number of volunteers takes half a minute.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from training.simulate.population import Spread  # noqa: E402
 from training.simulate.swarm import Rules  # noqa: E402
 
 RECORDS = ("swarm.json", "swarm_awaited.json", "swarm_speeds.json", "swarm_minute.json", "swarm_local.json")
-"""Each kind of swarm once; the other records repeat some of these, with a death or newcomers."""
+"""These contain each kind of swarm; the other records repeat some of them, with a death or with newcomers."""
 PARAMETERS, SECONDS_A_SAMPLE, SECONDS_AN_EPOCH, MICRO_BATCH = 20_000_000, 0.125, 6.0, 4
-"""As in benchmarks/swarm.py, which needs torch and hivemind to be read."""
+"""The same as in benchmarks/swarm.py."""
 BYTES_PER_SECOND = {"100mbit": 12.5e6}
 STACKS = {
     "hivemind with the settings of 2021": "2021",
@@ -55,16 +55,17 @@ class Case:
     stack: str
     """A value of `STACKS`."""
     speeds: tuple[float, ...]
-    """Of each peer, as a multiple of the usual one."""
+    """Speed of each peer, in multiples of the usual speed."""
     computing_seconds: float
-    """Of an epoch, by all peers together."""
+    """Computing time of an epoch when all peers compute together."""
     rate: str
+    """Of each link; a key of `BYTES_PER_SECOND`."""
     measured: float
-    """Seconds an epoch."""
+    """Seconds per epoch."""
 
     @property
     def fitted(self) -> bool:
-        """Whether a constant is fitted to it."""
+        """Whether a constant is fitted to this case."""
         usual = self.speeds == (1.0, 1.0) and self.computing_seconds == SECONDS_AN_EPOCH
         return usual and self.stack in ("awaited", "delayed")
 
@@ -76,7 +77,7 @@ class Case:
         return f"{len(self.speeds)} peers{uneven}, {self.stack}{longer}"
 
     def kinds(self) -> list[Volunteers]:
-        """Its peers: equal ones are of one kind."""
+        """Its peers for the simulator; peers of equal speed are of one kind."""
         rate = BYTES_PER_SECOND[self.rate]
         link = Link(up_bytes_per_second=rate, down_bytes_per_second=rate)
         return [
@@ -90,7 +91,7 @@ class Case:
         ]
 
     def rules(self, costs: Costs = COSTS) -> Rules:
-        """The settings of benchmarks/swarm.py."""
+        """The swarm's settings for the simulator, as in benchmarks/swarm.py."""
         old = self.stack == "2021"
         exchange = Exchange(
             parameters=PARAMETERS,
@@ -105,12 +106,12 @@ class Case:
         return Rules(exchange=exchange, costs=costs, patient=not old, request_timeout_seconds=1.0)
 
     def simulated(self, costs: Costs = COSTS) -> float:
-        """Seconds an epoch."""
+        """Simulated seconds per epoch."""
         return simulate(self.kinds(), self.rules(costs), epochs=5, spread=Spread.none()).epoch_seconds
 
 
 def measured_cases(folder: Path = ROOT / "benchmarks" / "results") -> Iterator[Case]:
-    """All recorded cases, once each."""
+    """All recorded cases; if several records have a case, the last one counts."""
     found = {}
     for name in RECORDS:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -156,7 +157,7 @@ def _bisect(above: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def compare(case: Case, costs: Costs) -> dict:
-    """One case: measured, simulated, and by the closed form."""
+    """Seconds per epoch of a case: measured, simulated, and by the closed form; and the errors of the simulation."""
     simulated, computing = case.simulated(costs), case.computing_seconds
     return {
         "stack": case.stack,
@@ -174,16 +175,16 @@ def compare(case: Case, costs: Costs) -> dict:
 
 
 def settings() -> dict[str, tuple[str, dict, dict, bool]]:
-    """What is swept: words, changes of the recipe's exchange, link in Mbit/s, whether the progress record limits."""
+    """Settings of the sweep: description, changes of the recipe, links, whether the progress record limits the run."""
     home, good = dict(up_megabits=50.0, down_megabits=100.0), dict(up_megabits=100.0, down_megabits=100.0)
     grown = dict(delay_gradient_averaging=True, average_state_every=25, state_bits=16, **PATIENT)
     return {
         "recipe": ("dalle-2021 as it is, links of 50/100 Mbit/s", {}, home, True),
         "timeouts": ("the same with time-outs that suit the links", PATIENT, home, True),
         "delayed": ("gradients delayed, parameters rarely averaged, 100/100 Mbit/s", grown, good, True),
-        "batch": ("the same, 512 samples a volunteer and epoch", grown | {"batch_a_volunteer": 512}, good, True),
+        "batch": ("the same, 512 samples per volunteer and epoch", grown | {"batch_a_volunteer": 512}, good, True),
         "local": (
-            "local updates, 4096 samples a volunteer between exchanges",
+            "local updates, 4096 samples per volunteer between exchanges",
             PATIENT | {"local_updates": True, "average_state_every": 10**6, "batch_a_volunteer": 4096}, good, True,
         ),
         "beyond": (
@@ -194,7 +195,7 @@ def settings() -> dict[str, tuple[str, dict, dict, bool]]:
 
 
 def sweep(volunteers: int, name: str, epochs: int = 12, seed: int = 0) -> Outcome:
-    """One size of one setting."""
+    """Simulates one setting with a number of volunteers."""
     _, changes, link, limited = settings()[name]
     changes = dict(changes)
     averaging = changes.pop("averaging_timeout_seconds", 180.0)
@@ -218,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     costs = fit(cases)
     beside, share = costs.step_seconds_per_parameter, costs.link_share
-    print(f"fitted: {beside:.3g} s a parameter and micro-batch, {share:.3f} of a link's rate")
+    print(f"fitted: {beside:.3g} s per parameter and micro-batch, {share:.3f} of a link's rate")
     compared = [compare(case, costs) for case in cases]
     print(f"\n{'':<40}{'measured':>10}{'simulated':>11}{'error':>8}{'closed form':>13}")
     for case, row in zip(cases, compared, strict=True):

@@ -1,14 +1,17 @@
-"""Throughput of a swarm on slow links: this project's and plain hivemind with the settings of 2021, in turn.
+"""Throughput of swarms on slow links, with this project's trainer and with plain hivemind in the settings of 2021.
 
     python benchmarks/swarm.py --peers 2 3 4 --json benchmarks/results/swarm.json      (as root, Linux)
 
-Each peer is a process in a network namespace of its own, behind a link of `--rate` up and down (`tc tbf`). Computing
-is a sleep of 0.125 s per sample, 48 samples per peer and epoch, so that the whole machine is left for the exchange;
-gradients of 20 million parameters are random numbers, and all stacks have the same 8-bit LAMB on the host.
-Throughput is compared with the ideal, peers / 0.125 s. With `--speeds 1 2 4` peers have these relative speeds, and the
-table shows each one's share of the samples. `--epoch-seconds 60` sets the computing time of an epoch. For the computing
-share, the time by which a step exceeds the median counts as waiting. Bytes are those of the interface, with headers and
-all other traffic; an all-reduce in 8 bit must send at least 2 (N - 1) / N bytes per parameter.
+Each peer is a process in a network namespace of its own, with a link of `--rate` up and down (`tc tbf`). Computing is
+replaced by a sleep of 0.125 s per sample, so that the peers do not compete for the machine. A peer contributes 48
+samples to an epoch. The gradients of 20 million parameters are random numbers. All variants use the same 8-bit LAMB on
+the host.
+
+The ideal throughput is peers / 0.125 s. `--epoch-seconds 60` sets another computing time of an epoch. With `--speeds 1
+2 4` peers have these relative speeds, and the table shows the share of samples of each. For the share of time spent
+computing, the time by which a step exceeds the median step counts as waiting. Bytes are counted at the network
+interface, with headers and all other traffic. They are compared with the least that an all-reduce in 8 bit must send, 2
+(N - 1) / N bytes per parameter.
 """
 
 from __future__ import annotations
@@ -42,9 +45,9 @@ WARM_UP_EPOCHS = 2
 NEWCOMER_PATIENCE_SECONDS = 150
 """A newcomer that has not contributed by then counts as infinitely late."""
 LEAVE_SECONDS = 15
-"""A peer that is asked to leave may be in an average, and then signs off."""
+"""Time for a peer to leave: it may have to end an average, and then tells the others."""
 EVEN_SHARE_TOLERANCE = 0.2
-"""Peers of equal speed contribute about equally; after a torn average, a peer's own share is larger."""
+"""How far, relatively, a peer's share of a complete average may be from even if all peers have one speed."""
 INTO_THE_AVERAGE_BYTES = 5_000_000
 """Bytes of an average that a peer has sent when it is killed; in total it would send 20 to 30 million."""
 NEWCOMERS_STEPS = ("imported", "ready", "built", "began", "contributed")
@@ -139,7 +142,7 @@ def peer(
     epoch_seconds: float,
     stop,
 ) -> None:
-    """Trains until it is ended and prints a line of JSON per epoch. A late peer downloads the state first."""
+    """Trains until it is asked to stop; prints a line of JSON for each event. A late peer downloads the state first."""
     import hivemind
     import torch
 
@@ -173,7 +176,7 @@ def peer(
 
 
 def _train(stack: str, model, optimizer, speed: float, stop) -> None:
-    """Computes, which is a sleep, and steps; says each epoch that ends."""
+    """Computes (sleeps) and calls the optimizer; prints a line when an epoch ends."""
     import torch
 
     noise = [torch.randn(MATRIX) for _ in range(2)]
@@ -207,14 +210,19 @@ def _say_reports(optimizer) -> None:
 
 
 def _samples_added_up(optimizer) -> int:
-    """Of this epoch, by hivemind's optimizer or ours."""
+    """Samples that the peer has contributed to the current epoch, with hivemind's optimizer or ours."""
     averager = getattr(optimizer, "gradients", None)
     return averager.samples if averager is not None else optimizer.grad_averager.local_samples_accumulated
 
 
 def waited(steps: list[tuple[float, bool]], *, ends_alone: bool) -> float:
-    """Seconds by which steps exceeded their median. With `ends_alone`, only steps that ended an epoch count: in
-    between, a peer makes its own updates, which is computing too."""
+    """Seconds by which steps took longer than the median step.
+
+    Args:
+        steps: Seconds of each step, and whether it ended an epoch.
+        ends_alone: Count only steps that ended an epoch: with local updates, others may be long because they update
+            the peer's own weights, which is computing and not waiting.
+    """
     usual = statistics.median(seconds for seconds, _ in steps)
     return sum(max(0.0, seconds - usual) for seconds, ended in steps if ended or not ends_alone)
 
@@ -228,19 +236,21 @@ def say(**facts: object) -> None:
 
 
 def sh(*command: str, check: bool = True) -> None:
-    """Runs a command of iproute2."""
+    """Runs a command of iproute2; ends the program if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if check and done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()} (the program needs root and iproute2)")
+        raise SystemExit(
+            f"This failed: {' '.join(command)}\n{done.stderr.strip()}\nRun the program as root, with iproute2."
+        )
 
 
 _NETWORKS = itertools.count()
-"""Numbers their names: a namespace lasts as long as a process in it."""
+"""Makes their names differ: the namespace of an earlier network lasts until its last process has ended."""
 
 
 @contextmanager
 def network(hosts: int, rate: str) -> Iterator[list[tuple[str, str]]]:
-    """Namespaces on one bridge, each behind a link of `rate` up and down; yields their names and addresses."""
+    """Namespaces that a bridge connects, each with a link of `rate` up and down; yields their names and addresses."""
     bridge = f"tt{os.getpid() % 10_000}{next(_NETWORKS)}"
     names = [f"{bridge}n{number}" for number in range(hosts)]
     shape = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
@@ -248,6 +258,7 @@ def network(hosts: int, rate: str) -> Iterator[list[tuple[str, str]]]:
         sh("ip", "link", "add", bridge, "type", "bridge")
         sh("ip", "link", "set", bridge, "up")
         for number, name in enumerate(names):
+            # tc limits what an interface sends, so the link needs it at both ends: one for each direction.
             outside = f"{bridge}v{number}"
             sh("ip", "netns", "add", name)
             sh("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -265,7 +276,7 @@ def network(hosts: int, rate: str) -> Iterator[list[tuple[str, str]]]:
 
 
 class Peer:
-    """A peer's process and what it has said."""
+    """A peer's process and the lines that it has printed."""
 
     def __init__(
         self,
@@ -290,35 +301,37 @@ class Peer:
         self.process = subprocess.Popen(command, stdout=self._output, stderr=self._errors, start_new_session=True)
 
     def sent_bytes(self) -> int:
-        """By the peer's namespace so far, as the bridge has received it."""
+        """Bytes that the peer's namespace has sent so far, counted at the bridge."""
         bridge, number = self.namespace.rsplit("n", 1)
         return int(Path(f"/sys/class/net/{bridge}v{number}/statistics/rx_bytes").read_text(encoding="ascii"))
 
     def said(self, event: str) -> list[dict]:
-        """The lines of one kind."""
+        """The lines that the peer has printed about one kind of event."""
         lines = self.log.read_text(encoding="utf-8").splitlines()
         facts = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [fact for fact in facts if fact["event"] == event]
 
     def await_said(self, event: str, timeout: float, enough: Callable[[list], bool] = bool) -> list[dict]:
-        """Waits until it has said so."""
+        """Waits until the peer has printed enough lines about an event; returns them."""
         deadline = time.monotonic() + timeout
         while not enough(found := self.said(event)):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 errors = self.log.with_suffix(".err").read_text(encoding="utf-8")
-                raise SystemExit(f"A peer did not come to say {event!r}.\n{errors[-3000:]}")
+                raise SystemExit(
+                    f"A peer has ended or taken too long before its event {event!r}. Its errors:\n{errors[-3000:]}"
+                )
             time.sleep(0.1)
         return found
 
     def leave(self) -> None:
-        """Asks the process to end when it has taken its step."""
+        """Asks the process to end after its current step, and ends it if it does not."""
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(LEAVE_SECONDS)
         self.end()
 
     def end(self) -> None:
-        """Ends the process and all it has started."""
+        """Ends the process and all processes that it has started."""
         for kind in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, kind)
@@ -328,7 +341,7 @@ class Peer:
 
 
 def after_a_death(running: list[Peer]) -> dict:
-    """Kills the last peer in the middle of an average: how soon the others have a whole one again."""
+    """Kills the last peer in the middle of an average; the time until the others have a complete average again."""
     *others, victim = running
     last = others[0].said("epoch")[-1]["epoch"]
     others[0].await_said("epoch", 60, lambda said: said[-1]["epoch"] > last)
@@ -371,7 +384,7 @@ def swarm(
     epoch_seconds: float,
     warm_up: int,
 ) -> dict:
-    """One run: seconds an epoch, bytes a peer and epoch, own shares, newcomers' times, and what a death costs."""
+    """Runs one swarm: seconds per epoch, bytes, shares of samples, newcomers' times, and the cost of a death."""
     peers, whole = len(speeds), sum(speeds)
     folder = Path(tempfile.mkdtemp(prefix="swarm-"))
     running: list[Peer] = []
@@ -411,7 +424,7 @@ def swarm(
 
 
 def _facts(running: list[Peer], speeds: list[float], epoch_seconds: float, warm_up: int) -> dict:
-    """Of the epochs after the warm-up."""
+    """The figures of a swarm, from the epochs after the warm-up."""
     seconds, sent, alone, reports, shares, peers = [], [], 0, 0, [], len(speeds)
     given, computing = [], []
     for one in running:
@@ -449,18 +462,24 @@ def _facts(running: list[Peer], speeds: list[float], epoch_seconds: float, warm_
 def _flags(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 3, 4], metavar="N", help="sizes of the swarm")
-    parser.add_argument("--stacks", nargs="+", choices=STACKS, default=list(COMPARED), help="what is compared")
-    parser.add_argument("--rate", default="100mbit", help="of each link, up and down, as tc takes it")
-    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="measured, after the warm-up")
-    parser.add_argument("--warm-up", type=int, default=WARM_UP_EPOCHS, metavar="N", help="epochs that do not count")
+    parser.add_argument("--stacks", nargs="+", choices=STACKS, default=list(COMPARED), help="what to compare")
+    parser.add_argument("--rate", default="100mbit", help="rate of each link, up and down, in tc's notation")
+    parser.add_argument("--epochs", type=int, default=10, metavar="N", help="measured epochs, after the warm-up")
     parser.add_argument(
-        "--epoch-seconds", type=float, default=SECONDS_AN_EPOCH, metavar="S", help="computing of a peer for an epoch"
+        "--warm-up", type=int, default=WARM_UP_EPOCHS, metavar="N", help="first epochs, which are not measured"
     )
     parser.add_argument(
-        "--speeds", type=float, nargs="+", metavar="X", help="one swarm of peers of these speeds instead"
+        "--epoch-seconds", type=float, default=SECONDS_AN_EPOCH, metavar="S", help="computing time of an epoch"
     )
     parser.add_argument(
-        "--newcomers", type=int, default=1, metavar="N", help="peers that come later, one after the other (1)"
+        "--speeds",
+        type=float,
+        nargs="+",
+        metavar="X",
+        help="relative speeds of the peers of one swarm, instead of --peers",
+    )
+    parser.add_argument(
+        "--newcomers", type=int, default=1, metavar="N", help="peers that join later, one after the other (1)"
     )
     parser.add_argument("--death", action="store_true", help="kill a peer in the middle of an average at the end")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
@@ -478,16 +497,16 @@ def _print_row(stack: str, facts: dict, *, peers: int) -> None:
     )
     for told in facts["newcomer_steps"]:
         steps = ", ".join(f"{event} {seconds:.1f} s" for event, seconds in told.items())
-        print(f"    a newcomer after its start: {steps}", flush=True)
+        print(f"    a newcomer, seconds after its start: {steps}", flush=True)
     if facts["samples_over_speed"]:
         shares = ", ".join(f"{share:.2f}" for share in facts["samples_over_speed"])
-        print(f"    each peer's share of the samples over its share of the speed: {shares}", flush=True)
+        print(f"    each peer's share of the samples, divided by its share of the speed: {shares}", flush=True)
     if "torn_updates" in facts:
-        torn = f"; {facts['torn_updates']} torn before"
+        torn = f"; incomplete updates before: {facts['torn_updates']}"
         if facts["torn_updates"]:
             torn += f", own share up to {facts['own_share_in_torn_updates']:.2f}"
         seconds = facts["seconds_to_a_whole_update_after_a_death"]
-        print(f"    after a death in mid-average: a whole update in {seconds:.1f} s{torn}", flush=True)
+        print(f"    after a death in the middle of an average: complete update after {seconds:.1f} s{torn}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -547,7 +566,7 @@ def _swarm_name(speeds: list[float]) -> str:
 
 
 def _entries(found: dict[str, dict], swarm_name: str) -> list[dict]:
-    """A result for each figure of each stack, with plain hivemind as the peer."""
+    """Results of the record: each figure of each stack, compared with plain hivemind."""
     entries = []
     theirs = found.get("2021", {})
     for stack, facts in found.items():
@@ -570,7 +589,7 @@ def _entries(found: dict[str, dict], swarm_name: str) -> list[dict]:
 
 
 def _values(measured: float | list[float] | None) -> list[float]:
-    """One or several, those that are there; none if one is infinite, for its record would be none."""
+    """The values as a list; empty if one is infinite, because JSON has no infinity."""
     values = [] if measured is None else measured if isinstance(measured, list) else [measured]
     return values if all(map(math.isfinite, values)) else []
 

@@ -1,10 +1,10 @@
-"""The tutorial's code blocks at the size of a released GPT-2 on this machine: predicted and measured memory.
+"""Predicted and measured memory of the tutorial's code blocks, with a model as large as a released GPT-2.
 
     python benchmarks/tutorial.py --json benchmarks/results/tutorial.json
 
-The model has the released one's size and random initial weights, and the text is synthetic, in shards like C4's: memory
-does not depend on either. Nothing is downloaded. GPT-2 Large takes 11 GB of memory and minutes on a CPU; `--size gpt2`
-takes a seventh of both.
+The model has random weights, and the text is synthetic, in shards like those of C4, because memory depends on neither.
+Nothing is downloaded. GPT-2 Large takes 11 GB of memory and some minutes on a CPU; `--size gpt2` takes a seventh of
+both.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from memory_report import error_percent, record, result  # noqa: E402
 from builder.learn import tutorial  # noqa: E402
 
 PASSES = 2
-"""Of one update; more take longer and no more memory."""
+"""Passes per update. More would take longer, but no more memory."""
 
 
 def main() -> int:
     """Runs the blocks up to the measurement, and prints or records both figures."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     arguments.add_argument("--size", default="gpt2-large", choices=("gpt2", "gpt2-medium", "gpt2-large"))
     chosen = arguments.parse_args()
     import bitsandbytes
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def run_blocks(folder: Path, size: str) -> dict:
-    """The global names after all blocks have run."""
+    """Runs the tutorial's blocks up to the measurement; returns their global variables."""
     make_model(folder / "model", size)
     make_shard(folder / "c4-train.00000-of-00001.json.gz")
     names: dict = {"__name__": "__main__"}
@@ -78,12 +78,12 @@ def run_blocks(folder: Path, size: str) -> dict:
 
 
 def blocks() -> list[tuple[str, str]]:
-    """The tutorial's code."""
+    """The tutorial's code blocks: (language, code)."""
     return tutorial.code_blocks(tutorial.SOURCE.read_text(encoding="utf-8"))
 
 
 def make_model(folder: Path, size: str) -> None:
-    """A model of this size with drawn weights, and a tokenizer of single bytes."""
+    """Writes a model of this size with random weights, and a tokenizer whose tokens are single bytes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast
 
@@ -98,7 +98,7 @@ def make_model(folder: Path, size: str) -> None:
 
 
 def make_shard(file: Path) -> None:
-    """Lines as C4's, of drawn letters."""
+    """Writes a file of lines like C4's, with random letters as text."""
     draw = random.Random(0)
     with gzip.open(file, "wt", encoding="utf-8") as shard:
         for number in range(50):

@@ -72,7 +72,7 @@ def test_program_names_what_it_needs(tmp_path, capsys):
         accuracy.main([])
     assert ended.value.code == 2
     assert "--ours-only" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"is not a file\."):
+    with pytest.raises(SystemExit, match=r"is not a file; give the path"):
         accuracy.main(["--eleutherai", str(tmp_path / "none.py")])
 
 

@@ -39,7 +39,7 @@ def test_dry_run_steps_real_models(tmp_path, capsys):
     pytest.importorskip("transformers")
     path = tmp_path / "gpu.csv"
     assert on_gpu.main(["--dry-run", "--cases", str(CASES), "--csv", str(path)]) == 0
-    assert "what a step leaves: median" in capsys.readouterr().out
+    assert "Errors of the memory in use after a step:\nmedian" in capsys.readouterr().out
     rows = list(csv.DictReader(path.open()))
     assert len(rows) == CASES
     for row in rows:

@@ -50,7 +50,7 @@ def gallery_caption() -> str:
     pictures = [picture for one in snapshots for picture in one["pictures"]]
     share = f"{sum(map(_right, pictures))} of {len(pictures)} recorded pictures have the shape and the colour asked for"
     settled = next((epoch for epoch, _ in judged if not wrong or epoch > wrong[-1]), None)
-    return f"{share}." if settled is None else f"{share}; from epoch {settled} on, all have."
+    return f"{share}." if settled is None else f"{share}; from epoch {settled} on, all have them."
 
 
 def quality_table() -> str:
