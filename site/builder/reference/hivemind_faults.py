@@ -64,7 +64,7 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
         ),
         Fault(
             happens="A handler closes the stream after it has written its last message, and the daemon discards what "
-            "it has not yet passed on. On a busy machine, about one stream in some hundreds loses its end.",
+            "it has not yet passed on. On a busy machine, about one stream in a few hundred loses its end.",
             where="`p2p/p2p_daemon.py`: `closing(writer)`",
             here="The handler waits until the reader, which knows the length of the message, closes the stream.",
             tests=("training/swarm/test_streams.py",),
@@ -247,7 +247,7 @@ def upstream_lists() -> str:
 def _list_item(fault: Fault) -> str:
     tests = ", ".join(map(test_link, fault.tests))
     where = code(fault.where).replace("_", "&#95;")  # Markdown would take _name_ for emphasis
-    words = f"**{code(fault.happens)}** {code(fault.here)}"
+    words = f"**{code(fault.happens)}** Here: {code(fault.here)}"
     return f"{words}<br><small>In {where}. Tested by {tests}.</small>"
 
 
