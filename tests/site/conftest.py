@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.programs import run_program
+from tests.programs import ROOT, run_program
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT), str(ROOT / "site"), str(Path(__file__).parent)]
 
-from kept_pages import KeptPages, watch  # noqa: E402  (the path above comes first)
-from site_server import SiteServer  # noqa: E402
+from kept_pages import KeptPages, watch
+from site_server import SiteServer
 
 expect.set_options(timeout=20_000)
 

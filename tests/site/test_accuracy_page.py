@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from conftest import ROOT
+from tests.programs import ROOT
 
 pytestmark = pytest.mark.browser
 

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from conftest import ROOT
-from tests.programs import run_program
+from tests.programs import ROOT, run_program
 from training.cli import build_app
 from training.config import RECIPES
 from training.data.prepare import read_rows

@@ -13,8 +13,7 @@ from playwright.sync_api import expect
 
 from builder.join import choices
 from builder.reference import messages
-from conftest import ROOT
-from tests.programs import run_program
+from tests.programs import ROOT, run_program
 from training import errors
 from training.config import load_recipe
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kept_pages import KeptPages
@@ -17,6 +19,20 @@ LEAVE_TRACES = """async () => {
     localStorage.setItem("a", "1"); sessionStorage.setItem("a", "1"); document.cookie = "a=1";
     await caches.open("a"); location.hash = "#a"; alert("a");
 }"""
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_page_with_a_fake_clock_is_not_used_again(chromium, server, scripts):
+    kept = KeptPages(chromium)
+    first = kept.take(scripts=scripts, width=700, dark=False)
+    first.clock.install(time=0)
+    first.origin = server.url
+    first.goto(server.url + "404.html")
+    first.clock.run_for(5000)
+    kept.give_back(server.url)
+    second = kept.take(scripts=scripts, width=700, dark=False)
+    assert second is not first and abs(second.evaluate("Date.now()") / 1000 - time.time()) < 60
+    second.context.close()
 
 
 def test_nothing_of_one_test_is_there_in_the_next(chromium, server):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import ROOT
+from tests.programs import ROOT
 from training.config import load_recipe
 from training.generate.judge import judge
 

@@ -14,8 +14,8 @@ from playwright.sync_api import expect
 
 from builder.learn import glossary
 from builder.reference import changes
-from conftest import ROOT
 from test_every_page import violations
+from tests.programs import ROOT
 
 pytestmark = pytest.mark.browser
 
