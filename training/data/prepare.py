@@ -161,7 +161,9 @@ def _encode(
         names, count = [], 0
         for start in range(0, len(chosen), ROWS_PER_SHARD):
             part = chosen[start : start + ROWS_PER_SHARD]
-            name = f"{split}-{len(names):05d}.parquet"
+            # By the place of its rows: a shard without a usable picture is not among `names`. If the next shard had the
+            # same number, the note of the former would be found, and the rows would count as finished.
+            name = f"{split}-{start // ROWS_PER_SHARD:05d}.parquet"
             note = _shard(
                 images, part, work / name, run, codec, lambda n, at=done: progress("Encoding", at + n, len(kept))
             )
@@ -222,13 +224,17 @@ def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> n
             if max(width, height) > max_aspect_ratio * min(width, height):
                 return "extreme aspect ratio"
             if opened.format == "JPEG":
+                # The JPEG decoder then skips detail by a factor of 2, 4 or 8, and still gives at least twice the final
+                # size.
                 opened.draft("RGB", (2 * image_size, 2 * image_size))
+            # Phones store a turned picture with a note about how it is turned.
             picture = ImageOps.exif_transpose(opened)
             if picture.mode.startswith("I;16"):  # Pillow's own conversion clips everything above 255
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             elif picture.mode in ("I", "F"):
-                return "unreadable file"  # what is white in it is not said
+                return "unreadable file"  # such files do not say which value is white
             if picture.has_transparency_data:
+                # Transparent pixels may have any colour; on a page, readers see white behind them.
                 picture = picture.convert("RGBA")
                 picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
             picture = picture.convert("RGB")
@@ -251,6 +257,7 @@ def _filtered(rows: list[Row], data: DataConfig, left_out: Counter[str], seed: i
             left_out["marked unsafe"] += 1
         else:
             kept.append(row)
+    # Shuffled here, so that each shard, which a peer reads as a whole, is a random sample of all pictures.
     random.Random(seed).shuffle(kept)
     return kept
 
@@ -286,6 +293,7 @@ def _input_digest(
         try:
             digest.update(hashlib.sha256(_path(images, row).read_bytes()).digest())
         except OSError:
+            # If the picture is there at the next start, the digest differs, and the shards are made again.
             digest.update(b"missing")
         progress("Reading the pictures", done + 1, len(rows))
     return digest.hexdigest()
@@ -321,6 +329,7 @@ def _codec(
     progress: Progress,
 ) -> ImageCodec:
     """The codec to encode with; its files are in `work` afterwards."""
+    # Work on this input was interrupted. A codec trained again may differ from the one that made the finished shards.
     if (work / CONFIG_FILE).exists():
         return load_codec(work, run.codec)
     source = codec_file or (Path(run.codec.weights) if run.codec.weights else None)
@@ -358,6 +367,7 @@ def _pictures(images: Path, rows: list[Row], run: RunConfig) -> Iterator[list[np
             _path(images, row), image_size=run.codec.image_size, max_aspect_ratio=run.data.max_aspect_ratio
         )
 
+    # Threads are enough: Pillow decodes without holding Python's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(rows), ENCODED_TOGETHER):
             yield list(pool.map(read, rows[start : start + ENCODED_TOGETHER]))
@@ -391,6 +401,7 @@ def _shard(
     if ids:
         write_shard(path, ids=ids, captions=captions, codes=np.concatenate(codes))
     note = {"samples": len(ids), "left_out": dict(left_out), "squared_error": squared_error}
+    # Only after the shard: a note without a shard would make the next start skip these rows.
     write_whole(note_path, json.dumps(note))
     return note
 
@@ -404,6 +415,7 @@ def _finish(work: Path, out: Path, manifest: Manifest) -> None:
     """Adds the manifest and renames the folder; only then removes an older one, and unfinished work on other input."""
     for note in work.glob("*.note.json"):
         note.unlink()
+    # Last, since a folder with a manifest counts as complete.
     (work / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     replace_folder(work, out)
     for unfinished in out.parent.glob(f".{out.name}.part-*"):

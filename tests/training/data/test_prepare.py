@@ -132,6 +132,19 @@ def test_interrupted_work_goes_on_after_the_last_finished_shard(make, tmp_path, 
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "shards"}
 
 
+def test_rows_after_a_shard_without_a_usable_picture_are_encoded(make, drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "ROWS_PER_SHARD", 1)
+    there = [
+        row for row in map(json.loads, (drawn / "captions.jsonl").read_text().splitlines()) if row["split"] == "train"
+    ]
+    missing = [{**row, "file": f"missing-{row['file']}"} for row in there[:6]]
+    rows = [row for pair in zip(missing, there[:6], strict=True) for row in pair]
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest, _ = make(captions=tmp_path / "captions.jsonl")
+    found = {sample.id for name in manifest.splits["train"].shards for sample in read_shard(tmp_path / "shards" / name)}
+    assert found == {row["file"] for row in there[:6]} and manifest.left_out == {"missing file": 6}
+
+
 def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
