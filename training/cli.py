@@ -47,6 +47,7 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Runs the command line; turns a `TrainingError` or a file error into its message and exit code."""
     try:
+        # Checked before typer parses, since typer's own message does not list the commands.
         wanted = sys.argv[1] if len(sys.argv) > 1 else ""
         if wanted and not wanted.startswith("-") and wanted not in COMMANDS:
             raise BadInput(
@@ -58,6 +59,7 @@ def main() -> None:
         print(f"Error: {error.told}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
+        # Without a file name, the fault is most likely in the program (a socket, a process): its traceback helps.
         if error.filename is None and error.errno not in DISK_FAULTS:
             raise
         where = error.filename if error.filename is not None else "A file"

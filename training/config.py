@@ -286,6 +286,7 @@ class RunConfig(_Section):
         A maintainer may change these in mid-run; peers that still have the old ones stay in the run.
         """
         fields = self.model_dump(mode="json", exclude=NOT_IN_DIGEST)
+        # Sorted, so that the order of the lines in the file does not matter.
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -386,6 +387,7 @@ def read_recipe(source: str) -> str:
         try:
             with urllib.request.urlopen(source, timeout=20) as response:
                 text = response.read(LARGEST_RECIPE_BYTES)
+                # Bytes that the server has announced but not sent: `read` raises no error if the connection ends early.
                 if response.length:
                     raise ValueError("it is too long, or the connection broke off")
                 return text.decode("utf-8-sig")

@@ -59,6 +59,7 @@ def compiled(source: Path, cache: Path) -> ctypes.CDLL:
         return _load(cache / name)
     with tempfile.TemporaryDirectory(prefix="training-kernels-") as folder:
         _build(compiler, source, Path(folder) / name)
+        # The loaded library stays in memory after its file is deleted.
         return _load(Path(folder) / name)
 
 
@@ -101,6 +102,7 @@ def _build(compiler: list[str], source: Path, library: Path) -> None:
                 break
         else:
             _output_of(command, timeout_seconds=COMPILE_SECONDS)  # fails again and raises the compiler's message
+        # In a child, since code for another processor would kill this process.
         _output_of([sys.executable, "-I", "-S", "-c", _PROBE, str(fresh)], timeout_seconds=PROBE_SECONDS)
         with fresh.open("ab") as file:  # the loader ignores what follows a library's sections
             file.write(hashlib.sha256(fresh.read_bytes()).digest())

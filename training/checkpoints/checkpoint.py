@@ -105,6 +105,7 @@ def save_checkpoint(
         "written_at": clock(),
     }
     folder.mkdir(parents=True, exist_ok=True)
+    # This process is the folder's only writer, so every draft in it was left behind by a killed one.
     delete_drafts(folder)
     target = folder / f"epoch-{epoch:06d}"
     with whole_folder(target) as draft:
@@ -120,6 +121,7 @@ def save_checkpoint(
 def _write_weights(draft: Path, model: TextToImageTransformer, extra_tensors: Mapping[str, Tensor]) -> None:
     write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
     if extra_tensors:
+        # Clones: safetensors refuses tensors that share memory.
         extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
         write_tensors(extra, draft / _EXTRA)
 
@@ -155,6 +157,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 def prune_checkpoints(folder: Path, *, keep: int) -> list[Path]:
     """Deletes all but the newest `keep` (at least 1) checkpoints; returns the deleted ones."""
+    # At least 1: a restart needs the newest checkpoint, and a slice up to -0 would be empty.
     old = list_checkpoints(folder)[: -max(keep, 1)]
     for path in old:
         shutil.rmtree(path)
@@ -172,6 +175,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         BadInput: If it is not a checkpoint, a file is damaged, or it belongs to another recipe.
     """
     facts = _read_facts(path)
+    # Digests first: a flipped bit in a weight raises no error when the weight is loaded.
     for name, expected in facts["files"].items():
         file = path / name
         if not file.is_file():

@@ -102,6 +102,8 @@ def _read_moments(
         )
     parameters = dict(model.named_parameters())
     theirs = order_of_2021(names_in_order(state, model))
+    # Two optimizers share the parameters: this one has them in the 2021 run's order, by which the file numbers its
+    # moments; `ours` has our order, by which a checkpoint numbers them.
     optimizer = build_optimizer(config.optimizer, [parameters[name] for name in theirs], lr=0.0)
     load_2021_state(optimizer, saved)
     ours = build_optimizer(config.optimizer, parameter_groups(model, config.optimizer.weight_decay), lr=0.0)
@@ -130,6 +132,7 @@ def export_checkpoint(source: Path, file: Path) -> None:
             if file.suffix == ".pt":
                 torch.save(state, draft)
             else:
+                # Clones: safetensors refuses tensors that share memory, as the weights of shared layers do here.
                 write_tensors({name: tensor.clone().contiguous() for name, tensor in state.items()}, draft)
     except RuntimeError as error:  # from torch.save, which does not pass on the system's error
         raise TrainingError(
@@ -153,6 +156,7 @@ def read_state(source: Path) -> dict[str, Tensor]:
             f"{source} cannot be read as weights: {_why(error)}.",
             cure="Check that the file is there, whole, and readable for you.",
         ) from None
+    # One after the other, since scripts also store one of these inside another.
     for name in _INNER_NAMES:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]

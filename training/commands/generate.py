@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
+
+if TYPE_CHECKING:
+    from training.generate.clip import Clip as Ranker
+    from training.generate.pictures import Picture
+    from training.generate.ranking import Ranked
 
 Prompts = Annotated[list[str] | None, typer.Argument(help="What to draw, each in quotes.", show_default=False)]
 PromptsFile = Annotated[
@@ -76,7 +81,7 @@ def run(
     how = {"top_k": top_k, "top_p": top_p, "temperature": temperature, "guidance": guidance}
     sampling = choose_sampling(loaded.config.monitor, **how)
     make_folder(out)
-    notes, facts = None, None
+    noted = {}
     with show_progress() as show:
         total = len(wanted) * (count if candidates is None else candidates)
         draw = drawer(loaded, codec, tokenizer, sampling=sampling, seed=seed, total=total, show=show)
@@ -85,10 +90,16 @@ def run(
         else:
             ranker = clip_of_run(loaded, clip, codec=codec, shards=shards, progress=show)
             ranked = draw_best(draw, ranker, wanted, candidates=candidates, keep=keep, seed=seed)
-            pictures = [picture for one in ranked for picture in one.pictures]
-            notes = [{"score": score} for one in ranked for score in one.kept_scores]
-            scores = [{"prompt": one.prompt, "scores": one.scores} for one in ranked]
-            facts = {"clip": ranker.name, "candidates": candidates, "scores": scores}
-    for path in save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=notes, facts=facts):
+            pictures, noted = _kept(ranked, ranker, candidates)
+    for path in save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, **noted):
         print(path)
     print(f"All on one page: {write_gallery(out)}")
+
+
+def _kept(ranked: list[Ranked], ranker: Ranker, candidates: int) -> tuple[list[Picture], dict[str, object]]:
+    """The kept pictures of all prompts, and what `save_pictures` notes about them."""
+    scores = [{"prompt": one.prompt, "scores": one.scores} for one in ranked]
+    return [picture for one in ranked for picture in one.pictures], {
+        "notes": [{"score": score} for one in ranked for score in one.kept_scores],
+        "facts": {"clip": ranker.name, "candidates": candidates, "scores": scores},
+    }

@@ -150,8 +150,9 @@ def _role(
 
     own = PeerSettings(wishes=Wishes(**wishes), **settings)
     console = Console(highlight=False, soft_wrap=True)
-    with tempfile.TemporaryDirectory(prefix="peer-") as passing:
-        folder = state_dir or Path(passing)
+    # Without --state-dir a peer has a new identity at each start, and must leave no file behind.
+    with tempfile.TemporaryDirectory(prefix="peer-") as temporary:
+        folder = state_dir or Path(temporary)
         events = EventLog(log_json)
         if dry_run:
             check_peer(config, own, folder, events=events, console=console)

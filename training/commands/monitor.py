@@ -39,11 +39,7 @@ def run(
 ) -> None:
     """Watch a run: record its history, checkpoints and pictures, and serve the dashboard's live data."""
     if export is not None:
-        from training.publish.history import HistoryReader
-        from training.publish.live import export as export_run
-
-        export_run(HistoryReader(run_dir / "history.sqlite"), export, pictures=run_dir / "pictures")
-        print(f"Wrote {export / 'live'} and {export / 'recipe.toml'}.")
+        _export(run_dir, export)
         return
     from training.errors import BadInput
 
@@ -53,6 +49,7 @@ def run(
     from training.processes.role import run_role
 
     prepare_environment()
+    # Only now: this import brings hivemind, which reads the environment while it is imported.
     from training.roles.monitor import MonitorFlags, run_monitor
 
     flags = MonitorFlags(
@@ -68,3 +65,12 @@ def run(
         log_json=log_json,
     )
     run_role(partial(run_monitor, flags))
+
+
+def _export(run_dir: Path, folder: Path) -> None:
+    """Writes the run in a monitor's folder as static files."""
+    from training.publish.history import HistoryReader
+    from training.publish.live import export as export_run
+
+    export_run(HistoryReader(run_dir / "history.sqlite"), folder, pictures=run_dir / "pictures")
+    print(f"Wrote {folder / 'live'} and {folder / 'recipe.toml'}.")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from training.commands.options import Shards
+
+if TYPE_CHECKING:
+    from training.generate.neighbours import Neighbours
 
 
 def run(
@@ -60,9 +63,14 @@ def run(
                 Image.fromarray(known[neighbour.index]).save(out / f"training-{neighbour.index:06d}.png")
     if as_json:
         print(json.dumps(facts))
-        return
-    print(f"Nearest of {len(captions)} training samples by {compared.name} (cosine):")
-    for name, near in zip(queries, found, strict=True):
+    else:
+        print(f"Nearest of {len(captions)} training samples by {compared.name} (cosine):")
+        _print_neighbours(dict(zip(queries, found, strict=True)))
+
+
+def _print_neighbours(found: dict[str, Neighbours]) -> None:
+    """The neighbours of each picture, by the picture's name."""
+    for name, near in found.items():
         print(f"\n{name}")
         for title, neighbours in (("by picture", near.pictures), ("by caption", near.captions)):
             for neighbour in neighbours:

@@ -61,6 +61,7 @@ def run(
     except BadSetup as error:
         raise BadInput(str(error)) from None
     wishes = Wishes(device=device, micro_batch_size=micro_batch_size, precision=precision, checkpointing=checkpointing)
+    # Built at most once, and only if something is measured: the full model takes seconds and gigabytes.
     build = None if other else cache(lambda: build_model(config.model, config.seed).to(torch_device(device)))
     choices = choose(config, wishes, machine=other, build=build)
     plan = make_plan(

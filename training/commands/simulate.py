@@ -101,12 +101,14 @@ def _collaboration(
     from calculator.swarm_report import kind_of
     from training.simulate.forecast import collaboration_of
 
+    # Without this, `_mix` would return no kinds, and the calculator would report an empty list that nobody has typed.
     if any(text.isdecimal() and not int(text) for text in volunteers):
         raise BadInput("A run without volunteers trains nothing; give --volunteers 1 or more.")
     told = []
     for text in volunteers:
         kinds = [kind_of(text)] if not text.isdecimal() else _mix(int(text), links)
         told += [kind | everyone for kind in kinds]
+    # The model is only a placeholder, which the check of the volunteers requires; the recipe's own one follows.
     kinds = collaboration_from({"model": "dalle-2021", "volunteers": told}).volunteers
     collaboration = dataclasses.replace(collaboration_of(config, kinds), declared_links=declared_links)
     collaboration.forecast()  # refuses impossible settings before the simulation starts

@@ -110,11 +110,11 @@ def choose(
         activation_budget_bytes=budget,
         need_bytes=needed,
         settings=(
-            _said("device", machine.title, wishes.device, free),
-            _said("precision", precision, wishes.precision, why_precision),
+            _setting("device", machine.title, wishes.device, free),
+            _setting("precision", precision, wishes.precision, why_precision),
             *(_kernels(build(), precision, wishes) if build else []),
-            _said("micro-batch", f"{samples} sample{'s' * (samples > 1)}", wishes.micro_batch_size, why_samples),
-            _said(
+            _setting("micro-batch", f"{samples} sample{'s' * (samples > 1)}", wishes.micro_batch_size, why_samples),
+            _setting(
                 "activations",
                 f"kept for {kept} layers, recomputed for {layers - kept}" if kept < layers else "all kept",
                 wishes.checkpointing,
@@ -154,9 +154,11 @@ class _Memory:
         elif self._run.model.reversible:
             budget = max(0, most - self.need(samples, precision, 0))
         else:
+            # Layers that are not reversible keep all or nothing: the calculator has no case in between.
             budget = 0
         dtype = dtype_of(setup_of(self._run, self._machine, samples, precision=precision))
         kept = self._model.stored_layers(samples, budget, dtype)
+        # A budget too small for any layer is the same as 0, and messages should say so.
         return (budget if kept else 0), kept
 
 
@@ -171,6 +173,8 @@ class _Timer:
         build: Callable[[], TextToImageTransformer] | None,
     ):
         self._memory, self._device, self._build = memory, device, build
+        # 2 FLOPs for each weight and token in forward and 4 in backward (Kaplan et al. 2020, arXiv:2001.08361, section
+        # 2.1).
         self._flops_per_sample = 6 * _computing_parameters(run) * run.model.seq_len
         self._deadline: float | None = None
         self._rates: dict[Precision, float] = {}
@@ -187,6 +191,7 @@ class _Timer:
         """Time of one sample (forward twice, backward once) at the rate of large matrices; 0 if nothing is measured."""
         if not self.is_here:
             return 0.0
+        # 4 / 3: a layer that does not keep its activations is computed forward twice, which takes 8 FLOPs instead of 6.
         return self._flops_per_sample * 4 / 3 / self.rate(precision)
 
     def step(self, samples: int, precision: Precision) -> float | None:
@@ -195,6 +200,7 @@ class _Timer:
         if self._build is None or too_long or not self._memory.fits(samples, precision):
             return None
         model, (budget, _) = self._build(), self._memory.most_generous(samples, precision)
+        # The time starts with the first step, after the model is built: building alone can take longer than all steps.
         self._deadline = self._deadline or time.monotonic() + MEASURING_SECONDS
         if time.monotonic() > self._deadline:
             return None
@@ -210,9 +216,11 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
         return lower, f"GPUs are faster in 16 bits{taken}; nothing was measured"
     faster = timer.rate(lower) / timer.rate("float32")
     rates = f"matrices multiply at {_tera(timer.rate(lower))} in {lower}, {_tera(timer.rate('float32'))} in float32"
+    # 16 bits speed up large products the most: if these gain little, a whole step gains even less.
     if faster < WORTH_LOWER:
         return "float32", rates
     samples = min(wishes.micro_batch_size or 1, MOST_SAMPLES)
+    # Large products promise too much: casts and the operations in between may cost what the products gain.
     plain, low = timer.step(samples, "float32"), timer.step(samples, lower)
     if plain and low:
         steps = (
@@ -230,7 +238,7 @@ def _kernels(model: TextToImageTransformer, precision: Precision, wishes: Wishes
     if wishes.compiled:
         outcome = model.compile_pointwise(dtype)
         used = "not used" if model.pointwise is PLAIN else "used"
-        choices.append(_said("torch.compile", used, True, outcome))
+        choices.append(_setting("torch.compile", used, True, outcome))
     return choices
 
 
@@ -250,9 +258,11 @@ def _micro_batch(
     speeds: dict[int, float] = {}
     for size in fitting:
         seconds = timer.step(size, precision)
+        # Much slower than a smaller size, as when memory is swapped: larger sizes would only take longer to time.
         if seconds is None or (speeds and size / seconds < max(speeds.values()) / 2):
             break
         speeds[size] = size / seconds
+        # No longer faster than the two smaller sizes: to time more sizes would only delay the volunteer.
         if size > 2 and speeds[size] < 1.02 * max(speeds[size // 2], speeds[size // 4]):
             break
     if speeds:
@@ -282,6 +292,6 @@ def _tera(flops_per_second: float) -> str:
     return f"{flops_per_second / 1e12:.3g} TFLOP/s"
 
 
-def _said(name: str, value: str, wish: object, reason: str) -> Setting:
+def _setting(name: str, value: str, wish: object, reason: str) -> Setting:
     """A setting; if the volunteer asked for it, the reason begins with that."""
     return Setting(name=name, value=value, reason=f"as you said; {reason}" if wish is not None else reason)

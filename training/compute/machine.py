@@ -35,6 +35,7 @@ def this_machine(name: str | None = None) -> Device:
             name="gpu",
             title=properties.name,
             memory_bytes=properties.total_memory,
+            # What is free now, since other programs may use the same GPU.
             usable_bytes=torch.cuda.mem_get_info(device)[0],
             capability=(properties.major, properties.minor),
             source="torch.cuda.mem_get_info",
@@ -73,12 +74,15 @@ def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
     Args:
         root: Where control groups are mounted.
     """
+    # macOS has no such call.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for quota_file, period_file in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with suppress(OSError, ValueError):  # no such version, or "max"
             words = (root / quota_file).read_text().split()
             quota, period = int(words[0]), int((root / period_file).read_text() if period_file else words[1])
+            # Version 1 of control groups writes -1 where there is no quota.
             if quota > 0:
+                # Rounded up: one thread would leave half of a quota of 1.5 cores unused.
                 cores = min(cores, max(math.ceil(quota / period), 1))
     return cores
 
@@ -96,6 +100,7 @@ def group_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
         with suppress(OSError, ValueError):  # no such version, or "max"
             limit, used = (int((root / name).read_text()) for name in (limit_file, use_file))
             parts = (root / parts_file).read_text().splitlines()
+            # Cached files count as used, but the kernel drops them as soon as a process needs the memory.
             cache = int(next((line for line in parts if line.startswith(cache_line)), "- 0").split()[1])
             return max(limit - used + cache, 0)
     return None

@@ -87,6 +87,8 @@ class MicroBatches:
         if exhausted:  # after the `except` block, where the error no longer keeps the computed tensors alive
             self._model.zero_grad(set_to_none=True)
             if self._device.type == "cuda":
+                # PyTorch keeps the freed blocks in the sizes of the failed attempt; smaller pieces might not fit into
+                # them.
                 torch.cuda.empty_cache()
         return loss
 
@@ -94,10 +96,12 @@ class MicroBatches:
         scale_before = self.loss_scale
         while True:
             lower = self._precision != "float32"
+            # Only around forward: backward then uses the types that forward has chosen.
             with torch.autocast(self._device.type, dtype=getattr(torch, self._precision), enabled=lower):
                 stored_layers = self._model.stored_layers(len(text), self.activation_budget_bytes)
                 loss = self._model(text.to(self._device), codes.to(self._device), stored_layers=stored_layers).loss
             value = float(loss.detach())
+            # Backward would write NaN into every gradient.
             if not math.isfinite(value):
                 return value
             (loss * self.loss_scale).backward()
@@ -116,6 +120,7 @@ class MicroBatches:
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
             self._steps_since_overflow = 0
             return False
+        # A few kernels for all tensors instead of one for each, whose launches take a GPU longer than the division.
         torch._foreach_div_(gradients, self.loss_scale)
         self._steps_since_overflow += 1
         if self._steps_since_overflow % STEPS_TO_DOUBLE_SCALE == 0:

@@ -88,6 +88,7 @@ def make_plan(
     def need(samples: int) -> int:
         return needed_bytes(run, device, model, samples, budget, precision=precision)
 
+    # The smallest amount with which a peer could train: no activations are kept unless the budget asks for all.
     def least(samples: int) -> int:
         return needed_bytes(run, device, model, samples, None if budget is None else 0, precision=precision)
 
@@ -184,6 +185,7 @@ def stored_bytes(model, micro_batch_size: int, activation_budget_bytes: int | No
     if not model.config.reversible:
         return 0
     layers = model.activation_bytes(micro_batch_size, dtype)
+    # Not `layers[-stored:]`, which would be all layers if none is stored.
     return sum(layers[len(layers) - model.stored_layers(micro_batch_size, activation_budget_bytes, dtype) :])
 
 

@@ -22,7 +22,9 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
     side, dtype, most = _FIRST_SIDE, getattr(torch, precision), 0.0
     while True:
         try:
+            # Ones: sums of a whole row stay finite in 16 bits, and no time is spent on random numbers.
             matrix = torch.ones(side, side, dtype=dtype, device=device)
+            # The first product also loads the library's kernels, so the faster of two counts.
             seconds = min(_timed(lambda m=matrix: m @ m, device) for _ in range(2))
         except (RuntimeError, MemoryError) as error:
             if most and is_out_of_memory(error):  # the GPU is nearly full; the smaller matrices have to do
@@ -62,6 +64,7 @@ def step_seconds(
         seconds = _timed(step, device)
     except TrainingError:  # memory is not enough for even one sample
         return None
+    # `MicroBatches` takes less at once when memory runs out; the time is then not that of the size asked for.
     less = micro_batches.micro_batch_size, micro_batches.activation_budget_bytes
     return seconds if less == (samples, activation_budget_bytes) else None
 
@@ -70,6 +73,7 @@ def _timed(work, device: torch.device) -> float:
     began = time.perf_counter()
     work()
     if device.type == "cuda":
+        # Kernels run in the background: without this, only their launch would be timed.
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
 

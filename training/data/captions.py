@@ -164,6 +164,7 @@ class Scene:
             return "new-pairs"
         caption = caption_of(self)
         plain = caption == caption_of(Scene(things=self.things[:1]))
+        # A checksum and not `hash`, which Python salts in each process: peers would disagree about what is held out.
         return "held-out" if not plain and zlib.crc32(caption.encode()) % HELD_OUT_ONE_IN == 0 else "train"
 
 
@@ -173,7 +174,7 @@ def caption_of(scene: Scene) -> str:
         number = next(word for word, count in COUNTS.items() if count == scene.count)
         words = f"{number} {scene.things[0].colour} {SHAPES[scene.things[0].shape]}"
     else:
-        words = f" {scene.relation} ".join(_say(thing) for thing in scene.things)
+        words = f" {scene.relation} ".join(_words_of(thing) for thing in scene.things)
     if scene.place:
         words += f" {scene.place}"
     if scene.background:
@@ -181,12 +182,13 @@ def caption_of(scene: Scene) -> str:
     return words
 
 
-def _say(thing: Thing) -> str:
+def _words_of(thing: Thing) -> str:
     words = [*([thing.size] if thing.size else []), thing.colour, thing.shape]
     return f"{'an' if words[0][0] in 'aeiou' else 'a'} {' '.join(words)}"
 
 
 def _either(words: object) -> str:
+    # Longest first: the pattern would otherwise match "at the top" and have to go back for "at the top left".
     return "|".join(sorted(words, key=len, reverse=True))
 
 
@@ -231,6 +233,7 @@ def draw_scene(random_numbers: random.Random) -> Scene:
     """A random scene: its kind by `KIND_SHARES`, everything else uniformly; related things differ in colour."""
     choose = random_numbers.choice
     kind = random_numbers.choices(list(KIND_SHARES), weights=list(KIND_SHARES.values()))[0]
+    # The order of these draws is part of the data set: in another order, a seed gives other pictures.
     shape, colour = choose(list(SHAPES)), choose(list(COLOURS))
     size = choose(SIZES) if kind.startswith("sized") else None
     things = [Thing(shape=shape, colour=colour, size=size)]

@@ -61,6 +61,7 @@ def _heart() -> list[Point]:
     angles = [2 * math.pi * step / 96 for step in range(96)]
     xs = [math.sin(angle) ** 3 for angle in angles]
     ys = [(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 for t in angles]
+    # The curve spans y from -1.06 to 0.75; adding 0.16 centres it.
     return [(x, -(y + 0.16)) for x, y in zip(xs, ys, strict=True)]
 
 
@@ -93,8 +94,10 @@ def shape_mask(shape: str, *, size: int, centre: Point = (0.5, 0.5), radius: flo
     pen = ImageDraw.Draw(mask)
     x, y, r = centre[0] * large, centre[1] * large, radius * large
     if shape in POLYGONS:
+        # Pillow's coordinates are those of pixel centres; ours are those of pixel edges, half a pixel away.
         pen.polygon([(x + r * dx - 0.5, y + r * dy - 0.5) for dx, dy in POLYGONS[shape]], fill=255)
     else:
+        # Pillow's ellipse includes the last row and column.
         pen.ellipse((x - r, y - r, x + r - 1, y + r - 1), fill=255)
         if shape == "ring":
             hole = r * _HOLE
@@ -127,6 +130,7 @@ def _arrange(scene: Scene, random_numbers: random.Random) -> list[tuple]:
         return [(thing, middle, RADIUS_OF_SEVERAL) for middle in random_numbers.choice(LAYOUTS[scene.count])]
     radius = RADII[thing.size]
     dx, dy = PLACES[scene.place or "in the centre"]
+    # A quarter of the picture, or less for a large thing, so that a pixel of background (1/64) remains beside it.
     reach = min(0.25, 0.5 - radius - 1 / 64)
     return [(thing, (0.5 + dx * reach, 0.5 + dy * reach), radius)]
 
@@ -167,6 +171,7 @@ def draw_set(
         (made / CAPTIONS_FILE).open("w", encoding="utf-8") as captions,
     ):
         for index in range(count):
+            # Each picture has its own generator, so that picture i stays the same if the number of pictures changes.
             random_numbers = random.Random(f"{seed}/{index}")
             scene = draw_scene(random_numbers)
             name = f"{index:05d}.png"

@@ -95,6 +95,7 @@ def parse_manifest(text: str | bytes, *, source: str) -> Manifest:
             cure="Give the folder that `prepare` has written.",
         ) from None
     names = [*manifest.files, *(name for split in manifest.splits.values() for name in split.shards)]
+    # The manifest may come from a server: a name such as "../x" would make the peer write outside of its cache.
     strange = [name for name in names if Path(name).name != name or name.startswith(".") or name not in manifest.files]
     if strange:
         raise BadInput(
@@ -159,6 +160,7 @@ def read_shard(path: Path) -> Iterator[Sample]:
                     cure="Fetch or prepare the shards again.",
                 )
             for batch in file.iter_batches(batch_size=ROW_GROUP):
+                # Views of one array: `to_pylist` would make a Python number of each code.
                 codes = batch.column("codes")
                 flat, offsets = codes.values.to_numpy(), codes.offsets.to_numpy()
                 ids, captions = batch.column("id").to_pylist(), batch.column("caption").to_pylist()

@@ -113,6 +113,7 @@ def open_shards(source: str | Path, split: Split = "train", *, cache: Path | Non
     source = str(source).rstrip("/")
     manifest = open_manifest(source)
     if _is_url(source):
+        # Named by the input's digest: shards that are prepared again at the same address do not mix with older files.
         folder = (cache or default_cache()) / "shards" / manifest.input_digest[:24]
         folder.mkdir(parents=True, exist_ok=True)
     else:
@@ -187,11 +188,15 @@ def _batches(
         features=datasets.Features(
             {"caption": datasets.Value("string"), "codes": datasets.List(datasets.Value("uint16"))}
         ),
+        # `datasets` shuffles the order of a list among these arguments: the order of the shards.
         gen_kwargs={"names": list(shards.names)},
+        # numpy takes no negative seed.
     ).shuffle(seed=peer_seed % 2**32, buffer_size=shuffle_buffer)
+    # Kept from one pass to the next, so that the last samples of a pass are not lost.
     captions: list[str] = []
     codes: list = []
     for epoch in range(2**31):
+        # Without this, each pass would have the same order.
         rows.set_epoch(epoch)
         for row in rows:
             captions.append(row["caption"])
@@ -225,6 +230,7 @@ def _file(source: str, folder: Path, name: str, entry: FileEntry) -> Path:
         check_file(path, entry, source=str(path))
         return path
     if not is_same_file(path, entry):
+        # Checked before it gets its name, so that a broken download is never taken for a cached file.
         with whole_file(path) as draft:
             draft.write_bytes(_fetch(f"{source}/{urllib.parse.quote(name)}", limit=entry.bytes))
             check_file(draft, entry, source=f"{source}/{name}")
@@ -236,11 +242,13 @@ def _fetch(url: str, *, limit: int) -> bytes:
     for attempt in range(TRIES):
         try:
             with urllib.request.urlopen(url, timeout=TRY_TIMEOUT_SECONDS) as response:
+                # One byte more than expected is enough to see that a file is too long.
                 body = response.read(limit + 1)
                 if response.length and len(body) <= limit:  # `read` does not report that the connection was lost
                     raise IncompleteRead(body, response.length)
                 return body
         except (OSError, HTTPException) as error:
+            # Below 500 the address is wrong or refused (404, 403), and asking again does not help.
             gone = isinstance(error, urllib.error.HTTPError) and error.code < 500
             if gone or attempt == TRIES - 1:
                 raise BadInput(f"{url} cannot be fetched: {error}. Check the address and the network.") from None

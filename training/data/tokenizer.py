@@ -40,6 +40,7 @@ class Tokenizer:
                 f"The tokenizer's id 0 is {inner.id_to_token(0)!r}; it must be padding: {', '.join(PADDING_NAMES)}.",
                 cure="Give a tokenizer.json whose id 0 is padding, as T5's.",
             )
+        # The file may set both; `encode` pads and truncates to the recipe's length.
         inner.no_padding()
         inner.no_truncation()
         self._inner = inner
@@ -89,6 +90,7 @@ class Tokenizer:
     def encode(self, captions: list[str], text_seq_len: int) -> LongTensor:
         """Ids (B, T_text) of captions, truncated to `text_seq_len` or padded with 0, without special tokens."""
         ids = torch.zeros(len(captions), text_seq_len, dtype=torch.long)
+        # The fast variant leaves out each token's position in the text, which is not needed here.
         for row, encoding in enumerate(self._inner.encode_batch_fast(captions, add_special_tokens=False)):
             kept = encoding.ids[:text_seq_len]
             ids[row, : len(kept)] = torch.tensor(kept, dtype=torch.long)

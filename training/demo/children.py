@@ -49,14 +49,15 @@ class Part:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file if output is None else output,
                 stderr=log_file,
+                # Ctrl-C in the terminal then reaches only the demo, which ends the parts in order.
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
                 env={
                     **os.environ,
                     **limits,
-                    "PYTHONUNBUFFERED": "1",
-                    "PYTHONFAULTHANDLER": "1",
-                    "TOKENIZERS_PARALLELISM": "false",
+                    "PYTHONUNBUFFERED": "1",  # each line is in the log as soon as it is printed
+                    "PYTHONFAULTHANDLER": "1",  # SIGABRT then writes the stacks of all threads into the log
+                    "TOKENIZERS_PARALLELISM": "false",  # otherwise tokenizers warns after each fork
                     "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait slow each other down
                     _MARK: self.mark,
                 },
@@ -81,6 +82,7 @@ class Part:
 
 def processes_of(parts: Sequence[Part]) -> list[psutil.Process]:
     """All running processes of the parts, themselves included: those that have inherited the parts' marks."""
+    # Children that change their process group or session, as hivemind's do, keep their environment.
     marks, found = {part.mark for part in parts}, []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -97,6 +99,7 @@ def sweep(parts: Sequence[Part]) -> None:
                 process.kill()
     for part in parts:
         with suppress(subprocess.TimeoutExpired):
+            # Collects the exit code; the part would otherwise stay a zombie until the demo ends.
             part.process.wait(timeout=1)
 
 
@@ -104,6 +107,7 @@ def read_events(path: Path) -> Iterator[dict]:
     """The complete lines of an event log so far; none if the log does not exist yet."""
     with suppress(FileNotFoundError):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            # The last line may still be incomplete.
             if line.endswith("\n"):
                 yield json.loads(line)
 
@@ -115,6 +119,7 @@ def ending(exit_code: int | None) -> str:
     return f"exit code {exit_code}" if exit_code >= 0 else f"killed by {signal.Signals(-exit_code).name}"
 
 
+# Loaded before any fork: between fork and exec, a child of a program with threads may not load libraries.
 _LIBC = ctypes.CDLL(None)
 
 

@@ -29,6 +29,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: object) -> None:
+        # Only noted: an exception raised here could interrupt `_Demo.stop` half way and leave programs behind.
         self.impatient = self.impatient or (number == self.signal_number == signal.SIGINT)
         self.signal_number = self.signal_number or number
         self._event.set()

@@ -45,7 +45,7 @@ def _work(config: DemoConfig, console: Console, stop: Stop, command: str, *argum
         [*config.python, command, *arguments],
         config.run_dir / "logs" / f"{command}.log",
         output=console.file.fileno() if console.is_terminal else subprocess.PIPE,
-        threads=None,
+        threads=None,  # nothing else runs yet, so it may use all cores
     )
     try:
         _await_end(part, console, stop)
@@ -73,6 +73,7 @@ def _await_end(part: Part, console: Console, stop: Stop) -> None:
             said[0] = time.monotonic()
             console.print(f"{part.name}: at work for {time.monotonic() - started:.0f} s")
     if reader.is_alive():
+        # The part has ended, but its last lines may still be in the pipe.
         reader.join(5)
 
 

@@ -134,6 +134,7 @@ class _Demo:
                     *("join", "--recipe", f"{self.url}/recipe.toml", "--initial-peers", address, "--name", name),
                     *("--threads", "1", "--micro-batch-size", str(MICRO_BATCH_SIZE), "--precision", "float32"),
                     *("--host-maddrs", LOOPBACK, "--state-dir", str(self._path("peers", name))),
+                    # After a restart no peer has the run's state any more; all start from the last checkpoint.
                     *("--resume", str(self._path("checkpoints"))),
                 )
             )
@@ -216,6 +217,7 @@ class _Demo:
                 self.console.print(f"{part.name} has joined.")
             if part.exit_code is not None and part.name not in self.gone:
                 self.gone.add(part.name)
+                # After a crash, hivemind's processes may survive, and other peers would still try to reach them.
                 sweep([part])
                 if part.exit_code == 0:
                     self.console.print(f"{part.name} has left.")
@@ -236,6 +238,7 @@ class _Demo:
                 part.send(signal.SIGTERM)
         self._await(lambda: all(part.exit_code is not None for part in parts), started + STOP_SECONDS)
         sweep(parts)
+        # torch's shared-memory managers need a moment to free their memory.
         while (left := processes_of(parts)) and time.monotonic() < started + LAST_SECONDS:
             time.sleep(0.1)
         for process in left:
@@ -269,6 +272,7 @@ def _only_one(run_dir: Path) -> Iterator[None]:
         ) from None
     with lock:
         try:
+            # The system releases this lock however the demo ends; a file with a process id would stay after a crash.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BadInput(f"Another demo is running in {run_dir}; stop it, or give another --run-dir.") from None
@@ -287,6 +291,7 @@ def _fetch_json(url: str) -> dict | None:
 def _free_port(wanted: int | None) -> int:
     for port in [wanted] if wanted is not None else [*range(DEFAULT_PORT, DEFAULT_PORT + 20), 0]:
         with socket.socket() as probe:
+            # Without this, the system keeps the port of a demo that has just ended for a minute.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with suppress(OSError):
                 probe.bind(("127.0.0.1", port))

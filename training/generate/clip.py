@@ -83,6 +83,7 @@ class Clip:
             np.asarray(
                 picture
                 if picture.shape[0] == side
+                # Bicubic, as in CLIP's own preprocessing ("resample": 3 in its preprocessor_config.json).
                 else Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC)
             )
             for picture in pictures

@@ -47,17 +47,18 @@ def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
     if not pictures:
         raise BadInput("There is no picture to judge; give at least one caption.")
     verdicts = tuple(judge(picture.pixels, picture.prompt) for picture in pictures)
-    strangers = [
+    by_other_prompts = [
         judge(picture.pixels, pictures[(at + offset) % len(pictures)].prompt)
         for offset in _offsets(len(pictures))
         for at, picture in enumerate(pictures)
+        # An equal prompt says nothing about chance.
         if pictures[(at + offset) % len(pictures)].prompt != picture.prompt
     ]
     shares = {quality: _share(verdicts, quality) for quality in QUALITIES}
     return Evaluation(
         count=len(pictures),
         shares=shares,
-        chance={quality: _share(strangers, quality) for quality in QUALITIES} if strangers else None,
+        chance={quality: _share(by_other_prompts, quality) for quality in QUALITIES} if by_other_prompts else None,
         matched_interval=wilson_interval(round(shares["matched"] * len(pictures)), len(pictures)),
         verdicts=verdicts,
     )
@@ -77,6 +78,7 @@ def wilson_interval(right: int, count: int, z: float = 1.96) -> tuple[float, flo
 
 def choose_captions(captions: Sequence[str], *, count: int, seed: int) -> list[str]:
     """A random choice of `count` captions; none is repeated before all have been chosen."""
+    # Not a set, whose order Python salts in each process: the same seed would choose other captions.
     different = list(dict.fromkeys(captions))
     random_numbers = random.Random(seed)
     chosen: list[str] = []

@@ -60,6 +60,7 @@ def gallery_html(facts: dict, *, base: str = "") -> str:
         base: Prefix of each file's name, such as `gallery/`.
     """
     lines = ['<section class="gallery">']
+    # `groupby` needs the pictures of a prompt one after another, as `save_pictures` writes them.
     for prompt, group in groupby(facts["pictures"], key=lambda entry: entry["prompt"]):
         lines.append(f"<h2>{escape(prompt)}</h2>")
         for number, entry in enumerate(group, start=1):

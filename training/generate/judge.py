@@ -120,6 +120,7 @@ def judge(picture: np.ndarray, caption: str) -> Judgement:
     count = len(seen) == scene.total
     shapes_fit = {thing.shape for thing in seen} <= {thing.shape for thing in named}
     colours_fit = {thing.colour for thing in seen} <= {thing.colour for thing in named}
+    # `assigned` may be shorter than `named`: a missing thing makes `count` wrong, not shape and colour.
     assigned = _assign(named, seen, scene.relation)
     first = assigned[0] if assigned else None
     return Judgement(
@@ -147,6 +148,7 @@ def look(picture: np.ndarray) -> tuple[str, tuple[SeenThing, ...]]:
         picture = np.asarray(Image.fromarray(picture).resize((SIDE, SIDE), Image.Resampling.BOX))
     pixels = picture.astype(np.float32)
     frame = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    # The median ignores things that touch the edge.
     backdrop = np.median(frame, axis=0)
     background = _nearest(backdrop, BACKGROUNDS)[0]
     foreground = np.linalg.norm(pixels - backdrop, axis=-1) >= MIN_CONTRAST
@@ -157,6 +159,7 @@ def look(picture: np.ndarray) -> tuple[str, tuple[SeenThing, ...]]:
 
 def _connected(mask: np.ndarray) -> list[np.ndarray]:
     """The 4-connected regions of a boolean picture, each as a boolean picture."""
+    # With a border of background, no pixel needs a check for the picture's edge.
     width = mask.shape[1] + 2
     flat = np.pad(mask, 1)
     todo = set(np.flatnonzero(flat).tolist())
@@ -179,6 +182,8 @@ def _connected(mask: np.ndarray) -> list[np.ndarray]:
 
 def _see(pixels: np.ndarray, region: np.ndarray, backdrop: np.ndarray) -> SeenThing:
     contrast = np.linalg.norm(pixels - backdrop, axis=-1)
+    # Leaves out the blurred edge, where colours mix. The quantile is not set by a single bright pixel, as the maximum
+    # would be.
     inside = region & (contrast >= FULL_CONTRAST * np.quantile(contrast[region], 0.9))
     middle = np.median(pixels[inside], axis=0)
     colour, distance = _nearest(middle, COLOURS)
@@ -187,6 +192,8 @@ def _see(pixels: np.ndarray, region: np.ndarray, backdrop: np.ndarray) -> SeenTh
     pure = (nearest == list(COLOURS).index(colour)).mean() >= MIN_PURITY
 
     towards = middle - backdrop
+    # How far each pixel's colour lies on the way from the background's to the thing's. The region is grown by a pixel,
+    # since it leaves out the faint rim.
     coverage = np.clip((pixels - backdrop) @ towards / max(towards @ towards, 1.0), 0, 1) * _grown(region)
     rows, columns = np.nonzero(coverage >= 0.5)
     top, bottom, left, right = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
@@ -225,6 +232,7 @@ def _assign(named: tuple[Thing, ...], seen: tuple[SeenThing, ...], relation: str
         colours = sum(thing.colour == name.colour for name, thing in zip(named, pair, strict=True))
         return shapes + colours, shapes, _related(*pair, relation)
 
+    # Of the four largest: the number of pairs grows with the square of the number of things.
     return max(itertools.permutations(seen[:4], 2), key=fit, default=())
 
 

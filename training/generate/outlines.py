@@ -47,6 +47,8 @@ def stray_from(shape: str, coverage: np.ndarray, box: Box) -> float:
     placed = _placed_outline(shape, coverage.shape, box)
     padded = np.pad(placed, 1)
     height, width = coverage.shape
+    # The outline moved by a pixel in all directions. Missing is what the thing lacks even of the outline shrunk by a
+    # pixel; too much is what lies outside even of the outline grown by one.
     around = np.stack([padded[y : y + height, x : x + width] for y in range(3) for x in range(3)])
     missing = (around.min(axis=0) >= 0.5) & (coverage < 0.5)
     too_much = (around.max(axis=0) < 0.5) & (coverage >= 0.5)
@@ -59,6 +61,7 @@ def _overlap(shape: str, coverage: np.ndarray, box: Box) -> float:
     height, width = coverage.shape
     if min(top, left) < 0 or bottom > height or right > width or min(bottom - top, right - left) < 3:
         return 0.0
+    # A circle squeezed into a wide box would fit an ellipse well; the factor favours shapes in their own proportions.
     outline, unsqueezed = _outline(shape, bottom - top, right - left)
     both = np.minimum(outline, coverage[top:bottom, left:right]).sum()
     return float(both / (outline.sum() + coverage.sum() - both)) * unsqueezed
@@ -84,6 +87,7 @@ def _outlines(shape: str) -> tuple[np.ndarray, ...]:
 
 def _outline(shape: str, height: int, width: int) -> tuple[np.ndarray, float]:
     """The shape's coverage in a box of these sides, and how well its proportions fit the box, 0 to 1."""
+    # The nearest in size, so that resizing hardly blurs it.
     outline = min(_outlines(shape), key=lambda outline: abs(outline.size - height * width))
     squeeze = (outline.shape[1] / outline.shape[0]) / (width / height)
     if outline.shape != (height, width):

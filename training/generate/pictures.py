@@ -205,6 +205,7 @@ def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = 
     from training.data.stream import open_shards
 
     source = shards or checkpoint.shards
+    # A run's folder that was moved or copied as a whole has its shards beside the checkpoints.
     beside = checkpoint.path.parent.parent / "shards"
     if not source.startswith(("http://", "https://")) and not Path(source).is_dir():
         if shards is not None or not beside.is_dir():

@@ -1,7 +1,7 @@
 """A small CLIP of a run's own, trained on its shards: pictures as the codec decodes them, beside their captions.
 
-That is how a model's own pictures look too. Trained when it is first asked for, in a minute or two on two cores, and
-kept in the run's folder.
+The pictures that it ranks come from the same codec. It is trained at its first use, in a minute or two on two cores,
+and kept in the run's folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.data.tokenizer import PADDING, UNKNOWN
 from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip
 from training.generate.pictures import shards_of
-from training.model.codec import ImageCodec
+from training.model.codec import ImageCodec, rise_and_fall
 from training.storage.whole import whole_folder
 
 FOLDER, FACTS_FILE = "clip", "trained-on.json"
@@ -60,6 +60,7 @@ def run_clip(folder: Path, shards: Shards, codec: ImageCodec, *, steps: int, pro
     with whole_folder(target) as draft:
         save_clip(clip, draft)
         (draft / FACTS_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    # Read back, so that the first use ranks with the same weights as later ones.
     return load_clip(target)
 
 
@@ -130,6 +131,7 @@ def train_small_clip(
     transformers = import_transformers()
     tokenizer = _tokenizer(captions)
     generator = torch.Generator().manual_seed(seed)
+    # transformers draws initial weights from the global generator; the fork leaves the caller's random state as it is.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.CLIPModel(_config(transformers, tokenizer, pictures.shape[1]))
@@ -139,7 +141,7 @@ def train_small_clip(
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min((step + 1) / 50, 1 - step / steps + 0.01, 1)
+            group["lr"] = LEARNING_RATE * rise_and_fall(step, steps)
         chosen = torch.randperm(len(captions), generator=generator)[:batch_size]
         scores = model(
             pixel_values=clip.pixels(list(pictures[chosen.numpy()])),
@@ -152,6 +154,7 @@ def train_small_clip(
         loss.backward()
         optimizer.step()
         with torch.no_grad():
+            # As in CLIP (Radford et al. 2021, section 2.5): beyond a factor of 100, training becomes unstable.
             model.logit_scale.clamp_(max=np.log(100))
         progress("Training the run's small CLIP", step + 1, steps)
     model.eval().requires_grad_(False)

@@ -144,6 +144,7 @@ class AttentionPattern:
                 scores[:, :, :text_len] += text_key_bias
             weights = torch.softmax(scores, dim=-1)
             out = torch.bmm(weights[:, :, :text_len], text[2])
+            # `_lines` is a view, so this adds to `out`.
             self._lines(out).baddbmm_(self._line_scores(weights), self._lines(value))
             return out, weights
         out, kept = torch.empty_like(query), []
@@ -181,6 +182,7 @@ class AttentionPattern:
             torch.bmm(self._line_scores(scores).transpose(1, 2), self._lines(query), out=self._lines(grads[1]))
             grad_text[1].baddbmm_(scores[:, :, :text_len].transpose(1, 2), query)
             return grads
+        # Bands overlap in their keys, whose gradients are therefore sums; each query belongs to only one band.
         grads[1:].zero_()
         for band, probabilities in zip(self.bands, weights, strict=True):
             queries, keys, values = query[:, band.queries], key[:, band.keys], value[:, band.keys]
@@ -216,4 +218,5 @@ def _band(allowed: Tensor, start: int, stop: int, first: int, grid: int, referen
 
 
 def _softmax_backward(grad: Tensor, probabilities: Tensor) -> Tensor:
+    # Private, but the kernel that autograd itself calls: one pass over the scores instead of three operations.
     return torch._softmax_backward_data(grad, probabilities, -1, probabilities.dtype)

@@ -51,6 +51,7 @@ class FeedForwardBlock:
         """See `Block`."""
         norm_weight, norm_bias, inner_weight, inner_bias, out_weight, out_bias, scale = weights
         normed, *norms = self.pointwise.norm_and_shift(hidden, norm_weight, norm_bias, self.shift, self.dtype)
+        # Two products instead of one whose result is split: both results are contiguous.
         value_weight, gate_weight = inner_weight.to(self.dtype).chunk(2)
         value_bias, gate_bias = inner_bias.to(self.dtype).chunk(2)
         values = torch.addmm(value_bias, normed, value_weight.t())
@@ -229,6 +230,8 @@ def run_block_again(block: Block, hidden: Tensor, weights: tuple[Tensor, ...]) -
 
 
 class _BlockFunction(torch.autograd.Function):
+    # `once_differentiable`: a second derivative through a hand-written backward would be wrong without any error.
+
     @staticmethod
     def forward(ctx, block: Block, hidden: Tensor, *weights: Tensor) -> Tensor:
         out, saved = block.forward(hidden, weights)
@@ -262,6 +265,8 @@ class _CheckpointedBlockFunction(torch.autograd.Function):
 
 def _scaled_output(inputs: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
     """scale * (inputs @ weight.T + bias), in the weight's type."""
+    # To scale the weight costs little, since it does not depend on the number of tokens; to scale the output would also
+    # keep the unscaled one for backward.
     scaled_weight = (weight * scale[:, None]).to(inputs.dtype)
     return torch.addmm((bias * scale).to(inputs.dtype), inputs, scaled_weight.t()).to(weight.dtype)
 
@@ -272,12 +277,15 @@ def _output_grads(
     """Gradients of output weight, output bias and layer scale of `_scaled_output`."""
     scaled_weight = weight_grad(grad, inputs, out=torch.empty_like(weight))
     scaled_bias = grad.sum(0, dtype=bias.dtype)
+    # The output is scale * z with z = inputs @ weight.T + bias. The sum of grad * z over tokens follows from the two
+    # gradients above, so z need not be kept.
     grad_scale = (scaled_weight * weight).sum(1) + scaled_bias * bias
     return scaled_weight * scale[:, None], scaled_bias * scale, grad_scale
 
 
 def weight_grad(grad: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
     """grad.T @ inputs, written to `out` in its own type."""
+    # `mm` cannot write in another type than it computes in.
     if out.dtype == grad.dtype:
         return torch.mm(grad.t(), inputs, out=out)
     return out.copy_(grad.t() @ inputs)

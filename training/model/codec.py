@@ -49,7 +49,7 @@ class ImageCodec(Protocol):
 
 
 class _Residual(nn.Module):
-    """x + 1x1(GELU(3x3(norm(x)))), (B, W, G, G); initially the identity."""
+    """x + 1x1(GELU(3x3(norm(x)))), (B, W, G, G); initially x plus a constant."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -157,6 +157,7 @@ class _CodebookTrainer:
         """
         vectors = encoded.permute(0, 2, 3, 1).reshape(-1, self.codec.CODE_WIDTH)
         if step < self.free_steps:
+            # The last four batches: k-means needs more vectors than one batch has.
             self.recent = [*self.recent[-3:], vectors.detach()]
             return encoded, torch.zeros(())
         if step == self.free_steps:
@@ -175,6 +176,7 @@ class _CodebookTrainer:
         centres = vectors[torch.randint(len(vectors), (1,), generator=self.generator)]
         distances = (vectors - centres).square().sum(1)
         for _ in range(entries - 1):
+            # 1e-9, since multinomial refuses weights that are all 0, as when every vector is a centre already.
             chosen = vectors[torch.multinomial(distances + 1e-9, 1, generator=self.generator)]
             centres = torch.cat([centres, chosen])
             distances = torch.minimum(distances, (vectors - chosen).square().sum(1))
@@ -190,6 +192,7 @@ class _CodebookTrainer:
         used = torch.bincount(codes, minlength=len(self.counts)).float()
         self.counts.lerp_(used, 1 - self.DECAY)
         self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, codes, vectors), 1 - self.DECAY)
+        # The count of an unused entry decays towards 0, and the division would give NaN.
         self.codec.codebook.copy_(self.sums / self.counts.clamp(min=1e-3)[:, None])
         self.idle_steps = torch.where(used > 0, 0, self.idle_steps + 1)
         dead = self.idle_steps > self.DEAD_AFTER_STEPS
@@ -250,11 +253,12 @@ def train_small_codec(
     difficulty = torch.ones(len(pictures))
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min((step + 1) / 50, 1 - step / steps + 0.01, 1)
+            group["lr"] = learning_rate * rise_and_fall(step, steps)
         chosen = torch.multinomial(difficulty, batch_size, replacement=True, generator=generator)
         batch = patches[chosen].float() / 255
         encoded, commitment = codebook.quantize(codec.encoder(2 * batch - 1), step)
         losses = _distance(codec.paint(encoded).flatten(1, 2), batch, contrasts[chosen])
+        # Squared, so that pictures which the codec still draws badly come much more often.
         difficulty[chosen] = losses.detach().square().clamp(min=1e-8)
         loss = losses.mean() + commitment
         optimizer.zero_grad()
@@ -262,6 +266,15 @@ def train_small_codec(
         optimizer.step()
         progress(step + 1, steps, loss.item())
     return codec.eval().requires_grad_(False)
+
+
+def rise_and_fall(step: int, steps: int) -> float:
+    """Factor of the learning rate: it rises for 50 steps, then falls in a straight line to 1 %.
+
+    >>> rise_and_fall(0, 1000), rise_and_fall(400, 800), round(rise_and_fall(999, 1000), 3)
+    (0.02, 0.51, 0.011)
+    """
+    return min((step + 1) / 50, 1 - step / steps + 0.01, 1)
 
 
 def _distance(painted: Tensor, patches: Tensor, contrasts: Tensor) -> Tensor:
@@ -274,7 +287,9 @@ def _distance(painted: Tensor, patches: Tensor, contrasts: Tensor) -> Tensor:
 def _edge_contrasts(pictures: Tensor) -> Tensor:
     """The largest difference between each pixel and its four neighbours in any channel, uint8 (n, 1, S, S)."""
     contrasts = torch.zeros_like(pictures[:, :1])
+    # 64 pictures at a time: the differences take several times the memory of their pictures.
     for contrast, part in zip(contrasts.split(64), pictures.split(64), strict=True):
+        # Differences of unsigned bytes would wrap around below 0.
         wide = part.short()
         for axis in (2, 3):
             size = part.shape[axis] - 1
@@ -295,6 +310,7 @@ def save_codec(codec: ImageCodec, folder: Path) -> str:
     weights = safetensors.torch.save(codec.tensors())
     digest = digest_of(weights)
     described = {"kind": codec.config.kind, "config": codec.config.model_dump(exclude={"weights"}), "digest": digest}
+    # The weights first: a killed program leaves no description without them.
     write_whole(folder / WEIGHTS_FILE, weights)
     write_whole(folder / CONFIG_FILE, json.dumps(described, indent=2) + "\n")
     return digest

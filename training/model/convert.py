@@ -79,6 +79,7 @@ def from_dalle_pytorch(state: Mapping[str, Tensor], model: TextToImageTransforme
                 f"{name} is not a weight: it holds {_oddity(tensor)}.", cure="Give a file that holds only weights."
             )
         shaped = tensor.reshape(ours[target].shape)
+        # With the same address it is the same matrix under another name; its values need no comparison.
         if target in taken and taken[target].data_ptr() != tensor.data_ptr() and not torch.equal(taken[target], shaped):
             raise BadInput(
                 f"{name} differs from the layers that share {target} in this recipe (shared_groups).",

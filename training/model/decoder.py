@@ -195,6 +195,7 @@ class _AttentionCache:
 
     def attend(self, token: _Token, row: int, column: int) -> Tensor:
         """Attention of one image token, (B, NH); stores its key and value."""
+        # Stored before the scores are computed, since a token also attends to itself.
         if self._image is None:
             count = 1 + (column if self._is_row else row * self._grid + column)
             self._line[:, :, count - 1] = token.key_and_value

@@ -78,6 +78,7 @@ class FusedPattern(AttentionPattern):
         grad_image: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """As `AttentionPattern.backward`."""
+        # Gradients are off inside the backward of an autograd function, but the kernel's own backward needs a graph.
         with torch.enable_grad():
             inputs = [part.detach().requires_grad_() for part in (text, image) if part is not None]
             outputs = self._outputs(inputs[0], inputs[1] if len(inputs) > 1 else None, *weights)
@@ -92,6 +93,7 @@ class FusedPattern(AttentionPattern):
         if self.kind == "full":
             return self._full(text, image, bias)
         query, key, value = self._by_heads(text, 1)
+        # scale=1.0, because the rotation table has scaled the queries already.
         text_out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0)
         if image is None:
             return text_out.reshape(text.shape[1:]), None
@@ -145,6 +147,7 @@ def _pieces(allowed: Tensor, layout: Layout, reach: int, reference: Tensor) -> I
         keys = slice(max(0, start - reach + 1) * grid, queries.stop)
         mask = allowed[text:][queries]
         bands.append((queries, keys, torch.cat([mask[:, :text], mask[:, text:][:, keys]], dim=1)))
+    # Compared by value: in the middle of the image all bands have the same mask.
     for _, alike in groupby(bands, key=lambda band: (band[2].shape, band[2].numpy().tobytes())):
         alike = list(alike)
         yield Piece(

@@ -103,11 +103,13 @@ def compare(
     """Both ways on synthetic samples that end in padding."""
     generator, folded = torch.Generator().manual_seed(0), SAMPLES * num_heads
     shapes = [(3, folded, layout.text_len, head_dim), (3, folded, layout.image_len, head_dim)]
+    # Drawn on the CPU, so that each device is judged with the same numbers.
     exact = [torch.randn(shape, generator=generator, dtype=torch.float64).to(reference.device) for shape in shapes]
     grads = [torch.randn(shape[1:], generator=generator, dtype=torch.float64).to(reference.device) for shape in shapes]
     for part in exact:
         part[0] *= head_dim**-0.5
     padding = torch.zeros(folded, 1, layout.text_len, dtype=torch.float64, device=reference.device)
+    # Half of the text is padding, so that the way with a mask is tried too.
     padding[:, :, layout.text_len // 2 :] = float("-inf")
 
     def run(pattern: AttentionPattern, dtype: torch.dtype) -> tuple[Tensor, float]:
@@ -120,6 +122,7 @@ def compare(
             times.append(_now(reference.device) - began)
         return torch.cat([part.double().flatten() for part in (text_out, image_out, *back)]), min(times[1:])
 
+    # Sampling may be the first to ask, in inference mode, whose tensors the fused kernels' backward refuses.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(reference.device.type, enabled=False):
         true, _ = run(AttentionPattern(kind, layout, conv_kernel_size, reference.double()), torch.float64)
         products, products_seconds = run(AttentionPattern(kind, layout, conv_kernel_size, reference), reference.dtype)
@@ -169,6 +172,7 @@ def compile_pointwise(
         normed, mean, inverse = pointwise.norm_and_shift(hidden, weight, bias, layout, reference.dtype)
         back = pointwise.norm_and_shift_backward(grad, hidden, mean, inverse, weight, bias, layout)
         gate, product = pointwise.gated(values, gates)
+        # A clone, since the function overwrites its gradient.
         gate_back = pointwise.gated_backward(grad.clone(), values, gates, gate)
         results = (normed, *back, product, *gate_back, pointwise.turned(channels, turn.conj()))
         return torch.cat([result.double().flatten() for result in results])

@@ -50,6 +50,7 @@ def shift_tokens(hidden: Tensor, layout: Layout) -> Tensor:
         shifted[:, text : text + grid, :quarter] = 0
         shifted[:, text + grid :, :quarter] = hidden[:, text:-grid, :quarter]
         shifted[:, text + 1 :, quarter:half] = hidden[:, text:-1, quarter:half]
+        # In memory, the token before the first of a row is the last of the row above, which is not its left neighbour.
         shifted[:, text::grid, quarter:half] = 0
     return shifted
 

@@ -26,6 +26,7 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
+    # Both, because setting either one stops glibc from adapting the other (mallopt(3)).
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD) and mallopt(_TRIM_THRESHOLD, (1 << 31) - 1))
 
 

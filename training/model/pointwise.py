@@ -34,6 +34,7 @@ def norm_and_shift(
     hidden: Tensor, weight: Tensor, bias: Tensor, shift: Layout | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's input to its first matrix, (B * T, D), and the norm's mean and 1 / deviation, for backward."""
+    # Unlike `layer_norm`, it returns the mean and 1 / deviation that it has computed.
     normed, mean, inverse = torch.native_layer_norm(hidden, hidden.shape[-1:], weight, bias, NORM_EPS)
     normed = normed.to(dtype)
     if shift is not None:
@@ -56,6 +57,7 @@ def norm_and_shift_backward(
 def turned(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
     """Adjacent channels (..., H) times complex factors (..., H / 2); contiguous unless `out` is given."""
     if out is None:
+        # Not `empty_like`, which would take over the strides of a transposed input; callers reshape the result.
         out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
     if channels.dtype in (torch.float32, torch.float64):
         torch.mul(_as_complex(channels), turn, out=_as_complex(out))
@@ -88,6 +90,7 @@ def compiled(backend: str = "inductor") -> Pointwise:
     Args:
         backend: Backend of `torch.compile`; the default needs Triton on a GPU and a C++ compiler on a CPU.
     """
+    # At its limit, torch.compile falls back to the plain function.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
     others = (norm_and_shift, norm_and_shift_backward, gated, gated_backward, turn_by_parts)
     norm, norm_backward, gate, gate_backward, turn = (torch.compile(function, backend=backend) for function in others)
@@ -100,6 +103,7 @@ def by_parts(turn_parts: Callable) -> Callable:
     def turned_by_parts(channels: Tensor, turn: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
+        # A conjugate is only a mark on a tensor, which `view_as_real` refuses.
         turn_parts(channels, torch.view_as_real(turn.resolve_conj()), out)
         return out
 

@@ -58,6 +58,7 @@ def _by_loop(loop: Callable, weight: Tensor, bias: Tensor | None, batch: int) ->
     bias = None if bias is None else bias.contiguous()
     matrix_at, bias_at = weight.data_ptr(), None if bias is None else bias.data_ptr()
 
+    # `_keep` holds the two tensors: the loop has only their addresses, and they could be freed.
     def product(inputs: Tensor, _keep: tuple = (weight, bias)) -> Tensor:
         inputs, out = inputs.contiguous(), inputs.new_empty(batch, rows)
         loop(matrix_at, bias_at, inputs.data_ptr(), out.data_ptr(), batch, rows, columns)

@@ -56,6 +56,7 @@ class _ReversibleStack(torch.autograd.Function):
         first = second = hidden
         stored: list[Tensor] = []
         counts: list[int] = []
+        # Without a backward to come, nothing is stored.
         split = max(0, len(layers) - stored_layers) if any(ctx.needs_input_grad) else len(layers)
         at_split = (first, second)
 
@@ -64,6 +65,7 @@ class _ReversibleStack(torch.autograd.Function):
             if store:
                 stored.extend(saved)
                 counts.append(len(saved))
+            # `out` is new and nobody else has it, so the sum needs no further memory.
             return out.add_(target)
 
         for index, layer in enumerate(layers):
@@ -89,6 +91,7 @@ class _ReversibleStack(torch.autograd.Function):
             """What the gradient after `target += block(source)` adds to that of the source."""
             grad_source, grad_weights = block.backward(gradient, tuple(saved), _pick(weights, indices))
             for index, value in zip(indices, grad_weights, strict=True):
+                # The layers of a group share weights, so their gradients are summed.
                 grads[index] = value if grads[index] is None else grads[index].add_(value)
             return grad_source
 
@@ -106,10 +109,12 @@ class _ReversibleStack(torch.autograd.Function):
             del stored[len(stored) - count :]
             return saved
 
+        # The feed-forward first: it was added last.
         for layer in reversed(ctx.layers[ctx.split :]):
             grad_first += through(layer.feed_forward, layer.feed_forward_weights, pop_saved(), grad_second)
             grad_second += through(layer.attention, layer.attention_weights, pop_saved(), grad_first)
         if ctx.split:
+            # `step_back` subtracts in place, and autograd's saved tensors must not change.
             first, second = first.clone(), second.clone()
         for layer in reversed(ctx.layers[: ctx.split]):
             grad_first += step_back(layer.feed_forward, layer.feed_forward_weights, first, second, grad_second)

@@ -59,6 +59,7 @@ def rotation_table(angles: Tensor | None, layout: Layout, head_dim: int, dtype: 
     Returns:
         Complex (3, X + I, H / 2).
     """
+    # Sine and cosine in float64: of angles near 8192, those in float32 would lose digits a second time.
     turns = torch.zeros(layout.length, head_dim // 2, dtype=torch.float64)
     if angles is not None:
         turns[:, : angles.shape[1]] = angles.double()

@@ -54,17 +54,15 @@ def sample_codes(
         BadInput: If a setting is out of range.
     """
     check_sampling(top_k=top_k, top_p=top_p, temperature=temperature, guidance=guidance)
-    batch = text.shape[0]
-    seeds = [seed + row for row in range(batch)] if isinstance(seed, int) else list(seed)
-    if len(seeds) != batch:
-        raise BadInput(f"{len(seeds)} seeds for {batch} rows of text; give one each, or a single one.")
-    if not all(-(2**63) <= one < 2**63 for one in seeds):
-        raise BadInput(f"A seed of {seeds[-1]} is too large; give a whole number from -2**63 to below 2**63.")
-    total = model.config.image_seq_len
+    batch, total = text.shape[0], model.config.image_seq_len
+    seeds = _seeds(seed, batch)
+    # All random numbers of a sample before its first code, from its own generator on the CPU: neither the batch nor the
+    # device changes them.
     uniform = torch.stack([torch.rand(total, generator=torch.Generator().manual_seed(one)) for one in seeds])
     uniform = uniform.to(text.device)
     with torch.inference_mode(), torch.autocast(text.device.type, enabled=False):
         guided = guidance != 1.0
+        # Text of padding only stands for the left-out caption.
         decoder = Decoder(model, torch.cat([text, torch.zeros_like(text)]) if guided else text)
         logits = decoder.first_logits
         codes = torch.empty(batch, total, dtype=torch.long, device=text.device)
@@ -78,7 +76,24 @@ def sample_codes(
                 progress(position + 1, total)
             if position + 1 < total:
                 logits = decoder.step(torch.cat([drawn, drawn]) if guided else drawn)
+    # A normal tensor: one made in inference mode cannot be used where gradients are computed.
     return codes.clone()
+
+
+def _seeds(seed: int | Sequence[int], batch: int) -> list[int]:
+    """A seed for each sample; arguments as for `sample_codes`.
+
+    Raises:
+        BadInput: If their number is wrong, or one is too large.
+    """
+    seeds = [seed + row for row in range(batch)] if isinstance(seed, int) else list(seed)
+    if len(seeds) != batch:
+        raise BadInput(f"{len(seeds)} seeds for {batch} rows of text; give one each, or a single one.")
+    # PyTorch's generators take 64 bits.
+    large = [one for one in seeds if not -(2**63) <= one < 2**63]
+    if large:
+        raise BadInput(f"A seed of {large[0]} is too large; give a whole number from -2**63 to below 2**63.")
+    return seeds
 
 
 def draw_codes(
@@ -104,9 +119,12 @@ def draw_codes(
         weights = torch.softmax(values, dim=-1)
         if top_p is not None:
             before = weights.cumsum(-1) - weights
+            # The code that crosses the border is kept as well, so that at least one remains.
             weights = weights * (before < top_p)
     reached = weights.cumsum(-1)
+    # Times the total, which rounding and top-p move away from 1.
     drawn = (reached <= uniform[:, None] * reached[:, -1:]).sum(-1, keepdim=True)
+    # Rounding may lead one place too far, to a code of probability 0.
     last = (weights > 0).sum(-1, keepdim=True) - 1 if codes is not None else count - 1
     drawn = drawn.clamp(max=last)
     return (drawn if codes is None else codes.gather(-1, drawn)).squeeze(-1)

@@ -200,7 +200,9 @@ class TextToImageTransformer(nn.Module):
         """
         config, length, dtype = self.config, self.layout.length, dtype or self._compute_dtype()
         inner, feed_forward = config.num_heads * config.head_dim, config.hidden_size * config.feed_forward_multiplier
+        # For each token: the inputs of both blocks, and two numbers from each norm.
         streams = length * (2 * config.hidden_size + 4)
+        # The norms' outputs; qkv and the merged heads; values, gates, gelu and product of the feed-forward.
         computed = length * (2 * config.hidden_size + 4 * inner + 4 * feed_forward)
         patterns = self.patterns(dtype)
         return [
@@ -273,6 +275,7 @@ class TextToImageTransformer(nn.Module):
         index_of: dict[int, int] = {}
 
         def indices(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+            # By identity: layers share tensors, and the stack takes each of them once.
             for tensor in tensors:
                 if id(tensor) not in index_of:
                     index_of[id(tensor)] = len(weights)
@@ -412,6 +415,7 @@ def build_model(config: ModelConfig, seed: int) -> TextToImageTransformer:
     Raises:
         BadInput: If the recipe's sizes do not fit together.
     """
+    # No devices: the weights are made on the CPU, and to fork a GPU's state would initialize CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TextToImageTransformer(config)

@@ -106,6 +106,7 @@ class _OutputLosses(torch.autograd.Function):
             logits = torch.addmm(bias[part.rows].to(dtype), inputs, weight[part.rows].to(dtype).t()).to(weight.dtype)
             labels = labels.reshape(-1, 1)
             chosen, sums = logits.gather(1, labels), []
+            # In place: the logits become their exponentials, of which backward makes their gradient.
             for chunk, chosen_chunk in zip(_chunks(logits, logits), _chunks(chosen, logits), strict=True):
                 largest = chunk.amax(-1, keepdim=True)
                 chosen_chunk.sub_(largest)
@@ -126,6 +127,7 @@ class _OutputLosses(torch.autograd.Function):
         for index, (part, grad) in enumerate(zip(ctx.parts, grads, strict=True)):
             inputs, logits, total, labels = kept[4 * index : 4 * index + 4]
             share = grad / len(labels)
+            # The gradient of a logit is its probability, minus 1 at the label.
             logits.mul_(share / total).scatter_add_(1, labels, -share.expand(labels.shape))
             torch.sum(logits, 0, out=grad_bias[part.rows])
             logits = logits.to(ctx.dtype)
@@ -133,6 +135,8 @@ class _OutputLosses(torch.autograd.Function):
             grad_hidden[:, part.tokens] = grad_inputs.view(ctx.shape[0], -1, ctx.shape[2])
             weight_grad(logits, inputs, out=grad_weight[part.rows])
         if ctx.tied is not None:
+            # The embedding, whose backward comes last, returns the sum; returned here as well, this part would count
+            # twice.
             ctx.tied.leave(grad_weight)
             grad_weight = None
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None

@@ -108,6 +108,7 @@ class VqGan(nn.Module):
         self.encoder = Encoder(
             out_channels=shape.map_width,
             down_block_types=tuple("AttnDownEncoderBlock2D" if it else "DownEncoderBlock2D" for it in shape.attention),
+            # A second half would be variances, which only a variational autoencoder predicts.
             double_z=False,
             **sizes,
         )
@@ -185,6 +186,7 @@ def published_name(name: str, shape: VqGanShape) -> str:
     name = re.sub(r"down_blocks\.(\d+)\.resnets", r"down.\1.block", name)
     name = re.sub(r"down_blocks\.(\d+)\.attentions", r"down.\1.attn", name)
     name = re.sub(r"down_blocks\.(\d+)\.downsamplers\.0", r"down.\1.downsample", name)
+    # taming-transformers counts the decoder's levels from the finest, diffusers from the coarsest.
     name = re.sub(r"up_blocks\.(\d+)", lambda match: f"up.{last - int(match[1])}", name)
     name = (
         name.replace(".resnets.", ".block.").replace(".attentions.", ".attn.").replace(".upsamplers.0.", ".upsample.")

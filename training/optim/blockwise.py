@@ -50,8 +50,10 @@ def quantize(
     for rows, of_scales in _blocks(values, scales, block_size):
         largest = rows.amax(dim=1)
         of_scales.copy_(torch.maximum(largest, rows.amin(dim=1).neg_()) if signed else largest)
+        # A block of zeros has the scale 0: 0 times an infinite reciprocal would be NaN.
         factors = of_scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal().mul_(_NO_LESS_THAN_ONE)
         rows.mul_(factors.unsqueeze(1))
+    # In little-endian memory, the second half of a float32 is the upper one.
     upper_halves = values.view(torch.uint16)[1::2]
     _look_up(codebook(signed).nearest, upper_halves, codes)
 

@@ -51,7 +51,9 @@ def values_in(decade: int, signed: bool) -> int:
 def _nearest(ascending: torch.Tensor) -> torch.Tensor:
     """For each upper half of a float32, the index of the value nearest to the middle of what it stands for."""
     upper = torch.arange(_BFLOAT16_PATTERNS, dtype=torch.int64)
+    # The middle of the 65,536 numbers that begin with this half.
     bits = (upper << 16) | (1 << 15)
+    # The same bits as a signed number, since int32 holds nothing from 2**31 on.
     middles = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
     borders = (ascending[:-1] + ascending[1:]) / 2
     return torch.bucketize(middles.nan_to_num(0.0), borders).to(torch.uint8)

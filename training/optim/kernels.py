@@ -1,4 +1,4 @@
-"""The compiled inner loops (kernels.c): chosen where they can be made, told once, and not missed elsewhere."""
+"""The compiled inner loops (kernels.c). Where they cannot be built, PyTorch computes the same, more slowly."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ SOURCE = Path(__file__).with_name("kernels.c")
 
 
 class _Map(ctypes.Structure):
+    # In the order of the C structure: ctypes finds fields by their place.
     _fields_ = [
         ("values", ctypes.c_float * 256),
         ("threshold", ctypes.c_float * (DECADES + 1)),
@@ -92,6 +93,7 @@ class Kernels:
         Returns:
             The sums of squares of the weights and of the direction.
         """
+        # A buffer for each call, because several threads call at the same time.
         buffer, squares = torch.empty(2 * block_size), (ctypes.c_double * 2)()
         of_update = (ctypes.c_float * len(settings))(*settings)
         self._direction(
@@ -151,6 +153,7 @@ def _check(made: Kernels) -> None:
         chosen = patterns.abs() <= 1 if signed else (patterns >= 0) & (patterns <= 1)
         values, expected = patterns[chosen], book.nearest[chosen]
         codes, scales, out = torch.empty_like(expected), torch.empty(1), torch.empty(256)
+        # One block whose largest value is 1, so that the quotients are the patterns themselves.
         made.quantize(values, codes, scales, block_size=len(values), signed=signed)
         all_codes = torch.arange(256, dtype=torch.uint8)
         made.dequantize(all_codes, torch.ones(1), out, block_size=256, signed=signed)

@@ -138,6 +138,7 @@ class Lamb8bit(torch.optim.Optimizer):
         blocks = blockwise.block_count(size, self.block_size)
         state: dict = {"step": 0}
         for moment, signed in (("moment1", True), ("moment2", False)):
+            # Zeros are stored as the code of the value 0, which is not the number 0.
             state[moment] = torch.full((size,), codebook(signed).zero, dtype=torch.uint8, device=device)
             state[f"{moment}_scales"] = torch.zeros(blocks, device=device)
         return state
@@ -169,6 +170,7 @@ class Lamb8bit(torch.optim.Optimizer):
         settings = update_settings(group, state["step"], clip)
         compiled = self._kernels_for(parameter)
         most = _COMPILED_CHUNK_VALUES if compiled else _CHUNK_VALUES
+        # Whole blocks, because two chunks must not write the scale of the same block.
         step = most // self.block_size * self.block_size
         chunks = [slice(start, start + step) for start in range(0, weights.numel(), step)]
         buffers = None if compiled else torch.empty(2, min(step, weights.numel()), device=weights.device)
@@ -185,6 +187,7 @@ class Lamb8bit(torch.optim.Optimizer):
         norms = (math.sqrt(math.fsum(sums)) for sums in zip(*squares, strict=True))
         rate = group["lr"] * trust_ratio(*norms, clamp=group["trust_clamp"])
         if self.overwrite_gradients:
+            # The gradient's memory holds the direction by now.
             weights.sub_(gradient, alpha=rate)
             return
         again = torch.empty_like(gradient[:step])
@@ -327,6 +330,7 @@ def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:
     0.5
     """
     squares = sum(float(torch.linalg.vector_norm(gradient)) ** 2 for gradient in gradients)
+    # NaN also for infinite gradients: with infinity, the factor would be 0, and the step would not be skipped.
     norm = math.sqrt(squares) if math.isfinite(squares) else math.nan
     return 1.0 if norm <= max_norm else max_norm / norm
 

@@ -56,6 +56,7 @@ def load_2021_state(optimizer: Lamb8bit, state_dict: Mapping) -> None:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     saved_states = state_dict.get("state") if isinstance(state_dict.get("state"), Mapping) else {}
+    # hivemind keeps entries of its own, such as `local_epoch`, among the numbered ones.
     states = [saved_states[number] for number in sorted(key for key in saved_states if isinstance(key, int))]
     if len(states) != len(parameters):
         raise BadInput(

@@ -29,20 +29,24 @@ class ChildGroup:
 
     def __init__(self) -> None:
         _remove_folders_of_the_dead()
+        # Python's own `tempfile` reads the variable of the module; other programs, such as p2pd, read the environment.
         self._folder = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")
         os.environ["TMPDIR"] = self._folder
         self._watchdog = subprocess.Popen(
             [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), self._folder],
-            process_group=0,
+            process_group=0,  # the leader of a new group, which `_enter` makes the children join
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        # hivemind forks by itself and offers no hook, but Python calls this one after every fork.
         os.register_at_fork(after_in_child=self._enter)
 
     def _enter(self) -> None:
         with suppress(OSError):  # if the watchdog was killed, there is no group to enter
             os.setpgid(0, self._watchdog.pid)
+        # The role's handlers would run in the child, too. Ctrl-C is the role's business; SIGTERM ends the child at
+        # once.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if (torch := sys.modules.get("torch")) is not None:
@@ -67,6 +71,7 @@ def _remove_folders_of_the_dead() -> None:
 
 def _is_running(process_id: int) -> bool:
     try:
+        # Signal 0 does nothing but check that the process exists.
         os.kill(process_id, 0)
     except ProcessLookupError:
         return False

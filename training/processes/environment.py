@@ -19,9 +19,10 @@ def prepare_environment() -> None:
     `HIVEMIND_LOGLEVEL=INFO` shows them.
     """
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
+    # hivemind's default is 128 threads in each process (compression/quantization.py).
     os.environ.setdefault("QUANTIZATION_THREADS", "4")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve others
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # complains of hivemind's tasks of closed connections
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # reports hivemind's tasks of closed connections
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")  # from hivemind's 8-bit codec
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILE_LIMIT if hard == resource.RLIM_INFINITY else min(FILE_LIMIT, hard)
@@ -31,4 +32,5 @@ def prepare_environment() -> None:
         # If torch shares memory by file names, it needs a janitor process; unless that answers within a second, an
         # averager hangs forever. Sharing by file descriptors needs none.
         os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
+        # Each buffer takes a descriptor; hivemind's default of 16 bytes would use up thousands (utils/mpfuture.py).
         os.environ.setdefault("HIVEMIND_SHM_BUFFER_SIZE", "4096")

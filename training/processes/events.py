@@ -25,6 +25,7 @@ class EventLog:
         self._file = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # buffering=1: each line is written at once, so that a reader such as the demo sees the event.
             self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, event: Event, **fields: object) -> None:

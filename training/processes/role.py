@@ -80,6 +80,7 @@ def run_role(role: Callable[[StopRequest], None], *, grace_seconds: float = GRAC
         traceback.print_exc()
         code = 1
     children.kill()
+    # `os._exit` flushes nothing.
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

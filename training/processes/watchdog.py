@@ -21,10 +21,13 @@ def watch(role: int, folder: str) -> None:
         role: Process id of the parent.
         folder: Temporary files of the role and its children.
     """
+    # A closed terminal must not end the watchdog before the role.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # When the role dies, another process becomes the parent, whichever way it died.
     while os.getppid() == role:
         time.sleep(POLL_SECONDS)
+    # The folder first: the kill also ends this process.
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 

@@ -109,6 +109,7 @@ class HistoryReader:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
+        # A connection for each query: the server answers in many threads, and a connection belongs to one.
         connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
@@ -234,6 +235,8 @@ class History(HistoryReader):
             self._lock_file.close()
             raise TrainingError(f"Another monitor writes {path} now; stop it or give another folder.") from None
         self._guard = threading.Lock()
+        # Without an isolation level, Python opens no transactions of its own. Several threads write, one at a time
+        # (`_guard`).
         self._connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
         self._connection.row_factory = sqlite3.Row
         try:
@@ -245,7 +248,10 @@ class History(HistoryReader):
 
     def _set_up(self, path: Path, run_id: str, recipe_digest: str, now: float) -> None:
         try:
+            # In this mode readers do not wait for the writer, and it does not wait for them.
             self._connection.execute("PRAGMA journal_mode = WAL")
+            # A power cut may take the last transactions, but cannot damage the file; FULL would flush after each of
+            # them.
             self._connection.execute("PRAGMA synchronous = NORMAL")
             if self._connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 with self._writing() as connection:
@@ -275,6 +281,8 @@ class History(HistoryReader):
         """
         with self._guard:
             try:
+                # IMMEDIATE takes the lock for writing now; a transaction that begins by reading may be refused when it
+                # writes.
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 self._connection.execute("COMMIT")
@@ -320,11 +328,13 @@ class History(HistoryReader):
         elif report.status == "leaving" and known["active"]:
             self._add_event(connection, now, "left", report.name, "left the run")
         epochs = 1 if known["since_epoch"] is None else report.epoch - known["since_epoch"]
+        # Negative if the peer has restarted without its state: counting then begins anew.
         samples = report.samples - known["since_samples"]
         finished = epochs > 0 and samples > 0 and _finite(report.loss) is not None
         if finished:
             connection.execute(
                 "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?)",
+                # The record may be read only once in several epochs; the samples then count evenly for all of them.
                 (report.epoch, *key, report.loss, max(1, samples // epochs)),
             )
         connection.execute(

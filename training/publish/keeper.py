@@ -113,6 +113,7 @@ class Keeper:
         """Takes a last checkpoint if the peers are quick enough, and ends the thread and the drawing."""
         self._stopping.set()
         self._news.set()
+        # First, because the thread may be waiting for a drawing.
         self._drawer.close()
         self._thread.join(LAST_DOWNLOAD_SECONDS)
         if not self._thread.is_alive() and self._history.active_peers():
@@ -129,6 +130,7 @@ class Keeper:
             try:
                 self._look_once()
             except (TrainingError, OSError) as error:
+                # While the monitor stops, a failure is expected and no news.
                 if not self._stopping.wait(RETRY_SECONDS):
                     self._events.write("warning", text=str(error))
                     print(f"Warning: {error}", flush=True)
@@ -140,6 +142,7 @@ class Keeper:
         snapshots = self._history.snapshots()
         wanted = self._due(snapshots[-1]["epoch"] if snapshots else 0, settings.pictures_every_epochs)
         if settings.prompts and wanted is not None:
+            # Pictures are drawn from a checkpoint, so one of this epoch is needed.
             if self.saved_epoch() < wanted:
                 self._save(wanted, DOWNLOAD_SECONDS)
             self._draw()
@@ -183,6 +186,7 @@ class Keeper:
     @torch.no_grad()
     def _load(self, parameters: list[torch.Tensor], state: TrainingState) -> None:
         try:
+            # The optimizer first: if its state is refused, the model still has its old weights.
             load_optimizer_state(self._optimizer, state.optimizer_metadata, state.tensors[len(parameters) :])
         except Exception as error:  # the metadata comes from another peer and may be anything
             raise TrainingError(

@@ -69,7 +69,7 @@ def run_document(history: HistoryReader, *, live: bool = True) -> dict:
 
 
 def state_document(history: HistoryReader, *, now: float, live: bool = True) -> dict:
-    """The run's current state. Without a monitor (`live` false) nobody counts as active, whatever was written last."""
+    """The run's current state. Without a monitor (`live` false) no peer counts as active, whatever the history says."""
     last = history.last_epoch() or {"epoch": None, "loss": None, "time": None}
     active_peers = history.active_peers() if live else 0
     if last["epoch"] is not None and last["epoch"] >= run_document(history)["total_epochs"]:
@@ -92,7 +92,7 @@ def state_document(history: HistoryReader, *, now: float, live: bool = True) -> 
 
 
 def leaderboard_document(history: HistoryReader, *, live: bool = True) -> dict:
-    """What each volunteer has contributed. Without a monitor nobody counts as active."""
+    """What each volunteer has contributed. Without a monitor no volunteer counts as active."""
     volunteers = history.leaderboard()
     if not live:
         volunteers = [{**volunteer, "active": False, "samples_per_second": None} for volunteer in volunteers]
@@ -150,12 +150,14 @@ def create_app(
         site: Folder of the built site, served at /.
         clock: Seconds since the epoch; a test passes its own.
     """
+    # Python's table depends on the system, and browsers refuse modules and WebAssembly of another type.
     for media_type, suffix in [("text/javascript", ".mjs"), ("application/wasm", ".wasm"), ("text/plain", ".toml")]:
         mimetypes.add_type(media_type, suffix)
     documents = _Documents(history, clock)
     app = FastAPI(title="Live API of a collaborative training run", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_Headers)
 
+    # Before the general route, which would match this address, too, and ignore `since`.
     @app.get("/live/history.json")
     def epochs(request: Request, since: int | None = None) -> Response:
         if since is None:
@@ -172,9 +174,12 @@ def create_app(
     def recipe() -> PlainTextResponse:
         return PlainTextResponse(history.run_value("recipe.toml"))
 
+    # The folder appears only with the first drawing, hence `check_dir=False`.
     app.mount("/live/pictures", StaticFiles(directory=pictures, check_dir=False))
     if shards is not None:
         app.mount("/shards", StaticFiles(directory=shards))
+
+    # Last: a mount at / answers every address that no earlier route has matched.
     if site is not None:
         app.mount("/", StaticFiles(directory=site, html=True))
     else:
@@ -226,6 +231,7 @@ class _Documents:
         self._guard = threading.Lock()
 
     def rendered(self, name: str) -> bytes:
+        # Held while computing, so that many dashboards at once cost one computation.
         with self._guard:
             now = time.monotonic()
             made_at, content = self._kept.get(name, (-KEPT_SECONDS, b""))
@@ -237,6 +243,7 @@ class _Documents:
 
 def _json(request: Request, content: bytes) -> Response:
     etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+    # `in`, because the header may list several, or mark one as weak (W/).
     if etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers={"etag": etag})
     return Response(content, media_type="application/json", headers={"etag": etag})

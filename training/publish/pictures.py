@@ -63,6 +63,7 @@ class PictureDrawer:
             job = {"checkpoint": str(checkpoint), "folder": str(folder)}
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
+            # An empty line means that the process has ended, or that the watchdog has killed it.
             answer = json.loads(process.stdout.readline() or "{}")
         except (OSError, ValueError) as error:
             raise TrainingError(

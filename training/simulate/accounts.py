@@ -32,6 +32,7 @@ class Accounts:
     def __init__(self):
         self.since = 0.0
         self.seconds = dict.fromkeys(Cause, 0.0)
+        # Stretches that end in the future, since the counting may end before they do.
         self._ahead: list[tuple[Cause, float, float]] = []
 
     def begin(self, now: float) -> None:

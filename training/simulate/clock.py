@@ -19,6 +19,7 @@ class Clock:
 
     def at(self, time: float, event: Callable[[], None]) -> None:
         """Schedules an event, for now if the time is past; events at the same time keep their order."""
+        # The running number decides between equal times; functions cannot be compared.
         heapq.heappush(self._events, (max(time, self.now), next(self._order), event))
 
     def play(self, until: Callable[[], bool], deadline: float) -> bool:

@@ -61,6 +61,8 @@ class Person:
         """The rest of the session that is in progress at a random time, which is more often a long one."""
         if math.isinf(self.session_seconds):
             return math.inf
+        # A session in progress is found with a probability proportional to its length. For a Weibull distribution of
+        # shape k, (length / scale)**k then follows a gamma distribution of shape 1 + 1 / k.
         whole = self._scale * chance.gammavariate(1 + 1 / WEIBULL_SHAPE, 1) ** (1 / WEIBULL_SHAPE)
         return whole * chance.random()
 

@@ -129,6 +129,8 @@ class Swarm:
     def __init__(self, people: Sequence[Person], rules: Rules, chance: random.Random):
         self.rules, self.chance, self.clock, self.accounts = rules, chance, Clock(), Accounts()
         self.epoch, self.tally, self.stalled = 0, Tally(), False
+        # A dict, since a set would have another order in each process, and random choices would differ for the same
+        # seed.
         self.peers: dict[Peer, None] = {}
         self._samples = self._rate = self._counted_at = self._began = 0.0
         self._due, self._ends = 0, False
@@ -190,6 +192,8 @@ class Swarm:
         elif donor is None:
             self.clock.at(now + self.rules.exchange.next_chunk_timeout_seconds, partial(self._download, peer, began))
         else:
+            # The rate of a download is that of its start, also if the donor's other newcomers come or go: an
+            # approximation.
             donor.uploads += 1
             up = donor.person.link.up_bytes_per_second / donor.uploads
             rate = min(peer.person.link.down_bytes_per_second, up) * self.rules.costs.link_share / WIRE
@@ -229,6 +233,8 @@ class Swarm:
 
     def _look_ahead(self) -> None:
         """Schedules the end of the epoch as peers extrapolate it now."""
+        # Outdates the ends that were scheduled before: a heap cannot remove them, so `_target_reached` compares the
+        # number.
         self._due += 1
         if self._rate > 0 and not self._ends:
             missing = max(0.0, self.rules.exchange.target_batch_size - self._samples)
@@ -249,6 +255,7 @@ class Swarm:
         if not self.rules.progress_limited or peers < 2:
             return 0.0
         record = peers * PROGRESS_RECORD_BYTES * WIRE
+        # The median of the first 51: to sort thousands in each epoch would slow the simulation down.
         some = [peer.person.link for peer in itertools.islice(self.peers, 51)]
         down = sorted(link.down_bytes_per_second for link in some)[len(some) // 2]
         up = sorted(link.up_bytes_per_second for link in some)[len(some) // 2]
@@ -275,6 +282,7 @@ class Swarm:
             self._wait_for_a_group(rest, min(ends, default=math.inf), duration, others=len(endings) > len(rest))
 
     def _ending(self, peer: Peer, now: float) -> Ending:
+        # 1e-6: rounding must not add a step if the epoch ends exactly with one.
         steps = max(math.ceil((now - peer.since) / peer.step_seconds - 1e-6), 1)
         boundary = peer.since + steps * peer.step_seconds
         lead = self.rules.exchange.matchmaking_seconds
@@ -352,17 +360,13 @@ class Swarm:
             seconds = all_reduce_seconds(links, exchange.gradient_bytes, parts, costs.link_share)
             shared = seconds <= exchange.allreduce_timeout_seconds
         if shared:
-            sent = exchange.gradient_bytes
             if self.epoch % exchange.average_state_every == 0:
                 state = all_reduce_seconds(links, exchange.state_bytes, parts, costs.link_share)
-                sent += exchange.state_bytes
+            # The others notice a peer that has vanished only when it has been silent for this long.
             if any(one.peer.leaves < starts + seconds for one in there):
                 held_up += exchange.next_chunk_timeout_seconds
                 self.tally.vanished += 1
-            self.tally.groups += 1
-            self.tally.averaging_seconds += seconds
-            self.tally.senders += len(there)
-            self.tally.sent_bytes += sent * sum(load(part, len(there)) for part in parts)
+            self._tally_average(parts, seconds)
         elif len(self.peers) > 1:
             self.tally.alone += len(there)
             starts, held_up = ready, 0.0
@@ -389,6 +393,17 @@ class Swarm:
             self.clock.at(one.ready if late else goes_on, partial(self._train, one.peer))
             one.peer.busy_until = max(goes_on, ends + update + state)
         return ends
+
+    def _tally_average(self, parts: Sequence[float], seconds: float) -> None:
+        """Counts one group's average; `parts` are the fractions of the vector that its peers average."""
+        exchange, peers = self.rules.exchange, len(parts)
+        sent = exchange.gradient_bytes
+        if self.epoch % exchange.average_state_every == 0:
+            sent += exchange.state_bytes
+        self.tally.groups += 1
+        self.tally.averaging_seconds += seconds
+        self.tally.senders += peers
+        self.tally.sent_bytes += sent * sum(load(part, peers) for part in parts)
 
     def _able(self, group: list[Ending], starts: float) -> tuple[list[Ending], set[int]]:
         """The peers whose gradients the others get, and the ids of those dropped because their links are too slow."""

@@ -52,7 +52,9 @@ def whole_file(path: Path) -> Iterator[Path]:
         flush(draft)
         os.replace(draft, place)
     finally:
+        # After an exception the draft is still there; otherwise it has been renamed.
         draft.unlink(missing_ok=True)
+    # A power cut could undo the renaming as long as the folder's list of names is not on the disk.
     flush(place.parent)
 
 
@@ -122,6 +124,7 @@ def _draft_beside(place: Path) -> Path:
         with suppress(OSError):  # its own writer may have renamed or deleted it meanwhile
             if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:
                 _delete(leftover)
+    # In the same folder: only within one disk is renaming atomic.
     return place.with_name(f".{place.name}{_MARK}{os.getpid()}-{next(_numbers)}")
 
 
