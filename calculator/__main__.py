@@ -101,6 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
         if words[:1] == ["swarm"]:
             print(_swarm(words[1:]))
             return 0
+        # Afterwards the flags that are left are the fields of a `Setup`.
         flags = vars(flags_parser().parse_args(words))
         as_json, path, gpu = flags.pop("json"), flags.pop("config"), flags.pop("gpu")
         if flags["model"] == "batch":

@@ -44,8 +44,8 @@ class PeerTraining:
             device: Where it is trained.
             micro_batch_size: Samples computed at once.
             precision: None: 16-bit autocast on a GPU, in bfloat16 where it has that; float32 on a processor.
-            checkpointing: Whether activations are computed again; of reversible layers, which do so anyway, it says
-                nothing here.
+            checkpointing: Whether activations are computed again. Reversible layers do so anyway; for them it has no
+                effect.
         """
         if precision is None:
             precision = "fp32" if device.name == "cpu" else "amp-bf16" if device.bfloat16 else "amp-fp16"
@@ -107,8 +107,9 @@ def advised_micro_batch(sizes: list[int], need: Callable[[int], int], device: De
 
     Args:
         sizes: See `sizes_to_advise`.
-        need: Bytes of the device that so many samples at once take; more never need less.
+        need: Bytes of device memory for a number of samples at once; it must not fall as the number grows.
         device: Where it is trained.
     """
     room = ADVISED_SHARE * device.usable_bytes
+    # From the largest down, since each trial is a whole estimate and one of the first usually fits.
     return next((size for size in reversed(sizes) if need(size) <= room), 0)

@@ -183,6 +183,7 @@ def text_to_image(
         intermediate_size=feed_forward_multiplier * hidden_size,
         vocab_size=text_vocab_size + text_seq_len + image_vocab_size,
         sequence_length=text_seq_len + image_grid**2,
+        # 1 for the bos, which stands before the text.
         max_positions=text_seq_len + 1 + image_grid**2,
         activation="gelu",
         gated=True,
@@ -288,8 +289,10 @@ def _size(config: Mapping[str, object], default: int | None, *names: str) -> int
     """The size under the first of `names` that the config has."""
     for name in names:
         value = config.get(name)
+        # transformers writes null where the model has the default.
         if value is None:
             continue
+        # bool first, since true is a whole number to Python.
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
             raise BadSetup(f"{name} in config is a whole number from 1 to 10000000, not {value!r:.60}.")
         return value
@@ -418,6 +421,7 @@ def _recipe_config(config: Mapping[str, object]) -> Architecture:
     """The model of a run's recipe: the fields of `training.config.ModelConfig` that decide its memory."""
     sizes = ("hidden_size", "num_layers", "num_heads", "head_dim")
     sizes += ("text_vocab_size", "text_seq_len", "image_grid", "image_vocab_size")
+    # `training.config.AttentionType`, which the browser, where this runs, does not have.
     kinds = ("column", "conv", "full", "row")
     cycle = config.get("attention_cycle", ("row", "column", "row", "row"))
     if not isinstance(cycle, (list, tuple)) or not cycle or not all(kind in kinds for kind in cycle):

@@ -91,6 +91,7 @@ class Storage:
 
     def __del__(self) -> None:
         live = self.tape.live
+        # `~` rather than a minus sign, since 0 is a size_id too.
         live.append(~self.size_id)
         if self.kind == GRADIENT:
             self.tape.gradients.append((len(live), ~self.size_id))
@@ -358,7 +359,7 @@ class Tape:
         """Plays the backward pass from a loss. Gradients stay until `forget`."""
         self.phase = "backward"
         self.autocast = False
-        seed = self.new(1, loss.itemsize)
+        seed = self.new(1, loss.itemsize)  # the gradient of the loss itself, a 1
         seed.holders = 1
         root = loss.node
         root.slots[0] = seed  # PyTorch holds it, and the loss, until the end of backward

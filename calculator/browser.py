@@ -193,6 +193,7 @@ def devices() -> str:
 
 
 def _listed(architecture: Architecture) -> dict:
+    # GPT-3 and the dense DALL-E are of GPT-2's family, but readers look for them under their own names.
     prefix = architecture.name.split("-")[0]
     family = prefix if prefix in ("gpt3", "dalle") and architecture.family == "gpt2" else architecture.family
     return {

@@ -164,6 +164,7 @@ def _read(kind: type, request: object, what: str) -> dict[str, Any]:
     for name, value in request.items():
         if name not in known:
             raise BadSetup(f"{name!r:.60} is not a key of {what}; the keys are: {', '.join(known)}.")
+        # Annotations are texts in this module, such as "int | None".
         wanted = str(known[name].type)
         if name in ("volunteers", "config") or (value is None and "None" in wanted):
             continue

@@ -245,6 +245,7 @@ class _Tried:
     def good(self) -> bool:
         """Whether the run works, loses little time to the exchange, and has epochs long enough for matchmaking."""
         made, windows = self.forecast, ADVISED_WINDOWS * self.exchange.matchmaking_seconds
+        # 0.99, because the window was rounded to a tenth of a second.
         calm = made.peers <= 1 or made.computing_seconds >= 0.99 * windows
         return made.works and made.shares.communication <= MOST_COMMUNICATION and calm
 
@@ -259,6 +260,7 @@ def _choose(crew: _Crew, wish: Wish) -> tuple[Exchange, Forecast, str]:
     exchange = replace(exchange, next_chunk_timeout_seconds=min(silence, longest))
 
     def tried(why: str, batch: int, crew: _Crew = crew, **changes) -> _Tried:
+        # At least 1.5 s, which leaves a request one second (see `_tables`).
         window = min(DEFAULTS.matchmaking_seconds, max(1.5, round(batch / crew.rate / ADVISED_WINDOWS, 1)))
         candidate = replace(exchange, target_batch_size=batch, matchmaking_seconds=window, **changes)
         return _Tried(candidate, forecast(crew.people, candidate), why)
@@ -278,6 +280,7 @@ def _choose(crew: _Crew, wish: Wish) -> tuple[Exchange, Forecast, str]:
             one = awaited(middle)
             low, high, best = (low, middle, one) if one.good else (middle + 1, high, best)
         return best.exchange, best.forecast, best.why
+    # Then what learns less well: gradients that are one update old, and last local updates.
     others = [best, tried(WHY_ASKED if wish.batch else WHY_DELAYED, batches[-1], delay_gradient_averaging=True)]
     local = _crew(wish, local_updates=True)  # which takes more memory
     for updates in INNER_UPDATES if local.people else ():
@@ -302,11 +305,27 @@ def _why_batch(batch: int) -> str:
 
 def recipe(wish: Wish, made: Design) -> str:
     """The complete recipe file, ready for `python -m training bootstrap --recipe`."""
+    body = "".join(
+        f"\n[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        for name, table in _tables(wish, made).items()
+    )
+    # From the wish, so that the same settings always give the same file.
+    name = f"run-{zlib.crc32(repr(wish).encode()):08x}"
+    return (
+        "# From the run designer. Change title, description and prompts as you like; the page “The recipe” explains\n"
+        "# every number. All peers of a run use the same file.\n\n"
+        f'run_id = "{name}"\ntitle = "My run"\ndescription = "A text-to-image model, trained together."\nseed = 0\n'
+        + body
+    )
+
+
+def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
+    """The recipe's tables by name."""
     chosen = made.collaboration
     search = SEARCH_WINDOWS * chosen.matchmaking_seconds
     averaging = max(AVERAGING_TIMEOUT_SECONDS, search + chosen.allreduce_timeout_seconds)
     shapes = wish.model == "demo"
-    tables = {
+    return {
         "model": model_config(wish.model)
         | dict(
             attention_cycle=["row", "column", "row", "row"], last_attention="conv", shared_groups=4, reversible=True
@@ -341,17 +360,6 @@ def recipe(wish: Wish, made: Design) -> str:
             prompts=["a red circle", "a blue square"] if shapes else ["a photo of a lighthouse", "a red flower"],
         ),
     }
-    body = "".join(
-        f"\n[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
-        for name, table in tables.items()
-    )
-    name = f"run-{zlib.crc32(repr(wish).encode()):08x}"
-    return (
-        "# From the run designer. Change title, description and prompts as you like; the page “The recipe” explains\n"
-        "# every number. All peers of a run use the same file.\n\n"
-        f'run_id = "{name}"\ntitle = "My run"\ndescription = "A text-to-image model, trained together."\nseed = 0\n'
-        + body
-    )
 
 
 def _toml(value: object) -> str:

@@ -251,10 +251,12 @@ def _techniques(setup: Setup, device: Device) -> Iterator[list[_Technique | None
     if setup.precision == "fp32":
         half = "bf16" if device.bfloat16 else "fp16"
         yield [None, _Technique(f"16-bit autocast ({half})", {"precision": f"amp-{half}"})]
+    # GPT-J in transformers and the run's own model have one implementation of attention each.
     if setup.attention == "eager" and architecture.family not in ("gptj", "text-to-image"):
         yield [None, _Technique("fused attention", {"attention": "sdpa"})]
     eight_bit = {"adamw": "adamw8bit", "lamb": "lamb8bit", "lion": "lion8bit"}.get(setup.optimizer)
     if eight_bit:
+        # `optimizer_impl` goes back to its default: any other is refused for optimizers but AdamW.
         other = [_Technique("8-bit optimizer state", {"optimizer": eight_bit, "optimizer_impl": "foreach"})]
         if setup.optimizer == "adamw" and setup.optimizer_impl != "fused":
             other.append(_Technique("fused update", {"optimizer_impl": "fused"}))
@@ -280,6 +282,7 @@ def _recomputing(setup: Setup, architecture: Architecture) -> Iterator[_Techniqu
     if reversible or setup.checkpointing is True or setup.checkpointing == 1:
         return
     layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
+    # Without checkpointing, as if the interval were longer than the stack.
     every = int(setup.checkpointing) or layers + 1
     for k, title in ((4, "checkpointing every 4th block"), (2, "checkpointing every 2nd block")):
         if k < min(every, layers):
@@ -293,6 +296,7 @@ def _cost(techniques: tuple[_Technique | None, ...]) -> tuple:
     chosen = [technique for technique in techniques if technique is not None]
     ranks = [technique.rank for technique in chosen]
     return (
+        # In this order: another model, recomputation, transfers, smaller passes, and how many techniques there are.
         3 in ranks,
         round(sum(technique.extra_computation for technique in chosen), 3),
         2 in ranks,

@@ -31,8 +31,10 @@ def forward_flops(architecture: Architecture) -> int:
     if a.family != "text-to-image":
         raise BadSetup(f"Speeds are known for text-to-image models, not for {a.name}.")
     place, inner, tokens = layout(a), a.num_heads * a.head_dim, a.sequence_length
+    # Queries, keys, values and output; the two halves of the gated inner matrix, and the outer one.
     weights = 4 * a.hidden_size * inner + 3 * a.hidden_size * a.intermediate_size
     pairs = [_pairs(place, a.attention_kind(layer), a.conv_kernel_size) for layer in range(a.num_layers)]
+    # Text positions compute only logits of text, image positions only those of the image.
     text = a.text_length * (a.vocab_size - a.image_vocab_size)
     head = 2 * a.hidden_size * (text + place.image * a.image_vocab_size)
     return sum(2 * weights * tokens + 4 * inner * seen for seen in pairs) + head

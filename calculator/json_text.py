@@ -26,5 +26,6 @@ def parsed(text: str, what: str = "This") -> object:
         raise BadSetup(f"{what} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from None
     except RecursionError:
         raise BadSetup(f"{what} cannot be read: it is nested too deeply.") from None
+    # Python refuses to convert numbers of more than 4300 digits, which would take very long.
     except ValueError:
         raise BadSetup(f"{what} cannot be read: it has a whole number of thousands of digits.") from None

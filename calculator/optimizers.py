@@ -9,8 +9,8 @@ from calculator.autograd import allocated_bytes
 from calculator.parameters import ParameterTensor
 
 LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE = 4096, 65_536
-"""Of the run's 8-bit LAMB, on the host: values that share one scale, and below how many a tensor keeps its moments in
-32 bit (paper, section 3.3)."""
+"""The run's 8-bit LAMB, on the host: the number of values that share one scale, and the size below which a tensor keeps
+its moments in 32 bits (paper, section 3.3)."""
 PAGED_FROM = 100_000
 """Values from which bitsandbytes pages a tensor's state (bitsandbytes 0.50, optim/optimizer.py, get_state_buffer)."""
 
@@ -107,6 +107,7 @@ def _parameter_norm(tensor: ParameterTensor, itemsize: int) -> int:
 
 
 def _parameter_norm_if_32bit(tensor: ParameterTensor, itemsize: int) -> int:
+    # From 4096 values on, the state is in 8 bits (`_LAMB_8BIT`).
     return _parameter_norm(tensor, itemsize) if tensor.count < 4096 else 0
 
 
@@ -114,6 +115,7 @@ def _adafactor_state(tensor: ParameterTensor, itemsize: int) -> int:
     """Means of squared gradients over rows and columns (for a vector, all squares), and one root mean square."""
     if len(tensor.shape) < 2:
         return allocated_bytes(tensor.count, 4) + allocated_bytes(1, 4)
+    # Adafactor factors the last two axes only; all others count as more rows and columns.
     rows, columns = tensor.count // tensor.shape[-1], tensor.count // tensor.shape[-2]
     return allocated_bytes(rows, 4) + allocated_bytes(columns, 4) + allocated_bytes(1, 4)
 

@@ -1,4 +1,4 @@
-"""What a tape has noted, in bytes: for the setup that was played, and for others with the same events."""
+"""Turns the notes of a tape into bytes, for the setup that was played and for others with the same events."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ class Recording:
         held_first, copies_first, gradients_first = start.held, start.weight_copies, start.gradients
         held_last, copies_last, gradients_last = end.held, end.weight_copies, end.gradients
         held_then, copies_then, gradients_then, name = held_first, copies_first, gradients_first, start.name
+        # A level at position n is that after n events, so the event before the peak is the one that led to it.
         if at > begin:
             name, before = self._names[at - 1], at - 1
             held_then = bisect_right(held_at, before, held_first, held_last)

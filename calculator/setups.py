@@ -92,6 +92,23 @@ def resolve(setup: Setup) -> Architecture:
     _one_of("pcie_generation", setup.pcie_generation, tuple(PCIE_BYTES_PER_SECOND))
     _whole("micro_batch_size", setup.micro_batch_size, 1, 1_000_000)
     _whole("accumulation_steps", setup.accumulation_steps, 1, 1_000_000)
+    _check_lengths(setup, architecture)
+    _probability("dropout", setup.dropout)
+    for name in ("offload_optimizer", "delta_rule", "embeddings_32bit"):
+        if not isinstance(getattr(setup, name), bool):
+            raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
+    layers = architecture.num_layers
+    if architecture.num_decoder_layers:
+        layers = min(layers, architecture.num_decoder_layers)
+    if not isinstance(setup.checkpointing, bool):
+        _whole("checkpointing", setup.checkpointing, 1, layers, or_else="false, true, or k for every k-th block")
+    if setup.shared_groups is not None:
+        _whole("shared_groups", setup.shared_groups, 1, layers)
+    _check_combinations(setup, architecture)
+    return architecture
+
+
+def _check_lengths(setup: Setup, architecture: Architecture) -> None:
     longest = architecture.max_positions or 1_000_000
     if architecture.family == "text-to-image":
         longest = architecture.sequence_length
@@ -108,19 +125,6 @@ def resolve(setup: Setup) -> Architecture:
                 f"target_length is for models with an encoder and a decoder (T5); {architecture.name} has one stack."
             )
         _whole("target_length", setup.target_length, 1, 1_000_000)
-    _probability("dropout", setup.dropout)
-    for name in ("offload_optimizer", "delta_rule", "embeddings_32bit"):
-        if not isinstance(getattr(setup, name), bool):
-            raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
-    layers = architecture.num_layers
-    if architecture.num_decoder_layers:
-        layers = min(layers, architecture.num_decoder_layers)
-    if not isinstance(setup.checkpointing, bool):
-        _whole("checkpointing", setup.checkpointing, 1, layers, or_else="false, true, or k for every k-th block")
-    if setup.shared_groups is not None:
-        _whole("shared_groups", setup.shared_groups, 1, layers)
-    _check_combinations(setup, architecture)
-    return architecture
 
 
 def _check_combinations(setup: Setup, architecture: Architecture) -> None:
@@ -166,6 +170,7 @@ def _shown(value: object) -> str:
 
 
 def _one_of(name: str, value: object, accepted: tuple) -> None:
+    # bool first: true equals 1, so it would be accepted as a number.
     if isinstance(value, bool) or value not in accepted:
         raise BadSetup(f"{name} is one of {', '.join(map(str, accepted))}, not {_shown(value)}.")
 

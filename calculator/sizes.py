@@ -47,6 +47,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 Size.__neg__ = lambda self: 0 - self
 Size.__pow__ = lambda self, exponent: self.formulas.result(operator.__pow__, self, exponent)
 Size.__bool__ = lambda self: self.formulas.decided(operator.__ne__, self, 0)
+# A class with its own `__eq__` would otherwise have no hash.
 Size.__hash__ = int.__hash__
 
 
@@ -96,6 +97,7 @@ class Formulas:
         """The outcome of a comparison; it is noted unless both sides are the same formula."""
         outcome = function(int(left), int(right))
         key = (function, self.number(left), self.number(right))
+        # A formula compared with itself has the same outcome for all numbers.
         if key[1] != key[2]:
             self._decisions[key] = outcome
         return outcome

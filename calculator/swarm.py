@@ -267,12 +267,9 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
         raise BadSetup("All sessions end before the state is downloaded; longer sessions or faster links are needed.")
     computing, stepping = exchange.target_batch_size / plain, exchange.target_batch_size / slowed
     in_background = state / exchange.average_state_every + costs.update_seconds_per_parameter * exchange.parameters
-    if exchange.delay_gradient_averaging:
-        last, met, awaited = 0.0, 0.0, max(0.0, meeting + reduced + in_background - stepping)
-    else:
-        last = _last_micro_batch(volunteers, exchange, costs) if peers > 1 else 0.0
-        met = max(0.0, meeting - min(stepping, exchange.matchmaking_seconds))  # a peer starts looking one window early
-        awaited = reduced + max(0.0, in_background - (0.0 if exchange.local_updates else stepping))
+    met, awaited = _waits(exchange, stepping, meeting, reduced, in_background)
+    awaits_gradients = peers > 1 and not exchange.delay_gradient_averaging
+    last = _last_micro_batch(volunteers, exchange, costs) if awaits_gradients else 0.0
     epoch = stepping + last + met + awaited
     unshared, delay = _left_over(volunteers, exchange, epoch, meeting + reduced)
     met, epoch = met + delay, epoch + delay
@@ -306,12 +303,33 @@ def forecast(volunteers: Sequence[Volunteers], exchange: Exchange, costs: Costs 
     return replace(made, limits=tuple(_limits(made, exchange, group, unshared)))
 
 
+def _waits(
+    exchange: Exchange, stepping: float, meeting: float, reduced: float, in_background: float
+) -> tuple[float, float]:
+    """Seconds per epoch for which a peer waits for its group and for the network.
+
+    Args:
+        exchange: What peers exchange, and when.
+        stepping: Seconds for which peers compute.
+        meeting: Seconds until a group has formed.
+        reduced: Seconds of the average of gradients.
+        in_background: Seconds of the average of parameters and of the update.
+    """
+    if exchange.delay_gradient_averaging:  # all of it happens while the next epoch computes
+        return 0.0, max(0.0, meeting + reduced + in_background - stepping)
+    # A peer starts looking one window early, and computes on meanwhile.
+    met = max(0.0, meeting - min(stepping, exchange.matchmaking_seconds))
+    # Local updates need the averaged weights at once, so nothing hides their average and their update.
+    return met, reduced + max(0.0, in_background - (0.0 if exchange.local_updates else stepping))
+
+
 def looks(epoch_seconds: float) -> float:
     """How often a peer reads the others' progress in an epoch: every 10 s, and more often towards the end.
 
     A tracker reads it again after 5/6 of the estimated remaining time, but at the earliest after half a second
     (hivemind 1.1.12, optim/progress_tracker.py).
     """
+    # Each wait is 5/6 of the rest, so the rest shrinks to a sixth: hence the logarithm to the base 6.
     near = min(epoch_seconds, 6 * SLOWEST_LOOK_SECONDS / 5)
     closing = max(0.0, math.log(max(near, 1e-9) / QUICKEST_LOOK_SECONDS, 6))
     return 1 + closing + (epoch_seconds - near) / SLOWEST_LOOK_SECONDS
@@ -344,6 +362,7 @@ def _joining(
     busy = arrivals * size / (weight * up)
     shares, seconds, people = {}, 0.0, 0.0
     for kind in volunteers:
+        # The uploads are partly taken by other newcomers; the floor keeps the rate above 0.
         rate = min(kind.link.down_bytes_per_second, up * max(1 - busy, 1e-3))
         until = costs.start_seconds + size / rate
         shares[kind] = 1 - kind.session_seconds / (kind.session_seconds + until) if busy < 1 else 1.0
@@ -367,6 +386,7 @@ def _last_micro_batch(volunteers: Sequence[Volunteers], exchange: Exchange, cost
     mean_last = 0.0
     for number in range(slices):
         left = longest * (number + 0.5) / slices
+        # The mean of a maximum: the integral of the probability that not all peers are done by then.
         mean_last += longest / slices * (1 - math.prod(min(1.0, left / length) for length in lengths))
     present = [kind.count * kind.present for kind in volunteers]
     own = sum(length / 2 * weight for length, weight in zip(lengths, present, strict=True)) / sum(present)
@@ -406,6 +426,7 @@ def _leaving(
     present = [kind.count * kind.present for kind in volunteers]
     leaving = sum(weight / kind.session_seconds for weight, kind in zip(present, volunteers, strict=True))
     a_peer = leaving / sum(present)
+    # A peer that leaves has computed half an epoch on average.
     lost = min(0.99, a_peer * epoch / 2)
     vanish = 1 - math.exp(-a_peer * group * reduced) if group > 1 else 0.0
     return lost, 0.0 if exchange.delay_gradient_averaging else vanish * exchange.next_chunk_timeout_seconds

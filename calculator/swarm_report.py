@@ -27,6 +27,7 @@ SHARE_WORDS = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
+    # Only for its defaults.
     one = Collaboration(volunteers=())
     parser.add_argument("--model", default=None, help="a preset of the text-to-image family, such as dalle-2021")
     parser.add_argument("--parameters", type=int, metavar="N", help="in place of a model")

@@ -126,6 +126,7 @@ def _segments(architecture: Architecture, options: Options, plans: dict[str, Pla
         if segments is not None:
             return segments
     recording = _record(architecture, options, plans, Formulas(given))
+    # At the front, because the next setup is most likely a neighbour of this one.
     recordings.insert(0, recording)
     del recordings[RECORDINGS:]
     return recording.segments(given)
@@ -246,11 +247,16 @@ def _plan(
         played = {index for index in range(layers) if index < 2 * period or index >= tail}
     else:
         played = _representatives(keys, groups, first_use, last_use)
+    return Plan(tuple(keys), groups, tuple(sorted(played)), _runs(keys))
+
+
+def _runs(keys: list[tuple]) -> tuple[tuple[tuple, int, int], ...]:
+    """See `Plan.runs`."""
     runs = []
-    for key, run in groupby(range(layers), key=keys.__getitem__):
+    for key, run in groupby(range(len(keys)), key=keys.__getitem__):
         indices = list(run)
         runs.append((key, indices[0], indices[-1]))
-    return Plan(tuple(keys), groups, tuple(sorted(played)), tuple(runs))
+    return tuple(runs)
 
 
 def _representatives(keys: list[tuple], groups: tuple[int, ...], first_use: dict, last_use: dict) -> set[int]:
@@ -285,22 +291,7 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
     architecture = replace(
         architecture, **dict(zip(GIVEN_BY_MODEL, formulas.given[len(GIVEN_BY_SETUP) :], strict=True))
     )
-    outside: dict[str, Parameter] = {}
-    stacks = {
-        stack: [Layer((plan.keys[index], index), {}, plan.keys[index][2], plan.keys[index][4]) for index in plan.played]
-        for stack, plan in plans.items()
-    }
-    for group in FAMILIES[architecture.family].parameters(architecture):
-        if not group.stack:
-            outside |= _made(group, options.itemsize)
-            continue
-        plan = plans[group.stack]
-        shared: dict[int, dict[str, Parameter]] = {}
-        for index, layer in zip(plan.played, stacks[group.stack], strict=True):
-            owner = plan.groups[index] if group.shareable else index
-            if owner not in shared:
-                shared[owner] = _made(group, options.itemsize)
-            layer.weights.update(shared[owner])
+    outside, stacks = _weighted(architecture, plans, options.itemsize)
     context = Context(
         tape=tape,
         architecture=architecture,
@@ -321,6 +312,29 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
         if collecting:
             gc.enable()
     return Recording(tape, formulas)
+
+
+def _weighted(
+    architecture: Architecture, plans: dict[str, Plan], itemsize: int
+) -> tuple[dict[str, Parameter], dict[str, list[Layer]]]:
+    """The parameters outside of the layers, and the played layers of each stack with theirs."""
+    outside: dict[str, Parameter] = {}
+    stacks = {
+        stack: [Layer((plan.keys[index], index), {}, plan.keys[index][2], plan.keys[index][4]) for index in plan.played]
+        for stack, plan in plans.items()
+    }
+    for group in FAMILIES[architecture.family].parameters(architecture):
+        if not group.stack:
+            outside |= _made(group, itemsize)
+            continue
+        plan = plans[group.stack]
+        shared: dict[int, dict[str, Parameter]] = {}
+        for index, layer in zip(plan.played, stacks[group.stack], strict=True):
+            owner = plan.groups[index] if group.shareable else index
+            if owner not in shared:
+                shared[owner] = _made(group, itemsize)
+            layer.weights.update(shared[owner])
+    return outside, stacks
 
 
 def _play_through(context: Context) -> None:
@@ -349,6 +363,7 @@ def _put_together(segments: list[Segment], plans: dict[str, Plan]) -> Timeline:
         course: dict[object, Segment] = {}
         for segment in segments:
             if segment.phase == phase:
+                # The first one with a key: others with the same key are equal.
                 course.setdefault(segment.key[0] if isinstance(segment.key, tuple) else segment.key, segment)
         for key, first, last in _expanded(course, plans, reverse=phase == "backward"):
             level = _repeat(instants, course[key], key, level, first, last)
@@ -391,6 +406,7 @@ def _repeat(instants: list[Instant], segment: Segment, key: object, level: Level
     before_last = level
     if first != last:
         times = abs(last - first)
+        # Written out for speed: an estimate does this for each run of layers.
         live, activations, weight_copies, gradients, cached, _ = level
         before_last = Levels(
             live + change.live * times,

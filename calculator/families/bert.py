@@ -89,6 +89,7 @@ def _head(c: Context, hidden: Tensor) -> Tensor:
 
 def _block(c: Context, w: dict, hidden: Tensor) -> Tensor:
     t = c.tape
+    # The name keeps the weights alive until the block ends, as a variable does in the code of transformers.
     attended, _weights = _attention(c, w, hidden)
     attended = _add_and_norm(c, w, "attention", attended, hidden)
     fed = t.linear(attended, w["feed_forward.in.weight"], w["feed_forward.in.bias"])

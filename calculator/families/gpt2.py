@@ -67,6 +67,7 @@ def _block(c: Context, w: dict, hidden: Tensor, mask: Tensor | None) -> Tensor:
     t = c.tape
     residual = hidden
     hidden = t.layer_norm(hidden, w["attention.norm.weight"], w["attention.norm.bias"])
+    # The name keeps the weights alive until the block ends, as a variable does in the code of transformers.
     attended, _weights = _attention(c, w, hidden, mask)
     hidden = t.add(attended, residual)
     residual = hidden

@@ -82,6 +82,7 @@ def _attention(c: Context, w: dict, hidden: Tensor, mask: Tensor) -> tuple[Tenso
     value = t.view(t.linear(hidden, w["attention.value.weight"]))
 
     rotated = a.rotary_dim
+    # Names with an underscore are not read: they keep memory alive as long as the variables of the real code.
     _table = t.tensor(a.max_positions * rotated, 4)
     _indices = t.tensor(c.length * rotated, 8)
     _angles = t.cast(t.tensor(c.length * rotated, _table.itemsize), key.itemsize)

@@ -180,6 +180,7 @@ def _relative_bias(c: Context, shape: AttentionShape, stack: str) -> Tensor:
     """
     t = c.tape
     pairs = shape.queries * shape.keys
+    # Names with an underscore are not read: they keep memory alive as long as the variables of the real code.
     _positions = (t.new(shape.queries, 8), t.new(shape.keys, 8))
     _distances = t.new(pairs, 8)
     buckets = t.new(pairs, 8)

@@ -136,11 +136,14 @@ def _losses(c: Context, place: Layout, hidden: Tensor, labels: Storage, tied: li
     t.name = "output head and loss"
     kept: list[Storage | None] = []
     for tokens, rows in parts:
+        # The tokens of one sample are a view of the norm's output; of several samples, they are copied.
         own = c.batch > 1 or mixed
         inputs = t.new(c.batch * tokens * width, low) if own else hidden.storage
+        # 16-bit copies of matrix and bias, which only the product needs.
         lowered = (t.new(rows * width, low), t.new(rows, low)) if mixed else ()
         logits = t.new(c.batch * tokens * rows, low)
         del lowered
+        # Logits are normalized in the weights' precision; the 16-bit ones are freed.
         if mixed:
             logits = t.new(c.batch * tokens * rows, itemsize)
         kept += [inputs, logits, t.new(c.batch * tokens, itemsize)]
@@ -155,6 +158,7 @@ def _losses(c: Context, place: Layout, hidden: Tensor, labels: Storage, tied: li
             _to_inputs = t.new(c.batch * tokens * width, low)
             del lowered
             if mixed:
+                # The product before it is copied to `matrix` in the weights' precision; freed at once.
                 t.new(rows * width, low)
         if not a.tied_embeddings:
             return to_hidden, matrix, to_bias
@@ -178,6 +182,7 @@ def _embedded(c: Context, place: Layout, tied: list[Storage]) -> Tensor:
     ids = t.tensor(c.batch * place.length, 8)
     count = c.batch * place.length * a.hidden_size
     t.name = "embedding"
+    # `pop`: the head, whose backward comes first, has left the gradient of the matrix there.
     node = t.record("embedding", (c.weights["embedding.output"],), (ids.storage,), lambda grad: (tied.pop(),))
     return Tensor(t.new(count, t.itemsize), count, t.itemsize, node)
 
@@ -234,6 +239,7 @@ def _reversible_stack(c: Context, place: Layout, hidden: Tensor) -> Tensor:
 
 def _backward_of_stack(t: Operations, blocks: list, weights: list[Parameter], count: int, itemsize: int) -> tuple:
     """Reverses one layer after the other; the node returns the gradients of all weights at its end."""
+    # Clones: the streams that the node keeps must not change.
     _streams = (t.new(count, itemsize), t.new(count, itemsize))
     gradients = (t.new(count, itemsize), t.new(count, itemsize))
     collected: dict[int, Storage] = {}
@@ -248,6 +254,7 @@ def _backward_of_stack(t: Operations, blocks: list, weights: list[Parameter], co
 def _step_back(t: Operations, block: _Block, collected: dict[int, Storage]) -> None:
     """Computes a block again and runs its backward; gradients of shared weights are added in place to earlier ones."""
     t.name = block.name
+    # The input counts as nothing: it is one of the streams, which are counted already.
     _out, _saved = block.forward(t.nothing())
     own = block.backward()
     for weight, gradient in zip(block.weights, own[1:], strict=True):
@@ -314,6 +321,7 @@ class _Block(ABC):
         rows = self.batch * self.place.length
         normed = self.new(self.stream)
         statistics = (self.tape.new(rows, 4), self.tape.new(rows, 4))
+        # The cast to 16 bits frees the norm's own result.
         if self.mixed:
             normed = self.made(self.stream)
         shifted = self.made(self.stream)
@@ -395,6 +403,7 @@ class _FeedForward(_Block):
         _grad_product = self.made(inner)
         del scaled
         output = self.output_backward(a.intermediate_size)
+        # The gradient times the values, which only the gelu's backward needs.
         times = self.made(inner)
         _grad_gates = self.made(inner)
         del times
@@ -441,6 +450,7 @@ class _Attention(_Block):
         """The attention weights of text and image, which backward needs, and the two outputs."""
         a, place = self.architecture, self.place
         rows = self.batch * a.num_heads
+        # Held until the end of the method, as in `AttentionPattern.attend`.
         _scores = self.made(rows * place.text**2)
         weights = [self.made(rows * place.text**2)]
         text_out = self.made(rows * place.text * a.head_dim)
@@ -488,6 +498,7 @@ class _Attention(_Block):
         """The reverse of `turned`, first for the text, then for the image."""
         result = self.made(count)
         if self.inner_itemsize == 2:
+            # The text's copies are freed before the image's are made, so only the larger part counts.
             largest = count // self.place.length * max(self.place.text, self.place.image)
             raised = self.tape.new(largest, 4)
             self.tape.new(largest, 4)

@@ -58,6 +58,7 @@ def held_after(way: str, peers: int, steps: int) -> Held:
     """What each peer holds after a number of steps of "ring" or "direct"."""
     held = [[frozenset([peer])] * peers for peer in range(peers)]
     for messages in (ring_steps if way == "ring" else direct_steps)(peers)[:steps]:
+        # All messages of a step are sent at once, so none contains what another one brings.
         before = [list(parts) for parts in held]
         for message in messages:
             sent = before[message.sender][message.part]

@@ -64,6 +64,7 @@ def centered_clip(vectors: Sequence[Vector], start: Vector, radius: float, itera
         for vector in vectors:
             away = [value - own for value, own in zip(vector, guess, strict=True)]
             length = math.hypot(*away)
+            # A gradient at the estimate itself has no direction.
             scale = min(1.0, radius / length) if length else 0.0
             moved = [move + scale * part for move, part in zip(moved, away, strict=True)]
         guesses.append(tuple(own + move / len(vectors) for own, move in zip(guess, moved, strict=True)))

@@ -67,6 +67,7 @@ class Canvas:
     def text(self, x: float, y: float, words: str, look: str = "ink", *, anchor: str = "start") -> None:
         """A line of text; `anchor` is start, middle or end."""
         look = look if anchor == "start" else f"{look} {anchor}"
+        # Words are placed after the shapes, so they always lie on top.
         self.words.append((x, y, f'class="{look}">{_escaped(words)}</span>'))
 
     def html(self, height: float) -> str:

@@ -79,6 +79,7 @@ def stored(values: Sequence[float], block_size: int, *, dynamic: bool = True) ->
 @lru_cache(maxsize=128)
 def _stored_block(values: tuple[float, ...], dynamic: bool) -> tuple[list[int], float, list[float]]:
     """Codes, scale and decoded values. Cached: dragging one outlier changes only one block."""
+    # For a block of zeros any scale is right, but the division needs one.
     scale = max(map(abs, values)) or 1.0
     table, borders = (dynamic_values() if dynamic else even_values()), _borders(dynamic)
     codes = [bisect(borders, value / scale) for value in values]

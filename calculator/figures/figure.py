@@ -80,6 +80,7 @@ def answered(figure: Figure, texts: dict, *, narrow: bool) -> dict:
     """
     values, sentences = read_values(figure.controls, texts)
     limits = figure.limits(values) if figure.limits else {}
+    # After all values are read, because a slider's range may depend on a control that comes later.
     values |= {name: min(values[name], highest) for name, highest in limits.items()}
     drawn = figure.draw(values, Canvas(narrow=narrow))
     return {

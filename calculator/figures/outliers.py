@@ -89,6 +89,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
 def _handle(
     number: int, point: Vector, canvas: Canvas, height: float, at: tuple[float, float], across: Scale, up: Scale
 ) -> Handle:
+    # The handle moves over the whole drawing, which extends beyond the square.
     per_unit = 2 * REACH / (across.end - across.start)
     return Handle(
         label=f"Hostile gradient {number}",

@@ -71,6 +71,7 @@ def _arrow(canvas: Canvas, message: Message, places: list[tuple[float, float]]) 
     length = math.hypot(to_x - x, to_y - y)
     cell, tall = _sizes(canvas, len(places))
     across, up = abs(to_x - x) or 1e-9, abs(to_y - y) or 1e-9
+    # At most 36 % at each end, so that an arrow between neighbours remains visible.
     clear = min((cell * len(places) / 2 + 6) / across, (tall / 2 + 14) / up, 0.36)
     along_x, along_y = (to_x - x) * clear, (to_y - y) * clear
     # Beside the straight line, so that messages in opposite directions do not cover each other.

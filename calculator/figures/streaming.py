@@ -75,6 +75,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         ("Until the first step, logarithmic", [way.first_step_seconds for way in ways], _duration),
         ("Stored by the volunteer, logarithmic", [float(way.disk_bytes) for way in ways], _bytes),
     ):
+        # From a third of the smallest, whose bar would otherwise have no length.
         axis = Scale(min(numbers) / 3, max(numbers) * 1.2, 4, 4 + wide, logarithmic=True)
         canvas.text(0, row, title, "strong")
         for number, (way, value) in enumerate(zip(ways, numbers, strict=True)):

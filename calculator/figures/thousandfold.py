@@ -82,6 +82,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     """Bars of the waiting on a logarithmic scale, with a line for the computing time; then the share of computing."""
     steps, computing = steps_of(values), 1 / float(values["speed"])
     shown = [step.waiting_seconds for step in steps if step.waiting_seconds]
+    # From a quarter of the smallest, whose bar would otherwise have no length.
     axis = Scale(min(*shown, computing) / 4, max(*shown, computing) * 1.3, 4, canvas.width - 4, logarithmic=True)
     canvas.text(0, 14, "Waiting per sample, logarithmic", "strong")
     for row, step in enumerate(steps):

@@ -39,13 +39,32 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     step, attack = int(values["step"]), str(values["attack"])
     case = CASES[attack]()
     failed = failed_check(case.request, peer=case.peer, now=case.now, seen=case.seen)
+    bottom, results = 236, _results(failed, step)
+    _messages(canvas, step, bottom, refused=failed is not None)
+    canvas.text(0, bottom + 28, "What the peer checks", "strong")
+    for number, (check, result) in enumerate(zip(CHECKS, results, strict=True)):
+        y = bottom + 52 + 22 * number
+        look = {"passes": "fill-4", "fails": "fill-accent"}.get(result, "shade")
+        canvas.circle(8, y - 4, 6, look)
+        canvas.text(22, y, f"{check}: {result}" if result != "–" else check, "ink" if result != "–" else "soft")
+    return Drawn(
+        caption=_caption(step, attack, failed),
+        label=f"Messages of volunteer, authority and peer up to step {step} of {len(STEPS)}, and the peer's checks",
+        canvas=canvas,
+        height=bottom + 56 + 22 * len(CHECKS),
+        head=("Check", "Result"),
+        rows=list(zip(CHECKS, results, strict=True)),
+    )
+
+
+def _messages(canvas: Canvas, step: int, bottom: float, *, refused: bool) -> None:
+    """Draws a lane for each party, down to `bottom`, and the messages up to a step."""
     margin = 50 if canvas.narrow else 90
     lanes = (margin, canvas.width / 2, canvas.width - margin)
-    top, bottom = 34, 236
+    top = 34
     for x, name in zip(lanes, ("Volunteer", "Authority", "Peer"), strict=True):
         canvas.text(x, 16, name, "strong", anchor="middle")
         canvas.line(x, top - 8, x, bottom, "axis")
-    refused = failed is not None
     for number, (start, end, words) in enumerate(ARROWS[:step]):
         y = top + 24 + 40 * number
         look = "line-1" if number == step - 1 else "line-6"
@@ -61,21 +80,6 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         if not (number == 4 and refused):
             canvas.arrow(lanes[start] + 6 * sense, y, lanes[end] - 6 * sense, y, look)
         canvas.text((lanes[start] + lanes[end]) / 2, y - 8, words, "soft", anchor="middle")
-    canvas.text(0, bottom + 28, "What the peer checks", "strong")
-    results = _results(failed, step)
-    for number, (check, result) in enumerate(zip(CHECKS, results, strict=True)):
-        y = bottom + 52 + 22 * number
-        look = {"passes": "fill-4", "fails": "fill-accent"}.get(result, "shade")
-        canvas.circle(8, y - 4, 6, look)
-        canvas.text(22, y, f"{check}: {result}" if result != "–" else check, "ink" if result != "–" else "soft")
-    return Drawn(
-        caption=_caption(step, attack, failed),
-        label=f"Messages of volunteer, authority and peer up to step {step} of {len(STEPS)}, and the peer's checks",
-        canvas=canvas,
-        height=bottom + 56 + 22 * len(CHECKS),
-        head=("Check", "Result"),
-        rows=list(zip(CHECKS, results, strict=True)),
-    )
 
 
 def _results(failed: int | None, step: int) -> list[str]:

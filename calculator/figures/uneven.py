@@ -72,15 +72,7 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
     time = Scale(0, longest, left, right)
     top = 36 + 26 * len(DEVICES) + 24
     for title, epoch in (("Equal shares", equal), ("By samples", counted)):
-        canvas.text(0, top, f"{title}: {epoch.samples_per_second(exchange):.3g} samples/s together", "strong")
-        for device, busy in enumerate(epoch.busy_seconds):
-            y = top + 12 + 20 * device
-            canvas.text(left - 14, y + 12, DEVICES[device], "soft", anchor="end")
-            canvas.rect(left, y, time.at(epoch.computing_seconds) - left, 15, "shade")
-            canvas.rect(left, y, time.at(busy) - left, 15, f"fill-{device + 1}")
-        end = time.at(epoch.computing_seconds)
-        canvas.rect(end, top + 12, time.at(epoch.computing_seconds + exchange) - end, 20 * len(DEVICES) - 5, "hatch")
-        top += 12 + 20 * len(DEVICES) + 30
+        top = _timelines(canvas, title, epoch, exchange, time, top)
     canvas.text(left, top - 4, "0 s", "soft")
     canvas.text(right, top - 4, f"{longest:.3g} s", "soft", anchor="end")
     canvas.text(0, top + 18, "coloured: computing, empty: waiting, grey: exchange", "soft")
@@ -104,6 +96,19 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         ],
         handles=tuple(handles),
     )
+
+
+def _timelines(canvas: Canvas, title: str, epoch: Epoch, exchange: float, time: Scale, top: float) -> float:
+    """Draws one way's throughput and a timeline for each device, from `top` down; returns where the next one begins."""
+    canvas.text(0, top, f"{title}: {epoch.samples_per_second(exchange):.3g} samples/s together", "strong")
+    for device, busy in enumerate(epoch.busy_seconds):
+        y = top + 12 + 20 * device
+        canvas.text(time.start - 14, y + 12, DEVICES[device], "soft", anchor="end")
+        canvas.rect(time.start, y, time.at(epoch.computing_seconds) - time.start, 15, "shade")
+        canvas.rect(time.start, y, time.at(busy) - time.start, 15, f"fill-{device + 1}")
+    end = time.at(epoch.computing_seconds)
+    canvas.rect(end, top + 12, time.at(epoch.computing_seconds + exchange) - end, 20 * len(DEVICES) - 5, "hatch")
+    return top + 12 + 20 * len(DEVICES) + 30
 
 
 def _speed_bar(canvas: Canvas, device: int, speed: float, left: float, right: float) -> Handle:

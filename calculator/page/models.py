@@ -39,5 +39,6 @@ class _Watched(dict):
         self.asked: dict[str, None] = {}
 
     def get(self, key, default=None):
+        # A dict keeps the order. Only `get` is watched, because the readers of a config use nothing else.
         self.asked[key] = None
         return super().get(key, default)

@@ -33,6 +33,7 @@ def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
         try:
             changed = replace(setup, **{along: value})
             result, usual = estimate(changed), estimate(plain(changed))
+        # The sweep may pass values that this setup does not allow.
         except BadSetup:
             continue
         point = {

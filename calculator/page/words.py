@@ -60,6 +60,7 @@ def command(setup: Setup, gpu: str | None = None) -> str:
     words = ["python -m calculator", "--config /dev/stdin" if setup.model is None else str(setup.model)]
     for field in _FIELDS:
         value = getattr(setup, field.name)
+        # The type too: to Python, 0 equals False and 1 equals True.
         if value == field.default and type(value) is type(field.default):
             continue
         flag = field.name.replace("_", "-")
