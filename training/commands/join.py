@@ -54,6 +54,13 @@ Resume = Annotated[
     Path | None, typer.Option(help="Folder of checkpoints: start from the latest, unless the run is ahead of it.")
 ]
 Shards = Annotated[str | None, typer.Option(help="Folder or URL of the shards. Default: the recipe's.")]
+NormalPriority = Annotated[
+    bool,
+    typer.Option(
+        "--normal-priority",
+        help="Compute with the priority of other programs. Without this flag they come first on a busy machine.",
+    ),
+]
 Bandwidth = Annotated[
     float | None,
     typer.Option(
@@ -93,6 +100,7 @@ def run(
     resume: Resume = None,
     shards: Shards = None,
     bandwidth: Bandwidth = None,
+    normal_priority: NormalPriority = False,
     client_mode: ClientMode = False,
     host_maddrs: HostMaddrs = None,
     announce_maddrs: AnnounceMaddrs = None,
@@ -120,6 +128,7 @@ def run(
         "resume": resume,
         "shards": shards,
         "bandwidth_mbits": bandwidth,
+        "normal_priority": normal_priority,
         "client_mode": client_mode,
         "host_maddrs": tuple(host_maddrs or ["/ip4/0.0.0.0/tcp/0"]),
         "announce_maddrs": tuple(announce_maddrs or ()),

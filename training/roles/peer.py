@@ -12,6 +12,7 @@ from training.config import RunConfig
 from training.errors import TrainingError
 from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.processes.events import EventLog
+from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
 from training.swarm.dht import full_addresses
 from training.swarm.identity import Identity
@@ -104,6 +105,8 @@ def run_peer(
         give_back_freed_memory()
         loop = TrainingLoop(run, settings, choices, model, optimizer, reporter, contribution_file, notices)
         _announce(loop, connection, source)
+        if not settings.normal_priority:
+            lower_priority()
         _train(loop, connection, stop)
     finally:
         optimizer.say_goodbye()

@@ -28,6 +28,8 @@ class PeerSettings:
     """Folder or URL of the shards; None: the recipe's."""
     bandwidth_mbits: float | None = None
     """Bandwidth of the link in Mbit/s; None: as measured, if it was."""
+    normal_priority: bool = False
+    """Compute with the priority of other programs, not with a lower one."""
     client_mode: bool = False
     """Accept no incoming connections."""
     host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)

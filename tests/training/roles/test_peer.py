@@ -1,6 +1,7 @@
 """Bootstrap and volunteers as the programs that people start, on a tiny model and tiny shards."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -23,6 +24,7 @@ from training.demo.children import read_events
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
+from training.processes.priority import LOW
 from training.swarm.dht import start_dht
 from training.swarm.identity import Identity
 from training.swarm.metrics import MetricsBoard, PeerRecord
@@ -234,6 +236,9 @@ def test_volunteers_resume_join_die_and_leave(run):
     joined = run.event("ada", "joined")
     assert (joined["epoch"], joined["state"]) == (RESUMED_EPOCH, "the checkpoint epoch-000007")
     assert run.event("ada", "epoch")["epoch"] == RESUMED_EPOCH + 1
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert psutil.Process(ada.pid).nice() == max(LOW, usual)
+    assert {process.nice() for process in family_of(ada) if process.pid != ada.pid} == {usual}  # others wait for these
 
     grace = run.join("grace")
     eve = run.join("eve", "--shards", str(with_other_tokens(run)))
