@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
+from training.errors import BadInput
 
 if TYPE_CHECKING:
     from training.checkpoints.checkpoint import Checkpoint as LoadedCheckpoint
-    from training.generate.evaluate import Evaluation
+    from training.generate.clip import Clip
+    from training.generate.evaluate import ClipEvaluation, Evaluation
+    from training.generate.pictures import Picture
 
 Captions = Annotated[
-    str,
-    typer.Option(help="A split of the shards (held-out, new-pairs or train), or a file with one caption per line."),
+    str | None,
+    typer.Option(
+        help="A split of the shards (held-out, new-pairs or train), or a file with one caption per line. "
+        "Default: held-out; train if the shards hold nothing out."
+    ),
 ]
 Candidates = Annotated[
     int, typer.Option(min=1, help="Draw this many pictures per caption and judge the one that CLIP ranks best.")
 ]
-Clip = Annotated[str | None, typer.Option(help="Folder or name of a CLIP model. Default: as for `generate`.")]
+Judge = Annotated[
+    Literal["rule", "clip"] | None,
+    typer.Option(
+        help="rule: looks at the pixels; knows coloured shapes only. clip: chooses each picture's caption among ten. "
+        "Default: the rule if it can read all captions."
+    ),
+]
+ClipModel = Annotated[str | None, typer.Option(help="Folder or name of a CLIP model. Default: as for `generate`.")]
 Out = Annotated[Path | None, typer.Option(help="Keep the pictures, with their verdicts, in this folder.")]
 
 
 def run(
     checkpoint: Checkpoint = Path("runs/demo"),
-    captions: Captions = "held-out",
+    captions: Captions = None,
     count: Annotated[int, typer.Option(min=1, help="Pictures to judge.")] = 200,
     candidates: Candidates = 1,
-    clip: Clip = None,
+    judge: Judge = None,
+    clip: ClipModel = None,
     seed: Annotated[int, typer.Option(help="Seed for choosing captions and drawing pictures.")] = 0,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -40,18 +56,15 @@ def run(
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Print the share of generated pictures whose shape and colour match the prompt, and the share by chance."""
+    """Print the share of generated pictures that show what their prompt says, and the share by chance."""
     from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
-    from training.data.captions import SPLITS
-    from training.generate.evaluate import QUALITIES, captions_of, check_captions, choose_captions, evaluate_pictures
+    from training.generate.evaluate import check_captions, choose_captions, rule_reads
     from training.generate.pictures import (
         choose_sampling,
         drawer,
         load_codec_and_tokenizer,
         make_folder,
-        read_prompts,
         save_pictures,
-        shards_of,
     )
     from training.generate.ranking import draw_best
     from training.generate.small_clip import clip_of_run
@@ -60,41 +73,132 @@ def run(
     loaded = load_checkpoint(find_checkpoint(checkpoint))
     codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
     sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
-    known = captions_of(shards_of(loaded, shards, captions)) if captions in SPLITS else None
-    prompts = choose_captions(known or read_prompts(Path(captions)), count=count, seed=seed)
-    check_captions(prompts)
+    captions, known = _captions(loaded, shards, captions)
+    prompts = choose_captions(known, count=count, seed=seed)
+    if judge == "rule":
+        check_captions(prompts)
+    judge = judge or ("rule" if rule_reads(prompts) else "clip")
     if out is not None:
         make_folder(out)
     with show_progress() as show:
+        ranker = None
+        if candidates > 1 or judge == "clip":
+            ranker = clip_of_run(loaded, clip, codec=codec, shards=shards, progress=show)
         total = len(prompts) * candidates
         draw = drawer(loaded, codec, tokenizer, sampling=sampling, seed=seed, total=total, show=show)
         if candidates == 1:
             pictures = draw(prompts, seed)
         else:
-            ranker = clip_of_run(loaded, clip, codec=codec, shards=shards, progress=show)
             ranked = draw_best(draw, ranker, prompts, candidates=candidates, keep=1, seed=seed)
             pictures = [one.pictures[0] for one in ranked]
-    result = evaluate_pictures(pictures)
+    verdict = _verdict(pictures, ranker if judge == "clip" else None, seed)
     if out is not None:
-        notes = [{quality: getattr(verdict, quality) for quality in QUALITIES} for verdict in result.verdicts]
-        save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=notes)
+        save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=verdict.notes)
     if as_json:
-        asked = {"captions": captions, "count": result.count, "candidates": candidates}
-        print(json.dumps(_facts(loaded, asked, result) | {"seed": seed, "sampling": asdict(sampling)}))
+        asked = {"captions": captions, "count": len(pictures), "candidates": candidates, "judge": judge}
+        print(json.dumps(_facts(loaded, asked, verdict) | {"seed": seed, "sampling": asdict(sampling)}))
     else:
         best = f", the best of {candidates} each by CLIP" if candidates > 1 else ""
-        _print_table(result, f"{result.count} pictures of {captions} captions, epoch {loaded.epoch}{best}")
+        verdict.show(f"{len(pictures)} pictures of {captions} captions, epoch {loaded.epoch}{best}")
+        if judge == "clip" and candidates > 1:
+            print("CLIP has chosen the pictures that it judges here, so this share is too high; use --candidates 1.")
 
 
-def _facts(loaded: LoadedCheckpoint, asked: dict[str, object], result: Evaluation) -> dict[str, object]:
+def _captions(loaded: LoadedCheckpoint, shards: str | None, named: str | None) -> tuple[str, list[str]]:
+    """The name of a split or file, and its captions.
+
+    Raises:
+        BadInput: If the shards have no such split, or the file cannot be read.
+    """
+    from training.data.captions import SPLITS
+    from training.generate.evaluate import captions_of
+    from training.generate.pictures import read_prompts, shards_of
+
+    if named is not None and named not in SPLITS:
+        return named, read_prompts(Path(named))
+    if named is None:
+        with suppress(BadInput):  # shards of one's own pictures often hold nothing out
+            return "held-out", captions_of(shards_of(loaded, shards, "held-out"))
+    split = named or "train"
+    return split, captions_of(shards_of(loaded, shards, split))
+
+
+def _verdict(pictures: Sequence[Picture], clip: Clip | None, seed: int) -> RuleVerdict | ClipVerdict:
+    """Judges the pictures, by CLIP if one is given, otherwise by the rule."""
+    from training.generate.evaluate import evaluate_by_clip, evaluate_pictures
+
+    if clip is None:
+        return RuleVerdict(evaluate_pictures(pictures))
+    return ClipVerdict(evaluate_by_clip(pictures, clip, seed=seed), clip.name)
+
+
+@dataclass(frozen=True)
+class RuleVerdict:
+    """What the rule says, as the command shows it."""
+
+    found: Evaluation
+
+    @property
+    def notes(self) -> list[dict[str, bool]]:
+        """For each picture, the qualities that it has."""
+        from training.generate.evaluate import QUALITIES
+
+        return [{quality: getattr(one, quality) for quality in QUALITIES} for one in self.found.verdicts]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For `--json`."""
+        found = self.found
+        return {**found.shares, "matched_interval": list(found.matched_interval), "chance": found.chance}
+
+    def show(self, title: str) -> None:
+        """Prints a table."""
+        _print_table(self.found, title)
+
+
+@dataclass(frozen=True)
+class ClipVerdict:
+    """What CLIP says, as the command shows it."""
+
+    found: ClipEvaluation
+    clip: str
+
+    @property
+    def notes(self) -> list[dict[str, bool]]:
+        """For each picture, whether CLIP found its caption."""
+        return [{"found": right} for right in self.found.right]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For `--json`."""
+        found = self.found
+        return {
+            "found": found.share,
+            "found_interval": list(found.interval),
+            "chance": 1 / found.choices,
+            "mean_cosine": found.mean_cosine,
+            "clip": self.clip,
+        }
+
+    def show(self, title: str) -> None:
+        """Prints three lines."""
+        found = self.found
+        low, high = found.interval
+        print(f"{title}, judged by CLIP ({self.clip}), not by the rule for coloured shapes")
+        print(
+            f"CLIP finds a picture's own caption among {found.choices} in {found.share:.1%} of the cases "
+            f"(95 % confidence: {low:.1%} to {high:.1%}); by chance {1 / found.choices:.1%}."
+        )
+        print(f"Mean cosine of picture and caption: {found.mean_cosine:.3f}. CLIP judges only what it knows itself.")
+
+
+def _facts(loaded: LoadedCheckpoint, asked: dict[str, object], verdict: RuleVerdict | ClipVerdict) -> dict[str, object]:
     return {
         "checkpoint": str(loaded.path),
         "run_id": loaded.config.run_id,
         "epoch": loaded.epoch,
         **asked,
-        **result.shares,
-        "matched_interval": list(result.matched_interval),
-        "chance": result.chance,
+        **verdict.facts,
     }
 
 

@@ -1,4 +1,7 @@
-"""The run's quality figure: the share of generated pictures whose shape and colour match the prompt."""
+"""A run's quality figure: how many generated pictures show what their prompt says.
+
+Two judges: a fixed rule that looks at the pixels, for captions of coloured shapes, and CLIP, for all others.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,12 @@ from training.generate.pictures import Picture
 
 if TYPE_CHECKING:
     from training.data.stream import Shards
+    from training.generate.clip import Clip
 
 QUALITIES = ("shape", "colour", "matched", "exact")
 """What is counted; `matched`, the run's figure, is shape and colour; `exact` is everything that the prompt says."""
+CLIP_CHOICES = 10
+"""CLIP chooses each picture's prompt among so many, so chance is one in ten."""
 CHANCE_ROUNDS = 5
 """Each picture is judged by this many other prompts to measure chance."""
 
@@ -64,6 +70,66 @@ def evaluate_pictures(pictures: Sequence[Picture]) -> Evaluation:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipEvaluation:
+    """How often CLIP finds a picture's own prompt among those of other pictures."""
+
+    count: int
+    """Pictures judged."""
+    choices: int
+    """Prompts of which each picture's own is one; chance is 1 / choices."""
+    right: tuple[bool, ...]
+    """For each picture, whether its own prompt was the nearest."""
+    mean_cosine: float
+    """Mean cosine of a picture and its own prompt, -1 to 1; comparable only between pictures judged by one CLIP."""
+    interval: tuple[float, float]
+    """95 % interval of the share that is right."""
+
+    @property
+    def share(self) -> float:
+        """Share of pictures whose own prompt was the nearest."""
+        return sum(self.right) / self.count
+
+
+def evaluate_by_clip(pictures: Sequence[Picture], clip: Clip, *, seed: int) -> ClipEvaluation:
+    """Lets CLIP choose each picture's prompt among those of other pictures.
+
+    A picture that CLIP finds as near to another prompt as to its own is not counted as right.
+
+    Args:
+        pictures: What the model drew.
+        clip: The judge. It knows what it was trained on; where it ranked the pictures before, the share is too high.
+        seed: Chooses the other prompts.
+
+    Raises:
+        BadInput: If there are fewer than two different prompts to choose from.
+    """
+    prompts = list(dict.fromkeys(picture.prompt for picture in pictures))
+    if len(prompts) < 2:
+        raise BadInput(
+            f"CLIP needs at least two different captions to choose from, and got {len(prompts)}; "
+            "give a file with more --captions, or a larger --count."
+        )
+    choices = min(CLIP_CHOICES, len(prompts))
+    cosines = clip.embed_pictures([picture.pixels for picture in pictures]) @ clip.embed_texts(prompts).T
+    numbers = random.Random(seed)
+    own = [prompts.index(picture.prompt) for picture in pictures]
+    right = tuple(
+        all(
+            row[mine] > row[other]
+            for other in numbers.sample([at for at in range(len(prompts)) if at != mine], choices - 1)
+        )
+        for row, mine in zip(cosines.tolist(), own, strict=True)
+    )
+    return ClipEvaluation(
+        count=len(pictures),
+        choices=choices,
+        right=right,
+        mean_cosine=sum(row[mine] for row, mine in zip(cosines.tolist(), own, strict=True)) / len(pictures),
+        interval=wilson_interval(sum(right), len(pictures)),
+    )
+
+
 def wilson_interval(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
     """Confidence interval of a share if `right` of `count` are right (Wilson 1927); z = 1.96 gives 95 %.
 
@@ -88,9 +154,18 @@ def choose_captions(captions: Sequence[str], *, count: int, seed: int) -> list[s
 
 
 def check_captions(captions: Sequence[str]) -> None:
-    """Raises BadInput if the judge cannot read a caption, before anything is drawn."""
+    """Raises BadInput if the rule cannot read a caption, before anything is drawn."""
     for caption in captions:
         parse_caption(caption)
+
+
+def rule_reads(captions: Sequence[str]) -> bool:
+    """Whether the rule can judge pictures of all these captions."""
+    try:
+        check_captions(captions)
+    except BadInput:
+        return False
+    return True
 
 
 def captions_of(shards: Shards) -> list[str]:

@@ -139,7 +139,8 @@ def test_what_cannot_be_drawn_or_written_is_said_before_anything_is_drawn(run_di
     with pytest.raises(BadInput, match="is no text"):
         command(*drawing, tmp_path / "out", "a \udcff ring")
     with pytest.raises(BadInput, match="'a lighthouse' cannot be drawn or judged"):
-        command("evaluate", "--checkpoint", run_dir, "--captions", tmp_path / "captions.txt", "--count", 2)
+        asked = ("--captions", tmp_path / "captions.txt", "--count", 2, "--judge", "rule")
+        command("evaluate", "--checkpoint", run_dir, *asked)
 
 
 def test_a_file_that_fails_is_said_in_a_sentence(run_dir, tmp_path, monkeypatch, capsys):
@@ -189,6 +190,32 @@ def test_evaluate_judges_the_candidates_that_clip_finds_nearest(run_dir, tmp_pat
     command("generate", *prompts, *ranked, "--keep", 1, "--out", tmp_path / "kept")
     kept = json.loads((tmp_path / "kept" / "pictures.json").read_text())["pictures"]
     assert [entry["seed"] for entry in judged] == [entry["seed"] for entry in kept] != [5, 9]
+
+
+def test_evaluate_judges_other_captions_by_clip(run_dir, tmp_path, monkeypatch):
+    """As everybody's own pictures have them; their shards often hold nothing out."""
+    monkeypatch.setattr("training.generate.small_clip.STEPS", 3)
+    captions = [f"a photograph of {what}" for what in ("a lighthouse", "a fox", "the sea", "a bridge")]
+    (tmp_path / "captions.txt").write_text("\n".join(captions))
+    asked = ("evaluate", "--checkpoint", run_dir, "--captions", tmp_path / "captions.txt", "--count", 6)
+    found = json.loads(command(*asked, "--json", "--out", tmp_path / "out").stdout)
+    assert found["judge"] == "clip" and found["count"] == 6 and found["chance"] == 1 / 4
+    kept = json.loads((tmp_path / "out" / "pictures.json").read_text())["pictures"]
+    assert sum(entry["found"] for entry in kept) == round(6 * found["found"])
+    said = command(*asked).stdout
+    assert "own caption among 4" in said and "by chance 25.0%" in said
+
+
+def test_evaluate_takes_the_training_captions_of_shards_that_hold_nothing_out(run_dir, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    manifest = json.loads((run / "shards" / "manifest.json").read_text())
+    manifest["splits"]["held-out"] = {"samples": 0, "shards": []}
+    (run / "shards" / "manifest.json").write_text(json.dumps(manifest))
+    asked = ("evaluate", "--checkpoint", run, "--shards", run / "shards", "--count", 2, "--json")
+    assert json.loads(command(*asked).stdout)["captions"] == "train"
+    with pytest.raises(BadInput, match="have no 'held-out' samples"):
+        command(*asked, "--captions", "held-out")
 
 
 def test_no_checkpoint_is_said_in_a_sentence(tmp_path):

@@ -4,11 +4,12 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
 from training.data.captions import caption_of, draw_scene
 from training.data.draw import draw_picture
 from training.errors import BadInput
-from training.generate.evaluate import choose_captions, evaluate_pictures, wilson_interval
+from training.generate.evaluate import choose_captions, evaluate_by_clip, evaluate_pictures, wilson_interval
 from training.generate.pictures import Picture
 
 
@@ -47,6 +48,33 @@ def test_one_picture_has_no_strangers():
     assert evaluate_pictures(drawings(1)).chance is None
     with pytest.raises(BadInput, match="no picture"):
         evaluate_pictures([])
+
+
+class Oracle:
+    """A judge that knows which caption each picture shows: that of its first pixel."""
+
+    def __init__(self, captions):
+        self.captions = captions
+
+    def embed_texts(self, texts):
+        return torch.eye(len(self.captions))[[self.captions.index(text) for text in texts]]
+
+    def embed_pictures(self, pictures):
+        return torch.eye(len(self.captions))[[int(picture[0, 0, 0]) for picture in pictures]]
+
+
+def test_clip_counts_the_pictures_that_it_finds_nearest_to_their_own_caption():
+    captions = [f"caption {number}" for number in range(30)]
+    shown = [number if number < 24 else (number + 1) % 30 for number in range(30)]  # the last six show another caption
+    pictures = [
+        Picture(prompt=caption, seed=0, codes=np.zeros(1, np.uint16), pixels=np.full((2, 2, 3), number, np.uint8))
+        for caption, number in zip(captions, shown, strict=True)
+    ]
+    result = evaluate_by_clip(pictures, Oracle(captions), seed=0)
+    assert result.choices == 10 and result.share == 24 / 30 == result.mean_cosine
+    assert result.interval == wilson_interval(24, 30)
+    with pytest.raises(BadInput, match="at least two different captions"):
+        evaluate_by_clip(pictures[:1] * 3, Oracle(captions), seed=0)
 
 
 @pytest.mark.parametrize(
