@@ -313,7 +313,10 @@ def recipe(wish: Wish, made: Design) -> str:
     name = f"run-{zlib.crc32(repr(wish).encode()):08x}"
     return (
         "# From the run designer. Change title, description and prompts as you like; the page “The recipe” explains\n"
-        "# every number. All peers of a run use the same file.\n\n"
+        "# every number. All peers of a run use the same file.\n"
+        "# To simulate it with the volunteers that you named (without --alike, speeds and links vary as people's do,\n"
+        "# and the slowest link of a group sets its pace):\n"
+        f"#   {simulate_command(wish, made)}\n\n"
         f'run_id = "{name}"\ntitle = "My run"\ndescription = "A text-to-image model, trained together."\nseed = 0\n'
         + body
     )
@@ -360,6 +363,20 @@ def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
             prompts=["a red circle", "a blue square"] if shapes else ["a photo of a lighthouse", "a red flower"],
         ),
     }
+
+
+def simulate_command(wish: Wish, made: Design, file: str = "my-run.toml") -> str:
+    """The command that simulates the recipe with the volunteers of the wish, each kind as fast as the design says."""
+    kinds = made.collaboration.volunteers
+    said = [
+        f"--volunteers {kind.count}:{speed.samples_per_second:.4g}:{kind.up_megabits:g}/{kind.down_megabits:g}"
+        for kind, speed in zip(kinds, made.collaboration.kinds(), strict=True)
+    ]
+    hours = wish.hours_a_day
+    absent = [] if hours == 24 else [f"--session-hours {hours:g} --present {hours / 24:.3g}"]
+    size = min(kind.micro_batch_size for kind in kinds)
+    words = ["python -m training simulate", f"--recipe {file}", "--alike", f"--micro-batch-size {size}", *said, *absent]
+    return " ".join(words)
 
 
 def _toml(value: object) -> str:

@@ -106,7 +106,7 @@ def _caption(wish: Wish, made: Design) -> str:
         return f"Not feasible. {first.sentence}"
     pace = f"{_number(reached.samples_per_second)} samples per second"
     took = f"{show_count(wish.samples)} samples take {_days(made.days)} at {pace}"
-    lost = f"{100 * reached.shares.communication:.0f} % of the time is lost to communication"
+    lost = f"{100 * reached.shares.communication:.0f} % of the time is lost to communication if no link is slower"
     verdict = "Feasible" if made.days <= wish.days else f"Not feasible in {_days(wish.days)}"
     said = f"{verdict}: {took}; {lost}. The recipe: {_settings(made)}."
     left_out = [DEVICES[gpu].title for gpu, size in made.micro_batches.items() if not size]

@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+from typer.testing import CliRunner
 
 from calculator import BadSetup
 from calculator.browser import figure
@@ -18,6 +19,7 @@ from calculator.designer import (
     micro_batch,
     recipe,
 )
+from training.cli import build_app
 from training.config import load_recipe, parse_recipe
 from training.simulate.forecast import collaboration_of, simulate
 from training.simulate.population import Spread
@@ -83,6 +85,24 @@ def test_a_designed_run_reaches_in_simulation_what_was_promised(model):
     outcome = simulate(chosen.kinds(), rules, epochs=60, spread=Spread.none())
     assert outcome.samples_per_second == pytest.approx(made.forecast.samples_per_second, rel=0.05)
     assert outcome.days(made.epochs) == pytest.approx(made.days, rel=0.05)
+
+
+@pytest.mark.parametrize("mix", ["few on slow links", "one"])
+@pytest.mark.parametrize("model", ["demo", "small"])
+def test_the_command_in_a_designed_recipe_simulates_what_the_designer_says(model, mix, tmp_path, monkeypatch):
+    """`simulate` alone has other volunteers, of varying speeds and links: it said 63 % where the designer said none."""
+    wanted = wish(model, MIXES[mix], hours_a_day=24)
+    made = design(wanted)
+    text = recipe(wanted, made)
+    (tmp_path / "my-run.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    (line,) = [line for line in text.splitlines() if line.startswith("#   python -m training ")]
+    done = CliRunner().invoke(build_app(), [*line.removeprefix("#   python -m training ").split(), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["samples_per_second"] == pytest.approx(made.forecast.samples_per_second, rel=0.05)
+    names = ("last_micro_batch", "meeting", "averaging")
+    assert sum(found["shares"][name] for name in names) == pytest.approx(made.forecast.shares.communication, abs=0.05)
 
 
 def test_slow_links_get_larger_batches_then_delay_then_local_updates():
