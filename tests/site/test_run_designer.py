@@ -49,6 +49,23 @@ def test_a_downloaded_recipe_starts_a_run(open_page, tmp_path, programs):
     assert process.poll() is None and load_recipe(str(file)).run_id in log.read_text()
 
 
+def test_the_recipe_of_the_values_before_is_not_offered_while_python_computes(open_page):
+    """Python is held up here, as it is by a slow network at its start."""
+    page = open_page(PAGE)
+    held = []
+    page.route(re.compile(r"runtime/|\.whl|\.wasm"), held.append)
+    page.get_by_label("Model").select_option("small")
+    link = page.locator("[data-figure=designer] [data-slot=file]")
+    expect(link).not_to_have_attribute("href", re.compile("."))
+    expect(page.locator("[data-slot=file-text]")).to_contain_text("is being computed")
+    page.unroute_all()
+    for route in held:
+        route.continue_()
+    wanted = answer_of("designer", {"model": "small"})
+    expect(page.locator("[data-slot=file-text]")).to_have_text(wanted["file"]["text"].strip())
+    expect(link).to_have_attribute("href", re.compile("^data:"))
+
+
 def test_the_first_recipe_downloads_without_scripts(open_page, tmp_path):
     page = open_page(PAGE, scripts=False)
     file = downloaded(page, tmp_path)

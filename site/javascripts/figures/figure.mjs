@@ -24,6 +24,7 @@ const SHARED_MS = 2000;
  * @property {boolean} awake whether the reader has shown interest: before, Python is not asked
  * @property {number} resting timer of what a screen reader hears when the reader rests
  * @property {object | null} shown the answer in sight; null while it is the HTML's
+ * @property {string} offered the values that the figure's file belongs to, as JSON
  */
 
 /**
@@ -47,6 +48,7 @@ export function makeFigure(element, page) {
     awake: false,
     resting: 0,
     shown: null,
+    offered: JSON.stringify(controls.defaults),
   };
   listen(figure);
   // A reader may be faster than this script.
@@ -81,6 +83,7 @@ function changed(figure) {
 function update(figure, values = readControls(figure.controls)) {
   figure.awake = true;
   figure.wanted = { name: figure.name, values, narrow: figure.phone.matches };
+  if (JSON.stringify(values) !== figure.offered) withdraw(figure);
   if (!figure.busy) run(figure);
 }
 
@@ -98,7 +101,10 @@ async function run(figure) {
     clearTimeout(late);
     if (figure.page.signal.aborted) break;
     if (answer.error) showFailure(figure, answer.error);
-    else show(figure, answer);
+    else {
+      figure.offered = JSON.stringify(request.values);
+      show(figure, answer);
+    }
   }
   clearTimeout(late);
   figure.busy = false;
@@ -139,6 +145,14 @@ function show(figure, answer) {
 function write({ slot }, which, text) {
   const place = slot(which);
   if (place.textContent !== text) place.textContent = text;
+}
+
+/** Until the answer to the new values comes, the file of the old ones cannot be taken for theirs. */
+function withdraw(figure) {
+  const link = figure.slot("file");
+  if (!link) return;
+  link.removeAttribute("href");
+  write(figure, "file-text", "The file for these values is being computed …");
 }
 
 /** The file that goes with the values, in figures that have one; where there is none the link leads nowhere. */
