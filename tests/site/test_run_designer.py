@@ -53,7 +53,7 @@ def test_the_recipe_of_the_values_before_is_not_offered_while_python_computes(op
     """Python is held up here, as it is by a slow network at its start."""
     page = open_page(PAGE)
     held = []
-    page.route(re.compile(r"runtime/|\.whl|\.wasm"), held.append)
+    page.route(re.compile(r"runtime/|\.whl|\.wasm"), lambda route: held.append(route))
     page.get_by_label("Model").select_option("small")
     link = page.locator("[data-figure=designer] [data-slot=file]")
     expect(link).not_to_have_attribute("href", re.compile("."))
