@@ -166,6 +166,7 @@ def estimate(setup: Setup) -> Estimate:
     inputs = _input_bytes(setup, architecture)
     state = 0 if setup.offload_optimizer else fixed.state_bytes
     weights = fixed.weight_bytes + _buffer_bytes(setup, architecture)
+    # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as the weights.
     accumulated = fixed.weight_bytes if setup.accumulation_steps > 1 else 0
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = timeline.after_backward

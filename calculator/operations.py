@@ -51,7 +51,7 @@ class Operations(Tape):
     # -- matrix products ---------------------------------------------------------------------------------------
 
     def linear(self, x: Tensor, weight: Matrix, bias: Matrix | None = None, name: str = "linear") -> Tensor:
-        """y = x W (+ b): keeps x and the copy of W that it used."""
+        """y = x Wᵀ (+ b) with W stored as (out, in): keeps x and the copy of W that it used."""
         outer, inner = weight.shape
         if self.autocast:
             if bias is not None:
@@ -72,16 +72,16 @@ class Operations(Tape):
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, inner: int, outer: int, name: str) -> Tensor:
         itemsize = x.itemsize
         count, weight_count = x.count, weight.count
-        wanted, biased = x.node is not None, bias is not None
+        x_needs_gradient, biased = x.node is not None, bias is not None
 
         def backward(grad: Storage) -> tuple:
-            to_x = self.new(count, itemsize) if wanted else None
+            to_x = self.new(count, itemsize) if x_needs_gradient else None
             to_weight = self.new(weight_count, itemsize)
             return (to_x, to_weight, grad) if biased else (to_x, to_weight)
 
         operands = (x, weight, bias) if biased else (x, weight)
         fits = ((), (), ((outer, itemsize),)) if biased else ()
-        node = self.record(name, operands, (x.storage, weight.storage if wanted else None), backward, fits)
+        node = self.record(name, operands, (x.storage, weight.storage if x_needs_gradient else None), backward, fits)
         self.name = name
         result = count // inner * outer
         return Tensor(self.new(result, itemsize), result, itemsize, node)
@@ -120,9 +120,9 @@ class Operations(Tape):
         itemsize = max(a.itemsize, b.itemsize)
         count = a.count
         fits = (_fit(a, count, itemsize), _fit(b, count, itemsize))
-        wanted = b.node is not None
+        b_needs_gradient = b.node is not None
         node = self.record(
-            name, (a, b), (), lambda grad: (grad, grad if wanted else None), fits if fits != _NOTHING else ()
+            name, (a, b), (), lambda grad: (grad, grad if b_needs_gradient else None), fits if fits != _NOTHING else ()
         )
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
