@@ -57,44 +57,44 @@ def arrive(
         source = f"the checkpoint {path.name}"
     told = False
     while not stop.asked:
-        standing = _standing_of_others(optimizer, run)
-        if standing is None:
+        others = _look_for_others(optimizer, run)
+        if others is None:
             continue
-        if max(standing.epoch, optimizer.progress.global_epoch) <= optimizer.local_epoch:
+        if max(others.epoch, optimizer.progress.global_epoch) <= optimizer.local_epoch:
             return source
         if optimizer.load_state_from_peers(early):
             return "the state of another peer"
-        if standing.there:
+        if others.in_run:
             if not told:
                 told = True
-                console.print(f"The run is at epoch {standing.epoch}; waiting for a peer that sends its weights.")
+                console.print(f"The run is at epoch {others.epoch}; waiting for a peer that sends its weights.")
             stop.wait(LOOK_SECONDS)
         else:
-            if path is None and standing.epoch:
-                console.print(_end_of_run(run, standing.epoch))
+            if path is None and others.epoch:
+                console.print(_end_of_run(run, others.epoch))
                 return None
             return source
     return source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _OthersStanding:
+class _Others:
     """What the records of the other peers say about the run."""
 
     epoch: int = 0
     """The latest epoch that any of them has reached, including those that have just left."""
-    there: bool = False
+    in_run: bool = False
     """Whether at least one of them is still in the run."""
 
 
-def _standing_of_others(optimizer: SwarmOptimizer, run: RunConfig) -> _OthersStanding | None:
-    """None if the DHT did not answer in time: then we do not know whether anybody else is there."""
+def _look_for_others(optimizer: SwarmOptimizer, run: RunConfig) -> _Others | None:
+    """Reads the others' records; None if the DHT did not answer in time, so that nobody knows who is there."""
     own = str(optimizer.dht.peer_id)
     with suppress(TimeoutError):
-        others = [record for record in read_records(optimizer.dht, run.run_id) if record.peer_id != own]
-        return _OthersStanding(
-            epoch=max((record.epoch for record in others if record.samples), default=0),
-            there=any(record.status != "leaving" for record in others),
+        records = [record for record in read_records(optimizer.dht, run.run_id) if record.peer_id != own]
+        return _Others(
+            epoch=max((record.epoch for record in records if record.samples), default=0),
+            in_run=any(record.status != "leaving" for record in records),
         )
     return None
 
