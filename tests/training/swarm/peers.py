@@ -1,6 +1,6 @@
 """Real peers for tests: each is a process of its own with its own node, and plays scenarios that the test names.
 
-A scenario is a function of `scenarios.py`, with what it is to be called with; `meet` starts the peers and gives what
+A scenario is a function of `scenarios.py`, perhaps with some of its arguments; `meet` starts the peers and returns what
 the scenarios returned.
 """
 
@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.programs import ROOT, Programs
+from tests.programs import ROOT, Programs, until
 
 SWARM_TESTS = Path(__file__).parent
 PATIENCE_SECONDS = 300
@@ -27,7 +28,7 @@ Scenario = Callable[["Peer"], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What a scenario has to do with; in the peer's process."""
+    """What a scenario works with, in the peer's process."""
 
     name: str
     names: tuple[str, ...]
@@ -49,32 +50,51 @@ class Peer:
 def meet(
     folder: Path, scenarios: Sequence[Scenario], names: Sequence[str] = ("first", "second"), *, behind_nat: str = ""
 ) -> list[dict[str, object]]:
-    """Lets peers play scenarios, one after the other; for each of these, what the peers that lived through it returned.
+    """Lets peers play scenarios one after the other; returns for each what the peers that lived through it returned.
 
     Args:
         folder: Empty.
         scenarios: The same for all peers.
         names: Of the peers; the others find the run at the first one.
         behind_nat: The peer of this name accepts no connections.
+
+    Raises:
+        AssertionError: As soon as a peer fails, with what it has printed; the others, which may wait for it, are ended.
+            A peer that was killed by SIGKILL has not failed: some scenarios do that to themselves.
     """
     (folder / "scenarios").write_bytes(pickle.dumps((tuple(names), behind_nat, list(scenarios))))
     with Programs() as programs:
-        peers = [
-            programs.start(
-                [sys.executable, SWARM_TESTS / "one_peer.py", folder, name],
-                env={"PYTHONPATH": f"{ROOT}:{SWARM_TESTS}", "OMP_NUM_THREADS": "1", "PATH": ""},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for name in names
-        ]
-        outputs = [peer.communicate(timeout=PATIENCE_SECONDS)[0] for peer in peers]
-    assert not any(peer.returncode for peer in peers if peer.returncode != -signal.SIGKILL), "\n".join(outputs)
+        peers = {name: _start(programs, folder, name) for name in names}
+        until(lambda: _failed(peers) or _all_ended(peers), PATIENCE_SECONDS, partial(_said_by, folder, names))
+        failed = _failed(peers)  # before the others are killed
+    assert not failed, _said_by(folder, failed)
     return [
         {name: pickle.loads(path.read_bytes()) for name in names if (path := folder / f"{name}-{number}").is_file()}
         for number in range(len(scenarios))
     ]
+
+
+def _start(programs: Programs, folder: Path, name: str) -> subprocess.Popen:
+    # To a file: a pipe that is read only at the end holds up a peer that prints much.
+    with (folder / f"{name}.out").open("w") as output:
+        return programs.start(
+            [sys.executable, SWARM_TESTS / "one_peer.py", folder, name],
+            env={"PYTHONPATH": f"{ROOT}:{SWARM_TESTS}", "OMP_NUM_THREADS": "1", "PATH": ""},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _failed(peers: Mapping[str, subprocess.Popen]) -> list[str]:
+    return [name for name, peer in peers.items() if peer.poll() not in (None, 0, -signal.SIGKILL)]
+
+
+def _all_ended(peers: Mapping[str, subprocess.Popen]) -> bool:
+    return all(peer.poll() is not None for peer in peers.values())
+
+
+def _said_by(folder: Path, names: Sequence[str]) -> str:
+    return "\n".join(f"{name}:\n{(folder / f'{name}.out').read_text(errors='replace')}" for name in names)
 
 
 def relative_error(tensor, expected) -> float:

@@ -145,6 +145,13 @@ def trust_own_gradients() -> None:
     gradients.torch = blind
 
 
+def fail_alone(peer: Peer) -> None:
+    """The second peer fails; the others wait for it for ever."""
+    if peer.name == "second":
+        raise RuntimeError("the second peer's own fault")
+    peer.await_others("never")
+
+
 # -- averages ----------------------------------------------------------------------------------------------------------
 
 
