@@ -6,7 +6,7 @@ A peer's training loop calls `SwarmOptimizer.step` (optimizer.py) after each mic
 gradient from there on, in order:
 
 1. **Adding up.** The strategy (strategies/) adds the model's gradients to sums (gradients.py).
-2. **Progress.** The peer tells its samples in the DHT and adds up everybody's (progress.py). An epoch ends when all
+2. **Progress.** The peer announces its samples in the DHT and adds up everybody's (progress.py). An epoch ends when all
    peers together have `target_batch_size` samples; peers of any speed contribute what they have by then.
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers (exchange.py
    asks for it; averager.py, pipe.py and service.py are the trainer's handle, the pipe and the process; matchmaking.py
@@ -15,22 +15,23 @@ gradient from there on, in order:
    round. The tensors are cut into parts; each peer is the reducer of some: it gets them from all, averages them
    weighted by samples, and answers (rounds.py, allreduce.py, reducer.py). Large tensors travel in 8 bit (codecs.py)
    over streams that their reader closes (streams.py). powersgd.py averages thin matrices in place of large ones.
-5. **Agreement.** Tensors change only when the group agrees that the all-reduce counts; otherwise those who are left
-   repeat it (agreement.py).
+5. **Agreement.** Tensors change only when the group agrees that the all-reduce counts; otherwise the peers that are
+   left repeat it (agreement.py).
 6. **The update.** The optimizer on the host moves the weights, in the background (updates.py, host.py); they reach the
    model between two micro-batches.
 7. **A round of parameters** follows every `average_state_every` epochs, or when a peer asks for it (parameters.py):
    weights that have drifted apart become the same again.
-8. **The report** says who sent, how much of the update was one's own, and what went wrong (epochs.py, groups.py).
+8. **The report** says who sent, how much of the update was this peer's own, and what went wrong (epochs.py,
+   groups.py).
 
 With awaited gradients, the peer waits for 4 and 5 (and for 6 unless `delay_optimizer_step`). With delayed gradients it
-computes during 4 to 7. With local updates, what is averaged is how far each peer came by itself. Each is a file in
-strategies/.
+computes during 4 to 7. With local updates, peers average the distances that each has moved its own weights. Each is a
+file in strategies/.
 
 A peer is these processes: the trainer, the DHT node with its network daemon, an averager of gradients, an averager of
 parameters, and at its start one that downloads the state.
 
-# How a peer stands to the others
+# How a peer's weights compare with the others'
 
     ALIGNED  --- an average was torn, epochs were skipped, an older state was loaded ---> DRIFTED
     DRIFTED  --- a round of parameters was whole, or a state was loaded ----------------> ALIGNED
@@ -39,8 +40,7 @@ parameters, and at its start one that downloads the state.
     BEHIND   --- many: it downloads a state (download.py, early.py, from serving.py) ----> ALIGNED or DRIFTED
     BEHIND   --- nobody else trains any more -------------------------------------------> ALIGNED
 
-A peer also catches up while its progress shows newer epochs (`Progress.is_behind`). alignment.py has the table;
-exchange.py, updates.py and catching_up.py tell it what happened.
+alignment.py has the table; optimizer.py, exchange.py, updates.py and catching_up.py tell it what happened.
 
 # Where other peers' calls and words come in
 
@@ -54,5 +54,6 @@ exchange.py, updates.py and catching_up.py tell it what happened.
 # hivemind
 
 All imports of hivemind lie in this package. engine.py lists what is overridden in it, and why. identity.py is a peer's
-key, selftest.py tries the codecs before training, coroutine.py and waiting.py help to wait.
+key, selftest.py tries the codecs before training, coroutine.py waits for a coroutine, and waiting.py decides how long a
+peer waits for a group.
 """

@@ -33,14 +33,15 @@ Ask = Callable[[PeerID, Message], Awaitable[Message]]
 """Sends a verdict to a peer; its answer."""
 
 GOOD_SECONDS = 1.0
-"""From the first verdict on, the referee waits so long for the others while all verdicts are good. A peer that has the
+"""While all verdicts are good, the referee waits so long for the others, from the first verdict on. A peer that has the
 whole average knows that everybody's tensors arrived, so only a late peer's own result can still fail."""
 VERDICT_SECONDS = 3.0
 """From the first bad verdict on, it waits so long for the peers that may be alive."""
 HOLD_SECONDS = 1.0
-"""A referee answers within this time, even if it can only say that it has not decided yet."""
+"""A referee answers within this time, even if it can only say that it has not decided yet. So a peer that asks can tell
+a referee that waits from one that is dead."""
 SILENCE_SECONDS = 4.0
-"""A peer asks the next referee if one is silent for so long, or answers without a decision for twice this time."""
+"""A peer asks the next referee if this one is silent for so long, or has no decision after twice this time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +157,8 @@ class Agreement:
         else:
             again = {} if verdict.whole else {"group_id": DHTID.generate().to_bytes(), "members": (self.own,)}
             self._decide(Decision(solitary=True, **again))
+        # A round that has lasted too long is cancelled here. Groupmates in `hear` wait for the same future: without the
+        # shield they would be cancelled as well.
         return await asyncio.shield(self._decision)
 
     async def hear(self, peer: PeerID, message: Message) -> Message:
@@ -166,16 +169,19 @@ class Agreement:
         if peer not in self.peers or peer == self.own:
             return Message(code=averaging_pb2.PROTOCOL_VIOLATION)
         self._hear(peer, Verdict.read(message), counts=not self._is_before_this_one(peer))
-        if self.own == self.referees[0]:  # any other one asks the referees before it first
+        # Any other referee judges only when its own all-reduce has ended and the referees before it have not answered;
+        # otherwise two referees might decide differently.
+        if self.own == self.referees[0]:
             self._judge_from_now_on()
         try:
+            # The shield keeps the decision open when this one answer has to be given without it.
             decision = await asyncio.wait_for(asyncio.shield(self._decision), HOLD_SECONDS)
         except TimeoutError:
             return Message(code=averaging_pb2.NOT_DECLARED)
         return decision.message()
 
     def _is_before_this_one(self, peer: PeerID) -> bool:
-        """Whether `peer` comes before this one as a referee: then its message is a call, not a verdict."""
+        """Whether `peer` comes before this one as a referee: then it calls to ask, and does not send its verdict."""
         order = self.referees
         return peer in order and (self.own not in order or order.index(peer) < order.index(self.own))
 
@@ -192,7 +198,7 @@ class Agreement:
             self._decision.set_result(decision)
 
     async def _decision_of(self, referee: PeerID, verdict: Verdict) -> Decision:
-        """A referee's decision; asks again while the referee has none."""
+        """A referee's decision. Asks again, for a limited time, while the referee has none."""
         loop = asyncio.get_running_loop()
         until = loop.time() + 2 * SILENCE_SECONDS
         while True:
@@ -213,6 +219,8 @@ class Agreement:
 
     async def _judge(self) -> None:
         await self._listen(GOOD_SECONDS, enough=lambda: self._bad)
+        # A peer that stands in calls even if all verdicts are good: the dead referee may have told somebody that the
+        # all-reduce is repeated. Peers in client mode cannot be called.
         if self._bad or self.own != self.referees[0]:
             calls = [asyncio.create_task(self._call(peer)) for peer in self.referees if peer in self._awaited()]
             await self._listen(VERDICT_SECONDS, enough=self._decision.done)
@@ -222,6 +230,7 @@ class Agreement:
             self._decide(Decision())
             return
         members = tuple(peer for peer in self.peers if peer in self._verdicts and not self._is_blamed(peer))
+        # The repetition is a group with an id of its own, so late parts of the failed all-reduce do not get into it.
         self._decide(Decision(group_id=DHTID.generate().to_bytes(), members=members or (self.own,)))
 
     async def _listen(self, seconds: float, *, enough: Callable[[], bool]) -> None:
@@ -229,6 +238,7 @@ class Agreement:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._awaited() and not enough():
+                    # Nothing else runs on this loop between the look above and `clear`, so no news is lost.
                     self._news.clear()
                     await self._news.wait()
 
@@ -240,6 +250,7 @@ class Agreement:
         try:
             answer = await self._ask(peer, verdict.message(self.group_id))
             self._note_absence(peer, answer)
+            # NOT_DECLARED: it lives and knows of no decision, so its own verdict will come.
             if answer.code != averaging_pb2.NOT_DECLARED:
                 self._decide(Decision.read(answer, self.peers))
         except Exception:  # whatever the fault is, this peer cannot repeat the all-reduce with the others

@@ -1,11 +1,11 @@
-"""How a peer's weights stand to those of the others: a small state machine.
+"""How a peer's weights compare with those of the others: a small state machine.
 
-ALIGNED   same epoch, and no sign of other weights: the peer trains. (After a step alone the weights differ a little
-          until the next round of parameters; its report says so.)
+ALIGNED   same epoch, and no sign of other weights: the peer trains. (After an update of its own gradients alone the
+          weights differ a little until the next round of parameters; its report says so.)
 DRIFTED   same epoch, other weights: it trains, but gives its own weights next to no weight in the next round of
           parameters, and so takes the others'.
-BEHIND    the others have begun a later epoch: its gradients are of no use to them. It goes on with their epoch if
-          it missed a few updates only (DRIFTED), or downloads their state.
+BEHIND    the others have begun a later epoch, so its gradients are of no use to them: it drops them. It goes on with
+          their epoch if it missed a few updates only (DRIFTED), or downloads their state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Event(Enum):
     AVERAGE_TORN = auto()
     """An average was not the same for all of its group, so neither is the update."""
     OVERTAKEN = auto()
-    """The others averaged without this peer, or a groupmate told a newer epoch."""
+    """The others averaged without this peer, or it has learnt of their newer epoch from a groupmate or the progress."""
     SKIPPED_EPOCHS = auto()
     """It took over the others' epoch, and kept weights that lack the updates in between."""
     LOADED_STATE = auto()

@@ -1,9 +1,9 @@
-"""One all-reduce with the group in view: who sent, how much of the average is one's own, how many bytes it took.
+"""One all-reduce, with a report: who sent, how much of the average is this peer's own, how many bytes it took.
 
 In a butterfly all-reduce each peer is the reducer of some parts: it gets them from all senders, and answers with the
 mean. hivemind reports a round as done with a group of n even if nobody else's tensors arrived: it replaces parts that
-fail by the peer's own, with a warning in the log. Here they are counted. And numbers that are not finite spread no
-further: the reducer leaves out such a part, and a reducer that answers with such a part is given up.
+fail by the peer's own, with a warning in the log. Here they are counted. Numbers that are not finite do not spread: a
+reducer leaves out such a part, and a sender gives up a reducer that answers with such a part.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ReportingRunner(AllReduceRunner):
     # -- as a sender -----------------------------------------------------------------------------------------------
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
-        """Sends a reducer its parts and takes the means.
+        """Sends a reducer its parts, and takes the means.
 
         hivemind goes on with the other reducers if one fails, and takes this peer's own parts in place of the means.
         Here the failure is told at once, so that the group can repeat the all-reduce.
@@ -135,7 +135,8 @@ class ReportingRunner(AllReduceRunner):
         except Exception:
             self._on_fault()
             if peer_id in self.sender_peer_ids and peer_id not in self.active_senders:
-                await self._ban_sender(peer_id)  # it is gone before it began to send: nobody waits for it
+                # It is gone, and has sent nothing: without the ban this peer, as a reducer, would wait for its parts.
+                await self._ban_sender(peer_id)
             raise
 
     async def _reduce_rounded_parts(self) -> None:
@@ -150,14 +151,17 @@ class ReportingRunner(AllReduceRunner):
             index += 1
 
     async def _talk_to(self, peer_id: PeerID) -> None:
-        """hivemind's exchange with a reducer, which also ends when the reducer of a peer in client mode is gone.
+        """hivemind's exchange with a reducer; it also ends if this peer is in client mode and the reducer is gone.
 
-        hivemind has such a peer read nothing until it has sent everything, and it never has if the reducer is gone.
+        In hivemind a peer in client mode reads nothing until it has sent everything. A reducer that is gone takes
+        nothing more, so the peer would never come to read that.
         """
         talking = self._talks[peer_id] = asyncio.ensure_future(super()._communicate_with_peer(peer_id))
         try:
             await talking
         except asyncio.CancelledError:
+            # Either this reducer has hung up, which fails its parts only, or the whole all-reduce is cancelled, which
+            # must be passed on.
             if peer_id in self._hung_up:
                 raise AllreduceException(f"{peer_id} has ended the exchange") from None
             raise
@@ -183,7 +187,7 @@ class ReportingRunner(AllReduceRunner):
     # -- as a reducer ----------------------------------------------------------------------------------------------
 
     async def _ban_sender(self, peer_id: PeerID) -> None:
-        """Goes on without a sender; hivemind would wait for its first part all the same."""
+        """Goes on without a sender. hivemind would wait until all senders have begun, this one included."""
         await super()._ban_sender(peer_id)
         self._on_fault()
         if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
@@ -200,6 +204,8 @@ class ReportingRunner(AllReduceRunner):
         parts = first_of(stream, self.tensor_part_reducer.num_parts)
         answers = super().rpc_aggregate_part(self._incoming(parts, context.remote_id), context)
         while True:
+            # hivemind's next answer may need other senders' parts, for which it waits as long as its time-outs allow.
+            # Waiting for `_given_up` besides ends that at once.
             coming = asyncio.ensure_future(anext(answers, None))
             try:
                 await asyncio.wait({coming, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -247,6 +253,7 @@ class _CountingStub:
         return answers if self._on_hang_up is None else self._listening(answers)
 
     def _listening(self, answers: AsyncIterator) -> AsyncIterator:
+        # Asks for the first answer now, while hivemind still sends; hivemind would ask only afterwards.
         first = asyncio.ensure_future(anext(answers, None))
 
         def look(first: asyncio.Future) -> None:

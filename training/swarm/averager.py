@@ -65,7 +65,7 @@ class Round:
         self._outcome: Future[AveragedGroup] = Future()
         self.stage = Stage.SEARCHING
         self.started = False
-        """Whether the trainer has let it average."""
+        """Whether the trainer has let it average; then it is not started again."""
         self.began = time.monotonic()
 
     def start(self, weight: float) -> None:
@@ -94,8 +94,10 @@ class Round:
         return self._outcome.result(timeout)
 
     def end(self, group: AveragedGroup | None, fault: str) -> None:
-        """What the process says of it; nothing if it was cancelled meanwhile."""
+        """Takes what the process says of the round; does nothing if the trainer has cancelled it meanwhile."""
         self.stage = Stage.ENDED
+        # The trainer may cancel at this moment. To set the result of a cancelled future is an error: it would end the
+        # listener's thread, and no later round would get a result.
         if self._outcome.set_running_or_notify_cancel():
             if group is not None:
                 self._outcome.set_result(group)
@@ -137,7 +139,10 @@ class Averager:
         self._numbers = itertools.count()
         self._rounds: dict[int, Round] = {}
         self._has_ended = threading.Event()
+        # The trainer's thread, the one of `updates` and the donor's send; messages must not be mixed in the pipe.
         self._sending = threading.Lock()
+        # Reading the state waits for an update that is under way. In the listener's thread, all rounds' results would
+        # wait with it.
         self._donor = ThreadPoolExecutor(1, thread_name_prefix="donor")
         self._process: multiprocessing.process.BaseProcess | None = None
         if start:
@@ -149,7 +154,8 @@ class Averager:
         Raises:
             TrainingError: If it does not serve within `START_SECONDS`.
         """
-        context = multiprocessing.get_context("fork")  # what it is given, such as a node, cannot be pickled
+        # Any other way to start a process pickles what it is given, and hivemind's node cannot be pickled.
+        context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         service = Service(
             self.dht,
@@ -163,7 +169,8 @@ class Averager:
         )
         self._process = context.Process(target=serve, args=(service,), daemon=True, name=self.settings.prefix)
         self._process.start()
-        theirs.close()  # the process has the only one now, so that its end is noticed here
+        # With this copy closed, the process has the only one: if it dies, `recv` here raises EOFError.
+        theirs.close()
         ready = self._pipe.recv() if self._pipe.poll(START_SECONDS) else Ready("it did not answer")
         if not isinstance(ready, Ready) or ready.fault is not None:
             self.shutdown()
@@ -184,9 +191,10 @@ class Averager:
         mode = AveragingMode.CLIENT if self.settings.client_mode else AveragingMode.NODE
         packed = MSGPackSerializer.dumps([self.bandwidth, mode.value, MSGPackSerializer.dumps(told)])
         number = next(self._numbers)
+        # Kept before it is sent: the listener looks it up, and the process may answer before this method ends.
         round_ = self._rounds[number] = Round(number, self._send)
         self._send(Begin(number, packed, seconds, expected_peers))
-        if self._has_ended.is_set():  # nobody would answer
+        if self._has_ended.is_set():  # the listener has ended all earlier rounds, and would not see this one
             self._end_rounds()
         return round_
 
@@ -196,7 +204,7 @@ class Averager:
 
     @contextmanager
     def get_tensors(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        """The tensors, which no round changes meanwhile."""
+        """The tensors; no round reads or changes them within this context."""
         while not (held := self._lock.acquire(timeout=LOOK_SECONDS)):
             if self._has_ended.is_set():  # the process was killed while it held the lock: nobody will release it
                 break
@@ -211,7 +219,7 @@ class Averager:
         return self._process is not None and self._process.is_alive()
 
     def check_process(self) -> None:
-        """Call it now and then: without its process a peer would train alone for ever.
+        """Call it now and then: each round of a dead process fails, so the peer would train alone for ever.
 
         Raises:
             TrainingError: If the process has ended.
@@ -225,8 +233,9 @@ class Averager:
     def shutdown(self) -> None:
         """Ends the process."""
         if self._process is not None:
-            # The process holds a copy of this end of the pipe, since it was forked, so closing it would not be noticed.
-            # Killed, it may leave locks behind that hivemind shares between processes, and then all others hang.
+            # The process is asked to end. Closing the pipe would not tell it: forked, it has a copy of this end. Killed
+            # in the midst of a call, it may leave a lock behind that hivemind shares between processes, and all others
+            # would wait for that for ever.
             self._send(None)
             self._process.join(SHUTDOWN_SECONDS)
             self._process.kill()

@@ -29,7 +29,11 @@ CATCH_UP_EPOCHS = 3
 
 
 class CatchingUp:
-    """Brings a peer's weights and epoch up to date, so that it never trains on old weights.
+    """Brings a peer that is behind to the epoch of the others.
+
+    A peer that is many epochs behind downloads a state, and drops its gradients until it has one. A peer that has
+    missed a few updates goes on at once: it trains with weights that lack these updates until the next round of
+    parameters, in which its own weights count for next to nothing (`alignment`: DRIFTED).
 
     Args:
         run: The recipe.
@@ -61,10 +65,10 @@ class CatchingUp:
     def skip_epochs(self, epoch: int) -> bool:
         """Jumps to the others' epoch if this peer is only a few updates behind; returns whether it did.
 
-        Downloads nothing. After the next update all peers average their parameters, which brings this peer's weights up
-        to date; its moments lack the missed updates.
+        Downloads nothing. The peer asks its next group for a round of parameters, which brings its weights up to date;
+        its moments lack the missed updates.
         """
-        if not epoch:  # it has no weights of the run yet
+        if not epoch:  # its weights are random ones, of which no update is part: it needs the whole state
             return False
         try:
             newest_epoch, others = self._progress.look_around()
@@ -86,6 +90,7 @@ class CatchingUp:
             oldest_epoch: An older state is not accepted.
             early: A download that has already begun; its state is used, unless it is too old by now.
         """
+        # An update that is still under way would otherwise move the downloaded weights.
         self._let_rounds_end()
         state = early.take() if early is not None else None
         if state is None or not self.is_as_good_as_new(state, oldest_epoch):
@@ -100,6 +105,7 @@ class CatchingUp:
         except Exception as error:  # the metadata comes from another peer and may be anything
             logger.warning("The optimizer state of %s cannot be read: %s", state.donor, error)
             return False
+        # The others may have gone on during the download; for an epoch that they have ended there is no group.
         newest_epoch = state.epoch
         with suppress(TimeoutError):
             newest_epoch = max(newest_epoch, self._progress.look_around()[0])
@@ -108,11 +114,11 @@ class CatchingUp:
         return True
 
     def is_as_good_as_new(self, state: TrainingState, oldest_epoch: int) -> bool:
-        """Whether a state downloaded earlier can be used: not if it is several epochs old and a new download is quicker
-        than the time since it arrived."""
+        """Whether a state downloaded earlier can be used: not if it is several epochs old, and arrived longer ago than
+        a new download would take."""
         if state.epoch < oldest_epoch:
             return False
-        if time.monotonic() - state.ended <= state.seconds:  # a new download would take longer than this one has lain
+        if time.monotonic() - state.ended <= state.seconds:  # a new download would take longer than that
             return True
         with suppress(TimeoutError):
             return self._progress.look_around()[0] - state.epoch <= CATCH_UP_EPOCHS
@@ -129,6 +135,7 @@ class CatchingUp:
 
     def _go_on(self, epoch: int, event: Event) -> None:
         self._host.copy_to_model()
+        # A look of the progress's thread must not end between the steps of this: it would show the old epoch's samples.
         with self._progress.pause():
             self._begin_epoch(epoch)
         self._alignment.note(event)
@@ -136,12 +143,12 @@ class CatchingUp:
     def _go_without_state(self, reason: str) -> None:
         """Warns now and then that no peer sends its state; waits a moment, or continues alone if nobody else trains.
 
-        The latter happens if the others were ahead of this peer, but left before it could download their state.
+        It comes to that if the others were ahead of this peer, and left before it could download their state.
         """
         if time.monotonic() - self._complained >= COMPLAIN_SECONDS:
             self._complained = time.monotonic()
             logger.warning("The state could not be loaded: %s", reason)
-        others = 1
+        others = 1  # a node that does not answer says nothing of the others: they are taken to be there
         with suppress(TimeoutError):
             others = self._progress.look_around()[1]
         if others:

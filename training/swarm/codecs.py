@@ -50,6 +50,7 @@ class BlockwiseCodec(CompressionBase):
         """
         if not tensor.is_floating_point():
             raise ValueError(f"{type(self).__name__} stores floating-point tensors, not {tensor.dtype}")
+        # The search for faulty blocks and the quantization write to the values; the caller's tensor must stay as it is.
         given = tensor.detach().to(torch.float32).contiguous().view(-1)
         shared_memory = given.data_ptr() == tensor.data_ptr()
         values = given.clone() if shared_memory and not allow_inplace else given
@@ -57,6 +58,8 @@ class BlockwiseCodec(CompressionBase):
         scales = torch.empty(blockwise.block_count(values.numel(), BLOCK_SIZE))
         faulty = _faulty_blocks(values)
         blockwise.quantize(values, codes, scales, **self._form)
+        # A block without its infinity would look sound at the other side, and be averaged. With this scale all of it
+        # arrives as NaN, which every reader checks for.
         scales[faulty] = torch.nan
         return runtime_pb2.Tensor(
             compression=self.compression_type,

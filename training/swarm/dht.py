@@ -54,6 +54,7 @@ def start_dht(
     engine.prepare()
     for address in (*initial_peers, *host_maddrs, *announce_maddrs):
         _parse(address)
+    # A plain connection tells within seconds which addresses do not answer, and why; the node's own error may not.
     if initial_peers:
         _check_reachable(initial_peers)
     try:
@@ -63,11 +64,13 @@ def start_dht(
             host_maddrs=list(host_maddrs),
             announce_maddrs=list(announce_maddrs) or None,
             identity_path=str(identity.path),
-            check_if_identity_free=False,  # our lock on the state folder checks that without starting another daemon
+            # hivemind starts another network daemon to see whether a peer with this identity runs; the lock on the
+            # state folder (`identity`) has checked that.
+            check_if_identity_free=False,
             client_mode=client_mode,
             startup_timeout=START_SECONDS,
             start=True,
-            await_ready=False,
+            await_ready=False,  # DHT's own wait has no time-out
         )
         dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
     except (P2PDaemonError, RuntimeError, OSError, TimeoutError) as error:

@@ -83,7 +83,7 @@ def find_donors(dht: DHT, run_id: str) -> list[PeerID]:
 def download_newer_state(
     dht: DHT, run: RunConfig, *, shapes: Sequence[torch.Size], first_epoch: int, landing: Landing | None = None
 ) -> TrainingState:
-    """What a peer of the run takes that has no state of `first_epoch` or later; see `download_state`."""
+    """A state of `first_epoch` or later, as a peer of the run downloads it; see `download_state`."""
     return download_state(
         dht,
         run.run_id,
@@ -149,6 +149,7 @@ def download_state(
     )
 
     async def fetch(donor: PeerID) -> TrainingState:
+        # A connection belongs to the event loop that opened it, and each donor's download has a loop of its own.
         p2p = await open_connection(dht)
         try:
             return await asyncio.wait_for(download.fetch(p2p, donor), total_seconds)
@@ -169,7 +170,7 @@ def download_state(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Download:
-    """What is asked of each donor, and how it is taken; see `download_state`."""
+    """What each donor is asked for, and how its answer is read; see `download_state`."""
 
     run_id: str
     service: type[ServicerBase]
@@ -200,6 +201,7 @@ class _Download:
                 raise TrainingError(f"sent more than {self.max_bytes} bytes", cure="Nothing: another peer is asked.")
             self.landing.arrived(received)
             if message.metadata:
+                # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
                 metadata = MSGPackSerializer.loads(message.metadata)
                 if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:
                     raise TrainingError(
@@ -212,7 +214,8 @@ class _Download:
             tensors.append(self._read(parts, len(tensors)))
             parts = []
             if metadata and len(tensors) == len(self.shapes) + _moments(metadata["optimizer_metadata"]):
-                break  # the donor waits until who has everything hangs up
+                # The donor keeps the stream open until its reader closes it (`streams`): to read on would be to wait.
+                break
         ended = time.monotonic()
         if metadata is None:
             raise TrainingError("sent nothing", cure="Nothing: another peer is asked.")

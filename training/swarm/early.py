@@ -40,10 +40,11 @@ END_SECONDS = 2.0
 """A process that has sent its result ends by itself within this time."""
 
 _ALIGNMENT = 64
+"""Each tensor begins at a multiple of so many bytes, as in torch's own memory."""
 _MOST_TENSORS_A_PARAMETER = 8
 """The parameter itself and the optimizer's state of it."""
 _RECEIVED = struct.Struct("q")
-"""At the beginning of the shared memory: bytes that have come."""
+"""At the beginning of the shared memory: bytes that have come. The trainer sees by them that the download goes on."""
 
 Place = tuple[torch.dtype, torch.Size, int]
 """Where a tensor lies in the shared memory; the last is its first byte."""
@@ -66,8 +67,9 @@ class EarlyDownload:
         self._patience_seconds = SILENT_CHUNKS * donor_seconds(run)
         most_bytes = most_state_bytes(shapes) + _ALIGNMENT * (1 + _MOST_TENSORS_A_PARAMETER * len(shapes))
         try:
-            self._memory = mmap.mmap(-1, most_bytes)  # what is not written to takes none
-        except OSError as error:  # not even on paper is there so much
+            # Only pages that are written to take memory, so the most that a donor may send can be reserved.
+            self._memory = mmap.mmap(-1, most_bytes)
+        except OSError as error:  # the system refuses to reserve so much; the ordinary download follows
             logger.info("No state comes early: %s", error)
             return
         context = multiprocessing.get_context("fork")
@@ -75,8 +77,9 @@ class EarlyDownload:
         given = (answer, self._memory, dht, run, shapes, first_epoch)
         self._process = context.Process(target=_work, args=given, daemon=True, name="early-download")
         self._process.start()
-        answer.close()  # the process has the only one now, so its end is noticed
-        if hasattr(mmap, "MADV_DONTFORK"):  # Linux; else averagers, forked later, keep the memory for good
+        answer.close()  # the process has the only copy now: if it dies, `recv` raises EOFError
+        # Averagers are forked later and live as long as the peer: with the memory in theirs it would never be freed.
+        if hasattr(mmap, "MADV_DONTFORK"):  # on Linux only
             self._memory.madvise(mmap.MADV_DONTFORK)
 
     def take(self) -> TrainingState | None:
@@ -87,7 +90,8 @@ class EarlyDownload:
         with suppress(EOFError, OSError):
             if self._await_answer():
                 state = self._answer.recv()
-                # Killed while it ends, it may leave locks behind that hivemind shares between processes.
+                # `drop` kills it. Killed in a call to the node, it may leave a lock behind that hivemind shares between
+                # processes, so it gets the time to end by itself.
                 self._process.join(END_SECONDS)
         if isinstance(state, TrainingState):
             taken = replace(state, tensors=tuple(_tensor(self._memory, place) for place in state.tensors))
@@ -152,12 +156,13 @@ def _work(
     answer: Connection, memory: mmap.mmap, dht: DHT, run: RunConfig, shapes: Sequence[torch.Size], first_epoch: int
 ) -> None:
     """The process's main function: sends the state, with the places of its tensors, or why there is none."""
+    # The trainer's OpenMP threads do not exist in a forked process: work for them never ends (pytorch issue 17199).
     torch.set_num_threads(1)
     landing = _SharedLanding(memory)
     try:
         state = download_newer_state(dht, run, shapes=shapes, first_epoch=first_epoch, landing=landing)
         said = replace(state, tensors=tuple(landing.places))
-    except Exception as error:  # such as that the node has ended; the ordinary download follows, and says it
+    except Exception as error:  # for example, the node has ended; the ordinary download follows and reports it
         said = str(error) or type(error).__name__
-    with suppress(OSError):  # its maker may be gone as well
+    with suppress(OSError):  # the trainer may be gone as well
         answer.send(said)

@@ -91,6 +91,6 @@ class EpochEnd:
             averaging_seconds=averaging,
             bytes_sent=sum(one.bytes_sent for one in rounds),
             bytes_received=sum(one.bytes_received for one in rounds),
-            fault=self.fault if self.others else None,
+            fault=self.fault if self.others else None,  # a peer that trains alone misses no average
             note="; ".join(self.notes) or None,
         )

@@ -1,4 +1,4 @@
-"""The exchange of an epoch's gradients: a group for it, the average, and what is made of averages that go wrong."""
+"""The exchange of an epoch's gradients: finds a group, averages with it, and deals with averages that go wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Exchange:
         averager: Of the gradients.
         progress: Who trains.
         alignment: Told what an average shows of this peer.
-        epochs_ahead: So many epochs further than the gradients' the others may be while these are averaged.
+        epochs_apart: See `Strategy.epochs_apart`.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class Exchange:
         progress: Progress,
         alignment: AlignmentState,
         *,
-        epochs_ahead: int,
+        epochs_apart: int,
     ):
         self._swarm, self.averager, self._progress, self._alignment = swarm, averager, progress, alignment
-        self._epochs_ahead = epochs_ahead
+        self._epochs_apart = epochs_apart
         self._search: Round | None = None
         self._running: Round | None = None
-        self._step_seconds, self._last_step = 0.0, time.monotonic()
+        self._step_ended = time.monotonic()
         self.parameters_wanted_at = 0
-        """At the beginning of this epoch all average their parameters, since a groupmate wants them."""
+        """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
 
     @property
     def under_way(self) -> bool:
@@ -61,17 +61,22 @@ class Exchange:
     def look_for_group_early(self, epoch: int) -> None:
         """Begins to look for a group when the epoch is about to end; call it after each micro-batch.
 
-        The group forms while the peer computes. A peer whose micro-batches last longer than a window of matchmaking
-        begins early enough to be found.
+        The group forms while the peer computes. The next look comes a micro-batch later. So the search begins at the
+        last look that is at least half a micro-batch before the end: a peer whose micro-batches last longer than a
+        window of matchmaking would otherwise come too late.
         """
         now = time.monotonic()
-        self._step_seconds, self._last_step = now - self._last_step, now
+        step_seconds, self._step_ended = now - self._step_ended, now
         if self.under_way:  # a new group would start without this peer, which averages with the last one
             return
-        if self._progress.seconds_left > max(self._swarm.matchmaking_seconds, 1.5 * self._step_seconds):
+        if self._progress.seconds_left > max(self._swarm.matchmaking_seconds, 1.5 * step_seconds):
             return
         if self._search is None or self._search.started or self._search.done():
             self._search = self._look_for_group(epoch)
+
+    def begin_epoch(self) -> None:
+        """The peer begins an epoch: the wait at the last one's end does not count as time of a micro-batch."""
+        self._step_ended = time.monotonic()
 
     def _look_for_group(self, epoch: int) -> Round:
         # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
@@ -90,9 +95,10 @@ class Exchange:
         self._search = None
 
     def leave_group(self) -> None:
-        """This peer's gradients are of no use to the group that it may have found early.
+        """Leaves the group that this peer may have found early, since its gradients are of no use to it any more.
 
-        It takes part without weight then: without its parts the group would have to repeat the average.
+        If there is a group, the peer takes part in its average with weight 0, and waits for the end. If it just left,
+        the group would have to repeat the average.
         """
         search = self._search
         if search is not None and not search.started and search.stage is Stage.WAITING:
@@ -103,85 +109,87 @@ class Exchange:
 
     # -- the average -----------------------------------------------------------------------------------------------
 
-    def begin(self, end: EpochEnd) -> Round | None:
+    def begin(self, epoch_end: EpochEnd) -> Round | None:
         """Loads this peer's gradients and begins to average them; None if nobody else trains.
 
         Raises:
             LeftBehindError: If the last average has shown that the others are at a later epoch.
         """
         if self._alignment.behind:
-            self._fall_behind(end)
+            self._fall_behind(epoch_end)
             raise LeftBehindError("the others have gone on without this peer")
         search, self._search = self._search, None
-        end.samples = self.averager.load_mean()
+        # The gradients are written before `search.start`: the averager's process may read them from then on.
+        epoch_end.samples = self.averager.load_mean()
         if self.averager.not_finite:
-            end.notes.append("this peer's own gradients were not finite and were left out")
+            epoch_end.notes.append("this peer's own gradients were not finite and were left out")
         if self._progress.num_peers <= 1:
             if search is not None:
                 search.cancel()
             return None
         if search is None or search.started or search.done():
-            search = self._look_for_group(end.epoch)
-        search.start(end.samples)
+            search = self._look_for_group(epoch_end.epoch)
+        search.start(epoch_end.samples)
         self._running = search
         return search
 
-    def finish(self, round_: Round | None, end: EpochEnd) -> None:
-        """Waits for the average, and notes in `end` what has come of it.
+    def finish(self, round_: Round | None, epoch_end: EpochEnd) -> None:
+        """Waits for the average, and notes in `epoch_end` how it went.
 
-        If there is none, the host's gradients are this peer's own, and the update is made with these.
+        Without an average, the host's gradients are this peer's own, and the update is made with these.
 
         Raises:
             LeftBehindError: If the others have gone on without this peer; there must be no update then.
         """
         if round_ is None:
-            end.fault = "no group was looked for"
+            epoch_end.fault = "no group was looked for"
             return
         try:
-            group = self._average_with_the_rest(self._await(round_, end), end)
-            end.round = group.report
-            self._note_faults(group, end)
-            self._note_announcements(group, end)
+            group = self._average_with_the_rest(self._await(round_, epoch_end), epoch_end)
+            epoch_end.round = group.report
+            self._note_faults(group, epoch_end)
+            self._note_announcements(group, epoch_end)
         except LeftBehindError:
-            self._fall_behind(end)
+            self._fall_behind(epoch_end)
             raise
         except (Exception, CancelledError) as error:  # whatever it was, the peer goes on and says so
-            end.fault = str(error) or type(error).__name__
+            epoch_end.fault = str(error) or type(error).__name__
             round_.cancel()
         finally:
             self._running = None
 
-    def _await(self, round_: Round, end: EpochEnd) -> AveragedGroup:
+    def _await(self, round_: Round, epoch_end: EpochEnd) -> AveragedGroup:
         """The group's average; the progress is told which peers were lost."""
         try:
             group = await_group(
                 round_,
                 usual_seconds=self._swarm.matchmaking_seconds + self._swarm.request_timeout_seconds,
                 timeout_seconds=self._swarm.averaging_timeout_seconds,
-                newest_epoch=end.epoch + self._epochs_ahead,
+                newest_epoch=epoch_end.epoch + self._epochs_apart,
                 look_around=self._progress.look_around,
             )
         except NobodyElseError:
-            end.others = 0
+            epoch_end.others = 0
             raise
+        # An absent peer lives, in another group or in none, so it may come to the next group; the others may be dead.
         self._progress.give_up(set(group.report.lost) - set(group.report.absent))
         if group.report.senders > 1:
             self.averager.is_new = False
         return group
 
-    def _average_with_the_rest(self, group: AveragedGroup, end: EpochEnd) -> AveragedGroup:
-        """Looks for another group with the same gradients, if all others of the first were lost and others train.
+    def _average_with_the_rest(self, group: AveragedGroup, epoch_end: EpochEnd) -> AveragedGroup:
+        """Looks for another group with the same gradients if this peer is the last of its group, and others train.
 
-        A peer of a small group that breaks would otherwise step alone although others train, which then wait for it.
+        It would otherwise make the update alone, and the others would wait for it.
         """
         first = group.report
         if not first.lost or len(first.lost) < first.group_size - 1 or not self._others_train():
             return group
-        end.notes.append("all others of its group were lost, so it has looked for another one")
-        again = self._look_for_group(end.epoch)
-        again.start(end.samples)
+        epoch_end.notes.append("all others of its group were lost, so it has looked for another one")
+        again = self._look_for_group(epoch_end.epoch)
+        again.start(epoch_end.samples)
         try:
-            found = self._await(again, end)
+            found = self._await(again, epoch_end)
         except (TimeoutError, AveragingFailedError):
             again.cancel()
             return group
@@ -201,28 +209,30 @@ class Exchange:
 
     # -- what an average shows -------------------------------------------------------------------------------------
 
-    def _note_faults(self, group: AveragedGroup, end: EpochEnd) -> None:
+    def _note_faults(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
         report = group.report
         if report.senders < 2:
-            end.fault = "no other peer's gradients arrived"
+            epoch_end.fault = "no other peer's gradients arrived"
         elif report.torn:
-            end.fault = "a peer was lost in the middle of the average"
+            epoch_end.fault = "a peer was lost in the middle of the average"
         elif report.repeated:
             lost = "a peer" if report.lost else "a connection"
             left = f"{report.senders} of {report.group_size}"
-            end.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
+            epoch_end.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
         if report.refused:
-            end.notes.append(f"what {', '.join(report.refused)} sent was not finite and was left out")
+            epoch_end.notes.append(f"what {', '.join(report.refused)} sent was not finite and was left out")
         if report.torn:  # the others' update is another one
             self._alignment.note(Event.AVERAGE_TORN)
 
-    def _note_announcements(self, group: AveragedGroup, end: EpochEnd) -> None:
-        if max((one.epoch for one in group.announcements), default=0) > end.epoch:
+    def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
+        if max((one.epoch for one in group.announcements), default=0) > epoch_end.epoch:
             self._alignment.note(Event.OVERTAKEN)
+        # With delayed gradients, this epoch's update was begun before its group was known, and whether a round of
+        # parameters follows it was decided then. So it is the next update's.
         if any(one.wants_weights for one in group.announcements):
-            self.parameters_wanted_at = end.epoch + 1 + self._epochs_ahead
+            self.parameters_wanted_at = epoch_end.epoch + 1 + self._epochs_apart
 
-    def _fall_behind(self, end: EpochEnd) -> None:
+    def _fall_behind(self, epoch_end: EpochEnd) -> None:
         self._alignment.note(Event.OVERTAKEN)
-        end.left_behind = True
-        end.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"
+        epoch_end.left_behind = True
+        epoch_end.fault = "the others were faster; it takes their weights and goes on, and its samples do not count"

@@ -42,7 +42,7 @@ class GradientAverager(Averager):
         self.not_finite = False
         """Whether the last gradients were left out, because they were not finite."""
         self.is_new = True
-        """Whether it has been in no average with others yet."""
+        """Whether it has not yet been in an average with others; it then tells its group how many peers it knows."""
         self._sums = self._make_sums()
         averaged = [torch.zeros(parameter.shape, dtype=torch.float32) for parameter in self.parameters]
         super().__init__(averaged, dht=dht, settings=settings, method=method, start=start)
@@ -52,7 +52,8 @@ class GradientAverager(Averager):
 
     @torch.no_grad()
     def add_gradients(self, samples: int) -> None:
-        """Adds the model's gradients, means over so many samples."""
+        """Adds the model's gradients, which are means over so many samples."""
+        # A sum over samples, so that each sample counts the same, whatever the size of its micro-batch.
         for total, parameter in zip(self._sums, self.parameters, strict=True):
             if parameter.grad is not None:
                 total.add_(parameter.grad, alpha=samples)
@@ -60,9 +61,9 @@ class GradientAverager(Averager):
 
     @torch.no_grad()
     def load_mean(self) -> int:
-        """Writes the mean over all samples to what is averaged, and forgets the sums; the samples that count.
+        """Writes the mean over all samples to what is averaged, and forgets the sums; returns the samples that count.
 
-        Gradients that are not finite become zeros without weight: the peer takes the others' mean.
+        If a gradient is not finite, all become zeros and no sample counts: the peer then takes the others' mean.
         """
         samples, self.samples = self.samples, 0
         with self.get_tensors() as averaged:

@@ -1,4 +1,4 @@
-"""Which peers average together, and what comes of it: of one all-reduce, and of a round with all its repetitions."""
+"""Which peers average together, and the results: of one all-reduce, and of a round with all its repetitions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RoundReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AveragedGroup:
-    """What comes of a round."""
+    """The result of a round, beside the averaged tensors."""
 
     told: dict[PeerID, object]
     """What each peer of the group told it, without the peers that were lost."""
@@ -110,7 +110,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What came of an all-reduce."""
+    """The result of one all-reduce, before any tensor is changed."""
 
     report: RoundReport
     decision: Decision

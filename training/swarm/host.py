@@ -37,7 +37,9 @@ class Host:
         self.model_parameters: tuple[nn.Parameter, ...] = tuple(p for group in groups for p in group["params"])
         copies = iter(_host_copies(self.model_parameters))
         self.optimizer = optimizer([{**group, "params": [next(copies) for _ in group["params"]]} for group in groups])
-        if not self.optimizer.state:  # SGD makes its momenta with the first update; newcomers must find them before
+        # SGD makes its momenta in its first update. A newcomer may come before that: its tensors must be as many as the
+        # donor's.
+        if not self.optimizer.state:
             initialize_optimizer_state_(self.optimizer)
         self._learning_rate = learning_rate
         self._hold_gradients: Callable[[], AbstractContextManager] = nullcontext
@@ -71,6 +73,8 @@ class Host:
 
     def update(self, epoch: int) -> None:
         """The update that ends an epoch."""
+        # First the averager's lock, then the host's, as `ParameterAverager` takes them: with the orders mixed, two
+        # threads could wait for each other.
         with self._hold_gradients(), self.lock:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._learning_rate(epoch)
@@ -99,23 +103,27 @@ class Host:
         """Takes over the state of another peer: weights, then tensors of the optimizer's state.
 
         Raises:
-            Exception: Of any kind, if the metadata or the tensors do not fit this optimizer; then nothing has changed.
+            Exception: Of any kind, if the metadata or the tensors do not fit this optimizer. The weights are then as
+                they were. So are LAMB's moments, since it checks all before it changes any; torch's SGD, which local
+                updates use, checks only its groups.
         """
         own = self.parameters
         settings = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
         with self.lock:
+            # The optimizer's state first: it may be refused. The weights' shapes were checked as they arrived.
             load_optimizer_state(self.optimizer, optimizer_metadata, tensors[len(own) :])
             for group, kept in zip(self.optimizer.param_groups, settings, strict=True):
-                group.update(kept)  # the recipe sets the learning rate and the like, not the donor
+                # The donor's settings come with its state; but the recipe sets the learning rate and the like.
+                group.update(kept)
             self._take(tensors[: len(own)], epoch)
 
     def packed_state(self, codec: CompressionBase, *, drifted: bool) -> tuple[dict, Tensor, list[Head]]:
         """The state between two updates, for a newcomer: metadata, and what `serving.pack` gives.
 
-        hivemind sends the live tensors, which change on the way, and calls the state that of the epoch that has begun
-        even if the update by which it begins is still under way.
+        hivemind sends the live tensors, which change on the way. It also names the epoch that has begun, even if the
+        update by which this epoch begins is still under way.
 
         Args:
             codec: How tensors travel.

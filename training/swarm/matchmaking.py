@@ -47,13 +47,13 @@ class PatientMatchmaking(Matchmaking):
 
     hivemind's groups always wait for the end of a window, and start then with whoever has come: a peer that computes
     for longer than the window is left out. Here a group starts as soon as all expected peers have come, and a smaller
-    one only after some windows. The number is a hint: too low a one splits a group for a round, too high a one, as
-    after a peer's death, costs `PATIENCE_WINDOWS` windows.
+    one only after some windows. The number is a hint: if it is too low, the peers form two groups for a round; if it is
+    too high, for example after a peer's death, the group waits for `PATIENCE_WINDOWS` windows.
 
     Args:
         min_group_size: A smaller group does not average.
         target_group_size: A group of this size starts at once; None: there is no largest size.
-        epochs_apart: So far apart the epochs of a group's gradients may be.
+        epochs_apart: See `Strategy.epochs_apart`.
         kwargs: See hivemind.
     """
 
@@ -62,6 +62,7 @@ class PatientMatchmaking(Matchmaking):
         self._expected, self._patient_until = 0, -math.inf
         self._arrivals: dict[int, float] = {}
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
+        # hivemind's constructor has made a manager, and gives no way to pass another one.
         manager = self.group_key_manager
         self.group_key_manager = _PatientKeyManager(
             manager.dht, manager.prefix, manager.group_bits, manager.target_group_size
@@ -80,7 +81,8 @@ class PatientMatchmaking(Matchmaking):
         window_ends = get_dht_time() + self.min_matchmaking_time
         return await self.look_for_group(Search(data_for_gather=told, deadline=deadline, scheduled_time=window_ends))
 
-    # hivemind compares the sizes of its groups with these two whenever a peer comes or a window ends.
+    # hivemind compares the sizes of its groups with these two whenever a peer comes or a window ends. As properties,
+    # they may change during a search. The setters are for hivemind's constructor, which assigns both.
 
     @property
     def target_group_size(self) -> int | None:
@@ -102,7 +104,7 @@ class PatientMatchmaking(Matchmaking):
 
     @property
     def has_no_group(self) -> bool:
-        """Whether this peer looks for a group, and no other peer may have made it a part of one meanwhile."""
+        """Whether this peer is surely in no group: it looks for one, and no leader can be adding it to one now."""
         asks = self.lock_request_join_group.locked() or self.current_leader is not None
         return self.is_looking_for_group and not asks and not self.assembled_group.done()
 
@@ -112,7 +114,7 @@ class PatientMatchmaking(Matchmaking):
         """A peer asks this one to lead it.
 
         In hivemind, two peers that ask each other at the same moment both wait until they give up, since each holds
-        the lock that the other's request needs; then one is in a group of which the other knows nothing. Here a
+        the lock that the other's request needs. Then one may be in a group that the other knows nothing of. Here a
         request that would be rejected is rejected before it waits for the lock.
         """
         if (reason := self._check_reasons_to_reject(request, context)) is not None:
@@ -130,8 +132,8 @@ class PatientMatchmaking(Matchmaking):
     ) -> averaging_pb2.MessageFromLeader | None:
         """hivemind's reasons, and two more: the requester may have given up, or its gradients are of another epoch.
 
-        A peer that comes late to the end of an epoch would otherwise wait with one of the others for the end of the
-        next epoch, and leave a third one without them.
+        Without the second, a peer that is late for the end of an epoch forms a group with a peer that is early for the
+        end of the next one. The two wait for that end, and a third peer finds neither of them.
         """
         reason = super()._check_reasons_to_reject(request, context)
         if reason is not None:
@@ -149,16 +151,16 @@ class PatientMatchmaking(Matchmaking):
         return None
 
     def _make_room_for(self, newcomer: Announcement) -> None:
-        """The group waits for one peer more if a newcomer knows of more: the others do not count it yet.
+        """The group waits for one peer more if a newcomer knows of more peers than are expected.
 
-        It would otherwise make the group whole in the place of one of them.
+        The others do not count the newcomer yet. Without this it would complete the group in place of one of them.
         """
         most = min(self._expected + 1, self._most or self._expected + 1)
         self._expected = max(self._expected, min(newcomer.expected_peers, most))
 
 
 def _announcement_in(gather: bytes) -> Announcement | None:
-    """From what hivemind's join requests carry: bandwidth, mode, and what the peer tells."""
+    """The announcement in what hivemind's join requests carry: bandwidth, mode, and what the peer tells."""
     try:
         return Announcement.read(MSGPackSerializer.loads(MSGPackSerializer.loads(gather)[2]))
     except Exception:  # a stranger's bytes; the group makes of them what it can

@@ -14,7 +14,7 @@ from hivemind.dht import DHT
 from torch import Tensor, nn
 
 from training.config import RunConfig
-from training.swarm.alignment import AlignmentState
+from training.swarm.alignment import AlignmentState, Event
 from training.swarm.catching_up import CatchingUp
 from training.swarm.codecs import exchange_codec
 from training.swarm.early import EarlyDownload
@@ -34,6 +34,7 @@ LIVELY_WINDOWS = 6
 LAST_AVERAGE_SECONDS = 5.0
 """A peer that leaves waits so long for an average that runs; it must be gone ten seconds after it was asked."""
 LOOK_SECONDS = 0.1
+"""A peer that leaves looks this often whether that average has ended."""
 
 
 class SwarmOptimizer:
@@ -99,14 +100,13 @@ class SwarmOptimizer:
         self.host = strategy.make_host(model, run)
         settings = _averager_settings(run, state_prefix(run.run_id), client_mode)
         self.parameters = _make_parameter_averager(self.host, self.alignment, run, dht, settings)
-        settings = replace(settings, prefix=f"{run.run_id}_grad_averager", epochs_apart=strategy.epochs_apart)
+        apart = strategy.epochs_apart
+        settings = replace(settings, prefix=f"{run.run_id}_grad_averager", epochs_apart=apart)
         self.gradients = strategy.make_averager(self.host, run, dht=dht, settings=settings)
         with self.gradients.get_tensors() as averaged:
-            # An average that this peer has given up may end later: it must not change gradients amid an update.
+            # An average that this peer has given up may end later; `hold` keeps it out while an update reads gradients.
             self.host.use_gradients(averaged, hold=self.gradients.get_tensors)
-        self.exchange = Exchange(
-            swarm, self.gradients, self.progress, self.alignment, epochs_ahead=strategy.epochs_apart
-        )
+        self.exchange = Exchange(swarm, self.gradients, self.progress, self.alignment, epochs_apart=apart)
         self.updates = Updates(
             self.host,
             self.parameters,
@@ -136,21 +136,26 @@ class SwarmOptimizer:
         )
         if not client_mode:
             self.parameters.offer_state(0)
-        self.progress.start()  # its threads begin when the averagers' processes have been forked
+        # Last, when the averagers' processes are forked: a lock that a thread holds at a fork stays locked in them.
+        self.progress.start()
 
     # -- the training loop -----------------------------------------------------------------------------------------
 
     def step(self, batch_size: int | None = None) -> None:
-        """A micro-batch's gradients are in the model: adds them up, and ends the epoch if all samples are there.
+        """Adds up the gradients that a micro-batch has left in the model; ends the epoch if all samples are there.
 
-        A peer that is behind the others comes to where they are instead; its gradients are dropped.
+        A peer that is behind the others catches up instead, and its gradients are dropped.
 
         Args:
             batch_size: Samples of this micro-batch, over which its loss is a mean; None: as many as usual.
         """
         samples = self._micro_batch_size if batch_size is None else batch_size
         self.updates.apply()
-        if self.alignment.behind or self.progress.is_behind(self.local_epoch):
+        # The progress compares epochs once in each epoch. The alignment remembers what it found, so that a peer that
+        # fails to catch up tries again and does not train on.
+        if self.progress.is_behind(self.local_epoch):
+            self.alignment.note(Event.OVERTAKEN)
+        if self.alignment.behind:
             self._catch_up()
             return
         self.strategy.add_gradients(samples, self.local_epoch)
@@ -164,7 +169,7 @@ class SwarmOptimizer:
         """Whether this peer should compute nothing until others come, because it has been alone for too long.
 
         It keeps the gradients of the epoch that it is in. The next `step` adds to them, and ends the epoch together
-        with those who have come, or catches up with them.
+        with those that have come, or catches up with them.
         """
         most = self.run.swarm.max_epochs_alone
         is_alone = 0 < most <= self._epochs_alone and self.progress.num_peers <= 1
@@ -191,14 +196,14 @@ class SwarmOptimizer:
     def _end_epoch(self) -> None:
         for averager in (self.gradients, self.parameters):
             averager.check_process()
-        end = EpochEnd(epoch=self.local_epoch, others=max(self.progress.num_peers - 1, 0))
-        self._epochs_alone = 0 if end.others else self._epochs_alone + 1
+        epoch_end = EpochEnd(epoch=self.local_epoch, others=max(self.progress.num_peers - 1, 0))
+        self._epochs_alone = 0 if epoch_end.others else self._epochs_alone + 1
         with suppress(LeftBehindError), self.progress.pause():
-            self.strategy.end_epoch(end)
-            self._begin_epoch(end.epoch + 1)
-        if not end.in_background:  # else it is reported when its average ends, which may have been before this
-            self._report(end)
-        if end.left_behind:
+            self.strategy.end_epoch(epoch_end)
+            self._begin_epoch(epoch_end.epoch + 1)
+        if not epoch_end.in_background:  # else the strategy reports it when its average ends
+            self._report(epoch_end)
+        if epoch_end.left_behind:
             self._catch_up()
 
     def _begin_update(self, epoch: int, **gradients_ready) -> None:
@@ -213,15 +218,16 @@ class SwarmOptimizer:
         )
 
     def _begin_epoch(self, epoch: int) -> None:
-        """Goes on with an epoch, of which nothing is computed yet; the progress must be paused."""
+        """Goes on with an epoch of which nothing is computed yet; the progress must be paused."""
         self.local_epoch = epoch
         self.strategy.forget()
         self.progress.begin_epoch(epoch)
+        self.exchange.begin_epoch()
         if not self._client_mode:
             self.parameters.offer_state(epoch)
 
-    def _report(self, end: EpochEnd) -> None:
-        self._reports.put(end.report(self.updates.take_reports()))
+    def _report(self, epoch_end: EpochEnd) -> None:
+        self._reports.put(epoch_end.report(self.updates.take_reports()))
 
     # -- where the others are --------------------------------------------------------------------------------------
 
@@ -231,21 +237,22 @@ class SwarmOptimizer:
 
     def load_state_from_peers(self, early: EarlyDownload | None = None) -> bool:
         """Takes the state of the run from a peer; whether one gave it. See `CatchingUp.load_state_from_peers`."""
-        # A state whose delayed update is under way is not behind this peer, whose own may be under way as well.
+        # With delayed updates, the update by which an epoch began may still be under way. A donor in this peer's epoch
+        # then offers a state of one epoch less, which is no older than this peer's own.
         oldest_epoch = max(self.local_epoch - self.run.swarm.delay_optimizer_step, 0)
         return self.catching_up.load_state_from_peers(oldest_epoch, early)
 
     def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
-        """Goes on from a checkpoint of the run: weights, moments (none: they start from zero) and epoch."""
+        """Continues from a checkpoint; see `CatchingUp.load_checkpoint`."""
         self.catching_up.load_checkpoint(model, optimizer_state, epoch)
 
     @property
     def last_download(self) -> tuple[int, float]:
-        """Bytes and seconds of the last state that was downloaded; zeros before."""
+        """Bytes and seconds of the last downloaded state; zeros before the first."""
         return self.catching_up.last_download
 
     def _let_rounds_end(self) -> None:
-        """Before the weights change: leaves the group that is being looked for, and lets updates end."""
+        """Lets updates end, and leaves the group that is being looked for; called before the weights change."""
         self.updates.wait()
         self.exchange.leave_group()
 
@@ -254,18 +261,19 @@ class SwarmOptimizer:
     def declare_bandwidth(self, mbits: float | None) -> None:
         """Tells groupmates what this peer's link carries, both ways, in Mbit/s: slow ones average smaller parts.
 
-        Who does not know (None) counts as the mean of those who do; hivemind, averaging/load_balancing.py.
+        A peer that does not know (None) counts as the mean of those that do; hivemind, averaging/load_balancing.py.
         """
         self.gradients.bandwidth = self.parameters.bandwidth = mbits
 
     def say_goodbye(self) -> None:
         """Tells the others not to wait for this peer.
 
-        An average that runs may end before that, within some seconds: its group would have to repeat it.
+        First it waits some seconds for an average that runs: if it left, the group would have to repeat that.
         """
         deadline = time.monotonic() + LAST_AVERAGE_SECONDS
         while self.exchange.under_way and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
+        # The record goes last: `Progress` tells that this peer has left, and then it may be in no group any more.
         self.parameters.offer_state(None)
         self.exchange.drop_search()
         self.progress.shutdown()
@@ -299,7 +307,7 @@ def _make_parameter_averager(
     settings = replace(
         settings,
         compression=exchange_codec(swarm.compression_threshold, large),
-        round_own_parts=True,  # peers whose weights are equal keep them
+        round_own_parts=True,  # else a round would change even weights that are equal
     )
     codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
     return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec)

@@ -19,12 +19,13 @@ from training.swarm.codecs import exchange_codec
 from training.swarm.host import Host
 from training.swarm.pipe import AveragerSettings
 
-WEIGHT_OF_A_NEWCOMER = 1e-6
-"""Weight of parameters that have drifted, where the others' is 1; not 0, for all of a group may be newcomers."""
+WEIGHT_WHEN_DRIFTED = 1e-6
+"""Weight of parameters that have drifted, where the others' is 1. It is not 0: if all of a group have drifted, their
+weights would otherwise have no mean."""
 
 
 def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
-    """How newcomers get the state: weights as told; the optimizer's 8-bit moments are not touched.
+    """How newcomers get the state: weights in 16 or 8 bit; the optimizer's moments as they are, most in 8 bit already.
 
     Args:
         bits: 16, or 8 for block-wise 8 bit.
@@ -36,7 +37,7 @@ def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
 
 
 def state_prefix(run_id: str) -> str:
-    """Prefix of the averager of parameters, of which newcomers ask the state."""
+    """Prefix of the averager of parameters; newcomers ask the peers that offer their state under it."""
     return f"{run_id}_state_averager"
 
 
@@ -47,7 +48,7 @@ class ParameterAverager(Averager):
 
     Args:
         host: Whose weights these are.
-        alignment: How these weights stand to the others'.
+        alignment: How these weights compare with the others'.
         dht: A running node.
         settings: See `Averager`.
         codec: How newcomers get the state.
@@ -79,17 +80,17 @@ class ParameterAverager(Averager):
 
     @torch.no_grad()
     def load(self) -> None:
-        """The host's weights of this moment are averaged next."""
+        """Copies the host's weights of this moment to the tensors that are averaged next."""
         with self.get_tensors() as averaged, self._host.lock:
             for tensor, parameter in zip(averaged, self._host.parameters, strict=True):
                 tensor.copy_(parameter)
 
     @property
     def weight(self) -> float:
-        """This peer's in the next round."""
-        return WEIGHT_OF_A_NEWCOMER if self._alignment.drifted else 1.0
+        """The weight of this peer's parameters in the next round."""
+        return WEIGHT_WHEN_DRIFTED if self._alignment.drifted else 1.0
 
     def give_back(self) -> None:
-        """The averaged weights become the host's; they have as many updates as before."""
+        """The averaged weights become the host's, which has as many updates as before."""
         with self.get_tensors() as averaged:
             self._host.load(averaged, self._host.epoch)

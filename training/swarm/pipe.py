@@ -46,7 +46,7 @@ class AveragerSettings:
     group_bits: str = ""
     """Peers with other bits form other groups (hivemind's tests use it)."""
     epochs_apart: int = 0
-    """So far apart the epochs of a group's gradients may be."""
+    """See `Strategy.epochs_apart`."""
     client_mode: bool = False
     """Accept no connections."""
     compression: CompressionBase = field(default_factory=NoCompression)
@@ -75,9 +75,9 @@ class Begin:
     number: int
     """Names the round in what follows."""
     told: bytes
-    """For the group: bandwidth, mode and what the trainer has to say, packed as hivemind packs it."""
+    """For the group: bandwidth, mode and the trainer's own message, packed as hivemind packs it."""
     seconds: float
-    """No new group is looked for after this time."""
+    """After this time the round looks for no new group."""
     expected_peers: int
     """How many peers the group should have; 0: nobody knows."""
 

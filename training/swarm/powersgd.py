@@ -49,7 +49,7 @@ class PowerSgd:
         self._factored = [
             number for number, shape in enumerate(shapes) if self._saves(torch.empty(shape, device="meta"))
         ]
-        # The averager's process changes both; the trainer's tests look at them.
+        # In shared memory, since the averager's process changes both and the trainer's tests look at them.
         self.kept = [torch.zeros(shapes[number]).share_memory_() for number in self._factored]
         self.q = [self._first_q(torch.empty(shapes[n], device="meta"), n).share_memory_() for n in self._factored]
 
@@ -58,7 +58,7 @@ class PowerSgd:
         return gradient.ndim > 1 and 1 - thin / gradient.numel() >= _LEAST_SAVING
 
     def _first_q(self, gradient: Tensor, number: int) -> Tensor:
-        """The same for all peers: with directions of their own, the mean of their P would mean nothing."""
+        """The same for all peers. If each had directions of its own, the mean of their P would have no meaning."""
         columns = get_flatten_greedy_dims(gradient)[1]
         return torch.randn((columns, self.rank), generator=torch.Generator().manual_seed(number))
 
@@ -68,13 +68,15 @@ class PowerSgd:
         """See `rounds.AveragingMethod`."""
         large = [tensors[number] for number in self._factored]
         rest = [tensor for number, tensor in enumerate(tensors) if number not in self._factored]
+        # `kept` is what the thin matrices could not hold so far. With the gradient added, it is what they are made of.
         _each_add(self.kept, large)
         try:
             p, q, report = await self._exchange(rest, all_reduce)
-        except BaseException:
+        except BaseException:  # a cancellation as well
             _each_add(self.kept, large, alpha=-1)  # or the next try would count the gradient twice
             raise
         for gradient, kept, own_p, own_q, shared_q in zip(large, self.kept, p, q, self.q, strict=True):
+            # The next gradient begins with these directions; from random ones, one pass would approximate it badly.
             shared_q.copy_(own_q)
             gradient.copy_((own_p @ own_q.t()).reshape(gradient.shape))
             kept.sub_(gradient)
@@ -87,6 +89,7 @@ class PowerSgd:
         matrices = [kept.reshape(-1, q.shape[0]) for kept, q in zip(self.kept, self.q, strict=True)]
         p = [matrix @ q for matrix, q in zip(matrices, self.q, strict=True)]
         first = await all_reduce(p, _infos(p, TensorRole.UNSPECIFIED), phase=self.phases[0])
+        # After the average, so that all peers have the same P. P Q^T is then the matrix projected on the columns of P.
         for one in p:
             orthogonalize_(one)
         q = [matrix.t() @ one for matrix, one in zip(matrices, p, strict=True)]

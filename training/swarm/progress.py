@@ -1,4 +1,4 @@
-"""Who trains, and how far all have come together: each peer tells its samples in the DHT, and adds up everybody's."""
+"""Who trains, and how far all have come together: each peer posts its samples in the DHT, and adds up everybody's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEWCOMERS, NEWCOMERS_SHARE = 3, 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefreshSeconds:
-    """How often a peer looks how far the others are."""
+    """How often a peer looks how far the others are: the pause is between `least` and `most`."""
 
     least: float
     most: float
@@ -55,16 +55,15 @@ class GlobalProgress:
 
 
 class Progress:
-    """Tells the others how far this peer is, and finds out how far they are; in two threads
-    that `start` starts.
+    """Tells the others how far this peer is, and finds out how far they are; in two threads that `start` starts.
 
-    A record stays in the DHT for long after its peer has died; groups should not wait for that peer. The other way
-    round, a look that finds nobody else does not prove that nobody trains: a busy node may not have answered. Both are
-    told apart by `lively_peers`.
+    A record stays in the DHT long after its peer has died. So `num_peers` counts all records, and `lively_peers` those
+    that a group should wait for. A look that finds nobody else does not prove that nobody trains: a busy node may not
+    have answered. So what was known before stays valid for `lively_seconds`, unless a peer has said goodbye.
 
     hivemind tells the swarm of each micro-batch; a fast peer far from the end of its epoch then sends more bytes of
-    such records than of gradients. Here reports are paced: all peers estimate what lies between two reports from the
-    rate in each of them.
+    such records than of gradients. Here a pause follows each report. A record carries its peer's rate, from which the
+    others estimate the samples since the report.
 
     Args:
         dht: A running node.
@@ -90,7 +89,10 @@ class Progress:
         refresh: RefreshSeconds = RefreshSeconds(least=0.5, most=10.0, alone=3.0),
     ):
         self.dht, self.key, self.target_batch_size = dht, f"{prefix}_progress", target_batch_size
-        self.lively_seconds, self.lively_peers = lively_seconds, 0
+        self.lively_seconds = lively_seconds
+        self.lively_peers = 1
+        """Peers that a group should wait for, this one included: they have reported within `lively_seconds`, and since
+        they were last lost in an average. Each look that was answered counts them again."""
         self._client_mode, self._record_seconds, self._refresh = client_mode, record_seconds, refresh
         signer = RSASignatureValidator(private_key)
         self._subkey = signer.local_public_key
@@ -101,9 +103,9 @@ class Progress:
         self._local = self._record(epoch=0, samples=0)
         self._global = self._combine(self._look_if_answered())
         self._paused = threading.Lock()
-        # A peer is behind if the others are at a newer epoch when it looks for the first time in an epoch. The look
-        # above was its first one: when the next one comes, the others may just have ended the epoch that it began with
-        # them, and it would throw its gradients away.
+        # A peer is behind if its first look in an epoch shows a newer one. The look above counts as that first look. By
+        # the next look, the others may have ended the epoch that they began together with this peer: taken for a first
+        # one, it would make the peer drop its gradients.
         self._has_looked, self._has_compared = True, False
         self._epochs_begun = 0
         self._reports = PacedEvent(self._pause_between_reports)
@@ -128,7 +130,7 @@ class Progress:
 
     @property
     def ready_to_update_epoch(self) -> bool:
-        """Whether the epoch's samples are there, or others have begun the next one."""
+        """Whether the epoch's samples are there, by the last look or by the rates since, or others have gone on."""
         known = self._global
         return (
             known.epoch > self._local.epoch
@@ -142,9 +144,10 @@ class Progress:
         return 0.0 if self.ready_to_update_epoch else self._global.ends_at - get_dht_time()
 
     def is_behind(self, epoch: int) -> bool:
-        """Whether a peer at this epoch cannot come to where the others are by ending it.
+        """Whether a peer at this epoch is so far back that ending the epoch does not bring it to where the others are.
 
-        That is so if the first look in an epoch finds a newer one, and later if the others are two epochs further.
+        That is so if the first look in an epoch shows a newer one, and after that if the others are two epochs ahead.
+        The first look is compared once only; `SwarmOptimizer.step` remembers the answer until the peer has caught up.
         """
         if self._has_looked and not self._has_compared:
             self._has_compared = True
@@ -152,7 +155,7 @@ class Progress:
         return epoch < self.global_epoch - 1
 
     def look_around(self) -> tuple[int, int]:
-        """The newest epoch of all peers, and how many others train, by a look of this moment.
+        """Looks now: the newest epoch of all peers, and how many others train.
 
         Raises:
             TimeoutError: If the node does not answer.
@@ -165,15 +168,16 @@ class Progress:
     def report(self, epoch: int, samples: int) -> None:
         """This peer has computed so many samples of the epoch.
 
-        The others learn of it at once if an epoch begins or ends with it, otherwise after a while.
+        The others learn of it at once if the epoch begins or ends with them, otherwise after a while.
         """
         before, new = self._local, samples - self._local.samples_accumulated
+        # Own samples count at once. The next look replaces the sum by that of all records, this peer's among them.
         if epoch == before.epoch == self._global.epoch:
             self._global = replace(self._global, samples=self._global.samples + new)
         if new > 0:
             self.performance.update(task_size=new)
         else:
-            self.performance.reset_timer()
+            self.performance.reset_timer()  # the time since the last samples was spent on something else
         self._local = self._record(epoch=epoch, samples=samples)
         self._reports.set()
         began = epoch != before.epoch or new <= 0
@@ -202,7 +206,7 @@ class Progress:
         self._has_looked = self._has_compared = False
 
     def give_up(self, peers: Iterable[str]) -> None:
-        """These were lost in an average: they are not waited for until they report again."""
+        """Notes that these peers were lost in an average: groups do not wait for them until they report again."""
         self._given_up |= dict.fromkeys((PeerID.from_base58(peer).to_bytes() for peer in peers), get_dht_time())
 
     def shutdown(self) -> None:
@@ -222,13 +226,16 @@ class Progress:
             local = self._local
             if local.samples_accumulated:
                 trained_at = self.global_epoch
-            if trained_at >= self.global_epoch - 1 and not self._ending.is_set():  # else it does not train any more
+            # A peer without samples for a whole epoch hangs or catches up. It lets its record expire, and the others do
+            # not count it any more.
+            if trained_at >= self.global_epoch - 1 and not self._ending.is_set():
                 self._store(local.dict())
 
     def _keep_looking(self) -> None:
         while not self._ending.wait(max(0.0, self._global.look_at - get_dht_time())):
             epochs_begun = self._epochs_begun
             try:
+                # The look itself takes no lock: the trainer would wait for the network whenever it ends an epoch.
                 found = self._look(timeout=None)
                 with self._paused:
                     if epochs_begun == self._epochs_begun:  # else it shows how things were before this epoch
@@ -271,11 +278,11 @@ class Progress:
         return None
 
     def _combine(self, found: dict | None) -> GlobalProgress:
-        """How far all are, by their records; as known before if the look was not answered."""
+        """How far all are, by their records; what was known before, if the look may not have been answered."""
         now, own = get_dht_time(), self.dht.peer_id.to_bytes()
         records = [LocalTrainingProgress.parse_obj(entry.value) for entry in (found or {}).values() if entry.value]
         others = sum(record.peer_id != own for record in records)
-        said_goodbye = len(records) < len(found or {})
+        said_goodbye = len(records) < len(found or {})  # a peer that leaves stores None as its record
         known = self._sum(records, now, num_peers=others + 1 if others else len(records))
         if not (others or said_goodbye) and now - self._others_seen < self.lively_seconds:
             return replace(self._global, look_at=known.look_at)
@@ -306,10 +313,10 @@ class Progress:
 
 
 class PacedEvent(threading.Event):
-    """An event that a waiting thread gets to see again only after a pause, unless there is a hurry.
+    """An event whose waiting thread goes on only when a pause has passed since the last time, unless there is a hurry.
 
     Args:
-        pause: Seconds from one time to the next, as of the moment.
+        pause: Gives the length of the pause at this moment, in seconds.
     """
 
     def __init__(self, pause: Callable[[], float]):
@@ -317,7 +324,7 @@ class PacedEvent(threading.Event):
         self._pause, self._seen, self._hurried = pause, -math.inf, threading.Event()
 
     def hurry(self) -> None:
-        """Whoever waits gets to see it now."""
+        """Sets the event, and ends the pause: the waiting thread goes on now."""
         self._hurried.set()
         self.set()
 

@@ -12,9 +12,9 @@ from hivemind.averaging.partition import TensorPartContainer, TensorPartReducer
 
 
 class FiniteReducer(TensorPartReducer):
-    """hivemind's weighted mean of a part, without parts or weights that are not finite.
+    """hivemind's weighted mean of a part; it leaves out parts and weights that are not finite.
 
-    If no part is left, or nobody has any weight, each peer keeps its own part; hivemind divides by zero.
+    If no part is left, or all weights are zero, each peer keeps its own part; hivemind divides by zero.
     """
 
     def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int):
@@ -50,7 +50,7 @@ class FiniteReducer(TensorPartReducer):
             if not finite or not self.denominator:
                 self.spoiled |= not finite
                 self._empty.add(self.current_part_index)
-                self.denominator = 1.0
+                self.denominator = 1.0  # hivemind divides by it; `accumulate_part` does not return that result
         super().check_current_part_finished()
 
 

@@ -47,7 +47,7 @@ class Travel:
 
 
 class AveragingMethod(Protocol):
-    """Which all-reduces a round takes, and of which tensors. How a part is averaged is `reducer.FiniteReducer`'s."""
+    """Which all-reduces a round consists of, and of which tensors. `reducer.FiniteReducer` averages the parts."""
 
     phases: tuple[bytes, ...]
     """Names of the all-reduces that it takes; groupmates may begin each before this peer does."""
@@ -75,13 +75,13 @@ class Mean:
 
 
 class AllReduces:
-    """The all-reduces of this peer, by the ids of their groups, by which groupmates' calls find them.
+    """The all-reduces of this peer, by the ids of their groups, which groupmates name when they call.
 
     Args:
         connection: To the network.
         servicer: Class of the averager's process, whose calls groupmates answer.
         prefix: Of the averager.
-        has_no_group: Whether this peer looks for a group, and no other peer may have made it a part of one meanwhile.
+        has_no_group: See `PatientMatchmaking.has_no_group`.
     """
 
     def __init__(self, connection: P2P, servicer: type[ServicerBase], prefix: str, *, has_no_group: Callable[[], bool]):
@@ -102,7 +102,7 @@ class AllReduces:
 
     @contextmanager
     def expecting_a_group(self) -> Iterator[None]:
-        """Meanwhile a groupmate may know of a group of which this peer has not heard yet."""
+        """Within this context a groupmate may know of a group that this peer has not heard of yet."""
         self._expecting += 1
         try:
             yield
@@ -124,6 +124,7 @@ class AllReduces:
         self._spread_news()
 
     def _spread_news(self) -> None:
+        # Each news has an event of its own, which stays set: clearing a common one could outrun a peer that waits.
         self._news.set()
         self._news = asyncio.Event()
 
@@ -139,6 +140,7 @@ class AllReduces:
         if not await self._is_member_of(group_id):
             return None
         begun = self._runners[group_id]
+        # Other calls wait for the same future. `await begun` would cancel it for all of them when one caller hangs up.
         await asyncio.wait([begun])
         return None if begun.cancelled() else begun.result()
 
@@ -163,7 +165,8 @@ class AllReduces:
     async def agree(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
-        """A groupmate tells its verdict on an all-reduce; what the group has decided, or that it has not."""
+        """A groupmate tells its verdict on an all-reduce; the answer is the group's decision, or that there is none."""
+        # Agreements are kept for longer than runners: the all-reduce may be over here when a late groupmate asks.
         if request.group_id not in self._agreements:
             await self._runner_of(request.group_id)
         agreement = self._agreements.get(request.group_id)
@@ -182,7 +185,7 @@ class AllReduces:
         weight: float,
         travel: Travel,
     ) -> Attempt:
-        """One all-reduce of an announced group, and what the group thinks of it. Changes no tensors.
+        """One all-reduce of an announced group, and the group's decision on it. Changes no tensors.
 
         It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then.
         """
@@ -206,11 +209,11 @@ class AllReduces:
         )
         agreement = self._begin(group, runner, on_bad_verdict=over.set)
         updates, fault = await self._collect(runner, len(tensors), over)
-        report = runner.report()
+        report = runner.report()  # before the agreement, whose time is not that of the average
         with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
             decision = await agreement.reach(runner.verdict(fault))
         return Attempt(
-            report=replace(report, **runner.traffic),
+            report=replace(report, **runner.traffic),  # answers to slower groupmates have left during the agreement
             decision=decision,
             updates=updates,
             fault=fault,
@@ -236,7 +239,7 @@ class AllReduces:
     async def _collect(
         self, runner: ReportingRunner, count: int, over: asyncio.Event
     ) -> tuple[tuple[torch.Tensor, ...], Exception | None]:
-        """Runs an all-reduce until this peer has all results or it is over for anybody; the results, or its fault."""
+        """Runs an all-reduce until this peer has all results, or anybody's has failed; the results, and the fault."""
         updates: list[torch.Tensor] = []
         collecting = asyncio.create_task(_take_results(runner, updates, count, over))
         # When this peer has everything, a slow groupmate may still need its parts, so the task goes on.
@@ -245,7 +248,7 @@ class AllReduces:
         fault: Exception | None = AllreduceException("a peer was lost")
         try:
             await over.wait()
-        finally:
+        finally:  # also if the round is cancelled because it has lasted too long
             if len(updates) == count:
                 fault = None
             elif collecting.done() and collecting.result() is not None:
@@ -261,7 +264,7 @@ class AllReduces:
 async def _take_results(
     runner: ReportingRunner, updates: list[torch.Tensor], count: int, over: asyncio.Event
 ) -> Exception | None:
-    """Takes an all-reduce's results and sees it to its end; its fault."""
+    """Runs an all-reduce to its end, and appends its results to `updates`; returns its fault."""
     try:
         async for update in runner:
             updates.append(update)
@@ -286,9 +289,9 @@ class GroupAllReduce:
     async def __call__(
         self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None = None, *, phase: bytes = b""
     ) -> RoundReport:
-        """Changes the tensors to the group's mean, and takes 4 bytes a value until then.
+        """Changes the tensors to the group's mean; until then, the results take 4 bytes a value beside them.
 
-        A peer keeps its tensors if all others of its group are gone, or if each repetition has failed as well.
+        A peer keeps its tensors if all others of its group are gone, or if the last repetition has failed as well.
 
         Raises:
             AllreduceException: If nothing has changed and another group may average the same tensors.
@@ -305,7 +308,7 @@ class GroupAllReduce:
         report = self._report(attempts, left=group.peers if last.decision.counts else left.peers)
         if self._keeps_own(last, len(attempts)):
             report = replace(report, senders=1, own_share=1.0, weight=last.weight)
-        elif last.fault is not None or not last.decision.counts:  # such as if the others repeat it without this peer
+        elif last.fault is not None or not last.decision.counts:  # for example, the others repeat it without this peer
             raise last.fault or AllreduceException("the group has given this all-reduce up")
         else:
             for tensor, update in zip(tensors, last.updates, strict=True):
@@ -337,7 +340,8 @@ class GroupAllReduce:
     def _keeps_own(self, attempt: Attempt, attempts: int) -> bool:
         """Whether this peer's tensors stay as they are: nobody else is left, or the last repetition has failed.
 
-        After a failed repetition a peer may hold all answers or some; using them, it would go apart from the others.
+        After a failed repetition one peer may hold all answers and another one only some: with these, their tensors
+        would differ.
         """
         own, members = self.all_reduces.peer_id, attempt.decision.members
         gave_up = attempts > REPETITIONS and own in members

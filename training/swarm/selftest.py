@@ -1,4 +1,4 @@
-"""Does averaging work here? This is tried before training, because hivemind says nothing if a codec fails.
+"""Tries before training whether averaging works on this machine, because hivemind says nothing if a codec fails.
 
 With numpy 2.4, hivemind 1.1.12 cannot read what it has written in 8 bit; an all-reduce then returns the full group,
 and each peer keeps its own tensor.
@@ -26,8 +26,8 @@ def check_exchange(codec: CompressionBase, threshold: int) -> None:
     Takes some hundredths of a second.
 
     Raises:
-        TrainingError: If the result is not the weighted mean within what 16 or 8 bits allow; peers that go on then
-            train alone without noticing.
+        TrainingError: If the result is not the weighted mean, up to the rounding of 16 or 8 bits. A peer that trained
+            all the same would train alone without noticing.
     """
     engine.prepare()
     for size, tolerance in ((min(threshold - 1, 1000), 2e-3), (threshold, 4e-2)):

@@ -59,7 +59,8 @@ def serve(service: Service) -> None:
     The loop runs in a thread: it gets OpenMP threads of its own there. Those of the trainer do not exist in a forked
     process, and work that is handed to them never ends (pytorch issue 17199).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends this process
+    # Ctrl-C in a terminal reaches this process as well. The trainer decides when it ends: perhaps after an average.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     thread = threading.Thread(target=_run, args=(service,), daemon=True)
     thread.start()
     thread.join()
@@ -78,7 +79,7 @@ class _Pending:
     weight: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """This peer's, when the trainer lets the round average."""
     averages: bool = False
-    """Whether it has begun to average, and is cancelled no more: the whole group would have to repeat it."""
+    """Whether it has begun to average. Then it is not cancelled: the whole group would have to repeat the average."""
 
 
 class Service(ServicerBase):
@@ -108,7 +109,7 @@ class Service(ServicerBase):
         )
         self._pending: dict[int, _Pending] = {}
 
-    # -- the trainer's wishes --------------------------------------------------------------------------------------
+    # -- what the trainer asks ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serves until the trainer sends None or is gone."""
@@ -125,12 +126,12 @@ class Service(ServicerBase):
             self._take(message)
 
     async def _open(self, connection: P2P) -> None:
-        """From now on other peers can call."""
+        """Makes what answers other peers, and lets them call; peers in client mode cannot be called."""
         settings = self.settings
         self.peer_id = connection.peer_id
         self.matchmaking = PatientMatchmaking(
             connection,
-            # hivemind compares these of peers: only those whose tensors have the same shapes form a group.
+            # hivemind compares this hash: only peers whose tensors have the same shapes form a group.
             schema_hash=compute_schema_hash(self._tensors),
             dht=self.dht,
             servicer_type=Service,
@@ -199,10 +200,11 @@ class Service(ServicerBase):
             try:
                 return await self._average_with_a_group(pending, deadline)
             except Exception:
-                # Tensors change after an agreement only, so they are as good for the next group.
+                # Tensors change only after an agreement, so they are still this peer's own, for the next group.
                 if get_dht_time() >= deadline:
                     raise
-                await asyncio.sleep(LOOK_SECONDS)  # a search that fails at once, as without a node, keeps no core busy
+                # A search may fail at once, for example without a node: without a pause this would keep a core busy.
+                await asyncio.sleep(LOOK_SECONDS)
 
     async def _average_with_a_group(self, pending: _Pending, deadline: float) -> AveragedGroup:
         begin, number = pending.begin, pending.begin.number
@@ -212,7 +214,10 @@ class Service(ServicerBase):
             if info is None:
                 raise AllreduceException("no group was found")
             self._pipe.send(Reached(number, Stage.WAITING))
+            # The shield keeps the future open if the round is cancelled here: a Start that is already in the pipe would
+            # otherwise fail on it (InvalidStateError) and end this process.
             weight = await asyncio.shield(pending.weight)
+            # Still inside this context, or a groupmate that is quicker would hear that this peer is not in the group.
             groups = [info.group_id + phase for phase in self._method.phases]
             self.rounds.announce(*groups)
         pending.averages = True
@@ -226,18 +231,21 @@ class Service(ServicerBase):
     async def _average(self, info: GroupInfo, weight: float) -> AveragedGroup:
         told, group = await self._shares(info)
         all_reduce = GroupAllReduce(all_reduces=self.rounds, group=group, weight=weight, travel=self._travel)
+        # The trainer may hold the lock for a while; a plain `with` would hold up all calls of other peers as long.
         async with enter_asynchronously(self._lock):
             report = await self._method.average(self._tensors, self._tensor_infos, all_reduce)
         return AveragedGroup.of_those_left(told, report)
 
     async def _shares(self, info: GroupInfo) -> tuple[dict, Group]:
-        """What the group told, and which share of the values each of its peers averages."""
+        """What the peers of the group told, and which share of the values each of them averages."""
         bandwidths, modes, told = zip(*map(MSGPackSerializer.loads, info.gathered), strict=True)
         reachable = [
             0.0 if AveragingMode(mode) == AveragingMode.CLIENT else bandwidth
             for mode, bandwidth in zip(modes, bandwidths, strict=True)
         ]
         loop = asyncio.get_running_loop()
+        # Each peer computes this by itself, from the same words in the same order, so all get the same shares. It is a
+        # linear program, and runs in a thread, so that the loop can go on with the calls of other peers.
         fractions = await loop.run_in_executor(None, load_balance_peers, self._total_size, reachable)
         group = Group(group_id=info.group_id, peers=tuple(info.peer_ids), fractions=tuple(fractions))
         return dict(zip(info.peer_ids, map(MSGPackSerializer.loads, told), strict=True)), group

@@ -97,6 +97,7 @@ class StateService(ServicerBase):
     async def _declare(self) -> None:
         """Announces the offer in the DHT and keeps renewing it; announces a withdrawal once."""
         while True:
+            # Cleared before the priority is read: an offer that changes while it is stored is stored again at once.
             self._changed.clear()
             expiration = get_dht_time() + OFFER_SECONDS
             stored = self._dht.store(
@@ -126,7 +127,7 @@ class StateService(ServicerBase):
         metadata, memory, heads = state
         for part in unpack(memory, heads):
             yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)
-            metadata = None  # goes with the first part
+            metadata = None  # only the first part carries it
 
     async def _state(self) -> tuple[bytes, Tensor, Sequence[Head]] | None:
         number = next(self._numbers)

@@ -1,8 +1,8 @@
 """Streams that arrive whole: the writer keeps a stream open until its reader has everything and closes it.
 
-hivemind's handlers end a stream when they have written it. Its network daemon then drops what it has not passed on: on
-busy machines about one in a hundred streams of an all-reduce lacks the end of its last part, and the group has to
-repeat the all-reduce.
+hivemind's handlers end a stream when they have written it. Its network daemon then drops the bytes that it has not
+passed on: on busy machines about one in a hundred streams of an all-reduce lacks the end of its last part, and the
+group has to repeat the all-reduce.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class Updates:
     ):
         self.host, self.parameters, self._alignment = host, parameters, alignment
         self._round_seconds, self._search_seconds = round_seconds, search_seconds
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="updates")  # one thread: one thing after the other
+        # A single thread, so that a round of parameters begins when the update before it has ended.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="updates")
         self._updating: Future[bool] | None = None
         self._averaging: Future[AveragedGroup | None] | None = None
         self._round: Round | None = None
@@ -66,8 +67,8 @@ class Updates:
 
         Args:
             epoch: The epoch that ends.
-            gradients_ready: Waits until the host's gradients are those of the update; without it they are now. If it
-                raises LeftBehindError, nothing is updated.
+            gradients_ready: Waits until the host's gradients are those of the update; without it, they are so already.
+                If it raises LeftBehindError, nothing is updated.
             average_parameters: Whether the parameters are averaged as well.
             expected_peers: How many peers that round should have.
         """
@@ -84,6 +85,7 @@ class Updates:
         changed = False
         if self._averaging is not None and self._averaging.done():
             if (group := self._averaging.result()) is not None:
+                # No update has changed the host's weights since they were copied for this round: `begin` waits for it.
                 self.parameters.give_back()
                 changed = True
                 if group.report.senders > 1 and not group.report.torn:
@@ -102,7 +104,7 @@ class Updates:
         self.apply()
 
     def wait(self) -> None:
-        """Waits until nothing is under way, and applies it.
+        """Waits until nothing is under way, and applies the results.
 
         A round of parameters that has found no group is given up: the others' next average of gradients would wait for
         this peer as long as it searches.
@@ -137,7 +139,8 @@ class Updates:
         return True
 
     def _average(self, updating: Future[bool], round_: Round) -> AveragedGroup | None:
-        """The group of a round of parameters; None if it has come to nothing."""
+        """Averages the parameters: the round's group, or None if the round has failed."""
+        # Without the update, these weights are of another epoch than those of the round's other peers.
         if updating.exception() is not None or not updating.result():
             round_.cancel()
             return None

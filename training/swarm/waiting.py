@@ -32,12 +32,12 @@ def await_group(
     newest_epoch: int,
     look_around: Callable[[], tuple[int, int]],
 ) -> AveragedGroup:
-    """Waits for a round's average as long as what the others do gives reason to.
+    """Waits for a round's average, as long as the others' progress leaves hope for one.
 
     Args:
         round_: The round; it is cancelled when this peer gives up.
         usual_seconds: A group is found within this time if there is one.
-        timeout_seconds: After which the average is not waited for any longer.
+        timeout_seconds: The longest wait.
         newest_epoch: If the others are at a newer one, they no longer look for a group for this one.
         look_around: The newest epoch of all peers and how many others train; raises TimeoutError if that is not known.
 
@@ -52,8 +52,9 @@ def await_group(
             return round_.result(timeout=LOOK_SECONDS)
         except TimeoutError:
             waited = time.monotonic() - began
-            if round_.done() or waited >= timeout_seconds:
+            if round_.done() or waited >= timeout_seconds:  # a round may itself have failed with a TimeoutError
                 raise
+            # A round with a group ends by itself, within the time-outs of the all-reduce.
             if round_.stage is not Stage.SEARCHING or waited < usual_seconds * (looks + 1) / LOOKS:
                 continue
             looks += 1

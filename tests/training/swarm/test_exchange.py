@@ -69,13 +69,13 @@ class PlayedAverager:
         return SAMPLES
 
 
-def exchange_of(*outcomes, others=lambda: 1, epochs_ahead=0, progress=None):
+def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None):
     """A peer's exchange whose rounds come out like this, while so many others train; its averager, its alignment."""
     played = SimpleNamespace(
         lively_peers=2, num_peers=2, give_up=lambda peers: None, look_around=lambda: (7, others()), seconds_left=0.0
     )
     averager, alignment = PlayedAverager(*outcomes), AlignmentState()
-    exchange = Exchange(SWARM, averager, progress or played, alignment, epochs_ahead=epochs_ahead)
+    exchange = Exchange(SWARM, averager, progress or played, alignment, epochs_apart=epochs_apart)
     return exchange, averager, alignment
 
 
@@ -108,17 +108,17 @@ def test_a_peer_that_learns_at_the_end_of_an_epoch_that_it_is_behind_does_not_av
     assert len(averager.rounds) == 1
 
 
-@pytest.mark.parametrize("epochs_ahead", [0, 1])
-def test_a_peer_asks_for_the_weights_of_the_others_once(epochs_ahead):
+@pytest.mark.parametrize("epochs_apart", [0, 1])
+def test_a_peer_asks_for_the_weights_of_the_others_once(epochs_apart):
     """And again if the round that they have heard of came to nothing."""
     asked = Announcement(7, True, 2)
     exchange, averager, alignment = exchange_of(
-        averaged(asked.packed()), averaged(), averaged(), averaged(), epochs_ahead=epochs_ahead
+        averaged(asked.packed()), averaged(), averaged(), averaged(), epochs_apart=epochs_apart
     )
     alignment.note(Event.AVERAGE_TORN)
     for epoch in range(7, 11):
         average(exchange, epoch)
-    due = 8 + epochs_ahead
+    due = 8 + epochs_apart
     assert exchange.parameters_wanted_at == due
     assert [one.wants_weights for one in averager.told] == [not 7 < epoch < due for epoch in range(7, 11)]
     alignment.note(Event.PARAMETERS_AVERAGED)

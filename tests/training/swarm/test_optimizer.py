@@ -1,15 +1,20 @@
 """Each setting of the recipe's swarm reaches the parts of a peer; tests with real peers use them in the others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hivemind.compression import Float16Compression, Uniform8BitQuantization
 from hivemind.dht import DHT
+from hivemind.utils import get_dht_time
 
+from tests.programs import until
 from training.config import load_recipe
 from training.swarm.averager import Averager
 from training.swarm.codecs import BlockwiseCodec
 from training.swarm.optimizer import LIVELY_WINDOWS, SwarmOptimizer
 from training.swarm.powersgd import PowerSgd
+from training.swarm.progress import Progress
 from training.swarm.strategies import Awaited, Delayed, LocalUpdates
 
 DEMO = load_recipe("demo")
@@ -28,9 +33,9 @@ def optimizer_with(node, monkeypatch):
     monkeypatch.setattr(Averager, "start", lambda self: None)
     monkeypatch.setattr(Averager, "_send", lambda self, message: None)
 
-    def make(**changes):
+    def make(run_id=DEMO.run_id, **changes):
         assert not any(value == getattr(DEMO.swarm, name) for name, value in changes.items())
-        run = DEMO.model_copy(update={"swarm": DEMO.swarm.model_copy(update=changes)})
+        run = DEMO.model_copy(update={"run_id": run_id, "swarm": DEMO.swarm.model_copy(update=changes)})
         optimizer = SwarmOptimizer(torch.nn.Linear(300, 300), run, dht=node, micro_batch_size=4)
         optimizer.progress.shutdown()
         return optimizer
@@ -62,6 +67,46 @@ def test_numbers_reach_the_averagers_and_the_progress(optimizer_with):
     made.progress.report(0, 999)
     made.exchange.look_for_group_early(0)
     assert rounds == [{"seconds": 44.0, "expected_peers": 9}]
+
+
+@pytest.mark.swarm
+def test_the_wait_at_an_epochs_end_is_not_taken_for_a_micro_batch(optimizer_with):
+    """By the length of the last micro-batch a peer sees when it must begin to look for its next group."""
+    made, rounds = optimizer_with(matchmaking_seconds=2.5), []
+    made.gradients.begin_round = lambda told, **settings: rounds.append(settings)
+    with made.progress.pause():
+        made.exchange._step_ended -= 1000
+        made._begin_epoch(1)
+    made.progress._global = replace(made.progress._global, samples=4, ends_at=get_dht_time() + 100)
+    made.exchange.look_for_group_early(1)
+    assert not rounds, "100 seconds before the end, after a micro-batch of no time"
+    made.exchange._step_ended -= 1000
+    made.exchange.look_for_group_early(1)
+    assert len(rounds) == 1, "the next look would come 900 seconds too late"
+
+
+@pytest.mark.swarm
+def test_a_peer_that_fails_to_catch_up_tries_again_and_does_not_train_on(optimizer_with, node):
+    """The other one has begun the next epoch, and offers no state. When it has left, nobody is ahead."""
+    theirs = DHT(initial_peers=[str(address) for address in node.get_visible_maddrs()], start=True)
+    settings = {"prefix": "overtaken", "target_batch_size": DEMO.swarm.target_batch_size, "lively_seconds": 300.0}
+    own, other = Progress(dht=node, **settings), Progress(dht=theirs, **settings)
+    other.start()
+    try:
+        other.report(1, 4)
+        until(lambda: own.look_around() == (1, 1))
+        made = optimizer_with(run_id="overtaken", matchmaking_seconds=50.0)  # so long that nobody is taken for dead
+        assert made.progress.global_epoch == 1 and made.local_epoch == 0
+        for _ in range(2):
+            made.step()
+            assert made.alignment.behind and made.gradients.samples == 0
+        other.shutdown()
+        until(lambda: made.progress.look_around()[1] == 0)
+        made.step()
+        assert not made.alignment.behind
+    finally:
+        other.shutdown()
+        theirs.shutdown()
 
 
 @pytest.mark.swarm

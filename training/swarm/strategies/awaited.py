@@ -12,10 +12,11 @@ class Awaited(Strategy):
     With `delay_optimizer_step` the next epoch's first micro-batches compute with the weights from before the update.
     """
 
-    def end_epoch(self, end: EpochEnd) -> None:
+    def end_epoch(self, epoch_end: EpochEnd) -> None:
         """See `Strategy`."""
+        # The last update may still read the gradients that `begin` overwrites.
         self.parts.updates.wait()
-        self.parts.exchange.finish(self.parts.exchange.begin(end), end)
-        self.parts.begin_update(end.epoch)
+        self.parts.exchange.finish(self.parts.exchange.begin(epoch_end), epoch_end)
+        self.parts.begin_update(epoch_end.epoch)
         if not self.parts.run.swarm.delay_optimizer_step:
             self.parts.updates.await_update()

@@ -9,24 +9,25 @@ from training.swarm.strategies.strategy import Strategy
 
 
 class Delayed(Strategy):
-    """Each update uses gradients that were computed with weights which lack the update before it."""
+    """Each update uses gradients of weights that lack the update before it."""
 
     epochs_apart = 1
 
-    def end_epoch(self, end: EpochEnd) -> None:
+    def end_epoch(self, epoch_end: EpochEnd) -> None:
         """See `Strategy`."""
+        # The last average and update may still be at work on the gradients that `begin` overwrites.
         self.parts.updates.wait()
-        round_ = self.parts.exchange.begin(end)
+        round_ = self.parts.exchange.begin(epoch_end)
         if round_ is None:  # nobody else trains
-            self.parts.exchange.finish(None, end)
-            self.parts.begin_update(end.epoch)
+            self.parts.exchange.finish(None, epoch_end)
+            self.parts.begin_update(epoch_end.epoch)
             return
-        end.in_background = True
-        self.parts.begin_update(end.epoch, gradients_ready=partial(self._finish, round_, end))
+        epoch_end.in_background = True
+        self.parts.begin_update(epoch_end.epoch, gradients_ready=partial(self._finish, round_, epoch_end))
 
-    def _finish(self, round_, end: EpochEnd) -> None:
-        """In the background: waits for the average, and reports the epoch as soon as it is known how it went."""
+    def _finish(self, round_, epoch_end: EpochEnd) -> None:
+        """In the background: waits for the average, and reports the epoch, also if the average has failed."""
         try:
-            self.parts.exchange.finish(round_, end)
+            self.parts.exchange.finish(round_, epoch_end)
         finally:
-            self.parts.report(end)
+            self.parts.report(epoch_end)

@@ -1,4 +1,4 @@
-"""Local updates for slow links: each peer trains by itself for a while, then all average how far they came.
+"""Local updates for slow links: each peer trains by itself for a while, then all average how far they have moved.
 
 A peer's inner optimizer, the recipe's LAMB, updates its own weights. When all peers together have computed the target
 batch, the distance from the common weights to each peer's own is averaged, weighted by samples, as if it was a
@@ -31,10 +31,10 @@ from training.swarm.strategies.strategy import Parts, Strategy
 
 
 class DistanceAverager(GradientAverager):
-    """Averages how far peers' weights have come since the last exchange; keeps no gradients.
+    """Averages how far peers' weights have moved since the last exchange; keeps no gradients.
 
     Args:
-        common_weights: Where all peers began: the host's, in the order of the parameters.
+        common_weights: The host's, from which all peers began; in the order of the parameters.
         parameters: See `GradientAverager`, and the rest as well.
         kwargs: See `GradientAverager`.
     """
@@ -53,6 +53,7 @@ class DistanceAverager(GradientAverager):
     def _write_mean(self, samples: int, averaged: Sequence[Tensor]) -> None:
         """The distances as they are now."""
         for distance, common, own in zip(averaged, self._common_weights, self.parameters, strict=True):
+            # From the own weights to the common ones: an optimizer moves against its gradient, so towards the own.
             distance.copy_(common).sub_(own.detach().to(distance.device))
 
 
@@ -76,7 +77,7 @@ class LocalUpdates(Strategy):
     def make_host(cls, model: nn.Module, run: RunConfig) -> Host:
         """The common weights, and the outer optimizer that moves them."""
         swarm = run.swarm
-        groups = parameter_groups(model, weight_decay=0.0)  # the inner optimizer decays
+        groups = parameter_groups(model, weight_decay=0.0)  # the inner optimizer decays; weights must not decay twice
         outer = partial(
             torch.optim.SGD, lr=swarm.outer_learning_rate, momentum=swarm.outer_momentum, nesterov=True, foreach=False
         )
@@ -100,12 +101,12 @@ class LocalUpdates(Strategy):
         if self.inner_samples >= self.parts.run.swarm.inner_batch_size:
             self._inner_update(epoch)
 
-    def end_epoch(self, end: EpochEnd) -> None:
-        """See `Strategy`. The outer update is awaited: inner updates that a peer did meanwhile would be lost."""
+    def end_epoch(self, epoch_end: EpochEnd) -> None:
+        """See `Strategy`. The peer waits for the outer update, which would undo inner updates made meanwhile."""
         if self.inner_samples:
-            self._inner_update(end.epoch)
-        self.parts.exchange.finish(self.parts.exchange.begin(end), end)
-        self.parts.begin_update(end.epoch)
+            self._inner_update(epoch_end.epoch)
+        self.parts.exchange.finish(self.parts.exchange.begin(epoch_end), epoch_end)
+        self.parts.begin_update(epoch_end.epoch)
         self.parts.updates.wait()
 
     def forget(self) -> None:

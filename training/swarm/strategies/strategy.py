@@ -1,4 +1,4 @@
-"""What a strategy is asked, and what it works with."""
+"""The interface of a strategy, and the parts of a peer that it works with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from training.swarm.updates import Updates
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a peer that a strategy puts to use."""
+    """The parts of a peer that a strategy uses."""
 
     run: RunConfig
     model: nn.Module
@@ -39,13 +39,14 @@ class Parts:
 
 
 class Strategy(ABC):
-    """When weights move, and what is exchanged for that.
+    """When the weights move, and what peers exchange for that.
 
-    The class methods make what a peer is built of; the others are called while it trains, by `SwarmOptimizer`.
+    The class methods make parts of a peer; `SwarmOptimizer` calls the other methods while it trains.
     """
 
     epochs_apart = 0
-    """So many epochs further than its gradients a peer may be while these are averaged."""
+    """A peer may be so many epochs ahead of its gradients while these are averaged. So the others may be at an epoch so
+much newer and still look for a group, and so far apart the epochs of a group's gradients may be."""
 
     def __init__(self, parts: Parts):
         self.parts = parts
@@ -62,7 +63,7 @@ class Strategy(ABC):
 
     @classmethod
     def make_averager(cls, host: Host, run: RunConfig, *, dht: DHT, settings: AveragerSettings) -> GradientAverager:
-        """What averages gradients, or what stands for them; its tensors are the gradients of the host's optimizer."""
+        """The averager of gradients, or of distances; the host's optimizer takes its tensors for gradients."""
         codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
         method = None
         if run.swarm.powersgd_rank:
@@ -75,13 +76,13 @@ class Strategy(ABC):
         self.parts.exchange.averager.add_gradients(samples)
 
     @abstractmethod
-    def end_epoch(self, end: EpochEnd) -> None:
-        """The samples of all peers are there: exchanges what it must and moves the weights.
+    def end_epoch(self, epoch_end: EpochEnd) -> None:
+        """Called when the samples of all peers are there: exchanges with the others, and moves the weights.
 
         Raises:
             LeftBehindError: If the others have gone on without this peer; the epoch has not ended for it then.
         """
 
     def forget(self) -> None:
-        """Drops what was computed: the peer goes on with other weights."""
+        """Drops what was computed, since the peer goes on with other weights."""
         self.parts.exchange.averager.forget()
