@@ -94,14 +94,20 @@ def run(
     verdict = _verdict(pictures, ranker if judge == "clip" else None, seed)
     if out is not None:
         save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, notes=verdict.notes)
+    asked = {"captions": captions, "count": len(pictures), "candidates": candidates, "judge": judge}
     if as_json:
-        asked = {"captions": captions, "count": len(pictures), "candidates": candidates, "judge": judge}
         print(json.dumps(_facts(loaded, asked, verdict) | {"seed": seed, "sampling": asdict(sampling)}))
     else:
-        best = f", the best of {candidates} each by CLIP" if candidates > 1 else ""
-        verdict.show(f"{len(pictures)} pictures of {captions} captions, epoch {loaded.epoch}{best}")
-        if judge == "clip" and candidates > 1:
-            print("CLIP has chosen the pictures that it judges here, so this share is too high; use --candidates 1.")
+        _show(loaded, asked, verdict)
+
+
+def _show(loaded: LoadedCheckpoint, asked: dict[str, object], verdict: RuleVerdict | ClipVerdict) -> None:
+    """Prints the verdict for people."""
+    ranked = asked["candidates"] > 1
+    best = f", the best of {asked['candidates']} each by CLIP" if ranked else ""
+    verdict.show(f"{asked['count']} pictures of {asked['captions']} captions, epoch {loaded.epoch}{best}")
+    if ranked and asked["judge"] == "clip":
+        print("CLIP has chosen the pictures that it judges here, so this share is too high; use --candidates 1.")
 
 
 def _captions(loaded: LoadedCheckpoint, shards: str | None, named: str | None) -> tuple[str, list[str]]:
