@@ -34,7 +34,8 @@ def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
     rarer = re.sub(r"(?m)^checkpoint_every_epochs = \d+$", "checkpoint_every_epochs = 7", DEMO)
     assert rarer != DEMO
     assert parse_recipe(rarer).digest == digest  # only the monitor reads it
-    patient = DEMO.replace("[swarm]", "[swarm]\nmax_epochs_alone = 3")
+    patient = DEMO.replace("max_epochs_alone = 10", "max_epochs_alone = 3")
+    assert patient != DEMO
     assert parse_recipe(patient).digest == digest
     assert parse_recipe(DEMO.replace("hidden_size = 128", "hidden_size = 256")).digest != digest
 
