@@ -104,28 +104,29 @@ def evaluate_by_clip(pictures: Sequence[Picture], clip: Clip, *, seed: int) -> C
     Raises:
         BadInput: If there are fewer than two different prompts to choose from.
     """
-    prompts = list(dict.fromkeys(picture.prompt for picture in pictures))
+    places = {prompt: at for at, prompt in enumerate(dict.fromkeys(picture.prompt for picture in pictures))}
+    prompts = list(places)
     if len(prompts) < 2:
         raise BadInput(
             f"CLIP needs at least two different captions to choose from, and got {len(prompts)}; "
             "give a file with more --captions, or a larger --count."
         )
     choices = min(CLIP_CHOICES, len(prompts))
-    cosines = clip.embed_pictures([picture.pixels for picture in pictures]) @ clip.embed_texts(prompts).T
+    rows = (clip.embed_pictures([picture.pixels for picture in pictures]) @ clip.embed_texts(prompts).T).tolist()
     numbers = random.Random(seed)
-    own = [prompts.index(picture.prompt) for picture in pictures]
+    own = [places[picture.prompt] for picture in pictures]
     right = tuple(
         all(
             row[mine] > row[other]
             for other in numbers.sample([at for at in range(len(prompts)) if at != mine], choices - 1)
         )
-        for row, mine in zip(cosines.tolist(), own, strict=True)
+        for row, mine in zip(rows, own, strict=True)
     )
     return ClipEvaluation(
         count=len(pictures),
         choices=choices,
         right=right,
-        mean_cosine=sum(row[mine] for row, mine in zip(cosines.tolist(), own, strict=True)) / len(pictures),
+        mean_cosine=sum(row[mine] for row, mine in zip(rows, own, strict=True)) / len(pictures),
         interval=wilson_interval(sum(right), len(pictures)),
     )
 
