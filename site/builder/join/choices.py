@@ -224,8 +224,8 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
             "memory": f"{memory}. {MEMORY_NOTE}",
             "network": f"for each epoch of {show_count(run.swarm.target_batch_size)} samples of all volunteers, at "
             f"most {show_bytes(sent)} sent and as much received; and the download of the samples that you train on.",
-            "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages; only the latest part "
-            "of the data is kept.",
+            "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages, and the samples that "
+            "you train on, which are kept.",
         },
     }
 
