@@ -1,4 +1,4 @@
-// Charts by Plotly, which is fetched when the first one comes into sight, and their twins as tables.
+// Charts by Plotly, which is fetched when the first chart comes near the window, and the same numbers as tables.
 
 let plotly = null;
 
@@ -16,7 +16,7 @@ function loadPlotly(address) {
   return plotly;
 }
 
-/** What stands on the page is painted: the library takes a quarter of a second of the page's own time. */
+/** Resolves after a frame was painted: running the library blocks the page for a quarter of a second. */
 function painted() {
   return plotly ?? new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
 }
@@ -25,27 +25,27 @@ export function colour(name) {
   return getComputedStyle(document.body).getPropertyValue(`--${name}`).trim();
 }
 
-/** Names come from strangers; Plotly would read tags in them. */
+/** Escapes a text for Plotly, which interprets some tags. Volunteers' names may contain anything. */
 export function plain(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
 /**
  * @typedef {object} Chart
- * @property {HTMLElement} element its place
+ * @property {HTMLElement} element contains the chart
  * @property {string} plotly address of the library
- * @property {{x: string, y: string, top?: number | null}} axes titles and, where lines may leave the chart, its top
- * @property {number | null} from 0 where the upright axis begins at zero
- * @property {() => object[] | null} traces Plotly's traces in the present colours, or null while there is nothing to
- *   draw: what stands there stays
- * @property {boolean} visible whether it has come into sight: before, nothing is fetched
+ * @property {{x: string, y: string, top?: number | null}} axes titles and, if lines may be cut off, the chart's top
+ * @property {number | null} from 0 if the vertical axis begins at zero, otherwise null
+ * @property {() => object[] | null} traces Plotly's traces in the current colours; null means that there is nothing to
+ *   draw yet, and the chart stays as it is
+ * @property {boolean} visible whether it has come near the window; before, nothing is fetched
  * @property {boolean} drawn
- * @property {Promise} waiting settled when it is as it was asked for until now: drawings follow each other
- * @property {() => void} stop forgets all that it listens to
+ * @property {Promise} waiting resolves after all drawings that were asked for so far, which run one after the other
+ * @property {() => void} stop removes its listeners
  */
 
 /**
- * A chart that is drawn when it comes into sight, and again with `drawChart` and when the palette changes.
+ * A chart that is drawn when it comes near the window, and again by `drawChart` and when the colours change.
  *
  * @param {HTMLElement} element
  * @param {{plotly: string, axes: object, traces: Function, from?: number}} options see Chart
@@ -71,7 +71,7 @@ function onSight(chart, entries) {
   drawChart(chart);
 }
 
-/** Draws what `traces` says now, when the drawings before are done. */
+/** Draws the chart's current traces after all earlier drawings have finished. */
 export function drawChart(chart) {
   if (!chart.visible) return;
   chart.waiting = chart.waiting.then(async () => {
@@ -103,7 +103,7 @@ export function stopChart(chart) {
   if (chart.drawn) window.Plotly.purge(chart.element);
 }
 
-/** Plotly's layout in the present colours. */
+/** Plotly's layout in the current colours. */
 function layout({ axes, from }, lines) {
   const ink = { color: colour("ink") };
   const axis = { tickangle: 0, gridcolor: colour("line"), linecolor: colour("line-strong"), zeroline: false, automargin: true };
@@ -124,20 +124,23 @@ function layout({ axes, from }, lines) {
   };
 }
 
-/** The upright axis's range: to a fixed top, from zero, or as the lines have it. */
+/** The vertical axis's range: up to a fixed top, from zero, or fitted to the lines. */
 function rangeOf(top, from) {
   return top ? { range: [0, top] } : { rangemode: from === 0 ? "tozero" : "normal" };
 }
 
-/** What stands in a chart's place until it is drawn. */
+/** The text that a chart's element shows until the chart is drawn. */
 function waitNote() {
   const note = document.createElement("p");
   note.className = "chart__wait";
-  note.textContent = "The chart is on its way …";
+  note.textContent = "Loading the chart …";
   return note;
 }
 
-/** Puts Plotly's texts where they stand once more, above the layers that it has for the pointer. */
+/**
+ * Shows Plotly's texts again as HTML, on top of the chart; the style sheet hides the originals. Plotly covers its own
+ * texts with layers for the pointer, so that axe-core cannot decide whether their contrast is sufficient.
+ */
 function setTexts(element) {
   const layer = element.querySelector(".chart__texts") ?? document.createElement("div");
   layer.className = "chart__texts";
@@ -155,7 +158,7 @@ function setTexts(element) {
   element.append(layer);
 }
 
-/** Fills a table's body while its `details` is open; newest rows come first. */
+/** Returns a function that fills a table from `rows`, if its `details` is open; opening it fills it as well. */
 export function makeTable(details, rows) {
   function fill() {
     if (!details.open) return;

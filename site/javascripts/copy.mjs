@@ -1,4 +1,4 @@
-// A button in each block of code that copies it.
+// Adds a copy button to each block of code.
 
 const SHOWN_MS = 2000;
 
@@ -17,7 +17,7 @@ export function addCopyButtons(root) {
   }
 }
 
-/** Whether the text is in the clipboard; where the browser forbids that, the text is selected instead. */
+/** Copies a text; resolves to whether that worked. If the browser forbids it, the text is selected instead. */
 async function copied(code) {
   try {
     await navigator.clipboard.writeText(code.textContent.trim());

@@ -1,6 +1,6 @@
-// New elements of the document.
+// Creates elements.
 
-/** An element with children: nodes, or texts, which are never read as HTML. */
+/** An element with children: nodes, or texts, which are never interpreted as HTML. */
 export function element(tag, children) {
   const made = document.createElement(tag);
   made.append(...children);

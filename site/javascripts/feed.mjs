@@ -1,9 +1,10 @@
-// What is known of a run, and how it stands in words. live.mjs keeps it up to date.
+// The page's knowledge of a run, and the run's status in words. live.mjs keeps it up to date.
 
 import { showCount, showDate, showDuration } from "./format.mjs";
 
 /**
- * @typedef {object} Feed what is known of a run; run, state and the lists are as the monitor's documents have them
+ * @typedef {object} Feed the page's knowledge of a run; run, state and the lists are copied from the monitor's
+ *   documents
  * @property {"loading" | "none" | "known"} phase
  * @property {object | null} run
  * @property {object | null} state
@@ -12,15 +13,15 @@ import { showCount, showDate, showDuration } from "./format.mjs";
  * @property {object[]} volunteers the leaderboard
  * @property {object[]} snapshots
  * @property {object[]} events
- * @property {boolean} changed whether more than the time went on since this was told last
- * @property {number} age seconds since the last answer
- * @property {number} now the server's clock
- * @property {boolean} lost whether answers are overdue
+ * @property {boolean} changed whether anything but the times has changed since the page was told last
+ * @property {number} age of the shown state, in seconds
+ * @property {number} now time by the server's clock, in seconds
+ * @property {boolean} lost whether an answer is overdue
  */
 
 const LISTS = ["peers", "volunteers", "snapshots", "events"];
 
-/** @returns {Feed} with nothing in it */
+/** @returns {Feed} an empty one */
 export function emptyFeed(phase) {
   return {
     phase, run: null, state: null, epochs: [], peers: {}, volunteers: [], snapshots: [], events: [],
@@ -28,18 +29,18 @@ export function emptyFeed(phase) {
   };
 }
 
-/** Whether a state comes from another run, or from the same one after it went back to an earlier checkpoint. */
+/** Whether a state is earlier than the known one: another run's, or the same run's after a return to a checkpoint. */
 export function isBefore(state, known) {
   return Boolean(known) && (state.epoch ?? -1) < (known.epoch ?? -1);
 }
 
-/** Adds new epochs to those that are known; one that is known already is replaced. */
+/** Adds new epochs to the known ones; a new epoch replaces the known epoch of the same number. */
 export function merged(epochs, news) {
   const known = new Map([...epochs, ...news].map((row) => [row.epoch, row]));
   return [...known.values()].sort((a, b) => a.epoch - b.epoch);
 }
 
-/** Takes over the lists of some documents. */
+/** Copies the lists of several documents into the feed. */
 export function takeLists(feed, documents) {
   for (const document of documents) {
     for (const list of LISTS) if (list in document) feed[list] = document[list];
@@ -47,14 +48,14 @@ export function takeLists(feed, documents) {
 }
 
 /**
- * Brings the times of a feed up to date.
+ * Updates the times of a feed.
  *
- * The age is that of what is shown: an answer that the server has just given may tell of a state long ago. A run that is
- * over gets no older by itself.
+ * The age is the shown state's, not the last answer's: a server may answer with an old state. For a run that is over
+ * only the last answer's age counts, because its state does not change.
  *
  * @param {Feed} feed
- * @param {{now: number, serverAhead: number, answeredAt: number}} clock seconds: this computer's clock, by how much the
- *   server's is ahead, and when the last answer came (0: none yet)
+ * @param {{now: number, serverAhead: number, answeredAt: number}} clock in seconds: this computer's clock, by how much
+ *   the server's clock is ahead, and the time of the last answer (0: none yet)
  */
 export function tellTime(feed, { now, serverAhead, answeredAt }) {
   const isGoingOn = feed.phase === "known" && !isOver(feed);
@@ -63,12 +64,12 @@ export function tellTime(feed, { now, serverAhead, answeredAt }) {
   feed.lost = isGoingOn && feed.age > overdueAfter(feed);
 }
 
-/** Whether nobody trains this run any more. */
+/** Whether the run has ended. */
 export function isOver(feed) {
   return feed.state?.status === "finished" || feed.state?.status === "stopped";
 }
 
-/** How the run stands: {kind, label, text}, in words for people. */
+/** The run's status, {kind, label, text}. */
 export function describe(feed) {
   if (feed.phase === "loading") return { kind: "loading", label: "Looking", text: "Looking for a run …" };
   if (feed.phase === "none") {
@@ -81,7 +82,7 @@ export function describe(feed) {
   return describeResting(feed.state) ?? describeGoingOn(feed);
 }
 
-/** A run that nobody trains now; undefined for others. */
+/** The status of a run that nobody trains now; undefined for other runs. */
 function describeResting({ status, epoch, last_epoch_at }) {
   const ended = last_epoch_at ? ` on ${showDate(last_epoch_at)}` : "";
   const after = epoch === null ? "before its first epoch" : `after epoch ${showCount(epoch)}`;
@@ -107,7 +108,7 @@ function describeGoingOn(feed) {
   return { kind: "running", label: "Live", text: `Training now: ${where}.` };
 }
 
-/** Seconds without a finished epoch that are longer than usual: six of the last epochs' mean, at least a minute. */
+/** Seconds without a finished epoch after which a run counts as slow: six times the recent mean, at least a minute. */
 function slowAfter(epochs) {
   const times = epochs.slice(-20).map((row) => row.time);
   if (times.length < 3) return 180;
@@ -119,7 +120,7 @@ function overdueAfter(feed) {
   return Math.max(8, 3 * (feed.state.updated_every_seconds ?? 2));
 }
 
-/** Seconds until the monitor is asked again: as often as it has news, and less often where none is expected soon. */
+/** Seconds until the next question to the monitor: its own interval, or longer if no news is expected soon. */
 export function pauseAfter(feed) {
   if (isOver(feed) && feed.state.active_peers === 0) return 30;
   return feed.phase === "none" ? 15 : (feed.state?.updated_every_seconds ?? 2);

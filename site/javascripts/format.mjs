@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Numbers and times as texts for readers.
 
 /** 1250000 -> "1 250 000", with spaces that do not break. */
 export function showCount(count) {

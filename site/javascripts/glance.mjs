@@ -1,4 +1,4 @@
-// The run at a glance, on the home page.
+// The summary of a run on the home page.
 
 import { element } from "./elements.mjs";
 import { describe, isOver } from "./feed.mjs";
@@ -45,7 +45,10 @@ function drawn({ file, prompt }) {
   return element("figure", [image, element("figcaption", [prompt])]);
 }
 
-/** Loss, and below it the volunteers, in a picture of 300 x 102: the same as `spark_svg` of site/builder/dashboard/curves.py. */
+/**
+ * Loss, and volunteers below it, as a picture of 300 x 102; the same as `spark_svg` of
+ * site/builder/dashboard/curves.py.
+ */
 function curve(points, peers) {
   const { loss, people, label } = curvePaths(points, peers);
   const svg = svgElement("svg", { viewBox: "0 0 300 102", role: "img", "aria-label": label });
@@ -60,10 +63,10 @@ function svgElement(tag, attributes) {
 }
 
 /**
- * The curve's points, the volunteers' path, and both in words.
+ * The loss as the points of a polyline, the volunteers as an SVG path, and a label with both in words.
  *
  * @param {number[][]} points [epoch, loss], the oldest first
- * @param {number[][]} peers [epoch, how many volunteers]
+ * @param {number[][]} peers [epoch, number of volunteers]
  */
 export function curvePaths(points, peers) {
   const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];

@@ -1,7 +1,7 @@
-// A command as it wraps: between words only, whatever hyphens and slashes they have. The same as
-// site/builder/markup/listings.py makes of the commands that stand in the HTML.
+// Shows a command so that lines break only between its words. Browsers also break lines at hyphens and slashes, so each
+// word with one is wrapped in a span. site/builder/markup/listings.py does the same with the commands in the HTML.
 
-/** Words that stay are not touched: commands mostly differ by a few. */
+/** Shows a command. It changes only the words that differ, because this runs at each answer. */
 export function setCommand(place, text) {
   let line = place.firstElementChild;
   if (place.childNodes.length !== 1 || !line?.matches(".line")) {

@@ -1,5 +1,5 @@
-// Follows a run through /live/*.json of the site's own origin: the monitor answers there while a run is on; on a
-// static site the same paths hold the recorded run, or an empty run.json if no run was recorded.
+// Follows a run through /live/*.json on the site's own origin. During a run the monitor serves these addresses; on a
+// static site they are files with the recorded run, or an empty run.json if no run was recorded.
 
 import { emptyFeed, isBefore, merged, pauseAfter, takeLists, tellTime } from "./feed.mjs";
 
@@ -10,30 +10,30 @@ const TOLD_EVERY_MS = 1000;
 
 const now = () => Date.now() / 1000;
 
-/** Address of a file that a document names by its absolute path, also where the site lies below a sub-path. */
+/** Address of a file that a document names by an absolute path; also correct if the site is served below a sub-path. */
 export function siteURL(path) {
   return new URL(path.replace(/^\//, ""), ROOT).href;
 }
 
 /**
  * @typedef {object} Following
- * @property {Feed} feed what is known; see feed.mjs
+ * @property {Feed} feed see feed.mjs
  * @property {(feed: Feed) => void} onChange
- * @property {string[]} documents which ones to ask for, beside the run, its state and its history
+ * @property {string[]} documents those to ask for besides the run, its state and its history
  * @property {boolean} stopped
- * @property {number} turn which loop goes on: one that finds another number here ends
+ * @property {number} turn number of the current loop: a loop that finds another number here ends
  * @property {number} timer of the next question
- * @property {number} answeredAt when the last answer came, in seconds; 0 before the first
+ * @property {number} answeredAt time of the last answer in seconds; 0 before the first
  * @property {number} serverAhead by how many seconds the server's clock is ahead of this computer's
- * @property {number} restAt when all the documents are asked for again, even without a new epoch
+ * @property {number} restAt time at which all documents are asked for again, even without a new epoch
  */
 
 /**
- * Calls `onChange(feed)` with what is known of the run, at each news and at least every second.
+ * Calls `onChange(feed)` at each change of the run and every second, so that the page can show times.
  *
  * @param {object} options
- * @param {string[]} options.documents which of losses, leaderboard, pictures, events to follow
- * @returns function that stops it
+ * @param {string[]} options.documents which of losses, leaderboard, pictures and events to follow
+ * @returns {() => void} stops following
  */
 export function followRun(onChange, { documents = [] } = {}) {
   const feed = emptyFeed("loading");
@@ -50,18 +50,18 @@ export function followRun(onChange, { documents = [] } = {}) {
   };
 }
 
-/** The reader sees the page again: what happened meanwhile is asked at once. */
+/** Asks at once when the page becomes visible again: the loop may have paused for long. */
 function goOn(following) {
   if (document.hidden) return;
   clearTimeout(following.timer);
   loop(following, ++following.turn);
 }
 
-/** Asks again and again, but nothing while nobody sees the page. */
+/** Asks at intervals, except while the page is hidden. */
 async function loop(following, mine) {
   if (!document.hidden) {
     const { phase } = following.feed;
-    // An answer that does not come shows by the age of the last one, and is asked for again.
+    // A failed request needs no message of its own: the state's age grows on the page, and the next turn asks again.
     await update(following).catch(() => {});
     if (following.stopped || mine !== following.turn) return;
     if (following.feed.phase !== phase) following.feed.changed = true;
@@ -70,7 +70,7 @@ async function loop(following, mine) {
   following.timer = setTimeout(loop, pauseAfter(following.feed) * 1000, following, mine);
 }
 
-/** Tells the page what is known now. */
+/** Passes the feed with current times to the page. */
 function tell(following) {
   const { feed } = following;
   tellTime(feed, { ...following, now: now() });
@@ -78,7 +78,7 @@ function tell(following) {
   feed.changed = false;
 }
 
-/** Asks for the run, while none is known, and for its state; for the rest where that says that there is something new. */
+/** Asks for the run until one is known, and for its state; if the state is new, also for the other documents. */
 async function update(following) {
   const { feed } = following;
   const first = feed.phase !== "known";
@@ -86,7 +86,7 @@ async function update(following) {
   const state = await get(following, "state.json");
   const before = feed.state;
   if (isBefore(state, before)) {
-    // What was drawn is another run's, or comes again: all of it is forgotten.
+    // All that is known belongs to another run, or to epochs that will be trained again, so it is dropped.
     Object.assign(feed, emptyFeed("loading"));
     return update(following);
   }
@@ -98,7 +98,7 @@ async function update(following) {
   following.answeredAt = now();
 }
 
-/** Whether there is a run. */
+/** Asks for the run; resolves to whether there is one. */
 async function findRun(following) {
   const run = await get(following, "run.json").catch(() => null);
   if (run?.run_id) following.feed.run = run;
@@ -108,7 +108,7 @@ async function findRun(following) {
 
 async function updateRest(following) {
   const { feed, documents } = following;
-  // The last two epochs come once more: what volunteers report late changes them.
+  // The last two epochs are asked for again, because late reports of volunteers change them.
   const since = feed.epochs.length ? `?since=${feed.epochs.at(-1).epoch - 2}` : "";
   const names = [`history.json${since}`, ...documents.map((name) => `${name}.json`)];
   const [history, ...others] = await Promise.all(names.map((name) => get(following, name)));

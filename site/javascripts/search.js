@@ -1,9 +1,10 @@
-// Search, from the first letter on. The theme hands its search worker the index of all pages as soon as a page is there;
-// working that in takes a tenth of a second of a processor, while the page starts, and most readers search nothing. So
-// this worker stands before the theme's: it keeps the index until something is asked. It is named by the site's
-// configuration, its query names the theme's (site/overrides/main.html).
+// Delays the theme's search until the reader types the first letter. The theme sends the index of all pages to its
+// search worker when a page loads, and processing it takes a tenth of a CPU second while the page starts; most readers
+// never search. So the theme starts this worker instead, which keeps the index and starts the theme's worker at the
+// first query. site/overrides/main.html puts this worker's address into the theme's configuration, with the theme's
+// worker as the address's query.
 //
-// Messages are the theme's: {type, data}, where an index is answered by "ready" and a query by its result.
+// Messages are the theme's: {type, data}. An index is answered by "ready", a query by its result.
 
 const [INDEX, READY, , RESULT] = [0, 1, 2, 3];
 const THEME = new URL(`../assets/javascripts/workers/${location.search.slice(1)}`, location);
@@ -23,7 +24,7 @@ onmessage = ({ data }) => {
   } else postMessage({ type: RESULT, data: { items: [] } });
 };
 
-/** The theme's worker with the index; what was asked last is asked when it is ready. */
+/** Starts the theme's worker with the index, and sends it the last query when it is ready. */
 function begin() {
   const worker = new Worker(THEME);
   worker.onmessage = ({ data }) => {

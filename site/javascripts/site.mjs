@@ -1,5 +1,5 @@
-// Starts the living parts of a page. Each is a module of its own, fetched only where a page has that part.
-// The theme swaps pages without reloading (document$ tells), so a part is also stopped when its page goes.
+// Starts the interactive parts of a page. Each part is a module of its own, fetched only for pages that have the part.
+// The theme swaps pages without reloading and announces that through document$, so parts must also be stopped.
 
 import { addCopyButtons } from "./copy.mjs";
 import { startTerms } from "./terms.mjs";
@@ -12,7 +12,7 @@ const PARTS = {
   join: () => import("./join/page.mjs"),
 };
 
-/** A network that fails for a moment is asked again, after these. */
+/** Pauses before a module is asked for again: a network may fail for a moment. */
 const AGAIN_AFTER_MS = [500, 2000, 5000];
 
 const running = new Map();
@@ -41,7 +41,7 @@ document$.subscribe(async () => {
   }
 });
 
-/** A part's module; undefined where it cannot be had. */
+/** A part's module; undefined if it cannot be loaded. */
 async function loaded(part) {
   for (const pause of [...AGAIN_AFTER_MS, null]) {
     try {
@@ -53,23 +53,24 @@ async function loaded(part) {
   }
 }
 
-/** Some browsers ask no second time for a module that failed: then a reload does. */
+/** Shows a message with a button that reloads the page: some browsers never ask again for a module that failed. */
 function tellMissing(element) {
   const line = document.createElement("p");
   const button = document.createElement("button");
   line.className = "refusal";
   line.role = "alert";
-  line.textContent = "A part of this page could not be loaded, so that nothing can be set here. ";
+  line.textContent = "A script of this page could not be loaded, so its controls do not work. ";
   button.type = "button";
   button.className = "small";
-  button.textContent = "Load the page again";
+  button.textContent = "Reload the page";
   button.addEventListener("click", () => location.reload());
   line.append(button);
   element.before(line);
 }
 
-// The reader's colours are set before anything is painted (overrides/partials/javascripts/palette.html); charts need to
-// know when they change, and the browser's own bars, which take them when the page stands.
+// Announces a change of colours to the charts and to the browser's own bars. The first colours are set elsewhere,
+// before anything is painted (overrides/partials/javascripts/palette.html). The bars get theirs after the first frame,
+// because reading a computed style earlier would delay it.
 new MutationObserver(() => document.dispatchEvent(new CustomEvent("palette"))).observe(document.body, {
   attributeFilter: ["data-md-color-scheme"],
 });
@@ -82,8 +83,8 @@ function colourBars() {
 document.addEventListener("palette", colourBars);
 requestAnimationFrame(() => setTimeout(colourBars));
 
-// After the first visit the site is there without a network as well; the visit itself comes first. Where browsers
-// forbid that, nothing is lost.
+// The service worker makes the site work without a network after the first visit. It is registered late, because it
+// downloads the whole site, which would slow the visit itself. A browser that forbids service workers loses only that.
 const KEPT_AFTER_MS = 3000;
 setTimeout(() => {
   navigator.serviceWorker?.register(new URL("../service-worker.js", import.meta.url)).catch(() => {});

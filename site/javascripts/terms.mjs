@@ -1,16 +1,17 @@
-// The sentence behind a word of the glossary, in place: by pointer, by keyboard, and by touch, where the first tap opens it
-// and the second follows the link. Without this script the word is a link to the glossary, and a pointer shows its title.
+// Shows the definition of a glossary term beside the word: by pointer, by keyboard, and by touch, where the first tap
+// shows the definition and the second follows the link. Without this script a term is a link with the definition as
+// title.
 
 const LEFT_AFTER_MS = 200;
 const GAP = 6;
 
-/** The one box for all sentences; made when it is first needed. */
+/** The one box for all definitions; created when first needed. */
 let tip = null;
-/** The word whose sentence is in sight. */
+/** The term whose definition is shown. */
 let opened = null;
-/** Timer of its closing, when the pointer has left it. */
+/** Timer that closes the definition after the pointer has left. */
 let leaving = 0;
-/** Whether the reader's last touch of the page was by a finger. */
+/** Whether the last press on the page was by touch. */
 let touched = false;
 
 const termAt = (target) => target?.closest?.("a.term") ?? null;
@@ -22,7 +23,7 @@ export function startTerms() {
   document.addEventListener("focusout", close);
   document.addEventListener("keydown", ({ key }) => key === "Escape" && close());
   document.addEventListener("scroll", onScroll, { passive: true, capture: true });
-  // Before the theme's own listener, which would follow the link.
+  // In the capture phase, so that it runs before the theme's listener, which would follow the link.
   document.addEventListener("click", onClick, { capture: true });
 }
 
@@ -46,7 +47,7 @@ function onFocus({ target }) {
   else if (target.matches(":focus-visible")) open(target);
 }
 
-/** Who tabs to a word may thereby scroll the page: then the sentence stays with the word. */
+/** Closes the definition, except that of the term with the focus: moving the focus there may have scrolled the page. */
 function onScroll() {
   if (!opened) return;
   if (document.activeElement === opened) place(opened);
@@ -67,7 +68,7 @@ function open(term) {
   close();
   if (term.title) {
     term.dataset.meaning = term.title;
-    term.removeAttribute("title"); // or the browser's own would come as well
+    term.removeAttribute("title"); // otherwise the browser would show its own tooltip as well
   }
   tip ??= made();
   tip.textContent = term.dataset.meaning;
@@ -94,7 +95,7 @@ function made() {
   return element;
 }
 
-/** Below the word, or above it where there is no room; never beyond the window. */
+/** Places the box below the term, or above it if there is no room below; never beyond the window's sides. */
 function place(term) {
   const word = term.getClientRects()[0];
   const { width, height } = tip.getBoundingClientRect();

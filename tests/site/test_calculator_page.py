@@ -434,7 +434,7 @@ def test_a_script_that_cannot_be_had_is_said_to_be_missing(open_page):
     page.route("**/javascripts/calculator/form.mjs", lambda route: route.abort())
     page.clock.install()
     page.goto(page.url.replace("404.html", "calculator/"))
-    again = page.get_by_role("alert").get_by_role("button", name="Load the page again")
+    again = page.get_by_role("alert").get_by_role("button", name="Reload the page")
     for _ in range(4):
         page.wait_for_load_state("networkidle")
         page.clock.run_for(5000)
@@ -728,12 +728,12 @@ def test_without_its_runtime_the_page_falls_back(open_page, server, built_site, 
         shows(page, DEFAULT)
     else:
         expect(state).to_have_attribute("data-state", "failed", timeout=60_000)
-        expect(message(page)).to_contain_text(re.compile(r"The command below answers anywhere\.$"))
+        expect(message(page)).to_contain_text(re.compile(r"The command below works without a browser\.$"))
         shows(page, DEFAULT)
         page.get_by_label("Micro-batch").first.fill("2")
         page.get_by_label("GPU to fit").select_option("Another card …")
         page.get_by_label("Offload the optimizer").check()
-        expect(message(page)).to_contain_text("for what the form says; the numbers are of another setup")
+        expect(message(page)).to_contain_text("for the setup in the form; the numbers shown belong to another setup")
         setup = {**DEFAULT, "micro_batch_size": 2, "offload_optimizer": True}
         words = on_cpython(setup, "cuda-20gb")["texts"]["command"].split(" --")
         told = "words => document.querySelector('[data-slot=command]').textContent.split(' --').sort().join() === words"

@@ -197,7 +197,7 @@ def test_a_run_before_its_first_epoch(open_page, server):
     server.live["state"].update(epoch=None, loss=None, last_epoch_at=None)
     page = open_page("dashboard/")
     expect(page.locator("[data-slot=status-text]")).to_contain_text("the first epoch has not finished yet")
-    expect(page.locator("[data-slot=pictures-text]")).to_contain_text("No picture was drawn yet")
+    expect(page.locator("[data-slot=pictures-text]")).to_contain_text("No pictures yet")
 
 
 def test_charts_follow_the_palette(open_page, live):

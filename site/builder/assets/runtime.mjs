@@ -1,26 +1,27 @@
-// Makes the small Python for the browser: what the calculator really imports, compiled, in stored zips; and an image of
-// a started Python's memory, which spares the reader's browser the start.
+// Makes the browser's small Python: the modules that the calculator imports, compiled, in uncompressed zips; and a
+// snapshot, which is an image of a started Python's memory, so that the reader's browser need not start Python.
 //
 // node runtime.mjs PYODIDE CALCULATOR REQUESTS OUT
 //   PYODIDE     folder of the npm package
 //   CALCULATOR  the package's folder
-//   REQUESTS    JSON lists of [function of calculator.browser, request]: `every` to ask while modules are recorded,
-//               `first` what readers begin with
+//   REQUESTS    JSON lists of [function of calculator.browser, request]: `every` runs while imports are recorded,
+//               `first` runs before the snapshot is taken
 //   OUT         receives stdlib.zip, calculator.zip and snapshot.wasm
 //
-// Pyodide ships its standard library as source and compiles 145 modules at each start. Here Pyodide itself is started
-// once, runs the calculator over every request, and compiles what it had imported by then. Zips are stored, not
-// deflated: the web server's compression does better on them.
+// Pyodide ships its standard library as source and compiles 145 modules at each start. This program starts Pyodide
+// once, runs the calculator with every request, and compiles the modules that are imported by then. The zips are not
+// compressed, because the web server's compression of the whole file is better.
 //
-// snapshot.wasm is no WebAssembly: it has the name so that web servers compress it. It holds where the memory of a
-// Python that has imported all of that and answered the first requests differs from that of a fresh instance (site/javascripts/calculator/snapshot.mjs
-// reads it). The fresh half is in pyodide.asm.wasm already: 1 MB less to send.
+// snapshot.wasm is not WebAssembly; it has that name so that web servers compress it. It contains the difference
+// between the memory of a Python that has imported all these modules and answered the first requests, and the memory of
+// a fresh instance. The fresh memory comes from pyodide.asm.wasm anyway, so that 1 MB less is sent.
+// site/javascripts/calculator/snapshot.mjs reads the file.
 
 import fs from "node:fs";
 import path from "node:path";
 import { pathToFileURL } from "node:url";
 
-// The message alone: a trace would print Pyodide's one long line of source.
+// Prints the message only: a stack trace would contain Pyodide's source, which is one very long line.
 process.on("uncaughtException", (error) => {
   console.error(String(error.message).slice(0, 2000));
   process.exit(1);
@@ -123,7 +124,10 @@ gc.freeze()
   fs.writeFileSync(inOut("snapshot.wasm"), packed(image, head));
 }
 
-/** Length and head of the image, the number of runs, (start, length) of each, all as 32 bit; head; the runs' bytes. */
+/**
+ * The snapshot's file: the lengths of image and head, the number of runs, each run's start and length, all as 32-bit
+ * integers; then the head; then the runs' bytes. A run is a series of pages that differ from the fresh memory.
+ */
 function packed(image, head) {
   const PAGE = 4096;
   const runs = [];

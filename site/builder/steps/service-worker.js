@@ -1,8 +1,9 @@
-// Keeps the site for the time without a network. VERSION, FILES and LARGE stand above: site/builder/steps/offline.py
-// writes them from the built files.
+// Keeps a copy of the site for readers without a network. site/builder/steps/offline.py writes the constants VERSION,
+// FILES and LARGE above this text.
 //
-// Pages and scripts come from the network while there is one, so nobody sees an old site; what is named by its content
-// (the browser's Python, the charts) comes from here, once a reader has used it. The live run is never kept.
+// Pages and scripts come from the network if there is one, so that nobody sees an old site. Files whose address changes
+// with their content (the browser's Python, the charts' library) come from the copy, once a reader has used them. The
+// live run is never kept.
 
 const SITE = `site-${VERSION}`;
 const NAMED_BY_CONTENT = "named-by-content";
@@ -45,7 +46,7 @@ async function fromNetwork(request) {
   }
 }
 
-/** Fetches what is not here yet; the browser's own cache usually has it. */
+/** Adds large files that a page has used. The browser's HTTP cache usually has them, so this downloads nothing. */
 async function keepUsed(paths) {
   const cache = await caches.open(NAMED_BY_CONTENT);
   for (const path of paths.filter((one) => LARGE.includes(one))) {

@@ -1,6 +1,6 @@
-// The page's address, which holds everything that the reader has set: the setup, and the pinned setups as queries.
+// The page's address. It contains everything that the reader has set: the setup, and each pinned setup as a query.
 
-/** The address of a setup and of the pinned ones, at the page that `href` names. */
+/** The address of the page at `href` for a setup and the pinned setups. */
 export function addressOf(href, query, pinned) {
   const url = new URL(href);
   const whole = new URLSearchParams(query);
@@ -10,13 +10,13 @@ export function addressOf(href, query, pinned) {
   return url.href;
 }
 
-/** What an address holds. */
+/** The setup and the pinned setups in an address. */
 export function partsOf(search) {
   const query = new URLSearchParams(search);
   return { query, pinned: query.getAll("pin") };
 }
 
-/** The join page with what a volunteer may choose; the rest of a setup is the run's own. */
+/** The join page's address with the choices that are a volunteer's own; the run's recipe sets all others. */
 export function joinAddress(href, { config, model, micro_batch_size, gpu }) {
   const url = new URL(href);
   const chosen = new URLSearchParams({ micro_batch_size });
@@ -26,7 +26,7 @@ export function joinAddress(href, { config, model, micro_batch_size, gpu }) {
   return url.href;
 }
 
-/** Puts an address into the browser's bar: "push" makes a step of the history, "replace" changes the present one. */
+/** Puts an address into the browser's bar: "push" adds a history entry, "replace" changes the current one. */
 export function goTo(url, how) {
   if (url === location.href) return;
   if (how === "push") history.pushState(history.state, "", url);

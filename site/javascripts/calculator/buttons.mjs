@@ -1,4 +1,4 @@
-// The buttons beside the form: a pasted config.json, a copied link, saved files.
+// The buttons beside the form: use a pasted config.json, copy a link, save files.
 
 import { usePasted } from "./form.mjs";
 
@@ -7,7 +7,9 @@ const SHOWN_MS = 2000;
 /**
  * @param {(name: string) => HTMLElement} slot
  * @param {Form} form
- * @param {object} page askPython(function, request) -> answer, or {error}; changed() to be called when the form was changed
+ * @param {object} page askPython(function, request) -> answer, or {error}; changed(), which this calls after a change
+ *   of
+ *   the form
  */
 export function startPasting(slot, form, page) {
   const text = slot("config-text");
@@ -26,7 +28,7 @@ export function startPasting(slot, form, page) {
   });
 }
 
-/** Says how a pasted text was read; the field is focused where it was refused, since its note says why. */
+/** Shows whether a pasted text was accepted. A refused one gets the focus, so that a screen reader reads the reason. */
 function showReading(slot, error) {
   const text = slot("config-text");
   slot("config-note").textContent = error ?? "It is in use.";
@@ -45,7 +47,7 @@ export function startSharing(button) {
 
 /**
  * @param {(name: string) => HTMLElement} slot
- * @param {object} page askExport() -> what to save, or {error}; say(sentence)
+ * @param {object} page askExport() -> {json, csv}, or {error}; say(sentence)
  */
 export function startSaving(slot, page) {
   for (const kind of ["json", "csv"]) {

@@ -1,17 +1,18 @@
-// A text field that proposes: the pattern "editable combobox with list autocomplete" of the ARIA practices guide.
+// A text field with a list of proposals: the pattern "Editable Combobox With List Autocomplete" of the ARIA Authoring
+// Practices Guide.
 
 /**
  * @typedef {object} Combobox
  * @property {HTMLInputElement} input
  * @property {HTMLElement} list
- * @property {HTMLElement[]} options all of the list's; those that do not match are hidden
- * @property {number} active place of the proposed option among the shown ones, or -1
+ * @property {HTMLElement[]} options all options; those that do not match are hidden
+ * @property {number} active index of the highlighted option among the visible ones, or -1
  * @property {() => void} onChoice
  */
 
 /**
  * @param {HTMLInputElement} input its aria-controls names a `ul[role=listbox]` of `li[role=option][data-value]`
- * @param {() => void} onChoice called after an option was taken
+ * @param {() => void} onChoice called after an option was chosen, and when the field loses the focus
  */
 export function makeCombobox(input, onChoice) {
   const list = document.getElementById(input.getAttribute("aria-controls"));
@@ -24,7 +25,8 @@ export function makeCombobox(input, onChoice) {
     close(box);
     onChoice();
   });
-  // The field keeps the focus while the list is clicked.
+  // Without this, a press on the list would take the focus from the field, and `blur` would close the list before the
+  // click.
   list.addEventListener("pointerdown", (event) => event.preventDefault());
   list.addEventListener("click", ({ target }) => {
     const option = target.closest("[role=option]");
@@ -39,7 +41,7 @@ const isValueOf = ({ input }) => (option) => option.dataset.value === input.valu
 function onInput(box, event) {
   open(box, box.input.value);
   activate(box, shown(box).length ? 0 : -1);
-  // Half a name is a search, no model yet: the form does not hear of it.
+  // Half a name is a search, not a model. If the event reached the form, Python would refuse a model for each letter.
   if (!box.options.some(isValueOf(box))) event.stopPropagation();
   else close(box);
 }
@@ -61,7 +63,9 @@ const KEYS = {
   },
 };
 
-/** One option up or down, round and round; a closed list opens at the present value. */
+/**
+ * Moves the highlight one option up or down, from either end to the other. Opens a closed list at the field's value.
+ */
 function step(box, event, by) {
   event.preventDefault();
   if (!isOpen(box)) {
@@ -86,26 +90,26 @@ function close(box) {
   activate(box, -1);
 }
 
-/** Shows the options that match a text. */
+/** Shows only the options that match a text. */
 function narrow(box, text) {
   const words = wordsOf(text);
   for (const option of box.options) option.hidden = !matches(option.textContent, words);
   box.list.querySelector("[data-slot=none]").hidden = shown(box).length > 0;
 }
 
-/** What a reader types, as words: "gpt-2 XL" -> ["gpt", "2", "xl"]. */
+/** The words in a search text: "gpt-2 XL" -> ["gpt", "2", "xl"]. */
 export function wordsOf(text) {
   return text.toLowerCase().split(/[^a-z0-9.]+/).filter(Boolean);
 }
 
-/** Every word must stand somewhere in the option, whatever the punctuation. */
+/** Whether an option contains every word; punctuation does not matter. */
 export function matches(text, words) {
   const plain = text.toLowerCase();
   const bare = plain.replace(/[^a-z0-9.]/g, "");
   return words.every((word) => plain.includes(word) || bare.includes(word));
 }
 
-/** Proposes the option at a place among those shown; at -1 none. */
+/** Highlights the option with an index among the visible ones; -1 highlights none. */
 function activate(box, index) {
   box.active = index;
   for (const option of box.options) option.removeAttribute("aria-selected");

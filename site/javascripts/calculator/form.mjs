@@ -1,24 +1,24 @@
-// The form: its controls are read as texts and written from them, and it shows what applies to the setup.
-// What the texts mean is in setup.mjs.
+// The calculator's form. It reads and writes its controls as texts, and shows which fields apply to the setup.
+// setup.mjs interprets the texts.
 
 import { ANOTHER_CARD, cardOf, fitting, memoryOf, neighbours, queryFor, requestFor, valuesFrom } from "./setup.mjs";
 import { inLabels, isNamed, namesOf } from "./words.mjs";
 
-/** Of a model that is not known. */
+/** For an unknown model. */
 const NOTHING_OWN = { placeholders: {} };
 
 /**
  * @typedef {object} Form the form's state
  * @property {HTMLFormElement} element
- * @property {Record<string, Own>} models each model's own values, as calculator/page/models.py gives them
- * @property {HTMLElement[]} controls those that make a setup, in the page's order
- * @property {Field[]} fields the same controls, as setup.mjs knows them
- * @property {HTMLInputElement} card the memory of a card that the list of GPUs does not name
- * @property {HTMLElement} configUsed the button that is there while a pasted config.json is in use
- * @property {Values} defaults the page's first setup
- * @property {Own | null} pasted what the pasted model brings along
- * @property {object} shown what applies, as the form shows it now; see `fitting` in setup.mjs
- * @property {HTMLElement[]} marked controls that the last refusal named
+ * @property {Record<string, Own>} models each model's own values, from calculator/page/models.py
+ * @property {HTMLElement[]} controls the controls that make up a setup, in the page's order
+ * @property {Field[]} fields the same controls as data for setup.mjs
+ * @property {HTMLInputElement} card the memory of a GPU that the list does not name
+ * @property {HTMLElement} configUsed button that is visible while a pasted config.json is in use
+ * @property {Values} defaults the setup that the page shows first
+ * @property {Own | null} pasted the pasted model's own values
+ * @property {object} shown which fields apply, as the form shows it now; see `fitting` in setup.mjs
+ * @property {HTMLElement[]} marked the controls that the last refusal named
  */
 
 /** @returns {Form} */
@@ -40,7 +40,7 @@ export function makeForm(element, models) {
   return form;
 }
 
-/** A control as data. What may change, and what takes the browser some time to find, is looked up when it is asked for. */
+/** A control as data. Getters read what may change, and what is slow to look up and rarely needed. */
 function fieldOf(control) {
   const { kind, usual } = control.dataset;
   return {
@@ -64,7 +64,7 @@ function proposals(control) {
   return [...list.querySelectorAll("[data-value]")].map(({ dataset }) => ({ value: dataset.value }));
 }
 
-/** Every control's value as text; an empty text asks for the model's own. */
+/** Every control's value as a text; an empty text means the model's own value. */
 export function readForm(form) {
   return Object.fromEntries(form.controls.map((control) => [control.name, textOf(control, form.card)]));
 }
@@ -75,10 +75,10 @@ function textOf(control, card) {
   return control.name === "gpu" && text === ANOTHER_CARD ? cardOf(card.value.trim()) : text;
 }
 
-/** Sets the controls; those that `values` leaves out get the page's first value. */
+/** Sets all controls; those that `values` omits get their default. */
 export function writeForm(form, values) {
   for (const control of form.controls) writeControl(control, values[control.name] ?? form.defaults[control.name], form.card);
-  unfoldChanged(form);
+  openChangedSections(form);
   showFitting(form);
 }
 
@@ -92,14 +92,17 @@ function writeControl(control, value, card) {
   }
 }
 
-/** A list can only show what it offers: an address may name something else, which Python then refuses with a sentence. */
+/**
+ * Adds an unknown value to a list. An address may contain one; without an option for it the list would show another
+ * value than the one that Python refuses.
+ */
 function offer(list, value) {
   if ([...list.options].some((option) => option.value === value)) return;
   list.add(new Option(`${value.slice(0, 40)} (unknown)`, value));
 }
 
-/** What an address sets is in sight. */
-function unfoldChanged(form) {
+/** Opens the folded sections in which a control differs from its default, so that every changed value is visible. */
+function openChangedSections(form) {
   const values = readForm(form);
   const changed = form.controls.filter(({ name }) => values[name] !== form.defaults[name]);
   for (const folded of form.element.querySelectorAll("details[data-fold]")) {
@@ -107,46 +110,46 @@ function unfoldChanged(form) {
   }
 }
 
-/** What the model of a setup brings along. */
+/** The own values of a setup's model. */
 function ownOf(form, values) {
   return (values.config ? form.pasted : form.models[values.model]) ?? NOTHING_OWN;
 }
 
-/** The request to Python of the form, or of other texts. */
+/** The request to Python for the form's texts, or for others. */
 export function requestOf(form, values = readForm(form)) {
   return requestFor(form.fields, values, ownOf(form, values));
 }
 
-/** What differs from the page's first setup, as a query of an address. */
+/** The fields that differ from their defaults, as an address's query. */
 export function queryOf(form, values = readForm(form)) {
   return queryFor(values, form.defaults);
 }
 
-/** The texts of all controls that a query stands for. */
+/** All controls' texts for a query; a control that the query does not name has its default. */
 export function valuesOf(form, query) {
   return { ...form.defaults, ...valuesFrom(new URLSearchParams(query), form.defaults) };
 }
 
-/** Short names of the setups of some queries; see `namesOf` in words.mjs. */
+/** Short names for the setups of several queries; see `namesOf` in words.mjs. */
 export function namesOfQueries(form, queries) {
   const setups = queries.map((query) => valuesOf(form, query));
   return namesOf(form.fields, setups, form.defaults, (values) => ownOf(form, values));
 }
 
-/** The requests that are one change away from the form; `changed` is the control that was changed last. */
+/** The requests that one change of the form would make; `changed` is the control that was changed last. */
 export function neighboursOf(form, changed) {
   const now = { changed: changed?.name, card: form.card.value.trim(), ownOf: (values) => ownOf(form, values) };
   return neighbours(form.fields, readForm(form), now);
 }
 
-/** Takes over what the pasted model brings along. */
+/** Uses the pasted model's own values, unless the reader has removed the model meanwhile. */
 export function usePasted(form, own) {
   if (!form.element.elements.config.value) return;
   form.pasted = own;
   showFitting(form);
 }
 
-/** Shows what applies to the setup. Only what differs from what is shown is looked up in the document. */
+/** Shows which fields apply to the setup. It touches only elements that change, because it runs at each key press. */
 export function showFitting(form, values = readForm(form)) {
   const { element, shown } = form;
   const next = fitting(values, ownOf(form, values));
@@ -163,7 +166,7 @@ function differing(now, before) {
   return Object.entries(now).filter(([name, value]) => value !== before[name]);
 }
 
-/** A control that cannot be combined with the rest is disabled, and its note says why; without a reason it is usable. */
+/** Disables a control and puts the reason into its note; with an empty reason it enables the control again. */
 function block(element, name, reason) {
   element.elements[name].disabled = Boolean(reason);
   const note = element.querySelector(`#note-${name}`);
@@ -171,12 +174,15 @@ function block(element, name, reason) {
   note.textContent = reason || note.dataset.usual;
 }
 
-/** A refusal in the page's words. */
+/** Python's refusal with the page's labels in place of keys. */
 export function refusalOf(form, sentence) {
   return inLabels(sentence, form.fields, form.card.labels[0].textContent);
 }
 
-/** Marks the controls that a refusal names, and no others. For a card by its memory, that is the memory. */
+/**
+ * Marks exactly the controls that a refusal names. If it names the GPU and the reader gave a card's memory, the
+ * memory's field is marked.
+ */
 export function markRefused(form, sentence) {
   for (const control of form.marked) control.removeAttribute("aria-invalid");
   const named = form.controls.filter(({ name }) => isNamed(name, sentence));

@@ -1,12 +1,12 @@
-// What a page has used is kept for the time without a network.
+// Keeps the large files that a page has used, so that it works without a network later.
 
 const kept = new Set();
 
 /**
- * Asks the service worker to keep the browser's Python, and more, once.
+ * Asks the service worker to keep the browser's Python and other files; each file is asked for once a visit.
  *
- * @param {object} runtime what the page knows of the browser's Python
- * @param {string[]} more other addresses, relative to the page
+ * @param {object} runtime Python's files; see python.mjs
+ * @param {string[]} more addresses of other files, relative to the page
  */
 export async function keepForOffline(runtime, more = []) {
   if (!navigator.serviceWorker) return;

@@ -1,9 +1,10 @@
-// The calculator's page. The first answer stands in the HTML; Python is fetched when the reader shows interest in the
-// form, or came by an address that names a setup. The address holds everything: each change is a step of the history.
+// The calculator's page. The HTML already contains the first answer. Python is fetched when the reader first touches
+// the form, or at load if the address names a setup. The address holds the whole state; each change adds a history
+// entry.
 //
-// At load       `start` makes the page's state, listens to the reader, and follows the address.
-// At a change   `changed` asks Python (`compute`) and notes the change in the history.
-// At an answer  `showAnswer` shows it; `afterwards` uses the time that the reader takes to look at it.
+// At load       `start` creates the page's state, adds the event listeners and reads the address.
+// At a change   `changed` asks Python (`compute`) and adds the change to the history.
+// At an answer  `showAnswer` shows it; `afterwards` schedules work for the time in which the reader looks at it.
 
 import { setCommand } from "../listing.mjs";
 import { addressOf, goTo, joinAddress, partsOf } from "./address.mjs";
@@ -19,30 +20,38 @@ import { makeSweep, stopSweep, updateSweep } from "./sweep.mjs";
 import { commandOf } from "./words.mjs";
 
 const STARTING = "Starting Python in your browser …";
-const SAID_AFTER_MS = 150;
+
+/**
+ * An answer that takes longer than this is reported as being computed. Most are faster, and a message would flicker.
+ */
+const COMPUTING_SHOWN_AFTER_MS = 150;
+/** A screen reader hears the total when the reader has paused for this long. */
 const SPOKEN_AFTER_MS = 600;
+/** Answers to likely next requests are computed after this pause, when the browser has painted the current answer. */
 const AHEAD_AFTER_MS = 30;
-const ADVISED_AFTER_MS = 300;
-const MOST_SAID = 500;
-const NOTED_WITHIN_MS = 100;
+/** Advice takes Python several answers' time, so it is asked for only when the reader pauses. */
+const ADVICE_AFTER_MS = 300;
+/** A change is added to the history when its answer is shown, but at most this much later. */
+const IN_HISTORY_WITHIN_MS = 100;
+const LONGEST_MESSAGE = 500;
 
 /**
  * @typedef {object} Page the page's state
- * @property {HTMLElement} root the calculator in the document
- * @property {object} runtime where the browser's Python is; see python.mjs
- * @property {AbortController} ended aborted when the theme has put another page in this one's place
- * @property {object} view the answer's places; see show.mjs
+ * @property {HTMLElement} root the calculator's element
+ * @property {object} runtime where to fetch the browser's Python; see python.mjs
+ * @property {AbortController} ended aborted when the theme has swapped in another page
+ * @property {object} view the elements that show the answer; see show.mjs
  * @property {Form} form see form.mjs
  * @property {object} pins the pinned setups; see pins.mjs
  * @property {object} sweep the chart over a range; see sweep.mjs
- * @property {object} answered the request that the numbers in sight belong to
- * @property {number} asked how often Python was asked: an answer counts only while nothing was asked after it
- * @property {boolean} awake whether Python was asked at all
- * @property {string} said what the live region says
- * @property {number} speaking timer of what the live region says when the reader rests
- * @property {HTMLElement | null} typing the control that is being typed into: all its changes are one step of the history
- * @property {number[]} pauses timers of what is done while the reader looks at an answer
- * @property {Promise} noted settled when the history has all changes until now: they are noted one after the other
+ * @property {object} answered the request whose answer is shown
+ * @property {number} asked number of requests so far: an answer is dropped if a later request exists
+ * @property {boolean} awake whether Python was asked for anything yet
+ * @property {string} said the message in the live region
+ * @property {number} speaking timer: when it ends, a screen reader hears the total
+ * @property {HTMLElement | null} typing the control that the reader types into: all its changes are one history entry
+ * @property {number[]} pauses timers of the work that is done while the reader looks at an answer
+ * @property {Promise} inHistory resolves when the history contains every change so far; changes are added one by one
  */
 
 /** Starts the page; returns what stops it. */
@@ -51,7 +60,7 @@ export function start(root) {
   listen(page);
   followAddress(page);
   showFitting(page.form);
-  tellJoin(page);
+  updateJoinLink(page);
   root.querySelectorAll("fieldset, button").forEach((part) => (part.disabled = false));
   updateSweep(page.sweep);
   return () => {
@@ -78,7 +87,7 @@ function makePage(root) {
     speaking: 0,
     typing: null,
     pauses: [],
-    noted: Promise.resolve(),
+    inHistory: Promise.resolve(),
   };
   page.pins = makePins(view.slot("pins"), pinsPage(page));
   page.sweep = makeSweep(view.slot("sweep"), {
@@ -89,7 +98,7 @@ function makePage(root) {
   return page;
 }
 
-/** What the pinned setups need of the page. */
+/** The part of the page that the pinned setups use; see `Pins` in pins.mjs. */
 function pinsPage(page) {
   const { form } = page;
   return {
@@ -99,15 +108,14 @@ function pinsPage(page) {
     names: (queries) => namesOfQueries(form, queries),
     refusal: (sentence) => refusalOf(form, sentence),
     open: (query) => open(page, query),
-    changed: () => (page.noted = page.noted.then(() => remember(page, "push"))),
+    changed: () => (page.inHistory = page.inHistory.then(() => remember(page, "push"))),
   };
 }
 
-/** Everything that the reader may do. */
 function listen(page) {
   const { form, view } = page;
   listenToForm(page);
-  makeCombobox(form.element.elements.model, () => presentAddress(page) !== location.href && changed(page, form.element.elements.model));
+  makeCombobox(form.element.elements.model, () => currentAddress(page) !== location.href && changed(page, form.element.elements.model));
   view.slot("choices").addEventListener("click", (event) => takeAdvice(page, event));
   startPasting(view.slot, form, { askPython: (name, request) => askOrError(page, name, request), changed: () => changed(page) });
   startSharing(view.slot("share"));
@@ -129,7 +137,10 @@ function listenToForm(page) {
   }
 }
 
-/** At load: an address that names a setup is answered at once, and until then no total of another one is in sight. */
+/**
+ * At load: shows the setup that the address names. Until its answer comes the total is "…", because the HTML's total
+ * belongs to another setup.
+ */
 function followAddress(page) {
   if (!location.search) return;
   readAddress(page);
@@ -145,7 +156,7 @@ function readAddress(page) {
   setPins(page.pins, pinned);
 }
 
-/** The reader went back or forward: the address is there already. */
+/** The reader went back or forward, so the browser has already changed the address. */
 function stepInHistory(page) {
   page.typing = null;
   readAddress(page);
@@ -158,19 +169,20 @@ function open(page, query) {
   changed(page);
 }
 
-/** Sets what the pressed button of the advice proposes. */
+/** Applies the changes that the pressed "Set it" button proposes. */
 function takeAdvice(page, event) {
   const button = event.target.closest("[data-changes]");
   if (!button) return;
   writeForm(page.form, { ...readForm(page.form), ...JSON.parse(button.dataset.changes) });
   changed(page);
-  // The button goes with its setup. A field in its place would bring a phone's keyboard up.
+  // The new advice removes the pressed button, and the focus with it. The total gets the focus instead: a form field
+  // would open a phone's keyboard.
   const total = page.view.slot("total");
   total.scrollIntoView({ block: "nearest" });
   total.parentElement.focus({ preventScroll: true });
 }
 
-/** A change by the reader: a field that is typed into makes one step of the history, however long it lasts. */
+/** Handles a change by the reader. All that is typed into one field is one history entry. */
 function changed(page, control = null) {
   const typed = isTyped(control);
   const how = typed && page.typing === control ? "replace" : "push";
@@ -178,35 +190,35 @@ function changed(page, control = null) {
   const values = readForm(page.form);
   const pinned = page.pins.list;
   const url = () => addressOf(location.href, queryOf(page.form, values), pinned);
-  // The browser takes its time to note a step: an answer that comes soon is shown first.
-  const soon = new Promise((resolve) => setTimeout(resolve, NOTED_WITHIN_MS));
-  const told = Promise.race([compute(page, control, values), soon]);
-  const rest = () => new Promise((resolve) => setTimeout(resolve));
-  page.noted = page.noted.then(() => told).then(rest).then(() => remember(page, how, url()));
+  // Adding a history entry takes the browser several milliseconds. Done first, it would delay the answer's frame.
+  const longEnough = new Promise((resolve) => setTimeout(resolve, IN_HISTORY_WITHIN_MS));
+  const answered = Promise.race([compute(page, control, values), longEnough]);
+  const nextTask = () => new Promise((resolve) => setTimeout(resolve));
+  page.inHistory = page.inHistory.then(() => answered).then(nextTask).then(() => remember(page, how, url()));
 }
 
 const isTyped = (control) => ["number", "part"].includes(control?.dataset.kind) || control?.name === "model";
 
-function presentAddress(page) {
+function currentAddress(page) {
   return addressOf(location.href, queryOf(page.form), page.pins.list);
 }
 
-function remember(page, how, url = presentAddress(page)) {
+function remember(page, how, url = currentAddress(page)) {
   if (!page.ended.signal.aborted) goTo(url, how);
 }
 
-/** The link to the join page goes along with the form. */
-function tellJoin(page) {
+/** Puts the form's setup into the link to the join page. */
+function updateJoinLink(page) {
   const link = page.view.slot("join");
   link.href = joinAddress(link.href, readForm(page.form));
 }
 
-/** Asks Python about the form's setup, and shows what it says unless something was asked meanwhile. */
+/** Asks Python about the form's setup and shows the answer, unless a later request was made meanwhile. */
 async function compute(page, control = null, values = readForm(page.form)) {
   page.awake = true;
   showFitting(page.form, values);
   const mine = ++page.asked;
-  const late = setTimeout(() => sayComputing(page), SAID_AFTER_MS);
+  const late = setTimeout(() => sayComputing(page), COMPUTING_SHOWN_AFTER_MS);
   const request = requestOf(page.form, values);
   const answer = await answerTo(page, request);
   clearTimeout(late);
@@ -217,7 +229,7 @@ async function compute(page, control = null, values = readForm(page.form)) {
   if (answer.error) return showRefusal(page, answer.error);
   if (values.config) {
     usePasted(page.form, answer.own);
-    // What a pasted model is shows which fields apply to it.
+    // Only Python's answer says which fields apply to a pasted model. If that changes the request, it is asked again.
     if (!isSame(requestOf(page.form, values), request)) return compute(page, control, values);
   }
   showAnswer(page, request, answer);
@@ -253,24 +265,24 @@ function showAnswer(page, request, answer) {
   updateSweep(page.sweep);
 }
 
-/** Python refuses the setup: its sentence stands there, and the numbers of the setup before. */
+/** Shows why Python refused the setup. The numbers of the last valid setup stay. */
 function showRefusal(page, error) {
   page.root.dataset.state = "refused";
-  say(page, refusalOf(page.form, error).slice(0, MOST_SAID));
+  say(page, refusalOf(page.form, error).slice(0, LONGEST_MESSAGE));
 }
 
-/** There is no Python: what remains is the command of what the form says. */
+/** Python does not run in this browser. The page still shows the command line that computes the form's setup. */
 function showFailure(page, reason, request) {
   const other = !isSame(request, page.answered);
   page.root.dataset.state = "failed";
   if (other || page.root.hasAttribute("data-stale")) setCommand(page.view.slot("command"), commandOf(request));
-  tellJoin(page);
+  updateJoinLink(page);
   page.root.toggleAttribute("data-stale", other);
-  const whose = other ? ", for what the form says; the numbers are of another setup" : "";
-  say(page, `The browser's Python failed: ${reason}. The command below answers anywhere${whose}.`);
+  const whose = other ? " for the setup in the form; the numbers shown belong to another setup" : "";
+  say(page, `The browser's Python failed: ${reason}. The command below works without a browser${whose}.`);
 }
 
-/** In the live region: a sentence, and no total of a setup before. The same once more is not said again. */
+/** Writes a message into the live region and removes an earlier setup's total. A repeated message is not announced. */
 function say(page, sentence) {
   clearTimeout(page.speaking);
   if (sentence === page.said) return;
@@ -280,8 +292,8 @@ function say(page, sentence) {
 }
 
 /**
- * While the reader looks at the answer: what may be asked next and, since it takes longer, what the reader could do.
- * A screen reader hears the total when the reader rests, not one for each key.
+ * Schedules the work that can wait until the answer is visible: likely next answers, and the advice, which takes
+ * longer. A screen reader hears the total after a pause; otherwise it would read one total for each key press.
  */
 function afterwards(page, request, control, spoken) {
   const mine = page.asked;
@@ -289,15 +301,15 @@ function afterwards(page, request, control, spoken) {
   page.pauses.forEach(clearTimeout);
   page.pauses = [
     setTimeout(() => {
-      tellJoin(page);
+      updateJoinLink(page);
       keepForOffline(page.runtime, [page.root.dataset.plotly]);
     }),
     setTimeout(() => answerAhead(neighboursOf(page.form, control)), AHEAD_AFTER_MS),
-    setTimeout(() => advise(page, mine, request), ADVISED_AFTER_MS),
+    setTimeout(() => advise(page, mine, request), ADVICE_AFTER_MS),
   ];
 }
 
-/** Asks what the reader could do about a setup, and shows it while the setup is in sight. */
+/** Asks which changes would save memory, and shows the advice if the setup is still the current one. */
 async function advise(page, mine, request) {
   const advice = await askOrError(page, "advise", request);
   if (isNewest(page, mine)) showAdvice(page.view, advice);

@@ -1,22 +1,23 @@
-// Up to four setups side by side. A pinned setup is its query, so the address holds all of them.
+// Up to four setups side by side. A pinned setup is stored as its query, so the address can contain all of them.
 
 const MOST = 4;
 const PARTS = ["weights", "gradients", "optimizer_state", "activations", "temporary"];
 
 /**
  * @typedef {object} Pins
- * @property {object} page what the calculator's page gives: ask(request) -> answer, requestOf(query), names(queries), the
- *   present query(), refusal(error) in the page's words, open(query), changed()
- * @property {HTMLTableElement} table a column for each pinned setup
- * @property {HTMLButtonElement} button pins the present setup
- * @property {HTMLElement} note what stands beside the button
- * @property {string} usual the note, while there is room for another one
+ * @property {object} page functions of the calculator's page: ask(request) -> answer; query() -> the current setup's
+ *   query; requestOf(query); names(queries); refusal(error) -> the error with the page's labels; open(query) shows a
+ *   setup in the form; changed(), which this calls when the list has changed
+ * @property {HTMLTableElement} table has a column for each pinned setup
+ * @property {HTMLButtonElement} button pins the current setup
+ * @property {HTMLElement} note text beside the button
+ * @property {string} usual the note while another setup can be pinned
  * @property {string[]} list the pinned setups' queries
- * @property {number} drawing how often the table was drawn: answers to an older list are dropped
+ * @property {number} drawing number of drawings so far: answers for an earlier list are dropped
  */
 
 /**
- * @param {HTMLElement} box the section: button, table
+ * @param {HTMLElement} box the section that contains the button and the table
  * @param {object} page see Pins
  * @returns {Pins}
  */
@@ -31,11 +32,11 @@ export function makePins(box, page) {
     list: [],
     drawing: 0,
   };
-  pins.button.addEventListener("click", () => pinPresent(pins));
+  pins.button.addEventListener("click", () => pinCurrent(pins));
   return pins;
 }
 
-function pinPresent(pins) {
+function pinCurrent(pins) {
   const query = pins.page.query().toString();
   if (pins.list.includes(query)) {
     pins.note.textContent = "This setup is pinned already.";
@@ -51,7 +52,7 @@ function unpin(pins, query) {
   pins.button.focus();
 }
 
-/** Shows these queries, the first four of them. */
+/** Replaces the pinned setups; only the first four are kept. */
 export function setPins(pins, queries) {
   const next = fitting(queries);
   if (JSON.stringify(next) === JSON.stringify(pins.list)) return;
@@ -59,7 +60,7 @@ export function setPins(pins, queries) {
   draw(pins);
 }
 
-/** Of some queries, those that are shown: each once, and no more than there is room for. */
+/** The queries that are shown: each once, the first four. */
 export function fitting(queries) {
   return [...new Set(queries)].slice(0, MOST);
 }
@@ -92,12 +93,12 @@ function fillTable(pins, answers) {
   answers.forEach((answer, index) => answer.pin && rows[0].cells[index + 1].prepend(bar(answer.pin, most)));
 }
 
-/** The longest bar's bytes; 1 where nothing is drawn, since the bars' lengths are shares of it. */
+/** The bytes of the longest bar, to which all bars are scaled; 1 if there is none, to avoid a division by zero. */
 export function largest(answers) {
   return Math.max(1, ...answers.map((answer) => answer.pin?.total ?? 0));
 }
 
-/** A short name; the command is one step away. */
+/** A column's heading: the setup's name, its buttons, and its command, folded. */
 function heading(pins, query, { error, texts }, { model, others }) {
   const head = document.createElement("th");
   head.scope = "col";

@@ -1,22 +1,25 @@
-// The one worker with the calculator's Python. It lives as long as the visit: pages that the theme swaps share it.
+// The one worker that runs the calculator's Python. Pages that the theme swaps share it, so that Python starts once a
+// visit.
 
 const PATIENCE_MS = 20_000;
 
 let worker = null;
 let lastId = 0;
+/** How Python started: "snapshot", "library", or "" before. */
 let way = "";
+/** Questions without an answer yet, by id. */
 const waiting = new Map();
 
-/** Parsed answers by question, the newest last: what was asked before, or may be asked next, is there at once. */
+/** Parsed answers by question, the newest last: of questions that were asked before, or that were computed ahead. */
 const known = new Map();
 const MOST_KNOWN = 1000;
 
 /**
- * Asks a function of calculator/browser.py; resolves to its parsed answer.
+ * Calls a function of calculator/browser.py; resolves to its parsed answer.
  *
- * Rejects with a sentence if Python cannot be started or does not answer in time; the next question starts it anew.
+ * Rejects with a sentence if Python cannot be started or does not answer in time; the next question starts it again.
  *
- * @param {object} runtime what the page knows of it: folder, lock, snapshot
+ * @param {object} runtime Python's files: folder, lock, snapshot; from the page's `data-runtime`
  * @param {string} ask the function's name
  * @param {object} request its argument
  */
@@ -38,7 +41,7 @@ function learn(question, answer) {
   if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
 }
 
-/** Lets Python work out what may be asked next, while it has nothing else to do. */
+/** Makes Python compute answers to likely next requests while it has nothing else to do. */
 export function answerAhead(requests) {
   const unknown = requests.map((request) => JSON.stringify(request)).filter((input) => !known.has(`answer ${input}`));
   if (way && unknown.length) worker.postMessage({ ahead: [...new Set(unknown)] });
@@ -63,7 +66,7 @@ function begin(runtime) {
   worker.onerror = () => end("Python did not start");
 }
 
-/** Only now the time counts that an answer may take: a slow network may bring Python late. */
+/** Starts the questions' time limits. They do not run before, because a slow network may deliver Python late. */
 function onStarted(started) {
   way = started;
   for (const id of waiting.keys()) watch(id);

@@ -1,18 +1,18 @@
-// A setup as the form's texts: what applies to it, the request to Python that it makes, and what is one change away.
-// Nothing here touches the document; form.mjs describes its controls as fields.
+// A setup as the form's texts: which fields apply, the request to Python, and the requests that are one change away.
+// Nothing here touches the document: form.mjs passes its controls as fields, so that node can test this module.
 
 /**
  * @typedef {object} Field one control of the form
  * @property {string} name its name in the form, in addresses and in requests
  * @property {"choice" | "search" | "switch" | "number" | "config"} kind
- * @property {string} [usual] the calculator's own default as a text: a request leaves it out
- * @property {string} [placeholder] the number that an empty text asks for
- * @property {string} [label] what readers see beside it
- * @property {Iterable<{value: string, text: string}>} [options] what a list offers
+ * @property {string} [usual] the calculator's default as a text: a request omits it
+ * @property {string} [placeholder] the number that an empty text means
+ * @property {string} [label] the label that readers see
+ * @property {Iterable<{value: string, text: string}>} [options] a list's options
  *
- * @typedef {Record<string, string>} Values field name -> text; an empty text asks for the model's own
+ * @typedef {Record<string, string>} Values field name -> text; an empty text means the model's own value
  *
- * @typedef {object} Own what a model brings along, as calculator/page/models.py gives it
+ * @typedef {object} Own a model's own values, from calculator/page/models.py
  * @property {Record<string, string>} placeholders
  * @property {boolean} [text_to_image]
  * @property {boolean} [two_stacks]
@@ -21,15 +21,18 @@
  * @typedef {(values: Values) => Own} OwnOf
  */
 
-/** The list's choice of a card by its memory: the card's name, without the memory. */
+/** The option "another card": a card's name without its memory. */
 export const ANOTHER_CARD = "cuda-gb";
 
 export const cardOf = (memory) => `cuda-${memory}gb`;
 
-/** The text in the place of the memory in a card's name, be it a number or not; null in other names. */
+/** The memory in a card's name, as text and unchecked; null if the name has another form. */
 export const memoryOf = (gpu) => /^cuda-(.*)gb$/s.exec(gpu)?.[1] ?? null;
 
-/** What cannot be combined with the rest and why, and what has no meaning beside it, by the fields' names. */
+/**
+ * Which fields do not apply to a setup: `impossible` maps a field to the reason why its choice cannot be combined with
+ * the others, `needless` to whether it has no effect.
+ */
 export function fitting(values, own) {
   const reversible = values.reversible === "" ? own.reversible : values.reversible === "true";
   const paged = values.optimizer.startsWith("paged");
@@ -37,7 +40,7 @@ export function fitting(values, own) {
   return {
     own,
     impossible: {
-      model: values.config && "The pasted config.json is in use; take it away to choose a model.",
+      model: values.config && "The pasted config.json is in use; remove it to choose a model.",
       checkpointing: own.text_to_image && reversible && "Reversible layers keep no activations: nothing is left to checkpoint.",
       sequence_length: own.text_to_image && "Fixed by the model's text length and image grid.",
       offload_optimizer: paged && "A paged optimizer moves its state to the host by itself.",
@@ -54,12 +57,14 @@ export function fitting(values, own) {
   };
 }
 
-/** Of the fields, those that apply to a setup. */
+/** The fields that apply to a setup. */
 export function applicable(fields, { impossible, needless }) {
   return fields.filter(({ name }) => !impossible[name] && !needless[name]);
 }
 
-/** The request that texts describe: what applies and is not the calculator's own default. Python judges the rest. */
+/**
+ * The request for some texts: the fields that apply and differ from the calculator's defaults. Python validates them.
+ */
 export function requestFor(fields, values, own) {
   const setup = {};
   for (const { name, usual } of applicable(fields, fitting(values, own))) {
@@ -70,28 +75,28 @@ export function requestFor(fields, values, own) {
   return { setup, gpu: values.gpu };
 }
 
-/** What differs from the page's first setup, as a query. */
+/** The fields that differ from their defaults, as a query. */
 export function queryFor(values, defaults) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) if (value !== defaults[name]) query.set(name, value);
   return query;
 }
 
-/** The texts that a query gives; names that are not the form's are dropped. */
+/** The texts in a query; names that the form does not have are dropped. */
 export function valuesFrom(query, defaults) {
   return Object.fromEntries([...query].filter(([name]) => name in defaults));
 }
 
 /**
- * The requests that are one change away.
+ * The requests that are one change away from a setup.
  *
- * Python answers them in this order: other values of the field that was changed last come first, since readers go on
- * turning what they have just turned, and other models come last, since they are many.
+ * Python answers them in this order. Other values of the field that was changed last come first, because readers often
+ * change the same field again. Other models come last, because there are many of them.
  *
  * @param {Field[]} fields
  * @param {Values} values
- * @param {{changed: string | undefined, card: string, ownOf: OwnOf}} now the name of the field that was changed last,
- *   and the memory in the field for another card, which is there even while the list names a card
+ * @param {{changed: string | undefined, card: string, ownOf: OwnOf}} now name of the field that was changed last; the
+ *   memory in the field for another card, which has a value even while the list names a card
  */
 export function neighbours(fields, values, { changed, card, ownOf }) {
   const first = changed === "card" ? "gpu" : changed;
@@ -102,7 +107,7 @@ export function neighbours(fields, values, { changed, card, ownOf }) {
     .map((next) => requestFor(fields, next, ownOf(next)));
 }
 
-/** The texts that a reader may set a field to next. */
+/** Texts to which a reader may set a field next. */
 export function alternatives({ kind, options, placeholder }, text, card) {
   if (kind === "switch") return [String(text !== "true")];
   if (kind === "number") return near(text || placeholder);
@@ -112,21 +117,21 @@ export function alternatives({ kind, options, placeholder }, text, card) {
   return [...listed, ...another];
 }
 
-/** Numbers around a number. */
+/** Numbers that a reader may try next: one more, one less, twice and half. */
 function near(text) {
   const size = Number(text);
   if (!Number.isInteger(size)) return [];
   return [size + 1, size - 1, 2 * size, Math.floor(size / 2)].filter((other) => other > 0).map(String);
 }
 
-/** A text as the value that JSON has for it, or the text itself. */
+/** A text as a boolean or number if it is one; otherwise the text itself. */
 export function parsed(text) {
   if (text === "true" || text === "false") return text === "true";
   const number = /^-?\d+(\.\d+)?(e[-+]?\d+)?$/i.test(text) ? Number(text) : NaN;
   return Number.isFinite(number) ? number : text;
 }
 
-/** A config.json as an object; Python says what is wrong with a text that is no JSON. */
+/** A config.json as an object. A text that is not JSON stays a text, and Python says what is wrong with it. */
 export function parsedConfig(text) {
   try {
     return JSON.parse(text);

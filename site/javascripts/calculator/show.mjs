@@ -1,24 +1,24 @@
-// Puts an answer into the page: texts into their places, lengths into bars, instants into the timeline. What has not
-// changed is not touched: an answer is shown within a part of a frame.
+// Puts an answer into the page: texts into their elements, lengths into bars, instants into the timeline. It writes
+// only what has changed: writing everything would take longer than a frame.
 
 import { setCommand } from "../listing.mjs";
 
 /**
- * @typedef {object} View the answer's places, and what stands in them
- * @property {(name: string) => HTMLElement} slot a place by its name
- * @property {HTMLElement[][]} bars the pieces of each bar
- * @property {HTMLDetailsElement} details the timeline's table, folded
+ * @typedef {object} View the elements that show an answer, and what they show now
+ * @property {(name: string) => HTMLElement} slot an element by its name
+ * @property {HTMLElement[][]} bars the segments of each bar
+ * @property {HTMLDetailsElement} details holds the timeline's table, folded at first
  * @property {HTMLElement} advised the advice
- * @property {Map<string, string>} written place -> the text that was put there last
- * @property {number[][]} lengths of the bars' pieces, in percent
- * @property {string} standing how the verdict looks
- * @property {object[]} drawn the timeline as columns
- * @property {object[] | null} listed the timeline as a table
+ * @property {Map<string, string>} written element's name -> the text that was written there last
+ * @property {number[][]} lengths of the bars' segments, in percent
+ * @property {string} standing the verdict's kind, which sets its colour
+ * @property {object[]} drawn the timeline that the columns show
+ * @property {object[] | null} listed the timeline that the table shows
  */
 
 /**
- * @param {HTMLElement} root the calculator
- * @param {AbortSignal} ended when its page goes
+ * @param {HTMLElement} root the calculator's element
+ * @param {AbortSignal} ended aborted when the theme has swapped in another page
  * @returns {View}
  */
 export function makeView(root, ended) {
@@ -37,12 +37,12 @@ export function makeView(root, ended) {
     listed: null,
   };
   view.details.addEventListener("toggle", () => view.details.open && view.drawn.length && listStep(view, view.drawn));
-  // Paper has it unfolded.
+  // The print style sheet unfolds the table, so it must be filled by then.
   addEventListener("beforeprint", () => view.drawn.length && listStep(view, view.drawn), { signal: ended });
   return view;
 }
 
-/** Only what is new is looked up in the document: most of an answer is as it was. */
+/** Writes a text if it has changed: most texts of an answer equal those of the answer before. */
 function write(view, name, text) {
   if (view.written.get(name) === text) return;
   view.written.set(name, text);
@@ -52,7 +52,7 @@ function write(view, name, text) {
   else place.textContent = text;
 }
 
-/** Shows an answer, all but the advice, which comes later. */
+/** Shows an answer except the advice, which Python sends later. */
 export function showTexts(view, answer) {
   const { slot } = view;
   const { command, ...texts } = answer.texts;
@@ -83,7 +83,7 @@ function showBars({ slot, bars, lengths }, answer) {
   slot("bars").ariaLabel = answer.bars_label;
 }
 
-/** How the verdict looks and, with it, how much room the advice gets. What was advised before says nothing any more. */
+/** Sets the verdict's kind, which also sets the advice's height, and removes the advice for the setup before. */
 function showStanding(view, standing) {
   if (view.standing === standing) return;
   view.standing = standing;
@@ -110,7 +110,7 @@ function drawStep(view, timeline) {
   view.drawn = timeline;
 }
 
-/** The table has hundreds of cells: it is filled when it is seen. */
+/** Fills the timeline's table. It has hundreds of cells, so this is called only while the table is open. */
 function listStep(view, timeline) {
   if (view.listed === timeline) return;
   view.listed = timeline;
@@ -125,18 +125,18 @@ function listStep(view, timeline) {
   });
 }
 
-/** An instant's cells, in the same words as in the template. */
+/** The texts of an instant's cells, the same as in site/includes/calculator.html. */
 export function instantTexts({ phase, place, peak, bytes }) {
   return [phase, peak ? `${place} (the peak)` : place, bytes];
 }
 
-/** The same words as in the template. */
+/** The timeline in words for screen readers, the same as `step_label` of site/builder/calculator/form.py. */
 export function stepLabel(timeline) {
   const peak = timeline.find((row) => row.peak);
   return `Memory held during the step, in ${timeline.length} stretches; the peak is in ${peak.phase}, ${peak.place}: ${peak.bytes}`;
 }
 
-/** One button for each thing that the reader could do. Those for the setup before have no effect until then. */
+/** Shows a button for each advised change. `showTexts` has made the old buttons inert: they belong to another setup. */
 export function showAdvice(view, { error, sentence, choices = [] }) {
   view.advised.inert = false;
   write(view, "advice", error ?? sentence);

@@ -1,26 +1,29 @@
-// The memory over a range of one number, as a chart and as a table. Nothing is fetched until the reader opens it.
+// Memory over a range of one number, as a chart and as a table. The charts' library is fetched when the reader opens
+// it.
 
 import { colour, drawChart, makeChart, makeTable, stopChart } from "../charts.mjs";
 
 const PARTS = ["weights", "gradients", "optimizer_state", "activations", "temporary"];
 const GIB = 2 ** 30;
+/** The chart's height is at most this many times the setup's highest total. */
 const MOST_TIMES = 3;
 const AMOUNT = "%{y:.2f} GiB";
 
 /**
  * @typedef {object} Sweep
- * @property {object} page ask(request) -> answer, request(), plotly: the library's address
- * @property {HTMLDetailsElement} details all of it, folded at first
- * @property {HTMLSelectElement} along the number that grows
+ * @property {object} page ask(request) -> answer; request() -> the current setup's request; plotly: the library's
+ *   address
+ * @property {HTMLDetailsElement} details contains all of this, folded at first
+ * @property {HTMLSelectElement} along chooses the number that varies
  * @property {HTMLElement} note a sentence above the chart
- * @property {HTMLElement} drawing the chart's place
- * @property {HTMLElement} numbers the table's place
- * @property {string[]} names of the parts of the memory, as the chart has them
- * @property {{x: string, y: string, top?: number | null}} axes titles and, where a line leaves the chart, its top in GiB
- * @property {object | null} answer what Python said last
- * @property {object | null} chart see charts.mjs; none until the reader opens the details
- * @property {() => void} fillTable fills the table, while it is open
- * @property {number} asking how often Python was asked: an older answer is dropped
+ * @property {HTMLElement} drawing contains the chart
+ * @property {HTMLElement} numbers contains the table
+ * @property {string[]} names the memory's parts as the chart names them
+ * @property {{x: string, y: string, top?: number | null}} axes titles and, if a line is cut off, the chart's top in GiB
+ * @property {object | null} answer Python's last answer
+ * @property {object | null} chart see charts.mjs; null until the reader opens the details
+ * @property {() => void} fillTable fills the table while the details are open
+ * @property {number} asking number of requests so far: only the last one's answer is shown
  */
 
 /**
@@ -52,7 +55,7 @@ export function stopSweep({ chart }) {
   if (chart) stopChart(chart);
 }
 
-/** Asks about the present setup, while the reader has it open, and draws the answer. */
+/** Asks Python about the current setup and draws the answer, if the reader has opened the details. */
 export async function updateSweep(sweep) {
   const { page, details, along, note } = sweep;
   if (!details.open) return;
@@ -85,8 +88,7 @@ function tableOf(answer) {
 }
 
 /**
- * The lines of an answer for Plotly: the setup's parts, one on the other; plain training; what the GPU leaves; the
- * reader's setup.
+ * An answer's lines for Plotly: the setup's parts, stacked; plain training; the GPU's free memory; the current setup.
  *
  * @param {object} answer of `sweep` in calculator/browser.py
  * @param {{names: string[], top: number | null, colour: (name: string) => string}} chart the parts' names, the chart's
@@ -118,13 +120,16 @@ function plain(answer, x, top, colour) {
   };
 }
 
-/** The chart's top where plain training takes many times as much as the setup: its line leaves, and the setup stays readable. */
+/**
+ * The chart's top in GiB, or null if all lines fit. Plain training may need many times the setup's memory; at its scale
+ * the setup's parts could not be told apart, so its line is cut off.
+ */
 export function topOf({ points }) {
   const own = MOST_TIMES * Math.max(...points.map((point) => point.total));
   return Math.max(...points.map((point) => point.plain)) > own ? own / GIB : null;
 }
 
-/** What the GPU leaves for the setup; one that is much larger would press all else to the ground. */
+/** The line of the GPU's free memory. Omitted if far above the others: they would be flat at the bottom. */
 function room(answer, x, top, colour) {
   const highest = top ?? (MOST_TIMES * Math.max(...answer.points.map((point) => Math.max(point.plain, point.total)))) / GIB;
   if (!answer.gpu || answer.points[0].room / GIB > highest) return [];
@@ -133,14 +138,14 @@ function room(answer, x, top, colour) {
   return [{ name: answer.gpu, x, y, mode: "lines", line, hovertemplate: "room for %{y:.2f} GiB" }];
 }
 
-/** Where the reader's setup stands in the range. */
+/** The current setup as a point. */
 function present({ present: now }, colour) {
   if (!now) return [];
   const marker = { size: 10, color: colour("ink"), line: { width: 2, color: colour("panel") } };
   return [{ name: "This setup", x: [now.value], y: [now.total / GIB], mode: "markers", marker, showlegend: false, hovertemplate: AMOUNT }];
 }
 
-/** A line as far as it is not above the top, with the point where it leaves. */
+/** The part of a line before it exceeds the top, ending exactly at the top. */
 export function within(x, y, top) {
   const above = y.findIndex((value) => value > top);
   if (above < 0) return { x, y };

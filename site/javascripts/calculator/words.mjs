@@ -1,20 +1,20 @@
-// A setup in words: its short name, the command that answers it, and a refusal with the labels that readers know.
+// A setup in words: its short name, its command line, and Python's refusal with the page's labels.
 
 import { applicable, fitting, memoryOf, parsedConfig } from "./setup.mjs";
 
-/** A setup's name begins with these. */
+/** Every name contains these fields, so they are not repeated among the differences. */
 const IN_NAME = ["model", "config", "micro_batch_size"];
 const LONGEST_WORD = 40;
 
 const short = (text) => String(text).slice(0, LONGEST_WORD);
 
 /**
- * Short names of setups, {model, others}: model and batch, then the fields in which the setup differs from the page's
- * first one or from another of these.
+ * Short names of setups, {model, others}: model and batch, then the fields in which the setup differs from the defaults
+ * or from another of the setups. The types are those of setup.mjs.
  *
- * @param {Field[]} fields as setup.mjs has them, and so are the rest
+ * @param {Field[]} fields
  * @param {Values[]} setups
- * @param {Values} defaults of the page's first setup
+ * @param {Values} defaults
  * @param {OwnOf} ownOf
  */
 export function namesOf(fields, setups, defaults, ownOf) {
@@ -30,7 +30,7 @@ function modelAndBatch({ config, model, micro_batch_size }) {
   return `${config ? nameOfConfig(config) : short(model)}, batch ${short(micro_batch_size || "1")}`;
 }
 
-/** A field's value as a part of a name; empty for a switch that is off and a number that is the model's own. */
+/** A field's value in words; empty for a switch that is off, and for a number that is the model's own. */
 export function inWords({ kind, label, options }, value) {
   if (kind === "switch") return value === "true" ? label : "";
   if (kind === "number") return value && `${label}: ${short(value)}`;
@@ -38,11 +38,11 @@ export function inWords({ kind, label, options }, value) {
   if (memory !== null) return `CUDA card, ${short(memory)} GB`;
   const chosen = [...options].find((option) => option.value === value);
   const text = chosen ? chosen.text.split(": ")[0] : short(value);
-  // "AdamW, 8-bit" says what it is, "off" does not.
+  // "AdamW, 8-bit" needs no label; "off" does.
   return /^[A-Z]/.test(text) ? text : `${label}: ${text}`;
 }
 
-/** A pasted model by its family and size, whose keys each family names in its own way. */
+/** A short name for a pasted model: family and size. Families use different keys for the same size. */
 export function nameOfConfig(text) {
   const config = parsedConfig(text);
   const width = config?.n_embd ?? config?.d_model ?? config?.hidden_size;
@@ -52,8 +52,8 @@ export function nameOfConfig(text) {
 }
 
 /**
- * The command of a request that Python could not be asked: its keys are the command line's flags. Texts from an address
- * stand there as they came, in quotes where a shell would read more than a word.
+ * The command line for a request that the browser's Python cannot answer; its flags are the request's keys. Texts may
+ * come from an address that a stranger made, so they are quoted unless a shell reads them as one word.
  */
 export function commandOf({ setup, gpu }) {
   const { model, config, ...others } = setup;
@@ -70,25 +70,25 @@ function flag(name, value) {
 const quoted = (value) => (/^[\w.-]+$/.test(value) ? String(value) : `'${String(value).replaceAll("'", `'"'"'`)}'`);
 
 /**
- * A refusal with each field's label in the place of its key, which only the command line and files have.
+ * A refusal with each field's label in place of its key, because the page shows labels only.
  *
- * @param {string} sentence as Python says it
+ * @param {string} sentence Python's refusal
  * @param {Field[]} fields
- * @param {string} cardLabel the label of the memory of a card that the list does not name
+ * @param {string} cardLabel label of the field for a card's memory
  */
 export function inLabels(sentence, fields, cardLabel) {
   const ofCard = sentence.replace(/^gpu is cuda-Ngb, where N is/, `“${cardLabel}” is`).replace(/'cuda-(.*)gb'/, "'$1'");
   const said = fields.reduce((words, { name, label }) => (label ? words.replace(keyIn(name), `“${label}”`) : words), ofCard);
-  // What a list offers stands in the list.
+  // The reader sees the options in the list; the message need not repeat them.
   return said.replace(/\bis null\b/, "is empty").replace(/ is one of .*, not /, " is one of those in its list, not ");
 }
 
-/** A key of one word, such as "model", is also a word of the language: it is the key only as the sentence's subject. */
+/** Matches a key. A key such as "model" is also an English word, so it counts only as the subject of the sentence. */
 function keyIn(name) {
   return new RegExp(name.includes("_") ? `\\b${name}\\b` : `^${name}(?= is )`, "g");
 }
 
-/** Whether a refusal is about a field. */
+/** Whether a refusal names a field. */
 export function isNamed(name, sentence) {
   return Boolean(sentence) && new RegExp(`\\b${name}\\b`).test(sentence);
 }

@@ -1,7 +1,12 @@
-// The calculator's Python, in a worker: {id, ask, input} in, {id, answer} out; {ahead: inputs} in,
-// {ahead: [[input, answer], ...]} out. `ask` names a function of calculator/browser.py, `input` and `answer` are its JSON
-// strings: the same functions made the answer in the HTML. The worker's name is JSON: the folder of the runtime, Pyodide's
-// lock and the snapshot's digest.
+// The calculator's Python, in a worker. Messages:
+//
+//   {id, ask, input} -> {id, answer} or {id, failed}    `ask` names a function of calculator/browser.py; `input` and
+//                                                       `answer` are JSON texts
+//   {ahead: [input, ...]} -> {ahead: [[input, answer], ...]}    answers to likely next questions, when nothing is asked
+//   nothing -> {started: "snapshot" or "library"}       Python has started
+//
+// The worker's name is JSON as well: the runtime's folder, Pyodide's lock and the snapshot's digest. As a message they
+// would arrive only after the module has run; with the name Python starts at once.
 
 import { loadWatched, startFromSnapshot } from "./snapshot.mjs";
 
@@ -18,8 +23,8 @@ const started = (async () => {
     python = await startFromLibrary(loadPyodide);
   }
   self.postMessage({ started: way });
-  // A pass of Python's collector takes longer than an answer: it waits until nothing is asked, and does not look again
-  // at what it has seen; that goes by its reference counts when it is no longer remembered.
+  // A pass of Python's garbage collector takes longer than an answer. So it runs only when nothing is asked, and
+  // `freeze` keeps it from visiting the same objects again; reference counts still free those.
   const collector = python.pyimport("gc");
   collector.disable();
   collector.freeze();
@@ -40,8 +45,9 @@ async function startFromLibrary(loadPyodide) {
   return python;
 }
 
-// What the reader may ask next is answered one at a time, each in a task of its own: a question that has come in the
-// meantime is taken first. Timers would wait 4 ms between two. Answers go to the page some at a time.
+// Likely next questions are answered one per task, so that a question by the reader waits for one answer at most. The
+// next task is started by a message to ourselves, because browsers delay nested timers by 4 ms. Answers are sent in
+// batches: each message interrupts the page.
 const MOST_AT_ONCE = 8;
 const turn = new MessageChannel();
 let ahead = [];
@@ -53,7 +59,7 @@ turn.port1.onmessage = async () => {
   try {
     if (input !== undefined) answered.push([input, calculator.answer(input)]);
   } catch {
-    ahead = []; // it will be said where it is asked
+    ahead = []; // if the reader asks the same question, its answer says what failed
   }
   if (answered.length && (answered.length === MOST_AT_ONCE || !ahead.length)) {
     self.postMessage({ ahead: answered });

@@ -1,29 +1,29 @@
-// The dashboard's numbers: the charts' lines and the tables' rows, from what is known of a run.
+// The dashboard's numbers: the charts' lines and the tables' rows for a run.
 
 import { plain } from "../charts.mjs";
 import { showClock, showCount, showNumber } from "../format.mjs";
 
-/** The palette has so many colours for volunteers; then they begin anew. */
+/** Number of colours for volunteers; the ninth volunteer gets the first colour again. */
 const SERIES = 8;
 const TABLE_ROWS = 500;
 
-/** The number of a volunteer's colour, from 1. A volunteer keeps it: `seen` lists the names in their first order. */
+/** The number of a volunteer's colour, from 1. It never changes, because `seen` keeps the order in which names came. */
 export function seriesOf(seen, name) {
   if (!seen.includes(name)) seen.push(name);
   return (seen.indexOf(name) % SERIES) + 1;
 }
 
-/** Everybody of a run: who is on the leaderboard, and who has sent losses. */
+/** The names of all volunteers: those on the leaderboard, and those that have sent losses. */
 export function namesOf({ volunteers, peers }) {
   return [...new Set([...volunteers.map((volunteer) => volunteer.name), ...Object.keys(peers)])];
 }
 
 /**
- * Lines of the losses for Plotly: a thin one for each volunteer, a thick one for all.
+ * Plotly's lines of the losses: a thin line for each volunteer, a thick one for the whole run.
  *
- * @param {object} feed what is known of the run; see feed.mjs
+ * @param {object} feed see feed.mjs
  * @param {string[]} seen see seriesOf
- * @param {(name: string) => string} colour the palette
+ * @param {(name: string) => string} colour looks up a colour of the palette
  */
 export function lossLines(feed, seen, colour) {
   const volunteers = Object.entries(feed.peers).map(([name, points]) => ({
@@ -72,7 +72,7 @@ function newestFirst({ epochs }) {
   return epochs.slice(-TABLE_ROWS).reverse();
 }
 
-/** What the chart of losses shows, in words; empty before the first loss. */
+/** The chart of losses in words; empty before the first loss. */
 export function lossSummary(feed) {
   const known = feed.epochs.filter((row) => row.loss !== null);
   if (!known.length) return "";

@@ -1,7 +1,7 @@
-// The dashboard: a run as it goes on, or as it was recorded.
+// The dashboard: shows a live run, or a recorded one.
 //
-// At load   `start` makes the page's state and follows the run (live.mjs), which calls `show` with all that is known.
-// At news   `show` says how the run stands; only where more than the time went on, it shows the numbers anew.
+// At load       `start` creates the page's state and follows the run (live.mjs), which calls `show` with the feed.
+// At a change   `show` updates the status; if more than the times has changed, also the numbers.
 
 import { colour, drawChart, makeChart, makeTable, stopChart } from "../charts.mjs";
 import { describe, emptyFeed, isOver } from "../feed.mjs";
@@ -15,12 +15,12 @@ const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
 
 /**
  * @typedef {object} Dashboard
- * @property {(name: string) => HTMLElement} slot a place of the page by its name
- * @property {Feed} feed what is known of the run; see feed.mjs
- * @property {string} announced the kind of standing that a screen reader was told last
- * @property {string[]} seen the volunteers in the order in which they came: it gives each a colour
+ * @property {(name: string) => HTMLElement} slot an element of the page by its name
+ * @property {Feed} feed see feed.mjs
+ * @property {string} announced the kind of status that a screen reader was told last
+ * @property {string[]} seen the volunteers in the order in which they came, which sets their colours
  * @property {object[]} charts see charts.mjs
- * @property {(() => void)[]} tables each fills a table, while it is open
+ * @property {(() => void)[]} tables each function fills a table if it is open
  */
 
 /** Starts the page; returns what stops it. */
@@ -62,14 +62,14 @@ function togglePictures(page, button) {
 function show(page, feed) {
   page.feed = feed;
   if (feed.phase === "loading") return;
-  showStanding(page, feed);
+  showStatus(page, feed);
   page.slot("empty").hidden = feed.phase !== "none";
   page.slot("run").classList.toggle("hidden", feed.phase !== "known");
   if (feed.phase === "known" && feed.changed) showRun(page, feed);
 }
 
-/** How the run stands. A screen reader hears it when it has changed, not each second. */
-function showStanding(page, feed) {
+/** Shows the run's status. A screen reader hears it when its kind changes; the text itself changes every second. */
+function showStatus(page, feed) {
   const { slot } = page;
   const { kind, label, text } = describe(feed);
   slot("status").dataset.kind = kind;
@@ -98,7 +98,7 @@ function showTiles(slot, { run, state }) {
   slot("progress").value = state.epoch ?? 0;
 }
 
-/** Place -> text. */
+/** Tile -> text. */
 export function tilesOf(run, state) {
   return {
     title: run.title,

@@ -1,4 +1,4 @@
-// The volunteers of a run: who gave how much, and what happened.
+// The volunteers of a run: the leaderboard and the events.
 
 import { element, heading } from "../elements.mjs";
 import { isOver } from "../feed.mjs";
@@ -7,7 +7,7 @@ import { seriesOf } from "./lines.mjs";
 
 const MOST_EVENTS = 100;
 
-/** Fills the leaderboard's body; `seen` gives volunteers their colours, see lines.mjs. */
+/** Fills the leaderboard; `seen` sets the volunteers' colours, see lines.mjs. */
 export function showBoard(board, feed, seen) {
   board.replaceChildren(...feed.volunteers.map((volunteer) => volunteerRow(volunteer, feed, seriesOf(seen, volunteer.name))));
 }
@@ -23,7 +23,7 @@ function volunteerRow(volunteer, feed, series) {
   return row;
 }
 
-/** Samples, share, time, and what the volunteer does now. */
+/** A volunteer's cells: samples, share, time, and its speed or when it left. */
 export function volunteerTexts(volunteer, feed) {
   const { samples, share, seconds } = volunteer;
   return [showCount(samples), share === null ? "–" : `${Math.round(100 * share)} %`, showDuration(seconds), nowOf(volunteer, feed)];
@@ -34,7 +34,7 @@ function nowOf({ active, samples_per_second, last_seen }, feed) {
   return isOver(feed) ? "gone" : `gone ${showDuration(feed.now - last_seen)} ago`;
 }
 
-/** Fills the list of events. It is left alone where nothing is new, so that a reader who scrolls in it stays there. */
+/** Fills the list of events if there are new ones. Filling it again would scroll the reader back to its top. */
 export function showEvents(list, feed) {
   const events = eventsToTell(feed.events);
   const state = JSON.stringify(events[0] ?? null) + events.length;
@@ -43,7 +43,7 @@ export function showEvents(list, feed) {
   list.replaceChildren(...(events.length ? events.map(eventLine) : [element("li", ["Nothing yet."])]));
 }
 
-/** The newest first, and of the many checkpoints the last one alone. */
+/** The events that are listed, the newest first; of the checkpoints only the last, because there are so many. */
 export function eventsToTell(events) {
   const saved = events.findLast((event) => event.kind === "checkpoint");
   const told = events.filter((event) => event.kind !== "checkpoint" || event === saved);

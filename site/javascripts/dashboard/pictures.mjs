@@ -3,16 +3,16 @@
 import { element, heading } from "../elements.mjs";
 import { siteURL } from "../live.mjs";
 
-/** In the table of pictures; at phones' widths both are less, and two columns fit. */
+/** Column widths of the table in pixels. The style sheet makes both narrower on phones, where two columns fit. */
 const PROMPT_WIDTH = 120;
 const PICTURE_WIDTH = 130;
 
 const SOME =
-  "The same prompts, drawn again as the run goes on; the newest stand first. A tick says that shape or colour is as the prompt asks, by a rule that looks at the pixels; stray things beside it count as wrong.";
-const NONE = "No picture was drawn yet: the first ones come with the first checkpoint.";
+  "The same prompts, drawn again as the run goes on; the newest epoch comes first. A tick means that the shape or colour matches the prompt, judged by a rule that looks at the pixels; stray objects count as wrong.";
+const NONE = "No pictures yet: the first ones come with the first checkpoint.";
 
 /**
- * Fills the table with as many epochs as have room, or with all where the reader wants them.
+ * Fills the table with as many epochs as fit, or with all if the reader has pressed the button.
  *
  * @param {(name: string) => HTMLElement} slot
  * @param {object[]} snapshots {epoch, pictures: [{prompt, file, shape, colour}]}, the oldest first
@@ -21,7 +21,7 @@ export function showPictures(slot, snapshots) {
   const table = slot("pictures");
   const room = columnsIn(table.closest(".scroll").clientWidth);
   const chosen = chosenOf(snapshots, showsAll(slot("pictures-all"), snapshots.length, room) ? snapshots.length : room);
-  // The same pictures once more would be fetched and decoded again.
+  // Filling the table with the same pictures again would make the browser decode them again.
   const state = JSON.stringify(chosen.map(({ epoch }) => epoch));
   if (table.dataset.state === state) return;
   table.dataset.state = state;
@@ -29,12 +29,12 @@ export function showPictures(slot, snapshots) {
   table.replaceChildren(...(chosen.length ? [head(chosen), body(chosen)] : []));
 }
 
-/** How many columns fit. */
+/** Number of epochs that fit into a table of this width. */
 export function columnsIn(width) {
   return Math.max(2, Math.floor((width - PROMPT_WIDTH) / PICTURE_WIDTH));
 }
 
-/** Of some snapshots at most so many, evenly spread, the first and the last among them; the newest first. */
+/** At most `most` of the snapshots, evenly spread, with the first and the last; the newest first. */
 export function chosenOf(snapshots, most) {
   return spread(snapshots, most).reverse();
 }
@@ -44,7 +44,7 @@ function spread(list, most) {
   return Array.from({ length: most }, (_, place) => list[Math.round((place * (list.length - 1)) / (most - 1))]);
 }
 
-/** Brings the button for all epochs up to date; returns whether it is pressed. */
+/** Updates the button that shows all epochs; returns whether it is pressed. */
 function showsAll(button, count, room) {
   button.hidden = count <= room;
   button.textContent = `Pictures of all ${count} epochs`;
@@ -75,11 +75,11 @@ function drawn(picture, epoch) {
   if (!marks) return element("div", [image]);
   const note = element("span", [marks]);
   note.className = "verdict";
-  note.ariaHidden = "true"; // the image's text says the same
+  note.ariaHidden = "true"; // the image's alternative text says the same
   return element("div", [image, note]);
 }
 
-/** Shape and colour, each with whether it is right; without those that no rule has judged. */
+/** Shape and colour with whether each is right; omits those that were not judged. */
 function judged({ shape, colour }) {
   return [["shape", shape], ["colour", colour]].filter(([, right]) => right !== null);
 }

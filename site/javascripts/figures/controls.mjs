@@ -1,12 +1,12 @@
-// A figure's controls: native sliders, radio buttons and lists, read and written as the texts that Python knows.
+// A figure's controls: native sliders, radio buttons and lists, read and written as the texts that Python expects.
 
 /**
  * @typedef {object} Controls
- * @property {Map<string, HTMLElement[]>} inputs a control's inputs by its name; more than one of radio buttons
- * @property {Map<string, HTMLElement>} outputs where a control's value stands in words
- * @property {Map<string, string[]>} stops the texts of a slider whose own value is only their place
- * @property {Record<string, string>} defaults the values that the HTML has, whatever the reader has done since
- * @property {Record<string, string>} words the present values as the page says them
+ * @property {Map<string, HTMLElement[]>} inputs control -> its inputs; only radio buttons have more than one
+ * @property {Map<string, HTMLElement>} outputs control -> the element that shows its value in words
+ * @property {Map<string, string[]>} stops control -> its texts, for a slider whose own value is an index into them
+ * @property {Record<string, string>} defaults the values in the HTML
+ * @property {Record<string, string>} words the current values in words
  */
 
 /** @returns {Controls} */
@@ -25,21 +25,22 @@ export function makeControls(element) {
   return controls;
 }
 
-/** Control -> text, as `read` takes it from the control's inputs; a slider's place is told as what stands there. */
+/** Control -> text. `read` gets the inputs' own value, which for a slider with stops is an index into their texts. */
 function valuesBy({ inputs, stops }, read) {
   return Object.fromEntries([...inputs].map(([name, group]) => [name, textAt(read(group), stops.get(name))]));
 }
 
+/** The text for a slider's value; the value itself if the slider has no stops. */
 export function textAt(value, stops) {
   return stops?.[value] ?? value;
 }
 
-/** The other way round: where a slider stands for a text. One that is none of the stops is at the first. */
+/** A slider's value for a text; the first stop for an unknown text. */
 export function placeOf(text, stops) {
   return stops ? String(Math.max(0, stops.indexOf(text))) : text;
 }
 
-/** Control -> text, as the reader has set it. */
+/** Control -> text, as it is set now. */
 export function readControls(controls) {
   return valuesBy(controls, valueOf);
 }
@@ -63,7 +64,7 @@ export function writeControls({ inputs, stops }, values) {
   }
 }
 
-/** The values' words, and ends that depend on other values. */
+/** Shows the values in words, and sets the sliders' ends that depend on other values. */
 export function showValues(controls, { shown, limits }) {
   controls.words = shown;
   for (const [name, output] of controls.outputs) {
@@ -75,12 +76,12 @@ export function showValues(controls, { shown, limits }) {
   }
 }
 
-/** The slider of a control. */
+/** A control's slider. */
 export function sliderOf({ inputs }, name) {
   return inputs.get(name)[0];
 }
 
-/** A control's value in words; empty where the page says none. */
+/** A control's value in words; empty if the page does not show it. */
 export function wordsFor({ words }, name) {
   return words[name] ?? "";
 }

@@ -1,11 +1,13 @@
-// One figure: its controls' values go to Python, and what comes back is shown. While an answer is on its way only the
-// reader's latest wish is kept, so that the drawing never lags behind the hand.
+// One figure: it sends its controls' values to Python and shows the answer. While Python computes, only the newest
+// values are kept: a queue of all of them would make the drawing lag behind the hand.
 
 import { makeControls, readControls, showValues, sliderOf, wordsFor, writeControls } from "./controls.mjs";
 import { makeHandles, showHandles } from "./handles.mjs";
 
 const STARTING = "Starting Python in your browser …";
-const SAID_AFTER_MS = 150;
+/** Only a slower answer gets the note that Python is starting; for others it would flicker. */
+const NOTE_AFTER_MS = 150;
+/** A screen reader hears the caption when the reader has paused for this long. */
 const SPOKEN_AFTER_MS = 600;
 const SHARED_MS = 2000;
 
@@ -13,17 +15,17 @@ const SHARED_MS = 2000;
  * @typedef {object} Figure the figure's state
  * @property {HTMLElement} element
  * @property {string} name
- * @property {(which: string) => HTMLElement} slot a place of the figure by its name
- * @property {object} page ask(request) -> answer; changed() to be called at each change; address() of the page; signal,
- *   aborted when the page goes
+ * @property {(which: string) => HTMLElement} slot an element of the figure by its name
+ * @property {object} page ask(request) -> answer; changed(), which the figure calls at each change; address() -> the
+ *   page's address; signal, aborted when the theme has swapped in another page
  * @property {object} controls see controls.mjs
  * @property {object} handles see handles.mjs
- * @property {MediaQueryList} phone whether the drawing is the narrow one
- * @property {object | null} wanted the newest request, until Python is asked
- * @property {boolean} busy whether an answer is on its way
- * @property {boolean} awake whether the reader has shown interest: before, Python is not asked
- * @property {number} resting timer of what a screen reader hears when the reader rests
- * @property {object | null} shown the answer in sight; null while it is the HTML's
+ * @property {MediaQueryList} phone whether the narrow drawing is used
+ * @property {object | null} wanted the newest request that was not sent to Python yet
+ * @property {boolean} busy whether Python computes an answer
+ * @property {boolean} awake whether the reader has touched the figure; before, Python is not asked
+ * @property {number} resting timer: when it ends, a screen reader hears the caption
+ * @property {object | null} shown the answer that is shown; null while it is the HTML's
  * @property {string} offered the values that the figure's file belongs to, as JSON
  */
 
@@ -51,7 +53,7 @@ export function makeFigure(element, page) {
     offered: JSON.stringify(controls.defaults),
   };
   listen(figure);
-  // A reader may be faster than this script.
+  // The reader may have changed a control before this script was loaded.
   if (queryOf(figure).length) update(figure);
   return figure;
 }
@@ -79,7 +81,7 @@ function changed(figure) {
   update(figure);
 }
 
-/** Asks for the values, now or when the answer before has come. */
+/** Asks Python for the values' answer, now or after the answer that it is computing. */
 function update(figure, values = readControls(figure.controls)) {
   figure.awake = true;
   figure.wanted = { name: figure.name, values, narrow: figure.phone.matches };
@@ -87,13 +89,13 @@ function update(figure, values = readControls(figure.controls)) {
   if (!figure.busy) run(figure);
 }
 
-/** Asks until nothing is wanted any more. */
+/** Sends the newest request until there is none left. */
 async function run(figure) {
   figure.busy = true;
   const late = setTimeout(() => {
     figure.element.dataset.state = "computing";
     write(figure, "note", STARTING);
-  }, SAID_AFTER_MS);
+  }, NOTE_AFTER_MS);
   while (figure.wanted && !figure.page.signal.aborted) {
     const request = figure.wanted;
     figure.wanted = null;
@@ -114,7 +116,7 @@ async function answerTo({ page }, request) {
   try {
     return await page.ask(request);
   } catch (error) {
-    return { error: `The browser's Python failed: ${error.message}. The drawing shows the last values it answered.` };
+    return { error: `The browser's Python failed: ${error.message}. The drawing still shows its last answer.` };
   }
 }
 
@@ -123,11 +125,10 @@ function showFailure(figure, error) {
   write(figure, "note", error);
 }
 
-/** What has not changed is not touched. */
 function show(figure, answer) {
   const { slot, controls } = figure;
   figure.shown = answer;
-  // Where the reader has moved on meanwhile, the controls stay under the hand.
+  // If the reader has moved a slider meanwhile, writing the answer's values would pull it back.
   if (!figure.wanted) writeControls(controls, answer.values);
   showValues(controls, answer);
   slot("drawing").innerHTML = answer.drawing;
@@ -142,6 +143,7 @@ function show(figure, answer) {
   figure.resting = setTimeout(() => write(figure, "spoken", answer.caption), SPOKEN_AFTER_MS);
 }
 
+/** Writes a text if it has changed: screen readers may announce a live region at each write. */
 function write({ slot }, which, text) {
   const place = slot(which);
   if (place.textContent !== text) place.textContent = text;
@@ -155,7 +157,7 @@ function withdraw(figure) {
   write(figure, "file-text", "The file for these values is being computed …");
 }
 
-/** The file that goes with the values, in figures that have one; where there is none the link leads nowhere. */
+/** Offers the file for the current values, in figures that have one; hides the link if these values have no file. */
 function offer(figure, file) {
   const link = figure.slot("file");
   if (!link) return;
@@ -166,14 +168,14 @@ function offer(figure, file) {
   write(figure, "file-text", file.text);
 }
 
-/** The table twin, filled while it is open. */
+/** Fills the table with the drawing's numbers; called only while it is open. */
 function list({ slot, shown }) {
   const table = slot("table");
   table.tHead.replaceChildren(row(shown.head, "th"));
   table.tBodies[0].replaceChildren(...shown.rows.map((cells) => row(cells, "td")));
 }
 
-/** The first cell is a heading: of its column in the table's head, and of its row below. */
+/** A table row. Its first cell is always a heading: of a column in the table's head, of the row below. */
 function row(cells, tag) {
   const line = document.createElement("tr");
   cells.forEach((text, index) => {
@@ -193,17 +195,17 @@ async function share({ slot, page, element }) {
   setTimeout(() => (slot("share").textContent = "Copy a link to this"), SHARED_MS);
 }
 
-/** What differs from the first values, as [name, value] of an address. */
+/** The values that differ from the defaults, as [name, value] for an address. */
 export function queryOf({ name, controls }) {
   return differing(readControls(controls), controls.defaults).map(([control, value]) => [`${name}.${control}`, value]);
 }
 
-/** The values that are not as in `others`, as [name, value]. */
+/** The values that differ from `others`, as [name, value]. */
 export function differing(values, others) {
   return Object.entries(values).filter(([name, value]) => value !== others[name]);
 }
 
-/** Takes over what an address says, be it allowed or not: Python judges it. */
+/** Sets the figure to the values in an address. They need no check here: Python validates them. */
 export function readQuery(figure, given) {
   const values = valuesIn(given, figure.name, figure.controls.defaults);
   if (!differing(values, readControls(figure.controls)).length) return;
@@ -211,7 +213,7 @@ export function readQuery(figure, given) {
   update(figure, values);
 }
 
-/** A figure's values in an address; those that it does not name are the first ones. */
+/** A figure's values in an address; a control that the address does not name has its default. */
 export function valuesIn(given, name, defaults) {
   return Object.fromEntries(Object.entries(defaults).map(([control, first]) => [control, given.get(`${name}.${control}`) ?? first]));
 }

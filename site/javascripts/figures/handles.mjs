@@ -1,22 +1,22 @@
-// What can be dragged in a drawing. A handle moves the sliders of one or two controls, by pointer, touch and arrow keys;
-// all else follows from their input events.
+// The handles in a drawing that readers can drag. A handle moves the sliders of one or two controls, by pointer, touch
+// and arrow keys. The sliders' input events then update the figure.
 
 /**
- * @typedef {object} Handle as Python tells it
+ * @typedef {object} Handle a handle in Python's answer
  * @property {string} label
- * @property {number} left in percent of the drawing, as is `top`
- * @property {number} top
- * @property {Direction | null} x what it moves sideways
- * @property {Direction | null} y what it moves up and down
+ * @property {number} left in percent of the drawing's width
+ * @property {number} top in percent of the drawing's height
+ * @property {Direction | null} x what dragging sideways changes
+ * @property {Direction | null} y what dragging up and down changes
  *
  * @typedef {object} Direction
  * @property {string} control
- * @property {number[]} ends the slider's value at the drawing's left and right end, or at its top and bottom
+ * @property {number[]} ends the slider's values at the drawing's left and right edges, or at its top and bottom
  *
  * @typedef {object} Handles
- * @property {HTMLElement} stage where they are
+ * @property {HTMLElement} stage contains the handles
  * @property {object} controls slider(name) -> input, words(name) -> its value in words
- * @property {Handle[]} told
+ * @property {Handle[]} told the handles of the last answer
  */
 
 /** @returns {Handles} */
@@ -67,7 +67,7 @@ function place(element, { left, top }) {
   }
 }
 
-/** The name, and the values of its sliders. */
+/** Sets a handle's name, value and range for screen readers. */
 function describe({ controls }, element, { label, x, y }) {
   const slider = controls.slider((x ?? y).control);
   element.ariaLabel = label;
@@ -78,7 +78,7 @@ function describe({ controls }, element, { label, x, y }) {
   if (!x) element.ariaOrientation = "vertical";
 }
 
-/** Sets a slider as if the reader had moved it. */
+/** Sets a slider and sends the event that a reader's move would send. */
 function set({ controls }, name, value) {
   const slider = controls.slider(name);
   const before = slider.value;
@@ -93,7 +93,7 @@ function drag(handles, index, event) {
   if (y) set(handles, y.control, between(y.ends, (event.clientY - top) / height));
 }
 
-/** The value at a share of the way between two ends; beyond them, the end. */
+/** The value at a share of the way between two ends, limited to the ends. */
 export function between([start, end], share) {
   return start + Math.min(1, Math.max(0, share)) * (end - start);
 }
@@ -110,8 +110,8 @@ const SIDEWAYS = { ArrowLeft: -1, ArrowRight: 1, Home: -1e6, End: 1e6 };
 const UPWARDS = { ArrowUp: 1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
 
 /**
- * What a key does to a handle: {control, steps}, or null. Arrows go the way they point; on a handle with one direction
- * both pairs do. A million steps lead to a slider's end.
+ * What a key does to a handle: {control, steps}, or null. Arrows move the handle in the direction in which they point.
+ * On a handle with one direction, both pairs of arrows move it. A million steps reach the end of every slider.
  */
 export function moveBy({ x, y }, key) {
   const isSideways = key in SIDEWAYS;
@@ -119,7 +119,7 @@ export function moveBy({ x, y }, key) {
   const moved = isSideways ? (x ?? y) : (y ?? x);
   const isUpright = moved === y;
   const rises = isUpright ? moved.ends[0] >= moved.ends[1] : moved.ends[1] >= moved.ends[0];
-  // A handle that moves up and down alone has a slider that grows to the right.
+  // Left and right on a handle that only moves up and down act as on its slider, whose values grow to the right.
   const sense = (isUpright && isSideways) || rises ? 1 : -1;
   return { control: moved.control, steps: sense * (SIDEWAYS[key] ?? UPWARDS[key]) };
 }

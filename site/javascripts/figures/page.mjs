@@ -1,5 +1,6 @@
-// The figures of a page. Each stands in the HTML with its default values; Python is fetched when the reader shows
-// interest in one, or came by an address that names values. The address holds what differs, as `figure.control=value`.
+// The figures of a page. The HTML contains each figure with its default values. Python is fetched when the reader first
+// touches a figure, or at load if the address names values. The address contains the values that differ from the
+// defaults, as `figure.control=value`.
 
 import { askPython, startedBy } from "../calculator/python.mjs";
 import { keepForOffline } from "../calculator/offline.mjs";
@@ -9,10 +10,10 @@ const REMEMBERED_AFTER_MS = 300;
 
 /**
  * @typedef {object} Figures the page's state
- * @property {object} runtime where the browser's Python is; see calculator/python.mjs
- * @property {AbortController} ended aborted when the theme has put another page in this one's place
+ * @property {object} runtime where to fetch the browser's Python; see calculator/python.mjs
+ * @property {AbortController} ended aborted when the theme has swapped in another page
  * @property {Figure[]} figures see figure.mjs
- * @property {number} pause timer of the address's change
+ * @property {number} pause timer: when it ends, the address is updated
  */
 
 /** Starts the page's figures; returns what stops them. */
@@ -41,7 +42,7 @@ async function ask(root, runtime, request) {
   return answer;
 }
 
-/** Browsers allow few changes of the address a second: it follows when the reader rests. */
+/** Updates the address when the reader pauses: a dragged slider makes more changes a second than browsers allow. */
 function rememberSoon(page) {
   clearTimeout(page.pause);
   page.pause = setTimeout(() => remember(page), REMEMBERED_AFTER_MS);

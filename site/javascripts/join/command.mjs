@@ -1,25 +1,25 @@
-// The join command: a reader's choices -> one command and what it uses, or in words why it cannot be. Nothing here
-// touches the document. `choices` is what site/builder/join/choices.py gives the page.
+// The join command: turns a reader's choices into one command and what it uses, or into the reason why there is none.
+// Nothing here touches the document. `choices` comes from site/builder/join/choices.py.
 
 /**
  * @typedef {object} Chosen the reader's choices
  * @property {string} system
  * @property {string} device
- * @property {string} gpu memory of the GPU; counts where the device is "nvidia"
- * @property {string} ram memory of the computer; counts for other devices
+ * @property {string} gpu memory of the GPU; used if the device is "nvidia"
+ * @property {string} ram memory of the computer; used for other devices
  * @property {string} link
- * @property {string} recipe a name, or "live" for the run that goes on now
- * @property {string} batch a micro-batch that came with the address, or empty
+ * @property {string} recipe a name, or "live" for the live run
+ * @property {string} batch the micro-batch in the address, or empty
  */
 
 export const NAMES = ["system", "device", "gpu", "ram", "link", "recipe"];
 
 /**
- * {words: why it cannot be} or {command, uses, note}.
+ * {command, uses, note}, or {words} with the reason why no command fits the choices.
  *
  * @param {object} choices
  * @param {Chosen} chosen
- * @param {object | null} live the run that goes on now
+ * @param {object | null} live the live run, if there is one
  */
 export function answerTo(choices, chosen, live) {
   const { system, device } = chosen;
@@ -33,7 +33,7 @@ export function answerTo(choices, chosen, live) {
   return { command: words.join(" "), uses: machine?.uses, note: choices.notes[system] };
 }
 
-/** What is known of the recipe; of a live run's, only where it is one of the site's own. */
+/** The chosen recipe's entry; undefined for a live run whose recipe is not one of the site's. */
 function recipeOf(choices, { recipe }, live) {
   if (recipe !== "live") return choices.recipes[recipe];
   return Object.values(choices.recipes).find(({ digest }) => digest === live.recipe_digest);
@@ -41,7 +41,7 @@ function recipeOf(choices, { recipe }, live) {
 
 const machineOf = ({ device, gpu, ram }) => `${device}-${device === "nvidia" ? gpu : ram}`;
 
-/** A live run names its whole command; others leave gaps. */
+/** The start of the command. A live run provides it whole; otherwise it contains gaps that the reader fills in. */
 function beginning(choices, { recipe }, live) {
   if (recipe === "live") return [live.join_command];
   return [choices.program, "join", "--recipe", recipe, "--initial-peers", "ADDRESS", "--name", "YOUR-NAME"];
@@ -52,12 +52,15 @@ function flags(chosen, live) {
   return [...router, ...(chosen.device === "cpu" ? ["--device", "cpu"] : [])];
 }
 
-/** Whether the chosen run can be reached from its own computer only: then neither network nor notebook matters. */
+/** Whether the chosen run can only be reached from its own computer; then neither network nor notebook matters. */
 export function isLocal({ recipe }, live) {
   return recipe === "live" && live.join_command.includes("/127.0.0.1/");
 }
 
-/** The page's address with the choices that count and differ from the first ones; the system stands there always. */
+/**
+ * The page's address with the choices that are used and differ from the defaults. The system is always included,
+ * because its default differs from browser to browser.
+ */
 export function addressOf(href, chosen, defaults) {
   const url = new URL(href);
   for (const name of ["model", "micro_batch_size"]) url.searchParams.delete(name);
@@ -69,19 +72,25 @@ export function addressOf(href, chosen, defaults) {
   return url;
 }
 
-/** The micro-batch of an address; empty for anything but a number, so that nothing else goes into a command. */
+/**
+ * The micro-batch in an address; empty unless it is a number, so that an address cannot put other text into the
+ * command.
+ */
 export function batchIn(query) {
   const given = query.get("micro_batch_size") ?? "";
   return /^[1-9]\d{0,5}$/.test(given) ? given : "";
 }
 
-/** For a card that the calculator names: the list's memory, or the largest that is no more; undefined without one. */
+/**
+ * The listed memory for a GPU's name in the calculator. For a card that is named by its memory this is the largest
+ * listed memory that does not exceed it. Undefined if there is none.
+ */
 export function sizeOf(gpu, gpuSizes, listed) {
   const memory = /^cuda-([1-9]\d{0,3})gb$/.exec(gpu)?.[1];
   return gpuSizes[gpu] ?? listed.filter((size) => Number(size) <= memory).at(-1);
 }
 
-/** The system that a browser says it runs on. */
+/** The system on which the browser says it runs. */
 export function systemIn(...words) {
   const said = words.join(" ").toLowerCase();
   if (said.includes("mac")) return "macos";

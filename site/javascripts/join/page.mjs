@@ -1,9 +1,9 @@
-// The join page: the reader's choices give one command (command.mjs). A live run fills in its own recipe and addresses;
-// the calculator's link carries a micro-batch.
+// The join page: shows one command for the reader's choices (command.mjs). For a live run the command contains the
+// run's recipe and addresses. A link from the calculator may contain a micro-batch.
 //
-// At load    `start` takes over what the address names.
-// At change  `changed` puts the choices into the address and shows their command.
-// At news    `onNews` offers the live run, or takes it away.
+// At load                   `start` sets the choices that the address names.
+// At a choice               `changed` puts the choices into the address and shows their command.
+// At a change of the run    `onNews` offers the live run, or removes it.
 
 import { describe, isOver } from "../feed.mjs";
 import { setCommand } from "../listing.mjs";
@@ -13,18 +13,18 @@ import { addressOf, answerTo, batchIn, isLocal, NAMES, sizeOf, systemIn } from "
 const LONGEST_NAME = 40;
 const USES = ["memory", "network", "disk"];
 
-/** The micro-batch of an address was worked out for these; when one is changed, it counts no more. */
+/** The calculator computed the micro-batch in the address for these choices; it is dropped when one of them changes. */
 const BATCH_DEPENDS_ON = ["device", "gpu", "ram", "recipe"];
 
 /**
  * @typedef {object} Join the page's state
- * @property {(name: string) => HTMLElement} slot a place of the page by its name
+ * @property {(name: string) => HTMLElement} slot an element of the page by its name
  * @property {HTMLFormElement} form
- * @property {object} choices what site/builder/join/choices.py gives
- * @property {{label: string, text: string}} general how it stands without a live run
- * @property {object | null} live the run that goes on now
- * @property {string} batch the address's micro-batch, or empty
- * @property {string} shown the command or refusal in sight, as a screen reader hears it after a change
+ * @property {object} choices from site/builder/join/choices.py
+ * @property {{label: string, text: string}} general the status without a live run, from the HTML
+ * @property {object | null} live the live run, if there is one
+ * @property {string} batch the micro-batch in the address, or empty
+ * @property {string} shown the shown command or refusal, as a screen reader hears it after a change
  */
 
 /** Starts the page; returns what stops it. */
@@ -52,14 +52,14 @@ function chosenIn({ form, batch }) {
   return { ...Object.fromEntries(NAMES.map((name) => [name, form.elements[name].value])), batch };
 }
 
-/** Whether a choice is offered; if so it is taken, but for a live run where none goes on. */
+/** Sets a choice if it is offered; returns whether it is. "live" is only set while there is a live run. */
 function choose({ form, live }, name, value) {
   const radio = [...form.elements[name]].find((one) => one.value === value);
   if (radio && (value !== "live" || live)) radio.checked = true;
   return Boolean(radio);
 }
 
-/** The address decides; where it is silent, what the browser says of the system. */
+/** Sets the choices that the address names; if it does not name the system, the browser's own. */
 function readAddress(page, given) {
   page.batch = batchIn(given);
   const known = NAMES.filter((name) => given.has(name) && choose(page, name, given.get(name)));
@@ -68,7 +68,7 @@ function readAddress(page, given) {
   if (given.has("model")) takeModel(page, given.get("model"));
 }
 
-/** The calculator names the GPU itself. */
+/** Sets the memory of a GPU by the calculator's name of the GPU. */
 function takeGpu(page, gpu) {
   const listed = [...page.form.elements.gpu].map(({ value }) => value);
   const size = sizeOf(gpu, page.choices.gpu_sizes, listed);
@@ -77,7 +77,9 @@ function takeGpu(page, gpu) {
   choose(page, "gpu", size);
 }
 
-/** The calculator's model is a run's, or one that none of these runs trains: then its micro-batch says nothing here. */
+/**
+ * Chooses the run that trains the calculator's model. If there is none, its micro-batch has no meaning and is dropped.
+ */
 function takeModel(page, model) {
   if (choose(page, "recipe", model)) return;
   page.batch = "";
@@ -93,7 +95,7 @@ function changed(page, name) {
   if (page.shown !== before) page.slot("announce").textContent = page.shown;
 }
 
-/** Shows the choices' command, or why there is none. */
+/** Shows the choices' command, or the reason why there is none. */
 function show(page) {
   const chosen = chosenIn(page);
   for (const row of page.form.querySelectorAll("[data-for]")) row.hidden = row.dataset.for !== chosen.device;
@@ -117,7 +119,7 @@ function showCommand({ slot, batch }, { command, note, uses }) {
   }
 }
 
-/** What is said beside the command of a live run, and of others. */
+/** Shows the notes that belong to a live run's command, or those for other commands. */
 function showRun({ slot, live }, chosen) {
   const own = chosen.recipe === "live";
   const local = isLocal(chosen, live);
@@ -147,14 +149,14 @@ function showStanding({ slot, live, general }, feed) {
   if (live) slot("live-title").textContent = `live now: ${live.title}`;
 }
 
-/** A run that has come is chosen, unless the address asks for another one; one that has gone is chosen no more. */
+/** Chooses a live run when it appears, unless the address names another one; returns to the default when it is gone. */
 function chooseRun(page, before) {
   const asked = new URLSearchParams(location.search).get("recipe");
   if (page.live && !before && (!asked || asked === "live")) choose(page, "recipe", "live");
   if (!page.live && chosenIn(page).recipe === "live") choose(page, "recipe", page.choices.default.recipe);
 }
 
-/** Hides a recipe that the live run follows, unless it is chosen: it is the same run, without its address. */
+/** Hides the recipe of the live run, unless it is chosen: it stands for the same run, but without its addresses. */
 function hideTwin(page) {
   const { recipe } = chosenIn(page);
   for (const [name, { digest }] of Object.entries(page.choices.recipes)) {
@@ -163,7 +165,9 @@ function hideTwin(page) {
   }
 }
 
-/** The notebook with the present command in it; without a command the link leads to the one that the site has. */
+/**
+ * Saves the notebook with the current command in it. Without a command the browser follows the link to the general one.
+ */
 async function saveNotebook(page, event, address) {
   const { command } = answerTo(page.choices, chosenIn(page), page.live);
   if (!command) return;

@@ -1,4 +1,4 @@
-// What is drawn of an answer: the sweep's lines, the pinned setups, the step's words, the list of models.
+// How an answer is shown: the sweep's lines, the pinned setups, the timeline in words, the list of models.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -16,27 +16,27 @@ const point = (value, total, plain, room = 16) => ({
 const answer = (points, more = {}) => ({ points, gpu: "T4", present: null, ...more });
 const traces = (given) => tracesOf(given, { names: PARTS, top: topOf(given), colour: (name) => name });
 
-test("a line ends where it leaves the chart", () => {
+test("a line ends at the chart's top", () => {
   assert.deepEqual(within([1, 2, 3], [10, 20, 40], 30), { x: [1, 2, 2.5], y: [10, 20, 30] });
   assert.deepEqual(within([1, 2], [10, 20], 20), { x: [1, 2], y: [10, 20] });
   assert.deepEqual(within([1, 2], [50, 60], 20), { x: [], y: [] });
 });
 
-test("the chart has a top only where plain training takes many times as much", () => {
+test("the chart cuts lines off only if plain training takes more than three times the setup's memory", () => {
   assert.equal(topOf(answer([point(1, 1, 2), point(2, 2, 6)])), null);
   assert.equal(topOf(answer([point(1, 1, 2), point(2, 2, 7)])), 6);
 });
 
-test("the parts are stacked, and the GPU's line is there while it is not far above all else", () => {
+test("the parts are stacked, and the GPU's line is omitted if it is far above all others", () => {
   const near = traces(answer([point(1, 5, 8), point(2, 6, 9)]));
   assert.deepEqual(near.map(({ name }) => name), [...PARTS, "Plain", "T4"]);
   assert.deepEqual(near[0].y, [1, 1.2]);
   assert.deepEqual(near[6].y, [16, 16]);
-  assert.equal(traces(answer([point(1, 1, 2, 80)])).length, 6, "80 GiB would press 2 GiB to the ground");
+  assert.equal(traces(answer([point(1, 1, 2, 80)])).length, 6, "on a scale of 80 GiB a line of 2 GiB would be flat");
   assert.equal(traces(answer([point(1, 5, 8)], { gpu: "" })).length, 6);
 });
 
-test("the reader's setup is a point", () => {
+test("the current setup is a point", () => {
   const { x, y, mode } = traces(answer([point(1, 5, 8)], { present: { value: 1, total: 5 * GIB } })).at(-1);
   assert.deepEqual([x, y, mode], [[1], [5], "markers"]);
 });
@@ -50,7 +50,7 @@ test("bars are shares of the largest total; refused setups have none", () => {
   assert.equal(largest([{ error: "refused" }]), 1);
 });
 
-test("the step is told by its peak", () => {
+test("the timeline's label names the peak", () => {
   const timeline = [
     { phase: "forward", place: "layer 1", peak: false, bytes: "1.0 GiB" },
     { phase: "backward", place: "layer 9", peak: true, bytes: "2.0 GiB" },
@@ -59,7 +59,7 @@ test("the step is told by its peak", () => {
   assert.deepEqual(timeline.map(instantTexts), [["forward", "layer 1", "1.0 GiB"], ["backward", "layer 9 (the peak)", "2.0 GiB"]]);
 });
 
-test("a model is found by its words, whatever the punctuation", () => {
+test("a model is found by its words, with any punctuation", () => {
   const found = (typed) => matches("gpt2-large GPT-2, 774 M", wordsOf(typed));
   for (const typed of ["", "gpt2", "GPT-2 large", "large gpt2", "774", "2large"]) assert.ok(found(typed), typed);
   for (const typed of ["gpt3", "larger", "775"]) assert.ok(!found(typed), typed);

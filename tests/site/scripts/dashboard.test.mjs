@@ -1,4 +1,4 @@
-// The dashboard's lines, tables, pictures and people; the run at a glance.
+// The dashboard's lines, tables, pictures and volunteers; the home page's summary of a run.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -20,14 +20,14 @@ const FEED = {
 };
 const colour = (name) => name;
 
-test("each volunteer has a line, a strange name no tags, and all together the last one", () => {
+test("each volunteer has a line, names are escaped, and the last line is the whole run's", () => {
   const [ada, tags, all] = lossLines(FEED, ["cy"], colour);
   assert.deepEqual([ada.x, ada.y, ada.mode, ada.line.color], [[2, 3], [3.5, 2.5], "lines", "series-2"]);
-  assert.deepEqual([tags.name, tags.mode], ["&lt;b&gt;", "markers"], "one point is no line");
+  assert.deepEqual([tags.name, tags.mode], ["&lt;b&gt;", "markers"], "one point is shown as a marker");
   assert.deepEqual([all.name, all.x, all.y], ["all", [1, 2, 3], [null, 3, 2]]);
 });
 
-test("a volunteer keeps a colour, and after eight they begin anew", () => {
+test("a volunteer keeps its colour, and the ninth gets the first colour again", () => {
   const seen = [];
   const series = [..."abcdefghia"].map((name) => seriesOf(seen, name));
   assert.deepEqual(series, [1, 2, 3, 4, 5, 6, 7, 8, 1, 1]);
@@ -38,7 +38,7 @@ test("volunteers and speed are lines over the epochs", () => {
   assert.deepEqual(speedLines(FEED, colour)[0].y, [10, 10, 10]);
 });
 
-test("tables begin with the newest epoch, and have a dash where nothing is known", () => {
+test("tables begin with the newest epoch, and show a dash for an unknown value", () => {
   assert.deepEqual(lossTable(FEED).head, ["Epoch", "All", "ada", "<b>"]);
   assert.deepEqual(lossTable(FEED).body, [[3, "2", "2.5", "9"], [2, "3", "3.5", "–"], [1, "–", "–", "–"]]);
   assert.deepEqual(volunteerTable(FEED).body[0].toSpliced(1, 1), [3, 3, "1\u202f250", "10"]);
@@ -46,27 +46,27 @@ test("tables begin with the newest epoch, and have a dash where nothing is known
   assert.deepEqual([lossTable(long).body.length, lossTable(long).body[0][0]], [500, 899]);
 });
 
-test("the losses in words tell first, last, and how many volunteers", () => {
+test("the losses in words name the first, the last, and the number of volunteers", () => {
   assert.equal(lossSummary(FEED), "Loss per epoch: 3 at epoch 2, 2 at epoch 3, with a line for each of 3 volunteers.");
   assert.equal(lossSummary({ ...FEED, epochs: [] }), "");
 });
 
-test("tiles have dashes before the first epoch", () => {
+test("tiles show dashes before the first epoch", () => {
   const state = { epoch: null, loss: null, active_peers: 0, samples_per_second: null, total_samples: 0 };
   const tiles = tilesOf({ title: "Shapes", total_epochs: 40, parameters: 1e6 }, state);
   assert.deepEqual([tiles.epoch, tiles.loss, tiles.speed, tiles.parameters], ["–", "–", "–", "1\u202f000\u202f000"]);
   assert.equal(tilesOf({ total_epochs: 40 }, { ...state, epoch: 3 }).epoch, "3 of 40");
 });
 
-test("as many pictures as have room: the newest first, the oldest last, evenly spread", () => {
+test("as many pictures as fit are shown: the newest first, the oldest last, evenly spread", () => {
   assert.deepEqual([columnsIn(120 + 5 * 130), columnsIn(120 + 5 * 130 - 1), columnsIn(0)], [5, 4, 2]);
   const epochs = Array.from({ length: 10 }, (_, epoch) => epoch);
   assert.deepEqual(chosenOf(epochs, 4), [9, 6, 3, 0]);
   assert.deepEqual(chosenOf(epochs, 10), epochs.toReversed());
-  assert.equal(epochs[0], 0, "the given list stays as it was");
+  assert.equal(epochs[0], 0, "the given list is not changed");
 });
 
-test("a picture says what was judged right", () => {
+test("a picture's text says whether shape and colour are right", () => {
   const picture = { prompt: "a red circle", shape: true, colour: false };
   assert.equal(altOf(picture, 20), "“a red circle” as drawn at epoch 20; shape right; colour wrong");
   assert.equal(marksOf(picture), "✓ shape  ✗ colour");
@@ -74,7 +74,7 @@ test("a picture says what was judged right", () => {
   assert.equal(marksOf({ ...picture, shape: null, colour: null }), "");
 });
 
-test("what a volunteer does now", () => {
+test("a volunteer's cells show its speed, or when it left", () => {
   const texts = (more, feed = FEED) => volunteerTexts({ samples: 1000, share: 0.126, seconds: 3725, active: true, samples_per_second: 50, ...more }, feed);
   assert.deepEqual(texts({}), ["1\u202f000", "13 %", "1 h 2 min", "50 samples/s"]);
   assert.deepEqual([texts({ samples_per_second: null })[3], texts({ share: null })[1]], ["active", "–"]);
@@ -83,13 +83,13 @@ test("what a volunteer does now", () => {
   assert.equal(texts(gone, { ...FEED, state: { status: "finished" } })[3], "gone");
 });
 
-test("of the events the newest come first, and of checkpoints the last alone", () => {
+test("the newest events come first, and only the last checkpoint is listed", () => {
   const events = [{ kind: "checkpoint", n: 1 }, { kind: "joined", n: 2 }, { kind: "checkpoint", n: 3 }, { kind: "left", n: 4 }];
   assert.deepEqual(eventsToTell(events).map(({ n }) => n), [4, 3, 2]);
   assert.equal(eventsToTell(Array.from({ length: 300 }, () => ({ kind: "joined" }))).length, 100);
 });
 
-test("the curve at a glance fills its picture", () => {
+test("the home page's curve fills its picture", () => {
   const { loss, people, label } = curvePaths([[1, 5], [2, 4], [3, 3]], [[0, 9], [1, 1], [3, 2]]);
   assert.equal(loss, "4.0,4.0 150.0,40.0 296.0,76.0");
   assert.match(people, /^M4,100L4\.0,98\.7L296\.0,97\.3L296,100Z$/);

@@ -1,4 +1,4 @@
-// What is known of a run, how it stands, and how it is followed.
+// The page's knowledge of a run, the run's status, and how a page follows it.
 
 import assert from "node:assert/strict";
 import { beforeEach, mock, test } from "node:test";
@@ -12,7 +12,7 @@ const known = (state, more = {}) => ({
 });
 const kind = (state, more) => describe(known(state, more)).kind;
 
-test("how a run stands", () => {
+test("a run's status", () => {
   assert.equal(describe(emptyFeed("loading")).kind, "loading");
   assert.equal(describe(emptyFeed("none")).kind, "none");
   assert.deepEqual(describe(known({})), { kind: "running", label: "Live", text: "Training now: epoch 4 of 40." });
@@ -28,10 +28,10 @@ test("a run is slow after six times its usual pause, and at least a minute", () 
   const seldom = rows(1, 2, 3, 4).map((row) => ({ ...row, time: 100 * row.epoch }));
   assert.equal(kind({ last_epoch_at: 400 }, { epochs: seldom, now: 400 + 599 }), "running");
   assert.equal(kind({ last_epoch_at: 400 }, { epochs: seldom, now: 400 + 601 }), "slow");
-  assert.equal(kind({}, { epochs: rows(3, 4), now: 40 + 179 }), "running", "two epochs tell no usual pause");
+  assert.equal(kind({}, { epochs: rows(3, 4), now: 40 + 179 }), "running", "two epochs are too few for a usual pause");
 });
 
-test("silence makes a run lost; one that is over may be silent", () => {
+test("a run without answers is lost, unless it is over", () => {
   const told = (state, clock) => {
     const feed = known(state);
     tellTime(feed, { now: 100, serverAhead: 0, answeredAt: 99, ...clock });
@@ -39,32 +39,32 @@ test("silence makes a run lost; one that is over may be silent", () => {
   };
   assert.deepEqual(told({ time: 99 }), [1, false]);
   assert.deepEqual(told({ time: 92 }), [8, false]);
-  assert.deepEqual(told({ time: 91 }), [9, true], "an answer of now may tell of a state long ago");
+  assert.deepEqual(told({ time: 91 }), [9, true], "a new answer may contain an old state");
   assert.deepEqual(told({ time: 91, updated_every_seconds: 10 }), [9, false]);
   assert.deepEqual(told({ time: 101 }, { serverAhead: 5 }), [4, false]);
   assert.deepEqual(told({ time: 1, status: "finished" }), [1, false]);
   assert.deepEqual(told({}, { answeredAt: 0 }), [0, false]);
 });
 
-test("news are added to what is known", () => {
+test("new epochs and lists are added to the known ones", () => {
   assert.deepEqual(merged(rows(1, 2), [{ epoch: 2, loss: 9 }, ...rows(3)]).map((row) => [row.epoch, row.loss]), [[1, 4.9], [2, 9], [3, 4.7]]);
   const feed = known({});
   takeLists(feed, [{ peers: { ada: [] } }, { events: [1], secrets: [2] }]);
   assert.deepEqual([feed.peers, feed.events, feed.volunteers, feed.secrets], [{ ada: [] }, [1], [], undefined]);
 });
 
-test("a state from before is another run's", () => {
+test("an earlier state belongs to another run", () => {
   assert.equal(isBefore({ epoch: 3 }, { epoch: 4 }), true);
   assert.equal(isBefore({ epoch: null }, { epoch: 0 }), true);
   assert.equal(isBefore({ epoch: 4 }, { epoch: 4 }), false);
   assert.equal(isBefore({ epoch: 0 }, null), false);
 });
 
-test("a run that is over, or is not there, is asked for seldom", () => {
+test("a run that is over, or does not exist, is asked for seldom", () => {
   assert.equal(pauseAfter(emptyFeed("loading")), 2);
   assert.equal(pauseAfter(emptyFeed("none")), 15);
   assert.equal(pauseAfter(known({ updated_every_seconds: 0.3 })), 0.3);
-  assert.equal(pauseAfter(known({ status: "stopped" })), 2, "somebody is still there");
+  assert.equal(pauseAfter(known({ status: "stopped" })), 2, "a volunteer is still active");
   assert.equal(pauseAfter(known({ status: "stopped", active_peers: 0 })), 30);
 });
 
@@ -72,7 +72,7 @@ let documents;
 let asked;
 let listeners;
 
-/** Lets what was asked be answered; timers stand still. */
+/** Resolves when all requests so far are answered; the mocked timers do not advance. */
 const settled = async () => {
   for (let turn = 0; turn < 50; turn++) await Promise.resolve();
 };
@@ -103,7 +103,7 @@ beforeEach(() => {
 
 const { followRun, siteURL } = await import("../../../site/javascripts/live.mjs");
 
-test("a run is followed: all at first, then its state, and the rest with a new epoch", async () => {
+test("a page asks for everything at first, then for the state, and at a new epoch for the rest", async () => {
   const told = [];
   const stop = followRun((feed) => told.push({ phase: feed.phase, changed: feed.changed, epochs: feed.epochs.length }), { documents: ["events"] });
   await settled();
@@ -125,7 +125,7 @@ test("a run is followed: all at first, then its state, and the rest with a new e
   assert.deepEqual(listeners, {});
 });
 
-test("after another run's state all is asked for anew", async () => {
+test("after another run's state everything is asked for again", async () => {
   let feed;
   const stop = followRun((news) => (feed = news));
   await settled();
@@ -138,7 +138,7 @@ test("after another run's state all is asked for anew", async () => {
   stop();
 });
 
-test("nobody asks while the page is hidden, and at once when it is seen again", async () => {
+test("a hidden page asks nothing, and asks at once when it is visible again", async () => {
   const stop = followRun(() => {});
   await settled();
   document.hidden = true;
@@ -161,6 +161,6 @@ test("without a run the page says so", async () => {
   stop();
 });
 
-test("files of a run lie below the site, wherever that is", () => {
+test("a run's files are below the site's address", () => {
   assert.match(siteURL("/live/pictures/1.png"), /site\/live\/pictures\/1\.png$/);
 });

@@ -1,4 +1,4 @@
-// A form of a few fields, of every kind, for the tests.
+// A small form for the tests, with fields of every kind.
 
 const list = (...values) => values.map(([value, text = value]) => ({ value, text }));
 

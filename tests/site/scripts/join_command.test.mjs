@@ -1,4 +1,4 @@
-// The join page's command, its address, and what it takes from other pages.
+// The join page's command, its address, and the values that other pages pass to it.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -26,17 +26,17 @@ test("choices make a command with gaps", () => {
   assert.equal(answer({ system: "wsl" }).note, "in WSL");
 });
 
-test("an address's micro-batch goes before the machine's own", () => {
+test("the address's micro-batch overrides the machine's own", () => {
   assert.match(answer({ batch: "7" }).command, /--micro-batch-size 7$/);
 });
 
-test("what cannot be is refused in words: by system, by device, by both, by memory", () => {
+test("impossible choices are refused with a reason: by system, by device, by both, by memory", () => {
   assert.deepEqual(answer({ system: "macos", device: "nvidia" }), { words: "no such Macs" });
   assert.deepEqual(answer({ device: "tpu" }), { words: "not yet" });
   assert.deepEqual(answer({ recipe: "large" }), { words: "too small" });
 });
 
-test("a live run has its own command; its machines are known where the recipe is the site's", () => {
+test("a live run has its own command; its machines are known if the recipe is the site's", () => {
   assert.equal(answer({ recipe: "live" }, LIVE).command, `${LIVE.join_command} --device cpu --micro-batch-size 4`);
   const foreign = { ...LIVE, recipe_digest: "d9" };
   assert.equal(answer({ recipe: "live" }, foreign).command, `${LIVE.join_command} --device cpu`);
@@ -50,24 +50,24 @@ test("a run on its own computer needs no client mode", () => {
   assert.equal(isLocal({ recipe: "demo" }, local), false);
 });
 
-test("the address has what differs and counts, and always the system", () => {
+test("the address contains the used choices that differ, and always the system", () => {
   const at = (chosen) => addressOf("https://s.example/join/?model=x&micro_batch_size=3&ram=64", { ...DEFAULTS, ...chosen }, DEFAULTS).search;
   assert.equal(at({}), "?system=linux");
   assert.equal(at({ device: "nvidia", gpu: "40", ram: "64" }), "?system=linux&device=nvidia&gpu=40");
   assert.equal(at({ ram: "64", gpu: "40" }), "?ram=64&system=linux");
 });
 
-test("nothing but a number is taken for a micro-batch", () => {
+test("only a number is accepted as a micro-batch", () => {
   const batches = ["5", "05", "0", "5; rm -rf", "9999999", "-1", ""].map((text) => batchIn(new URLSearchParams({ micro_batch_size: text })));
   assert.deepEqual(batches, ["5", "", "", "", "", "", ""]);
   assert.equal(batchIn(new URLSearchParams()), "");
 });
 
-test("a card of the calculator is the list's memory that is no more", () => {
+test("a card of the calculator becomes the largest listed memory that does not exceed it", () => {
   const size = (gpu) => sizeOf(gpu, { "rtx-3060": "12" }, ["8", "12", "16", "40"]);
   assert.deepEqual(["rtx-3060", "cuda-20gb", "cuda-16gb", "cuda-4gb", "cuda-<b>gb", null].map(size), ["12", "16", "16", undefined, undefined, undefined]);
 });
 
-test("the system is what the browser says", () => {
+test("the system is the browser's", () => {
   assert.deepEqual([systemIn("", "MacIntel"), systemIn("Windows", ""), systemIn("", "Linux x86_64"), systemIn("", "")], ["macos", "wsl", "linux", "linux"]);
 });

@@ -1,11 +1,11 @@
-// Questions to the worker with Python: what it has answered is not asked again, and what fails is said.
+// Questions to the worker with Python: a known answer is not asked for again, and failures are reported.
 
 import assert from "node:assert/strict";
 import { beforeEach, mock, test } from "node:test";
 
 const workers = [];
 
-/** A worker that does nothing by itself. */
+/** A worker that records messages, and answers only when a test calls `says`. */
 globalThis.Worker = class {
   posted = [];
   ended = false;
@@ -29,7 +29,7 @@ const { answerAhead, askPython, startedBy } = await import("../../../site/javasc
 const RUNTIME = { folder: "../runtime/1/", lock: {}, snapshot: "" };
 let count = 0;
 
-/** The newest worker, started, with a question on its way that was never asked before. */
+/** Asks a new question; returns it with the newest worker, which has started and has not answered yet. */
 function asked() {
   const request = { count: ++count };
   const answer = askPython(RUNTIME, "answer", request);
@@ -43,7 +43,7 @@ beforeEach(() => {
   mock.timers.enable({ apis: ["setTimeout"] });
 });
 
-test("an answer is known from then on", async () => {
+test("the same question is answered without the worker", async () => {
   const { worker, request, answer, id } = asked();
   worker.says({ id, answer: '{"total": 7}' });
   assert.deepEqual(await answer, { total: 7 });
@@ -53,7 +53,7 @@ test("an answer is known from then on", async () => {
   assert.equal(JSON.parse(worker.name).folder, "https://site.example/runtime/1/");
 });
 
-test("what is worked out ahead is there when it is asked, and is worked out once", async () => {
+test("an answer that was computed ahead is used, and is computed once", async () => {
   const { worker, id } = asked();
   worker.says({ id, answer: "{}" });
   answerAhead([{ ahead: 1 }, { ahead: 1 }, { ahead: 2 }]);
@@ -64,7 +64,7 @@ test("what is worked out ahead is there when it is asked, and is worked out once
   assert.equal(worker.posted.length, posted);
 });
 
-test("of other functions no answer is kept", async () => {
+test("answers of other functions are not kept", async () => {
   const { worker, id } = asked();
   worker.says({ id, answer: "{}" });
   for (const total of [1, 2]) {
@@ -74,7 +74,7 @@ test("of other functions no answer is kept", async () => {
   }
 });
 
-test("a failure is one question's own", async () => {
+test("a failure ends one question only", async () => {
   const { worker, answer, id } = asked();
   const next = asked();
   worker.says({ id, failed: "MemoryError" });
@@ -83,7 +83,7 @@ test("a failure is one question's own", async () => {
   assert.deepEqual([await next.answer, worker.ended], [{}, false]);
 });
 
-test("after twenty seconds without an answer Python is ended, and the next question starts it anew", async () => {
+test("after twenty seconds without an answer Python is ended, and the next question starts it again", async () => {
   const { worker, answer } = asked();
   const refused = assert.rejects(answer, /no answer within 20 s/);
   mock.timers.tick(20_000);
@@ -95,7 +95,7 @@ test("after twenty seconds without an answer Python is ended, and the next quest
   await next.answer;
 });
 
-test("Python that does not start ends all questions; the time of its start does not count", async () => {
+test("a failed start of Python ends all questions; the time limit does not include the start", async () => {
   const { worker, answer } = asked();
   const ended = assert.rejects(answer);
   mock.timers.tick(20_000);

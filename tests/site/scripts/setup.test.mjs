@@ -1,4 +1,4 @@
-// A setup as the form's texts: what applies, the request, and what is one change away.
+// A setup as the form's texts: the fields that apply, the request, and the requests that are one change away.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -11,7 +11,7 @@ import { DEFAULTS, FIELDS, ownOf } from "./form_fields.mjs";
 const names = (fields) => fields.map(({ name }) => name);
 const request = (values) => requestFor(FIELDS, { ...DEFAULTS, ...values }, ownOf({ ...DEFAULTS, ...values }));
 
-test("a request leaves out what is empty, usual, or does not apply", () => {
+test("a request omits fields that are empty, have their default, or do not apply", () => {
   assert.deepEqual(request({}), { setup: { model: "gpt2" }, gpu: "t4" });
   assert.deepEqual(request({ optimizer: "adamw", micro_batch_size: "1" }).setup, { model: "gpt2" });
   assert.deepEqual(request({ delta_rule: "true" }).setup, { model: "gpt2" });
@@ -20,18 +20,18 @@ test("a request leaves out what is empty, usual, or does not apply", () => {
   });
 });
 
-test("a GPU stands beside the setup, and none is an empty text", () => {
+test("a request names the GPU outside the setup; no GPU is an empty text", () => {
   assert.equal(request({ gpu: "" }).gpu, "");
   assert.deepEqual(request({ gpu: "cuda-20gb" }), { setup: { model: "gpt2" }, gpu: "cuda-20gb" });
 });
 
-test("a pasted config.json takes the model's place", () => {
+test("a pasted config.json replaces the model", () => {
   const { setup } = request({ config: '{"model_type": "gpt2"}' });
   assert.deepEqual(setup, { config: { model_type: "gpt2" } });
   assert.equal(request({ config: "no JSON" }).setup.config, "no JSON");
 });
 
-test("what cannot be combined has a reason, what has no meaning is left out", () => {
+test("a choice that cannot be combined has a reason, and a field without effect is omitted", () => {
   const plain = fitting(DEFAULTS, ownOf(DEFAULTS));
   assert.ok(!plain.impossible.offload_optimizer && plain.needless.delta_rule && plain.needless.reversible);
   const paged = fitting({ ...DEFAULTS, optimizer: "paged-adamw", offload_optimizer: "true" }, ownOf(DEFAULTS));
@@ -43,7 +43,7 @@ test("what cannot be combined has a reason, what has no meaning is left out", ()
   assert.ok(!names(applicable(FIELDS, fitting(painter, ownOf(painter)))).includes("checkpointing"));
 });
 
-test("a card by its memory is told from a card by its name", () => {
+test("a card that is given by its memory differs from a card with a name", () => {
   assert.equal(memoryOf("cuda-20gb"), "20");
   assert.equal(memoryOf("cuda-gb"), "");
   assert.equal(memoryOf("cuda-<b>\ngb"), "<b>\n");
@@ -51,13 +51,13 @@ test("a card by its memory is told from a card by its name", () => {
   assert.equal(memoryOf(undefined), null);
 });
 
-test("texts become the values that JSON has for them", () => {
+test("texts become booleans and numbers where JSON has them", () => {
   assert.deepEqual(["true", "false", "12", "-0.5", "1e3"].map(parsed), [true, false, 12, -0.5, 1000]);
   assert.deepEqual(["", "1e999", "0x10", " 1", "12a", "Infinity", "NaN"].map(parsed), ["", "1e999", "0x10", " 1", "12a", "Infinity", "NaN"]);
   assert.deepEqual([parsedConfig("[1]"), parsedConfig("{")], [[1], "{"]);
 });
 
-test("an address has what differs, and names that are not ours are dropped", () => {
+test("an address contains the values that differ, and unknown names are dropped", () => {
   const values = { ...DEFAULTS, model: "dalle", gpu: "" };
   const query = queryFor(values, DEFAULTS);
   assert.equal(query.toString(), "model=dalle&gpu=");
@@ -65,7 +65,7 @@ test("an address has what differs, and names that are not ours are dropped", () 
   assert.deepEqual({ ...DEFAULTS, ...valuesFrom(query, DEFAULTS) }, values);
 });
 
-test("one change away: a switch the other way, numbers near, all that a list offers", () => {
+test("one change away are the switch's other state, near numbers, and all options of a list", () => {
   const field = (name) => FIELDS.find((one) => one.name === name);
   assert.deepEqual(alternatives(field("offload_optimizer"), "true", "20"), ["false"]);
   assert.deepEqual(alternatives(field("micro_batch_size"), "7", "20"), ["8", "6", "14", "3"]);
@@ -77,7 +77,7 @@ test("one change away: a switch the other way, numbers near, all that a list off
   assert.deepEqual(alternatives(field("config"), "{}", "20"), []);
 });
 
-test("what was turned last is asked ahead first, and other models last", () => {
+test("the field that was changed last is computed ahead first, and other models last", () => {
   const ahead = (changed) => neighbours(FIELDS, DEFAULTS, { changed, card: "20", ownOf });
   assert.equal(ahead("gpu")[0].gpu, "");
   assert.equal(ahead("card")[0].gpu, "", "the card's memory is part of the GPU");

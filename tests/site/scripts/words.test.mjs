@@ -9,23 +9,23 @@ import { DEFAULTS, FIELDS, ownOf } from "./form_fields.mjs";
 const field = (name) => FIELDS.find((one) => one.name === name);
 const named = (...setups) => namesOf(FIELDS, setups.map((values) => ({ ...DEFAULTS, ...values })), DEFAULTS, ownOf);
 
-test("a name is model and batch, then where it differs from the first setup", () => {
+test("a name consists of model and batch, then the differences from the defaults", () => {
   assert.deepEqual(named({}), [{ model: "gpt2, batch 1", others: [] }]);
   assert.deepEqual(named({ micro_batch_size: "", optimizer: "adamw8bit", checkpointing: "true" }), [
     { model: "gpt2, batch 1", others: ["AdamW, 8-bit", "Gradient checkpointing"] },
   ]);
 });
 
-test("a name tells as well where it differs from another one", () => {
+test("a name also contains the differences from another setup", () => {
   const [first, second] = named({}, { optimizer: "adamw8bit" });
   assert.deepEqual([first.others, second.others], [["AdamW"], ["AdamW, 8-bit"]]);
 });
 
-test("a name does not tell what has no meaning for its setup", () => {
+test("a name omits fields that have no effect in its setup", () => {
   assert.deepEqual(named({ delta_rule: "true" })[0].others, []);
 });
 
-test("values in words are short, and say of what they are where they do not say it themselves", () => {
+test("values in words are short, and have a label unless they are clear without it", () => {
   assert.equal(inWords(field("checkpointing"), "false"), "");
   assert.equal(inWords(field("gpu"), "t4"), "NVIDIA T4");
   assert.equal(inWords(field("gpu"), "cuda-48gb"), "CUDA card, 48 GB");
@@ -34,7 +34,7 @@ test("values in words are short, and say of what they are where they do not say 
   assert.equal(inWords(field("optimizer"), "x".repeat(99)), `Optimizer: ${"x".repeat(40)}`);
 });
 
-test("a pasted model is named by family and size, whatever it calls them", () => {
+test("a pasted model is named by family and size, whichever keys its family uses", () => {
   assert.equal(nameOfConfig('{"model_type": "gpt2", "n_embd": 320, "n_layer": 4}'), "pasted gpt2, 320 wide, 4 layers");
   assert.equal(nameOfConfig('{"model_type": "t5", "d_model": 256}'), "pasted t5, 256 wide");
   assert.equal(nameOfConfig("null"), "pasted config.json");
@@ -49,7 +49,7 @@ test("a request's keys are the command's flags", () => {
   assert.equal(commandOf({ setup: { model: "gpt2" }, gpu: "" }), "python -m calculator gpt2");
 });
 
-test("a shell reads an address's text as one word", () => {
+test("texts from an address are quoted for the shell", () => {
   assert.equal(commandOf({ setup: { model: "x; rm -rf '~'" }, gpu: "" }), `python -m calculator 'x; rm -rf '"'"'~'"'"''`);
   assert.equal(
     commandOf({ setup: { config: { model_type: "gpt2" } }, gpu: "" }),
@@ -57,18 +57,18 @@ test("a shell reads an address's text as one word", () => {
   );
 });
 
-test("a refusal has labels where Python has keys", () => {
+test("a refusal shows labels in place of Python's keys", () => {
   const said = (sentence) => inLabels(sentence, FIELDS, "Its memory, GiB");
   assert.equal(said("micro_batch_size is a whole number, not 'x'."), "“Micro-batch” is a whole number, not 'x'.");
   assert.equal(said("model is one of gpt2 or dalle, not 'model'."), "“Model” is one of those in its list, not 'model'.");
-  assert.equal(said("the model of model is null"), "the model of model is empty", "a word of the language stays");
+  assert.equal(said("the model of model is null"), "the model of model is empty", "an English word is not replaced");
   assert.equal(
     said("gpu is cuda-Ngb, where N is a whole number of GiB from 1 to 1024, not 'cuda-x'ygb'."),
     "“Its memory, GiB” is a whole number of GiB from 1 to 1024, not 'x'y'.",
   );
 });
 
-test("a refusal is about the fields that it names as whole words", () => {
+test("a refusal marks the fields that it names as whole words", () => {
   const sentence = "micro_batch_size is a whole number";
   assert.deepEqual(FIELDS.filter(({ name }) => isNamed(name, sentence)), [field("micro_batch_size")]);
   assert.equal(isNamed("gpu", "gpus are"), false);
