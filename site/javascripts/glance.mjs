@@ -1,9 +1,10 @@
 // The summary of a run on the home page.
 
+import { siteURL } from "./address.mjs";
 import { element } from "./elements.mjs";
 import { describe, isOver } from "./feed.mjs";
 import { showCount, showNumber } from "./format.mjs";
-import { followRun, siteURL } from "./live.mjs";
+import { followRun } from "./live.mjs";
 
 const MOST_PICTURES = 4;
 

@@ -1,19 +1,14 @@
 // Follows a run through /live/*.json on the site's own origin. During a run the monitor serves these addresses; on a
 // static site they are files with the recorded run, or an empty run.json if no run was recorded.
 
+import { siteURL } from "./address.mjs";
 import { emptyFeed, isBefore, merged, pauseAfter, takeLists, tellTime } from "./feed.mjs";
 
-const ROOT = new URL("..", import.meta.url);
 const REST_EVERY_SECONDS = 10;
 const ANSWER_WITHIN_SECONDS = 10;
 const TOLD_EVERY_MS = 1000;
 
 const now = () => Date.now() / 1000;
-
-/** Address of a file that a document names by an absolute path; also correct if the site is served below a sub-path. */
-export function siteURL(path) {
-  return new URL(path.replace(/^\//, ""), ROOT).href;
-}
 
 /**
  * @typedef {object} Following
@@ -118,7 +113,7 @@ async function updateRest(following) {
 }
 
 async function get(following, name) {
-  const response = await fetch(new URL(`live/${name}`, ROOT), {
+  const response = await fetch(siteURL(`live/${name}`), {
     cache: "no-cache",
     signal: AbortSignal.timeout(ANSWER_WITHIN_SECONDS * 1000),
   });

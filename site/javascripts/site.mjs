@@ -1,6 +1,7 @@
 // Starts the interactive parts of a page. Each part is a module of its own, fetched only for pages that have the part.
 // The theme swaps pages without reloading and announces that through document$, so parts must also be stopped.
 
+import { siteURL } from "./address.mjs";
 import { addCopyButtons } from "./copy.mjs";
 import { startTerms } from "./terms.mjs";
 
@@ -87,5 +88,5 @@ requestAnimationFrame(() => setTimeout(colourBars));
 // downloads the whole site, which would slow the visit itself. A browser that forbids service workers loses only that.
 const KEPT_AFTER_MS = 3000;
 setTimeout(() => {
-  navigator.serviceWorker?.register(new URL("../service-worker.js", import.meta.url)).catch(() => {});
+  navigator.serviceWorker?.register(siteURL("service-worker.js")).catch(() => {});
 }, KEPT_AFTER_MS);

@@ -417,7 +417,7 @@ def test_what_comes_late_is_said_once_and_moves_nothing(open_page):
     assert page.evaluate("window.said") == [spoken]
 
 
-@pytest.mark.parametrize("broken", ["calculator/form.mjs", "site.mjs"])
+@pytest.mark.parametrize("broken", ["calculator/page.mjs", "site.mjs"])
 def test_a_script_that_fails_to_load_once_is_asked_for_again(open_page, broken):
     page = open_page("404.html")
     page.expected_complaint = "ERR_FAILED"
@@ -431,7 +431,7 @@ def test_a_script_that_fails_to_load_once_is_asked_for_again(open_page, broken):
 def test_a_script_that_cannot_be_had_is_said_to_be_missing(open_page):
     page = open_page("404.html")
     page.expected_complaint = "ERR_FAILED"
-    page.route("**/javascripts/calculator/form.mjs", lambda route: route.abort())
+    page.route("**/javascripts/calculator/page.mjs", lambda route: route.abort())
     page.clock.install()
     page.goto(page.url.replace("404.html", "calculator/"))
     again = page.get_by_role("alert").get_by_role("button", name="Reload the page")

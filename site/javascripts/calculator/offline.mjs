@@ -1,5 +1,7 @@
 // Keeps the large files that a page has used, so that it works without a network later.
 
+import { siteURL } from "../address.mjs";
+
 const kept = new Set();
 
 /**
@@ -16,6 +18,5 @@ export async function keepForOffline(runtime, more = []) {
   if (!urls.length) return;
   urls.forEach((url) => kept.add(url));
   const { active } = await navigator.serviceWorker.ready;
-  const site = new URL("../../", import.meta.url).href;
-  active.postMessage({ keep: urls.map((url) => url.slice(site.length)) });
+  active.postMessage({ keep: urls.map((url) => url.slice(siteURL("").length)) });
 }

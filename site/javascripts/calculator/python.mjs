@@ -1,6 +1,8 @@
 // The one worker that runs the calculator's Python. Pages that the theme swaps share it, so that Python starts once a
 // visit.
 
+import { siteURL } from "../address.mjs";
+
 const PATIENCE_MS = 20_000;
 
 let worker = null;
@@ -54,7 +56,7 @@ export function startedBy() {
 
 function begin(runtime) {
   const folder = new URL(runtime.folder, document.baseURI).href;
-  worker = new Worker(new URL("worker.mjs", import.meta.url), {
+  worker = new Worker(siteURL("javascripts/calculator/worker.mjs"), {
     type: "module",
     name: JSON.stringify({ ...runtime, folder }),
   });

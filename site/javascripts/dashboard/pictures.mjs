@@ -1,7 +1,7 @@
 // The pictures that the model has drawn, as a table: a row for each prompt, a column for each epoch, the newest first.
 
+import { siteURL } from "../address.mjs";
 import { element, heading } from "../elements.mjs";
-import { siteURL } from "../live.mjs";
 
 /** Column widths of the table in pixels. The style sheet makes both narrower on phones, where two columns fit. */
 const PROMPT_WIDTH = 120;

@@ -1,11 +1,19 @@
-// The calculator's address.
+// The site's addresses, and the calculator's.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { siteURL } from "../../../site/javascripts/address.mjs";
 import { addressOf, goTo, joinAddress, partsOf } from "../../../site/javascripts/calculator/address.mjs";
 
+const SITE = new URL("../../../site/", import.meta.url).href;
 const PAGE = "https://site.example/below/calculator/?model=old#step";
+
+test("files of the site are named from its root, with or without a slash", () => {
+  assert.equal(siteURL("/live/pictures/1.png"), `${SITE}live/pictures/1.png`);
+  assert.equal(siteURL("live/run.json"), `${SITE}live/run.json`);
+  assert.equal(siteURL(""), SITE);
+});
 
 test("an address contains the setup and the pinned setups, and can be read back", () => {
   const query = new URLSearchParams({ model: "gpt2", gpu: "" });
