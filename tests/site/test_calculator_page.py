@@ -293,7 +293,7 @@ def test_what_has_the_focus_is_not_under_the_bars(open_page):
     """Backwards through the page, where the browser scrolls just so far that the focus comes into sight."""
     page = open_page("calculator/?micro_batch_size=2", width=360)
     expect(page.get_by_text("Computed in your browser")).to_be_visible()
-    page.get_by_role("link", name="Join with these settings").focus()
+    page.get_by_role("link", name="How to join a run").focus()
     hidden = """() => {
         const element = document.activeElement;
         const { left, top, width, height } = element.getBoundingClientRect();
@@ -387,7 +387,7 @@ def test_a_card_that_is_not_listed_is_told_by_its_memory(open_page, tmp_path):
         page.get_by_role("button", name="Save as JSON").click()
     saved.value.save_as(tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["command"].endswith("--gpu cuda-48gb")
-    page.get_by_role("link", name="Join with these settings").click()
+    page.get_by_role("link", name="How to join a run").click()
     expect(page.locator("input[name=gpu]:checked")).to_have_value("40")
     assert page.locator("input[name=device]:checked").get_attribute("value") == "nvidia"
 
@@ -744,7 +744,7 @@ def test_without_its_runtime_the_page_falls_back(open_page, server, built_site, 
 def test_the_settings_go_along_to_the_join_page(open_page, server):
     page = open_page("calculator/?micro_batch_size=5&model=dalle-2021")
     shows(page, {"model": "dalle-2021", "micro_batch_size": 5, "optimizer": "adamw8bit"})
-    page.get_by_role("link", name="Join with these settings").click()
+    page.get_by_role("link", name="Join with this micro-batch and GPU").click()
     expect(page.locator("[data-slot=command]")).to_have_text(
         re.compile(r"join --recipe dalle-2021 .* --micro-batch-size 5$")
     )
@@ -757,7 +757,7 @@ def test_the_gpu_goes_along_to_the_join_page_and_another_models_batch_does_not(o
     page = open_page("calculator/?model=gpt2-xl&micro_batch_size=1&gpu=rtx-3060")
     setup = {"model": "gpt2-xl", "micro_batch_size": 1, "optimizer": "adamw8bit", "checkpointing": True}
     shows(page, setup, "rtx-3060")
-    page.get_by_role("link", name="Join with these settings").click()
+    page.get_by_role("link", name="How to join a run").click()
     expect(page.locator("[data-slot=other]")).to_contain_text("gpt2-xl")
     assert page.locator("input[name=device]:checked").get_attribute("value") == "nvidia"
     assert page.locator("input[name=gpu]:checked").get_attribute("value") == "12"

@@ -54,6 +54,10 @@ Resume = Annotated[
     Path | None, typer.Option(help="Folder of checkpoints: start from the latest, unless the run is ahead of it.")
 ]
 Shards = Annotated[str | None, typer.Option(help="Folder or URL of the shards. Default: the recipe's.")]
+CacheSize = Annotated[
+    float | None,
+    typer.Option(min=0, help="Disk space for shards that are fetched over the network, in GB. Default: 1."),
+]
 NormalPriority = Annotated[
     bool,
     typer.Option(
@@ -100,6 +104,7 @@ def run(
     resume: Resume = None,
     shards: Shards = None,
     bandwidth: Bandwidth = None,
+    cache_size: CacheSize = None,
     normal_priority: NormalPriority = False,
     client_mode: ClientMode = False,
     host_maddrs: HostMaddrs = None,
@@ -134,6 +139,8 @@ def run(
         "announce_maddrs": tuple(announce_maddrs or ()),
         "seed": seed,
     }
+    if cache_size is not None:
+        settings["cache_gb"] = cache_size
     config = load_recipe(recipe)
     prepare_environment()
     run_role(partial(_role, config, wishes, settings, state_dir, dry_run, log_json))

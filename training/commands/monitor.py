@@ -31,6 +31,9 @@ def run(
         str | None, typer.Option(help="Address under which others reach this monitor. Default: http://HOST:PORT.")
     ] = None,
     join_command: Annotated[str | None, typer.Option(help="Command that the join page shows.")] = None,
+    one_machine: Annotated[
+        bool, typer.Option("--one-machine", help="All volunteers are programs on this machine: the pages say so.")
+    ] = False,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
     export: Annotated[
         Path | None,
@@ -63,6 +66,7 @@ def run(
         public_url=public_url,
         join_command=join_command,
         log_json=log_json,
+        one_machine=one_machine,
     )
     run_role(partial(run_monitor, flags))
 

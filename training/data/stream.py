@@ -1,14 +1,13 @@
 """Streams prepared shards as endless batches, from a folder or from any static web server.
 
 A peer fetches one shard at a time, checks it against the manifest's SHA-256, and keeps it in its cache, where it is
-checked again whenever it is read. The codec is fetched only when pictures are to be decoded. The samples pass through a
-`datasets.IterableDataset`, which shuffles the order of the shards and, in a buffer, the samples; each peer has its own
-seed for this.
+checked again whenever it is read; the cache has a limit (`training.data.cache`). The codec is fetched only when
+pictures are to be decoded. The samples pass through a `datasets.IterableDataset`, which shuffles the order of the
+shards and, in a buffer, the samples; each peer has its own seed for this.
 """
 
 from __future__ import annotations
 
-import os
 import time
 import urllib.error
 import urllib.parse
@@ -23,6 +22,7 @@ import torch
 from torch import LongTensor
 
 from training.config import ModelConfig
+from training.data.cache import CACHE_GB, default_cache, make_room, mark_used
 from training.data.captions import Split
 from training.data.shards import (
     MANIFEST_FILE,
@@ -44,11 +44,6 @@ TRIES, TRY_TIMEOUT_SECONDS = 4, 30.0
 """How often a file is requested at most, and the time-out of each request."""
 
 LARGEST_MANIFEST_BYTES = 1 << 28
-
-
-def default_cache() -> Path:
-    """Where fetched files are kept: `training-together` in `XDG_CACHE_HOME` or `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "training-together"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +68,8 @@ class Shards:
     folder: Path
     """The folder of the files, including those that are still to be fetched."""
     tokenizer: Tokenizer
+    cache_bytes: int
+    """Disk space that fetched shards may take, in this run and others."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +87,14 @@ class Shards:
         Raises:
             BadInput: If it cannot be fetched, or differs from the manifest's description.
         """
-        return _file(self.source, self.folder, name, self.manifest.files[name])
+        entry = self.manifest.files[name]
+        if not _is_url(self.source) or not name.endswith(".parquet"):
+            return _file(self.source, self.folder, name, entry)
+        if not (self.folder / name).is_file():
+            make_room(self.folder.parent, needed_bytes=entry.bytes, limit_bytes=self.cache_bytes)
+        path = _file(self.source, self.folder, name, entry)
+        mark_used(path)
+        return path
 
     @property
     def codec_folder(self) -> Path:
@@ -99,13 +103,16 @@ class Shards:
         return self.file(CONFIG_FILE).parent
 
 
-def open_shards(source: str | Path, split: Split = "train", *, cache: Path | None = None) -> Shards:
+def open_shards(
+    source: str | Path, split: Split = "train", *, cache: Path | None = None, cache_gb: float = CACHE_GB
+) -> Shards:
     """Opens prepared shards.
 
     Args:
         source: A folder, or an http(s) URL under which a folder's files are served.
         split: One of `SPLITS` in `training.data.captions`.
         cache: Folder for fetched files; None is `default_cache()`.
+        cache_gb: Disk space that fetched shards may take, in GB (10**9 bytes).
 
     Raises:
         BadInput: If they cannot be read, or the split has no samples.
@@ -126,7 +133,14 @@ def open_shards(source: str | Path, split: Split = "train", *, cache: Path | Non
     if TOKENIZER_FILE not in manifest.files:
         raise BadInput(f"The shards at {source} have no {TOKENIZER_FILE}. Prepare them again.")
     tokenizer = Tokenizer.from_file(_file(source, folder, TOKENIZER_FILE, manifest.files[TOKENIZER_FILE]))
-    return Shards(source=source, split=split, manifest=manifest, folder=folder, tokenizer=tokenizer)
+    return Shards(
+        source=source,
+        split=split,
+        manifest=manifest,
+        folder=folder,
+        tokenizer=tokenizer,
+        cache_bytes=int(cache_gb * 1e9),
+    )
 
 
 def open_manifest(source: str) -> Manifest:

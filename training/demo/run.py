@@ -123,7 +123,7 @@ class _Demo:
             "The monitor",
             *("monitor", "--recipe", config.recipe, "--initial-peers", address, *site),
             *("--run-dir", str(config.run_dir), "--shards", str(self._path("shards"))),
-            *("--port", str(port), "--join-command", self.join_command),
+            *("--port", str(port), "--join-command", self.join_command, "--one-machine"),
         )
         self._ready(self.monitor)
         for name in volunteer_names(config.volunteers):

@@ -41,6 +41,7 @@ def store_run(
     initial_peers: list[str],
     join_command: str,
     parameters: int,
+    one_machine: bool = False,
 ) -> None:
     """Stores the content of `/live/run.json` and `/recipe.toml` in the history, so that it outlives the monitor."""
     document = {
@@ -54,6 +55,7 @@ def store_run(
         "total_epochs": run.schedule.total_epochs,
         "parameters": parameters,
         "prompts": list(run.monitor.prompts),
+        "one_machine": one_machine,
     }
     history.set_run_value("document", json.dumps(document))
     history.set_run_value("recipe.toml", recipe_toml)

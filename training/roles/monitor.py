@@ -57,6 +57,8 @@ class MonitorFlags:
     join_command: str | None = None
     """The command that the join page shows; None: made from the addresses."""
     log_json: Path | None = None
+    one_machine: bool = False
+    """Whether all volunteers are programs on one machine, as in the demo; pages say so."""
 
     @property
     def url(self) -> str:
@@ -109,6 +111,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         initial_peers=list(flags.initial_peers),
         join_command=flags.join_command or join_command(flags.url, flags.initial_peers),
         parameters=keeper.parameters,
+        one_machine=flags.one_machine,
     )
     if not read_records(dht, run.run_id):
         history.rewind(keeper.saved_epoch())  # nobody trains, so the next volunteer resumes from the checkpoint

@@ -78,7 +78,7 @@ def model_on_device(run: RunConfig, settings: PeerSettings) -> TextToImageTransf
 
 def training_batches(run: RunConfig, settings: PeerSettings, *, seed: int, micro_batch_size: int) -> Iterator[Batch]:
     """An endless stream of samples of the training split, in an order that `seed` decides."""
-    shards = open_shards(settings.shards or run.data.shards, "train")
+    shards = open_shards(settings.shards or run.data.shards, "train", cache_gb=settings.cache_gb)
     return sample_stream(
         shards,
         model=run.model,

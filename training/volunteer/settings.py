@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.compute.choices import Wishes
+from training.data.cache import CACHE_GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class PeerSettings:
     """Folder of checkpoints; the latest is used unless the run is ahead of it."""
     shards: str | None = None
     """Folder or URL of the shards; None: the recipe's."""
+    cache_gb: float = CACHE_GB
+    """Disk space for shards that are fetched over the network, in GB."""
     bandwidth_mbits: float | None = None
     """Bandwidth of the link in Mbit/s; None: as measured, if it was."""
     normal_priority: bool = False

@@ -42,13 +42,17 @@ def load_recorded(docs: Path) -> dict | None:
     if not points:
         raise ValueError("The recorded run in site/live has no epoch with a loss; remove it or record another.")
     volunteers = documents["leaderboard"]["volunteers"]
+    people = f"{len(volunteers)} volunteers"
+    if run.get("one_machine"):
+        people += ", all of them programs on one machine"
     ended = datetime.fromtimestamp(state["last_epoch_at"], UTC)
     each = {name: [(x, y) for x, y in pairs if y is not None] for name, pairs in documents["losses"]["peers"].items()}
     (first_epoch, first_loss), (last_epoch, last_loss) = points[0], points[-1]
     return {
         "run": run,
         "state": state,
-        "sentence": f"Recorded on {ended.day} {ended:%B %Y}: {len(volunteers)} volunteers, {last_epoch} epochs.",
+        "sentence": f"Recorded on {ended.day} {ended:%B %Y}: {people}, {last_epoch} epochs.",
+        "people": people,
         "loss_svg": loss_svg(points, {name: line for name, line in each.items() if line}),
         "spark_svg": spark_svg(points, peers) if len(points) > 1 else "",
         "loss_summary": f"Loss: {first_loss:.3g} at epoch {first_epoch}, {last_loss:.3g} at epoch {last_epoch}.",

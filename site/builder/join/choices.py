@@ -16,6 +16,7 @@ from calculator.fit import ADVISED_SHARE
 from calculator.page.words import show_bytes, show_count
 from training.compute.plan import setup_of, training_of
 from training.config import RunConfig, load_recipe
+from training.data.cache import CACHE_GB
 from training.simulate.forecast import collaboration_of
 
 RECIPES = ("demo", "dalle-2021")
@@ -224,8 +225,8 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
             "memory": f"{memory}. {MEMORY_NOTE}",
             "network": f"for each epoch of {show_count(run.swarm.target_batch_size)} samples of all volunteers, at "
             f"most {show_bytes(sent)} sent and as much received; and the download of the samples that you train on.",
-            "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages, and the samples that "
-            "you train on, which are kept.",
+            "disk": f"about {PACKAGES_GB[machine.kind]} GB for PyTorch and the other packages; of the data, at most "
+            f"{CACHE_GB:g} GB is kept.",
         },
     }
 

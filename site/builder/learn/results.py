@@ -101,7 +101,7 @@ def model_card() -> str:
         ended = datetime.fromtimestamp(recorded["state"]["last_epoch_at"], UTC)
         facts |= {
             "Weights": f"{show_count(recorded['run']['parameters'])}; shared ones count once",
-            "Trained by": f"{len(recorded['board'])} volunteers, {recorded['tiles']['samples']} samples, "
+            "Trained by": f"{recorded['people']}; {recorded['tiles']['samples']} samples, "
             f"{recorded['tiles']['epoch']} epochs, ended on {ended.day} {ended:%B %Y}",
         }
     facts |= {

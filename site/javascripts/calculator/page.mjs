@@ -210,7 +210,11 @@ function remember(page, how, url = currentAddress(page)) {
 /** Puts the form's setup into the link to the join page. */
 function updateJoinLink(page) {
   const link = page.view.slot("join");
-  link.href = joinAddress(link.href, readForm(page.form));
+  const setup = readForm(page.form);
+  link.href = joinAddress(link.href, setup);
+  // The runs' other settings are in their recipes, so only these two go along; no run trains most of the models here.
+  const isOfARun = !setup.config && link.dataset.runs.split(" ").includes(setup.model);
+  link.textContent = isOfARun ? "Join with this micro-batch and GPU" : "How to join a run";
 }
 
 /** Asks Python about the form's setup and shows the answer, unless a later request was made meanwhile. */

@@ -2,7 +2,9 @@
 
 import functools
 import http.server
+import os
 import threading
+import time
 from collections import Counter
 from itertools import islice
 
@@ -120,6 +122,36 @@ def test_the_cache_serves_the_next_start(server, tmp_path):
     server.requests.clear()
     numbers(open_shards(server.url, cache=tmp_path / "cache"), 240)
     assert [request.rsplit("/", 1)[-1] for request in server.requests] == ["manifest.json"]
+
+
+def test_the_cache_keeps_to_its_limit_and_lets_go_of_what_was_used_least_recently(server, tmp_path):
+    shards = open_shards(server.url, cache=tmp_path / "cache")
+    numbers(shards, 240)
+    missing, *names = shards.names
+    (shards.folder / missing).unlink()
+    size = max(entry.bytes for name, entry in shards.manifest.files.items() if name.endswith(".parquet"))
+    an_hour_ago = time.time() - 3600
+    for age, name in enumerate(names):
+        os.utime(shards.folder / name, (an_hour_ago - age, an_hour_ago - age))
+    limited = open_shards(server.url, cache=tmp_path / "cache", cache_gb=3.5 * size / 1e9)
+    limited.file(missing)
+    kept = {path.name for path in limited.folder.glob("*.parquet")}
+    assert kept == {missing, *names[:2]}
+    assert sum(path.stat().st_size for path in limited.folder.glob("*.parquet")) <= 3.5 * size
+    assert (limited.folder / "tokenizer.json").is_file()
+
+    os.utime(limited.folder / missing, (an_hour_ago + 100, an_hour_ago + 100))
+    limited.file(names[1])  # using it again makes it the newest
+    limited.file(names[2])
+    assert {path.name for path in limited.folder.glob("*.parquet")} == {missing, names[1], names[2]}
+    limited.file(names[3])
+    assert {path.name for path in limited.folder.glob("*.parquet")} == {names[1], names[2], names[3]}
+
+
+def test_shards_that_were_just_used_stay_even_beyond_the_limit(server, tmp_path):
+    shards = open_shards(server.url, cache=tmp_path / "cache", cache_gb=0)
+    assert sorted(numbers(shards, 240)) == list(range(240))
+    assert len(list(shards.folder.glob("*.parquet"))) == 6
 
 
 def damage(path):
