@@ -11,10 +11,10 @@ import typer
 def run(
     recipe: Annotated[str, typer.Option(help="Recipe: a name, a TOML file or a URL.")],
     state_dir: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the identity, so that a restart has the same address.")
+        Path | None, typer.Option(help="Folder that keeps identity, port and known peers for the next start.")
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 picks a free one at each start.")
+        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0: a free one, the same after a restart.")
     ] = 0,
     host_maddrs: Annotated[
         list[str] | None, typer.Option(help="Address to listen on, such as /ip4/0.0.0.0/tcp/31337; replaces --port.")
@@ -24,7 +24,8 @@ def run(
         typer.Option(help="Address at which others reach this machine, if it differs from the one it listens on."),
     ] = None,
     initial_peers: Annotated[
-        list[str] | None, typer.Option(help="Further bootstrap peers of the same run: /ip4/ADDRESS/tcp/PORT/p2p/ID.")
+        list[str] | None,
+        typer.Option(help="Another bootstrap peer of the run, or its monitor: /ip4/ADDRESS/tcp/PORT/p2p/ID."),
     ] = None,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object a line.")] = None,
 ) -> None:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 Recipe = Annotated[str, typer.Option(help="Recipe of the run: a name, a TOML file or a URL.")]
 InitialPeers = Annotated[
     list[str],
-    typer.Option(help="Address of a peer of the run: /ip4/ADDRESS/tcp/PORT/p2p/ID. May be given several times."),
+    typer.Option(
+        help="Address of a peer of the run: /ip4/ADDRESS/tcp/PORT/p2p/ID, or of the run's site, which names them: "
+        "https://RUN. May be given several times."
+    ),
 ]
 MicroBatchSize = Annotated[
     int | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -10,9 +11,11 @@ from rich.console import Console
 from training.config import RunConfig
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
-from training.swarm.dht import WORD_SECONDS, full_addresses, post_recipe, start_dht
+from training.swarm.dht import DHT, WORD_SECONDS, full_addresses, post_recipe
 from training.swarm.identity import Identity
+from training.swarm.listening import settle_ports
 from training.swarm.metrics import read_records
+from training.swarm.online import go_online
 from training.volunteer.invitation import command_for
 
 LOOK_SECONDS = 5.0
@@ -24,13 +27,13 @@ class BootstrapSettings:
     """Settings of this machine; the recipe holds those of the run."""
 
     state_dir: Path
-    """Holds the identity, so that a restart has the same address."""
+    """Holds the identity and the port, so that a restart has the same address, and the address book."""
     host_maddrs: tuple[str, ...]
-    """Addresses to listen on."""
+    """Addresses to listen on; port 0 becomes a free one, which the state folder keeps."""
     announce_maddrs: tuple[str, ...] = ()
     """Addresses at which others reach it, if they differ."""
     initial_peers: tuple[str, ...] = ()
-    """Further bootstrap peers of the same run."""
+    """Further servers of the same run, or the address of its site."""
     recipe: str = ""
     """How volunteers name the recipe in the command that is printed for them; empty: the run's name."""
 
@@ -41,20 +44,30 @@ def run_bootstrap(
     """Serves until `stop` is requested.
 
     Raises:
-        BadInput, TrainingError: As `start_dht` does.
+        BadInput, TrainingError: As `go_online` and `settle_ports` do.
     """
     identity = Identity(settings.state_dir)
-    dht = start_dht(
+    redial = go_online(
         run,
         identity,
-        initial_peers=settings.initial_peers,
-        host_maddrs=settings.host_maddrs,
+        settings.initial_peers,
+        host_maddrs=settle_ports(settings.state_dir, settings.host_maddrs),
         announce_maddrs=settings.announce_maddrs,
+        may_be_alone=True,
+        tell=partial(console.print, markup=False),
     )
     stop.listen()
-    post_recipe(dht, run, identity)
-    addresses = full_addresses(dht)
+    post_recipe(redial.dht, run, identity)
+    addresses = full_addresses(redial.dht)
     events.write("ready", addresses=addresses, peer_id=str(identity.peer_id), recipe_digest=run.digest)
+    _greet(run, settings, addresses, console)
+    _welcome(run, identity, redial.dht, stop, console)
+    redial.stop()
+    events.write("stopped")
+
+
+def _greet(run: RunConfig, settings: BootstrapSettings, addresses: list[str], console: Console) -> None:
+    """Prints the run's addresses, and the commands with which others join it."""
     console.print(f"The run [bold]{run.run_id}[/bold] (recipe {run.digest}) can be joined at")
     for address in addresses:
         console.print(f"    {address}")
@@ -71,6 +84,9 @@ def run_bootstrap(
     console.print(f"    {command_for('monitor', recipe, addresses[:1])}", markup=False)
     console.print("Volunteers who join or leave are listed below. Ctrl-C stops this peer.")
 
+
+def _welcome(run: RunConfig, identity: Identity, dht: DHT, stop: StopRequest, console: Console) -> None:
+    """Lists who joins and leaves, and renews the announcement of the recipe, until `stop` is requested."""
     seen: dict[str, str] = {}
     waited = 0.0
     while not stop.wait(LOOK_SECONDS):
@@ -87,4 +103,3 @@ def run_bootstrap(
         for peer_id in seen.keys() - there.keys():
             console.print(f"{seen[peer_id]} has left ({len(there)} in all).")
         seen = there
-    events.write("stopped")

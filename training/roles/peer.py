@@ -19,7 +19,7 @@ from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.volunteer.arrival import arrive
-from training.volunteer.connection import Connection, answers_of, connect
+from training.volunteer.connection import Connection, connect
 from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.notices import Notices
@@ -44,7 +44,7 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
     notices = Notices(events=events, console=console)
     check_settings(run, settings, notices)
     console.print("Averaging in 8 and 16 bit works on this machine.")
-    connection = connect(run, settings, Identity(state_dir))
+    connection = connect(run, settings, Identity(state_dir), notices.warn)
     connection.check_tokens(connection.own_tokens())
     choices = choose_settings(run, settings, notices, build=cache(partial(model_on_device, run, settings)))
     notices.show(link_in_use(connection.link))
@@ -76,7 +76,7 @@ def run_peer(
     notices = Notices(events=events, console=console)
     check_settings(run, settings, notices)
 
-    connection = connect(run, settings, Identity(state_dir))
+    connection = connect(run, settings, Identity(state_dir), notices.warn)
     stop.listen()
     events.write("ready", addresses=[] if settings.client_mode else full_addresses(connection.dht))
     early = connection.download_early() if settings.resume is None else None
@@ -109,6 +109,7 @@ def run_peer(
             lower_priority()
         _train(loop, connection, stop)
     finally:
+        connection.redial.stop()
         optimizer.say_goodbye()
         reporter.leave()
         events.write("stopped", epoch=optimizer.local_epoch)
@@ -150,9 +151,9 @@ def _train(loop: TrainingLoop, connection: Connection, stop: StopRequest) -> Non
     try:
         loop.train(training_batches(loop.run, loop.settings, seed=seed, micro_batch_size=samples), stop)
     except TrainingError as error:
-        if answers_of(loop.settings):
+        if connection.reaches_servers:
             raise
         raise TrainingError(
-            f"{error} The run's initial peers no longer answer either: the run is over, or this machine is offline.",
+            f"{error} The run's servers no longer answer either: the run is over, or this machine is offline.",
             cure="Check your connection; if it works, the run's page says whether the run is still on.",
         ) from None

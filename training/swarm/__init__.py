@@ -42,6 +42,13 @@ parameters, and at its start one that downloads the state.
 
 alignment.py has the table; optimizer.py, exchange.py, updates.py and catching_up.py tell it what happened.
 
+# How a peer stays in its run
+
+online.py starts a peer's node and then a thread (redial.py) that goes on calling the run's servers (servers.py: the
+initial peers, and those that the run's site names). While a server does not answer, it also calls peers that it has met
+before; their addresses (addresses.py) are kept on disk (address_book.py). So a run goes on without its servers, and is
+one run again when they are back. A server keeps its port (listening.py).
+
 # Where other peers' calls and words come in
 
 - Calls: `Service.rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` (service.py), `StateService.rpc_download_state`

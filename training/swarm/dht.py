@@ -11,11 +11,11 @@ from contextlib import suppress
 from hivemind.dht import DHT
 from hivemind.p2p import P2PDaemonError
 from hivemind.utils import ValueWithExpiration, get_dht_time
-from hivemind.utils.multiaddr import Multiaddr
 
 from training.config import RunConfig
-from training.errors import BadInput, RefusedByRun, TrainingError
+from training.errors import RefusedByRun, TrainingError
 from training.swarm import engine, metrics
+from training.swarm.addresses import check_full, parse, place_of
 from training.swarm.identity import Identity
 
 REACH_SECONDS = 5.0
@@ -26,6 +26,10 @@ ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
 """How often we ask the DHT, and how long we wait for each answer."""
 WORD_SECONDS = 600.0
 """How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
+
+
+class NobodyAnswers(TrainingError):
+    """No initial peer accepts a connection."""
 
 
 def start_dht(
@@ -49,17 +53,16 @@ def start_dht(
 
     Raises:
         BadInput: If an address is malformed.
-        TrainingError: If no initial peer answers or the node does not start within a minute.
+        NobodyAnswers: If no initial peer answers.
+        TrainingError: If the node does not start within a minute.
     """
     engine.prepare()
     for address in (*initial_peers, *host_maddrs, *announce_maddrs):
-        _parse(address)
+        parse(address)
     # A plain connection tells within seconds which addresses do not answer, and why; the node's own error may not.
-    if initial_peers:
-        _check_reachable(initial_peers)
     try:
         dht = DHT(
-            initial_peers=list(initial_peers),
+            initial_peers=_answering(initial_peers),
             record_validators=metrics.validators(run.run_id, identity),
             host_maddrs=list(host_maddrs),
             announce_maddrs=list(announce_maddrs) or None,
@@ -142,31 +145,22 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) ->
         )
 
 
-def _parse(address: str) -> Multiaddr:
-    try:
-        return Multiaddr(address)
-    except ValueError:
-        raise BadInput(
-            f"{address!r} is not a network address such as /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
-            cure="Copy the whole address from the bootstrap peer's output or the join page.",
-        ) from None
+def _answering(initial_peers: Sequence[str]) -> list[str]:
+    """The addresses that accept a plain TCP connection, all tried at once; those that are not TCP count as such.
 
-
-def _check_reachable(initial_peers: Sequence[str]) -> None:
-    """Tries a plain TCP connection to all addresses at once; one that is accepted is enough."""
-    for address in initial_peers:
-        if "p2p" not in _parse(address):
-            raise BadInput(
-                f"{address!r} lacks the peer's id: it must end in /p2p/ID, as the bootstrap peer prints it.",
-                cure="Copy the whole address from the bootstrap peer's output or the join page.",
-            )
-    with ThreadPoolExecutor(len(initial_peers)) as pool:
-        faults = list(pool.map(_connection_fault, initial_peers))
-    if all(faults):
-        named = "; ".join(f"{address}: {fault}" for address, fault in zip(initial_peers, faults, strict=True))
-        raise TrainingError(
+    The node would wait for each address that does not answer.
+    """
+    if not initial_peers:
+        return []
+    addresses = [check_full(address) for address in initial_peers]
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        faults = dict(zip(addresses, pool.map(_connection_fault, addresses), strict=True))
+    if all(faults.values()):
+        named = "; ".join(f"{address}: {fault}" for address, fault in faults.items())
+        raise NobodyAnswers(
             f"No initial peer answers ({named}). Check that the run is on, and that a firewall lets you out."
         )
+    return [address for address, fault in faults.items() if fault is None]
 
 
 def _connection_fault(address: str) -> str | None:
@@ -184,12 +178,9 @@ def connection_seconds(address: str) -> float | None:
     Raises:
         OSError: If nothing listens there.
     """
-    maddr = _parse(address)
-    if "tcp" not in maddr or "p2p-circuit" in maddr:
-        return None
-    host = next((maddr[kind] for kind in ("ip4", "ip6", "dns", "dns4", "dns6") if kind in maddr), None)
-    if host is None:
+    place = place_of(address)
+    if place is None:
         return None
     began = time.perf_counter()
-    socket.create_connection((host, int(maddr["tcp"])), timeout=REACH_SECONDS).close()
+    socket.create_connection(place, timeout=REACH_SECONDS).close()
     return time.perf_counter() - began

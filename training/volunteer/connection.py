@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -9,9 +10,11 @@ from training.compute.plan import built_on_paper
 from training.config import RunConfig
 from training.data.stream import open_manifest
 from training.optim.lamb import parameter_groups
-from training.swarm.dht import DHT, check_recipe, connection_seconds, start_dht
+from training.swarm.dht import DHT, check_recipe, connection_seconds
 from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
+from training.swarm.online import go_online
+from training.swarm.redial import Redial
 from training.swarm.tokens import check_tokens
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import Link
@@ -24,8 +27,19 @@ class Connection:
     run: RunConfig
     settings: PeerSettings
     identity: Identity
-    dht: DHT
+    redial: Redial
+    """Keeps the node in touch with the run."""
     link: Link
+
+    @property
+    def dht(self) -> DHT:
+        """This peer's node."""
+        return self.redial.dht
+
+    @property
+    def reaches_servers(self) -> bool:
+        """Whether any server of the run accepts a connection now."""
+        return bool(answers_of(self.redial.servers.addresses))
 
     @property
     def name(self) -> str:
@@ -60,31 +74,39 @@ class Connection:
         return EarlyDownload(self.dht, self.run, shapes=shapes)
 
 
-def connect(run: RunConfig, settings: PeerSettings, identity: Identity) -> Connection:
-    """Starts a DHT node and checks that the run has this recipe.
+def connect(run: RunConfig, settings: PeerSettings, identity: Identity, warn: Callable[[str], None]) -> Connection:
+    """Starts a DHT node, checks that the run has this recipe, and stays in touch with the run.
+
+    Args:
+        run: The recipe.
+        settings: Of this peer.
+        identity: Of this peer.
+        warn: Gets a sentence when the run's servers are gone, and when they are back.
 
     Raises:
         BadInput: If an address is malformed.
         RefusedByRun: If the run trains another recipe.
-        TrainingError: If no initial peer answers.
+        TrainingError: If no initial peer answers, nor any peer that this one has met before.
     """
-    dht = start_dht(
+    redial = go_online(
         run,
         identity,
-        initial_peers=settings.initial_peers,
+        settings.initial_peers,
         host_maddrs=settings.host_maddrs,
         announce_maddrs=settings.announce_maddrs,
         client_mode=settings.client_mode,
+        tell=warn,
     )
-    check_recipe(dht, run)
-    link = Link(answer_seconds=tuple(seconds for seconds in answers_of(settings) if seconds is not None))
-    return Connection(run=run, settings=settings, identity=identity, dht=dht, link=link)
+    check_recipe(redial.dht, run)
+    answers = answers_of(redial.servers.addresses)
+    link = Link(answer_seconds=tuple(seconds for seconds in answers if seconds is not None))
+    return Connection(run=run, settings=settings, identity=identity, redial=redial, link=link)
 
 
-def answers_of(settings: PeerSettings) -> list[float | None]:
-    """Seconds until each reachable initial peer accepted a connection; None for addresses that are not TCP."""
+def answers_of(addresses: Sequence[str]) -> list[float | None]:
+    """Seconds until each reachable address accepted a connection; None for those that are not TCP."""
     answers = []
-    for address in settings.initial_peers:
+    for address in addresses:
         with suppress(OSError):  # one unreachable peer is no fault: another may answer
             answers.append(connection_seconds(address))
     return answers

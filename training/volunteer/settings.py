@@ -14,7 +14,7 @@ class PeerSettings:
     """Settings of this peer; other peers of the run may have others."""
 
     initial_peers: tuple[str, ...]
-    """Full addresses of peers that are already in the run."""
+    """Full addresses of peers that are already in the run, and addresses of the run's site."""
     name: str | None = None
     """Shown on the leaderboard; None: made from the peer's id."""
     wishes: Wishes = field(default_factory=Wishes)

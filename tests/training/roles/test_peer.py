@@ -94,14 +94,15 @@ class Run:
         self.folder, self.shards, self.programs = folder, shards, programs
         self.recipe = folder / "recipe.toml"
         self.recipe.write_text(tiny_recipe())
-        self.address = ""
+        self.address, self.first, self.starts = "", None, 0
 
     def bootstrap(self):
-        """Starts the run's first peer."""
+        """Starts the run's first peer, or starts it again."""
         local = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
         state = ("--state-dir", str(self.folder / "bootstrap"))
-        self.start("bootstrap", "bootstrap", "--recipe", str(self.recipe), *state, *local)
-        self.address = self.event("bootstrap", "ready")["addresses"][0]
+        self.first = self.start("bootstrap", "bootstrap", "--recipe", str(self.recipe), *state, *local)
+        self.starts += 1
+        self.address = self.event("bootstrap", "ready", number=self.starts)["addresses"][0]
 
     def start(self, name, *arguments):
         with (self.folder / f"{name}.log").open("w") as log:
@@ -229,7 +230,8 @@ def test_initial_peers_that_are_no_addresses_start_nothing(tmp_path, address, wo
 def test_volunteers_resume_join_die_and_leave(run):
     """One resumes from a checkpoint, another gets its state from it and is killed, the first one goes on and leaves.
 
-    A third one, whose shards are of another codec, is not let in.
+    Before the second one comes, the bootstrap peer, all that it knows of the run, is killed and started again. A third
+    one, whose shards are of another codec, is not let in.
     """
     checkpoint_of(run)
     ada = run.join("ada", "--resume", str(run.folder / "checkpoints"))
@@ -239,6 +241,11 @@ def test_volunteers_resume_join_die_and_leave(run):
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     assert psutil.Process(ada.pid).nice() == max(LOW, usual)
     assert {process.nice() for process in family_of(ada) if process.pid != ada.pid} == {usual}  # others wait for these
+
+    address = run.address
+    run.first.kill()
+    run.bootstrap()
+    assert run.address == address
 
     grace = run.join("grace")
     eve = run.join("eve", "--shards", str(with_other_tokens(run)))
@@ -282,9 +289,7 @@ def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):
     assert second.wait(240) == 2 and "Another process is using" in run.log("second")
     first.send_signal(signal.SIGTERM)
     assert first.wait(10) == 0
-    port = address.split("/")[4]
-    again = ("bootstrap", "--recipe", str(run.recipe), "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}")
-    run.start("third", *again, "--state-dir", str(tmp_path))
+    run.start("third", *arguments, "--state-dir", str(tmp_path))
     assert run.event("third", "ready")["addresses"][0] == address
 
 

@@ -1,0 +1,82 @@
+"""Peers of `test_redial.py`, each a process of its own: python online_peers.py
+
+Reads a JSON object from each line of its input, and forks a peer from it: a new interpreter would import for seconds.
+The peer goes online, posts its name every half second, and writes to FOLDER/NAME.json what it sees.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import hivemind  # noqa: F401  before the forks
+
+from training.config import load_recipe
+from training.processes.environment import prepare_environment
+from training.processes.role import run_role
+from training.storage.whole import write_whole
+from training.swarm.dht import full_addresses
+from training.swarm.identity import Identity
+from training.swarm.listening import settle_ports
+from training.swarm.metrics import MetricsBoard, PeerRecord, read_records
+from training.swarm.online import go_online
+from training.swarm.redial import Pace
+
+SEEN_SECONDS = 2.5
+"""A name disappears so soon after it was posted last."""
+
+
+def record(identity, name):
+    nothing = ("samples", "group_size", "averaged_epochs", "alone_epochs", "bytes_sent", "bytes_received")
+    return PeerRecord(
+        **{"name": name, "peer_id": str(identity.peer_id), "status": "training", "epoch": 1, "loss": 1.0},
+        **{"samples_per_second": 0.0, "seconds": 0.0, "micro_batch_size": 1, "version": "test", "time": time.time()},
+        **dict.fromkeys(nothing, 0),
+    )
+
+
+def play(wanted, stop):
+    run, folder, name, told = load_recipe("demo"), Path(wanted["folder"]), wanted["name"], []
+    identity = Identity(folder / name)
+    host_maddrs = settle_ports(identity.path.parent, ["/ip4/127.0.0.1/tcp/0"])
+    redial = go_online(
+        run,
+        identity,
+        wanted["initial_peers"],
+        host_maddrs=host_maddrs,
+        client_mode=wanted.get("client_mode", False),
+        may_be_alone=wanted.get("may_be_alone", False),
+        tell=told.append,
+        pace=Pace(**wanted.get("pace", {})),
+    )
+    board = MetricsBoard(dht=redial.dht, run_id=run.run_id, expiration_seconds=SEEN_SECONDS)
+    while not stop.wait(0.5):
+        board.post(record(identity, name), identity)
+        now, known = redial.reachability(), [peer.peer_id for peer in redial.book.peers()]
+        seen = {
+            "names": sorted(one.name for one in read_records(redial.dht, run.run_id)),
+            "addresses": full_addresses(redial.dht),
+            "known": known,
+            "told": told,
+            "servers": now.servers,
+            "answering": now.answering,
+            "silent_seconds": now.silent_seconds,
+        }
+        write_whole(folder / f"{name}.json", json.dumps(seen))
+
+
+def main():
+    prepare_environment()
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        if not (pid := os.fork()):
+            log = os.open(f"{wanted['folder']}/{wanted['name']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            run_role(lambda stop, wanted=wanted: play(wanted, stop))
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

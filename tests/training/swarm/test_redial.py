@@ -1,0 +1,224 @@
+"""A run that loses its servers: who stays finds them again when they are back, and newcomers find who stayed."""
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from tests.programs import ROOT, Programs, until
+from tests.training.swarm.peers import SWARM_TESTS
+
+pytestmark = pytest.mark.swarm
+
+QUICK = {
+    "look_seconds": 0.5,
+    "ping_seconds": 2.0,
+    "longest_retry_seconds": 2.0,
+    "acquaintance_seconds": 2.0,
+    "site_seconds": 1.0,
+    "book_seconds": 1.0,
+    "alarm_seconds": 3.0,
+}
+"""The same as a peer's, so much faster that a test lasts seconds."""
+HEALED_SECONDS = 30.0
+"""A split must be over by then; with a peer's own pace within a minute."""
+
+
+class Peers:
+    """Peers that can be started, killed and asked what they see."""
+
+    def __init__(self, folder, programs):
+        self.folder, self.pids = folder, {}
+        self.nursery = programs.start(
+            [sys.executable, SWARM_TESTS / "online_peers.py"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, name, *initial_peers, **wanted):
+        """Starts a peer, and again with the same folder if it was there before; gives its address once it is online."""
+        (self.folder / f"{name}.json").unlink(missing_ok=True)
+        wanted = {"folder": str(self.folder), "name": name, "initial_peers": initial_peers, "pace": QUICK, **wanted}
+        self.nursery.stdin.write(json.dumps(wanted) + "\n")
+        self.nursery.stdin.flush()
+        self.pids[name] = int(self.nursery.stdout.readline())
+        return until(lambda: self.seen(name), within=60, said=lambda: self.log(name))["addresses"][0]
+
+    def seen(self, name):
+        with suppress(OSError):
+            return json.loads((self.folder / f"{name}.json").read_text())
+        return {}
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def kill(self, *names):
+        """Kills peers as a power cut does, and waits until the others no longer see them."""
+        for name in names:
+            os.kill(self.pids[name], signal.SIGKILL)
+        for name in self.pids.keys() - names:
+            until(lambda name=name: not set(names) & set(self.seen(name).get("names", names)), within=30)
+
+    def await_meeting(self, *names):
+        """Waits until all of these see all of these; gives how many seconds that took."""
+        began = time.monotonic()
+
+        def met():
+            return all(set(self.seen(name).get("names", ())) >= set(names) for name in names)
+
+        until(met, within=HEALED_SECONDS, said=lambda: str({name: self.seen(name) for name in names}))
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory):
+    with Programs() as programs:
+        yield Peers(tmp_path_factory.mktemp("peers"), programs)
+
+
+@pytest.fixture
+def peers(nursery, tmp_path):
+    nursery.folder = tmp_path
+    yield nursery
+    for pid in nursery.pids.values():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    nursery.pids.clear()
+
+
+def test_volunteers_and_a_newcomer_meet_when_the_bootstrap_peer_is_back(peers):
+    """It has forgotten whom it knew, so they must come to it; one of them accepts no connections."""
+    address = peers.start("boot")
+    peers.start("ada", address)
+    peers.start("bob", address, client_mode=True)
+    peers.await_meeting("boot", "ada", "bob")
+    peers.kill("boot")
+    (peers.folder / "boot" / "address_book.json").unlink()
+    assert peers.start("boot") == address
+    peers.start("new", address)
+    assert peers.await_meeting("boot", "ada", "bob", "new") < 15
+    assert peers.seen("ada")["answering"] == 1
+
+
+def test_all_bootstrap_peers_die_at_once_and_come_back(peers):
+    """Each names the other one, so that neither can wait for the other; newcomers at both must be in one run."""
+    first = peers.start("first")
+    second = peers.start("second", first, may_be_alone=True)
+    peers.start("ada", first, second)
+    peers.start("bob", second)
+    peers.await_meeting("first", "second", "ada", "bob")
+    until(lambda: len(peers.seen("second")["known"]) == 3, within=10, said=lambda: str(peers.seen("second")))
+    peers.kill("first", "second")
+    assert peers.await_meeting("ada", "bob") < 1  # who stays stays together
+    assert peers.start("second", first, may_be_alone=True) == second
+    assert peers.start("first") == first
+    peers.start("new", first)
+    assert peers.await_meeting("first", "second", "ada", "bob", "new") < 15
+
+
+class Cable:
+    """A TCP forwarder that can be plugged in; until then nobody accepts connections at its port."""
+
+    def __init__(self, port):
+        self._to, self._listener = port, socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+
+    def plug_in(self):
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            ends = self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._to))
+            for one, other in (ends, reversed(ends)):
+                threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def _pass_on(one, other):
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+        one.close()
+        other.close()
+
+
+def test_two_halves_of_a_run_become_one_when_the_network_lets_them(peers):
+    """Each half has a bootstrap peer and volunteers, and goes on for itself until the halves reach each other."""
+    first = peers.start("first")
+    ada = peers.start("ada", first)
+    cable = Cable(int(first.split("/")[4]))
+    through = first.replace(f"/tcp/{first.split('/')[4]}/", f"/tcp/{cable.port}/")
+    # Somebody whom it has met, so that it begins although no server answers.
+    (peers.folder / "second").mkdir()
+    peer_id = ada.split("/")[-1]
+    book = {"peers": [{"peer_id": peer_id, "addresses": [f"/ip4/127.0.0.1/tcp/9/p2p/{peer_id}"], "seen": time.time()}]}
+    (peers.folder / "second" / "address_book.json").write_text(json.dumps(book))
+    second = peers.start("second", through, may_be_alone=True)
+    peers.start("bob", second)
+    peers.await_meeting("second", "bob")
+    peers.await_meeting("first", "ada")
+    time.sleep(3)
+    assert not {"first", "ada"} & set(peers.seen("bob")["names"])
+    cable.plug_in()
+    assert peers.await_meeting("first", "ada", "second", "bob") < 15
+
+
+def test_a_volunteer_comes_back_through_its_address_book_when_no_server_is_left(peers):
+    address = peers.start("boot")
+    ada = peers.start("ada", address)
+    peers.start("bob", address)
+    peers.await_meeting("boot", "ada", "bob")
+    until(lambda: ada.split("/")[-1] in peers.seen("bob")["known"], within=10)
+    peers.kill("boot", "bob")
+    peers.start("bob", address)
+    assert peers.await_meeting("ada", "bob") < 15
+    assert peers.seen("bob")["told"][0].startswith("No server of the run answers; calling the 2 peers")
+
+
+def test_a_volunteer_is_told_when_the_servers_are_gone_and_when_they_are_back(peers):
+    address = peers.start("boot")
+    peers.start("ada", address)
+    peers.start("bob", address)
+    peers.await_meeting("boot", "ada", "bob")
+    assert peers.seen("ada")["told"] == []
+    peers.kill("boot")
+    (told,) = until(lambda: peers.seen("ada")["told"], within=15)
+    assert told.startswith("No server of the run has answered for ") and "still reaches one other peer" in told
+    assert (peers.seen("ada")["servers"], peers.seen("ada")["answering"]) == (1, 0)
+    assert peers.seen("ada")["silent_seconds"] > QUICK["alarm_seconds"]
+    peers.start("boot")
+    until(lambda: len(peers.seen("ada")["told"]) == 2, within=15)
+    assert peers.seen("ada")["told"][1] == "A server of the run answers again."
+    assert peers.seen("ada")["answering"] == 1 and peers.seen("ada")["silent_seconds"] < 10
+
+
+def test_servers_that_have_moved_are_found_through_the_runs_site(peers, tmp_path):
+    (tmp_path / "live").mkdir()
+    document = tmp_path / "live" / "run.json"
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        site = f"http://127.0.0.1:{server.server_port}/"
+        first = peers.start("boot")
+        document.write_text(json.dumps({"initial_peers": [first]}))
+        peers.start("ada", site, client_mode=True)
+        peers.await_meeting("boot", "ada")
+        peers.kill("boot")
+        (peers.folder / "boot" / "port").unlink()
+        moved = peers.start("boot")
+        assert moved != first and moved.split("/")[-1] == first.split("/")[-1]
+        document.write_text(json.dumps({"initial_peers": [moved]}))
+        assert peers.await_meeting("boot", "ada") < 15
+        server.shutdown()

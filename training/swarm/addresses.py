@@ -1,0 +1,107 @@
+"""Addresses of peers: `/ip4/203.0.113.7/tcp/31337/p2p/QmPeerId`, taken apart and judged."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+
+from hivemind.p2p import PeerID
+from hivemind.utils.multiaddr import Multiaddr
+
+from training.errors import BadInput
+
+HOST_KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
+
+
+def parse(address: str) -> Multiaddr:
+    """The address, checked.
+
+    Raises:
+        BadInput: If it is none.
+    """
+    try:
+        return Multiaddr(address)
+    except ValueError:
+        raise BadInput(
+            f"{address!r} is not a network address such as /ip4/203.0.113.7/tcp/31337/p2p/QmPeerId.",
+            cure="Copy the whole address from the bootstrap peer's output or the join page.",
+        ) from None
+
+
+def check_full(address: str) -> str:
+    """The address, if it is one at which a peer can be reached and recognized.
+
+    Raises:
+        BadInput: If it is no address, or lacks the peer's id.
+    """
+    if "p2p" not in parse(address):
+        raise BadInput(
+            f"{address!r} lacks the peer's id: it must end in /p2p/ID, as the bootstrap peer prints it.",
+            cure="Copy the whole address from the bootstrap peer's output or the join page.",
+        )
+    return address
+
+
+def id_of(address: str) -> str | None:
+    """The id of the peer that a full address leads to; None if it names none.
+
+    >>> id_of("/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")
+    'QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N'
+    >>> id_of("/ip4/203.0.113.7/tcp/31337"), id_of("somewhere")
+    (None, None)
+    """
+    try:
+        found = address.rpartition("/p2p/")[2] if "p2p" in Multiaddr(address) else None
+        return str(PeerID.from_base58(found)) if found else None
+    except (ValueError, KeyError):
+        return None
+
+
+def place_of(address: str) -> tuple[str, int] | None:
+    """Host and TCP port; None if the address is not TCP, or leads through a relay.
+
+    >>> place_of("/ip4/203.0.113.7/tcp/31337"), place_of("/ip4/203.0.113.7/udp/31337/quic")
+    (('203.0.113.7', 31337), None)
+    """
+    maddr = parse(address)
+    if "tcp" not in maddr or "p2p-circuit" in maddr:
+        return None
+    host = next((maddr[kind] for kind in HOST_KINDS if kind in maddr), None)
+    return None if host is None else (host, int(maddr["tcp"]))
+
+
+def reach_of(address: str) -> int:
+    """From where an address can be reached: 0 this machine, 1 its local network, 2 everywhere, or so its name says.
+
+    >>> [reach_of(f"/ip4/{host}/tcp/1") for host in ("127.0.0.1", "192.168.0.7", "8.8.8.8")]
+    [0, 1, 2]
+    >>> reach_of("/dns4/run.example/tcp/1"), reach_of("/dns4/localhost/tcp/1")
+    (2, 0)
+    """
+    place = place_of(address)
+    if place is None:
+        return 2
+    try:
+        host = ipaddress.ip_address(place[0])
+    except ValueError:  # a name
+        return 0 if place[0] == "localhost" else 2
+    return 0 if host.is_loopback else 2 if host.is_global else 1
+
+
+def address_to_tell(own: Iterable[str], others: Iterable[str]) -> str | None:
+    """Which of a server's own addresses newcomers should get beside those of the other servers.
+
+    Args:
+        own: Full addresses of this server, the best one first.
+        others: Those of the other servers. Newcomers that reach these could not reach a more local one.
+
+    Returns:
+        None if all are more local than the others'.
+
+    >>> address_to_tell(["/ip4/192.168.0.7/tcp/1", "/ip4/127.0.0.1/tcp/1"], ["/ip4/127.0.0.1/tcp/9"])
+    '/ip4/192.168.0.7/tcp/1'
+    >>> address_to_tell(["/ip4/192.168.0.7/tcp/1"], ["/ip4/8.8.8.8/tcp/9"]) is None
+    True
+    """
+    needed = max(map(reach_of, others), default=0)
+    return next((address for address in own if reach_of(address) >= needed), None)

@@ -1,0 +1,72 @@
+"""Going online: a peer's node starts, finds the run, and stays in touch with it from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from training.config import RunConfig
+from training.errors import TrainingError
+from training.swarm.address_book import AddressBook
+from training.swarm.addresses import id_of
+from training.swarm.dht import NobodyAnswers, start_dht
+from training.swarm.identity import Identity
+from training.swarm.redial import Pace, Redial
+from training.swarm.servers import Servers
+
+FIRST_CALL_SECONDS = 20.0
+"""Longest wait for the first answers to a node that starts without an initial peer."""
+
+
+def go_online(
+    run: RunConfig,
+    identity: Identity,
+    initial_peers: Sequence[str],
+    *,
+    host_maddrs: Sequence[str],
+    announce_maddrs: Sequence[str] = (),
+    client_mode: bool = False,
+    may_be_alone: bool = False,
+    tell: Callable[[str], None] = lambda sentence: None,
+    pace: Pace | None = None,
+) -> Redial:
+    """Starts a node that keeps calling the run's servers; its address book is kept beside the identity.
+
+    If no server answers, the node begins with the peers of the address book.
+
+    Args:
+        run: The run.
+        identity: This peer's.
+        initial_peers: As `Servers` takes them; none for the first node of a run.
+        host_maddrs: As `start_dht` takes them.
+        announce_maddrs: As `start_dht` takes them.
+        client_mode: As `start_dht` takes it.
+        may_be_alone: This is a server, which may come back before all others, if it has met others before.
+        tell: As `Redial` takes it.
+        pace: As `Redial` takes it.
+
+    Raises:
+        BadInput: If an address is malformed.
+        TrainingError: If nobody answers, or the node does not start.
+    """
+    servers = Servers(initial_peers)
+    faults = servers.ask_sites()
+    book = AddressBook(identity.path.with_name("address_book.json"))
+    known = len(book.peers())
+    others = [address for address in servers.addresses if id_of(address) != str(identity.peer_id)]
+    where = {"host_maddrs": host_maddrs, "announce_maddrs": announce_maddrs, "client_mode": client_mode}
+    try:
+        if faults and not servers.addresses:
+            raise NobodyAnswers(" ".join(faults))
+        dht = start_dht(run, identity, initial_peers=others, **where)
+    except NobodyAnswers as error:
+        if not known:
+            raise
+        tell(f"No server of the run answers; calling the {known} peers that this one has met before.")
+        dht = start_dht(run, identity, **where)
+        redial = Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS)
+        if not may_be_alone and not redial.reachability().peers:
+            raise TrainingError(f"{error.told} The {known} peers that this one has met before do not answer.") from None
+        return redial
+    # A restarted bootstrap peer is back among the others before it lets newcomers in, who would find an empty run.
+    wait_seconds = FIRST_CALL_SECONDS if known and not others else 0.0
+    return Redial(dht, servers, book, tell=tell, pace=pace).start(wait_seconds)
