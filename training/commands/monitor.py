@@ -8,13 +8,39 @@ from typing import Annotated
 
 import typer
 
+InitialPeers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Address of a peer of the run, such as the bootstrap peer, or of a site that names such; may be repeated."
+    ),
+]
+JoinCommand = Annotated[
+    str | None,
+    typer.Option(help="Command that the join page shows; {initial_peers} in it becomes the flags with the addresses."),
+]
+DhtPort = Annotated[
+    int,
+    typer.Option(
+        min=0, max=65535, help="TCP port at which peers reach this monitor; 0: a free one, the same after a restart."
+    ),
+]
+HostMaddrs = Annotated[
+    list[str] | None,
+    typer.Option(help="Address to listen on for peers, such as /ip4/0.0.0.0/tcp/31338; replaces --dht-port."),
+]
+AnnounceMaddrs = Annotated[
+    list[str] | None,
+    typer.Option(help="Address at which peers reach this machine, if it differs from the one it listens on."),
+]
+
+OneMachine = Annotated[
+    bool, typer.Option("--one-machine", help="All volunteers are programs on this machine: the pages say so.")
+]
+
 
 def run(
     recipe: Annotated[str, typer.Option(help="The run's recipe: a name, a TOML file or a URL.")] = "demo",
-    initial_peers: Annotated[
-        list[str] | None,
-        typer.Option(help="Address of a peer of the run, such as the bootstrap peer; may be repeated."),
-    ] = None,
+    initial_peers: InitialPeers = None,
     run_dir: Annotated[Path, typer.Option(help="Folder for history, checkpoints and pictures.")] = Path("runs/monitor"),
     shards: Annotated[
         Path | None,
@@ -30,10 +56,11 @@ def run(
     public_url: Annotated[
         str | None, typer.Option(help="Address under which others reach this monitor. Default: http://HOST:PORT.")
     ] = None,
-    join_command: Annotated[str | None, typer.Option(help="Command that the join page shows.")] = None,
-    one_machine: Annotated[
-        bool, typer.Option("--one-machine", help="All volunteers are programs on this machine: the pages say so.")
-    ] = False,
+    join_command: JoinCommand = None,
+    dht_port: DhtPort = 0,
+    host_maddrs: HostMaddrs = None,
+    announce_maddrs: AnnounceMaddrs = None,
+    one_machine: OneMachine = False,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
     export: Annotated[
         Path | None,
@@ -65,6 +92,8 @@ def run(
         port=port,
         public_url=public_url,
         join_command=join_command,
+        host_maddrs=tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{dht_port}"]),
+        announce_maddrs=tuple(announce_maddrs or ()),
         log_json=log_json,
         one_machine=one_machine,
     )

@@ -29,7 +29,7 @@ from training.demo.display import formatted, status_display
 from training.demo.interruption import Interrupted, Stop
 from training.demo.preparation import prepare
 from training.errors import BadInput, TrainingError, reason_of
-from training.volunteer.invitation import join_command
+from training.volunteer.invitation import INITIAL_PEERS, join_command
 
 DEFAULT_PORT = 8000
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -116,22 +116,25 @@ class _Demo:
         )
         address = self._ready(self.bootstrap)["addresses"][0]
         self.url = f"http://127.0.0.1:{port}"
-        self.join_command = join_command(self.url, [address], python=config.python)
+        command = join_command(self.url, [], python=config.python)
         site = ("--site", str(config.site)) if config.site is not None else ()
         self.monitor = self._start(
             "monitor",
             "The monitor",
             *("monitor", "--recipe", config.recipe, "--initial-peers", address, *site),
             *("--run-dir", str(config.run_dir), "--shards", str(self._path("shards"))),
-            *("--port", str(port), "--join-command", self.join_command, "--one-machine"),
+            *("--host-maddrs", LOOPBACK, "--one-machine"),
+            *("--port", str(port), "--join-command", f"{command} {INITIAL_PEERS}"),
         )
-        self._ready(self.monitor)
+        ready = self._ready(self.monitor)
+        self.join_command = ready["join_command"]
+        known = [word for peer in ready["initial_peers"] for word in ("--initial-peers", peer)]
         for name in volunteer_names(config.volunteers):
             self.volunteers.append(
                 self._start(
                     name,
                     f"Volunteer {name}",
-                    *("join", "--recipe", f"{self.url}/recipe.toml", "--initial-peers", address, "--name", name),
+                    *("join", "--recipe", f"{self.url}/recipe.toml", *known, "--name", name),
                     *("--threads", "1", "--micro-batch-size", str(MICRO_BATCH_SIZE), "--precision", "float32"),
                     *("--host-maddrs", LOOPBACK, "--state-dir", str(self._path("peers", name))),
                     # After a restart no peer has the run's state any more; all start from the last checkpoint.

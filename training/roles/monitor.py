@@ -1,7 +1,8 @@
 """The monitor: watches a run, keeps its history and checkpoints, draws its prompts, and publishes all of it on the web.
 
 The monitor only observes: it reads the peers' metric records, downloads the state as a newcomer would, and never joins
-an averaging group, so the run continues unchanged without it.
+an averaging group, so the run continues unchanged without it. It welcomes newcomers as the bootstrap peer does, so that
+they also find the run while the bootstrap peer is away.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,12 +31,18 @@ from training.processes.role import StopRequest
 from training.publish import live
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
-from training.swarm.dht import DHT, WORD_SECONDS, check_recipe, start_dht
+from training.swarm.addresses import address_to_tell, id_of
+from training.swarm.dht import DHT, WORD_SECONDS, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
+from training.swarm.listening import settle_ports
 from training.swarm.metrics import read_records
+from training.swarm.online import go_online
+from training.swarm.redial import Redial
 from training.swarm.tokens import check_tokens, tell_tokens
-from training.volunteer.invitation import join_command
+from training.volunteer.invitation import INITIAL_PEERS, initial_peers_flags, join_command
 
+ALONE_SECONDS = 5.0
+"""A monitor that comes back before all others looks so long for volunteers who announce another recipe."""
 POLL_SECONDS = 1.0
 """How often the peers' records are read."""
 
@@ -55,7 +63,11 @@ class MonitorFlags:
     public_url: str | None = None
     """Address under which others reach this monitor; None: http://host:port."""
     join_command: str | None = None
-    """The command that the join page shows; None: made from the addresses."""
+    """The command that the join page shows, `{initial_peers}` in it being the addresses; None: made from them."""
+    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Addresses to listen on for peers; port 0 becomes a free one, which the run's folder keeps."""
+    announce_maddrs: tuple[str, ...] = ()
+    """Addresses at which peers reach this monitor, if they differ."""
     log_json: Path | None = None
     one_machine: bool = False
     """Whether all volunteers are programs on one machine, as in the demo; pages say so."""
@@ -84,8 +96,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     identity = Identity(flags.run_dir / "monitor")
     # hivemind forks processes that inherit open files, so we take the history's lock and the port only after the DHT
     # has started; otherwise a leftover child would keep both.
-    dht = start_dht(run, identity, initial_peers=flags.initial_peers, client_mode=True)
-    check_recipe(dht, run)
+    redial = _go_online(flags, run, identity)
+    dht = redial.dht
     tokens = _Tokens(dht, run, identity, shards)
     events = EventLog(flags.log_json)
     history = History(
@@ -104,26 +116,55 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         history=history,
         events=events,
     )
-    live.store_run(
-        history,
-        run,
-        recipe_toml,
-        initial_peers=list(flags.initial_peers),
-        join_command=flags.join_command or join_command(flags.url, flags.initial_peers),
-        parameters=keeper.parameters,
-        one_machine=flags.one_machine,
-    )
+    invitation = _invitation(flags, redial)
+    live.store_run(history, run, recipe_toml, **invitation, parameters=keeper.parameters, one_machine=flags.one_machine)
     if not read_records(dht, run.run_id):
         history.rewind(keeper.saved_epoch())  # nobody trains, so the next volunteer resumes from the checkpoint
     app = live.create_app(history, pictures=flags.run_dir / "pictures", shards=flags.shards, site=flags.site)
     with _serving(app, flags.host, flags.port):
         history.add_event("started", "monitor", f"watches at {flags.url}")
-        events.write("ready", url=flags.url)
+        events.write("ready", url=flags.url, **invitation)
         print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
         _watch(history, dht, run, keeper, tokens, stop)
         history.add_event("stopped", "monitor", "has stopped watching")
         events.write("stopped")
     history.close()
+
+
+def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity) -> Redial:
+    """Starts this monitor's node and checks that the run has this recipe.
+
+    A monitor that was in the run before may come back before all others, as after a power cut.
+    """
+    redial = go_online(
+        run,
+        identity,
+        flags.initial_peers,
+        host_maddrs=settle_ports(identity.path.parent, flags.host_maddrs),
+        announce_maddrs=flags.announce_maddrs,
+        may_be_alone=True,
+        tell=partial(print, flush=True),
+    )
+    alone = not redial.reachability().peers
+    check_recipe(redial.dht, run, **({"patience_seconds": ALONE_SECONDS, "may_be_alone": True} if alone else {}))
+    return redial
+
+
+def _invitation(flags: MonitorFlags, redial: Redial) -> dict[str, object]:
+    """How newcomers join: the addresses of the run's servers, this monitor among them, and the command."""
+    own = full_addresses(redial.dht)
+    others = [address for address in redial.servers.addresses if id_of(address) != id_of(own[0])]
+    if (told := address_to_tell(own, others)) is None:
+        print(
+            f"Newcomers are not told this monitor's own address, {own[0]}: it is more local than the other servers'. "
+            "--announce-maddrs names one at which they can reach it."
+        )
+    initial_peers = [*others, *([told] if told is not None else [])]
+    if flags.join_command is None:
+        command = join_command(flags.url, initial_peers)
+    else:
+        command = flags.join_command.replace(INITIAL_PEERS, initial_peers_flags(initial_peers))
+    return {"initial_peers": initial_peers, "join_command": command}
 
 
 def _watch(history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _Tokens, stop: StopRequest) -> None:
@@ -139,9 +180,9 @@ def _watch(history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _
 
 
 class _Tokens:
-    """Announces which tokens the run trains on, so that even the first volunteer is checked against them.
+    """Announces the recipe, and which tokens the run trains on, so that even the first volunteer is checked.
 
-    Announces nothing where the shards cannot be read, for example in a run that was prepared elsewhere.
+    Announces no tokens where the shards cannot be read, for example in a run that was prepared elsewhere.
 
     Raises:
         RefusedByRun: If volunteers already train on other tokens.
@@ -158,10 +199,12 @@ class _Tokens:
         self.renew()
 
     def renew(self) -> None:
-        """Repeats the announcement in time, before it expires in the DHT."""
-        if self._digest and time.monotonic() - self._told >= WORD_SECONDS / 3:
+        """Repeats the announcements in time, before they expire in the DHT."""
+        if time.monotonic() - self._told >= WORD_SECONDS / 3:
             self._told = time.monotonic()
-            tell_tokens(self._dht, self._run, self._identity, self._digest)
+            post_recipe(self._dht, self._run, self._identity)
+            if self._digest:
+                tell_tokens(self._dht, self._run, self._identity, self._digest)
 
     def take_back(self) -> None:
         """Withdraws the announcement; from now on only the volunteers' own count."""

@@ -28,10 +28,6 @@ WORD_SECONDS = 600.0
 """How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
 
 
-class NobodyAnswers(TrainingError):
-    """No initial peer accepts a connection."""
-
-
 def start_dht(
     run: RunConfig,
     identity: Identity,
@@ -53,8 +49,7 @@ def start_dht(
 
     Raises:
         BadInput: If an address is malformed.
-        NobodyAnswers: If no initial peer answers.
-        TrainingError: If the node does not start within a minute.
+        TrainingError: If no initial peer answers or the node does not start within a minute.
     """
     engine.prepare()
     for address in (*initial_peers, *host_maddrs, *announce_maddrs):
@@ -62,7 +57,7 @@ def start_dht(
     # A plain connection tells within seconds which addresses do not answer, and why; the node's own error may not.
     try:
         dht = DHT(
-            initial_peers=_answering(initial_peers),
+            initial_peers=answering(initial_peers) if initial_peers else [],
             record_validators=metrics.validators(run.run_id, identity),
             host_maddrs=list(host_maddrs),
             announce_maddrs=list(announce_maddrs) or None,
@@ -124,8 +119,14 @@ def posted_words(dht: DHT, key: str) -> dict[bytes, str]:
     return {signer: value for signer, value in values.items() if isinstance(value, str) and len(value) <= 64}
 
 
-def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) -> None:
+def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, may_be_alone: bool = False) -> None:
     """Compares the recipe with those that the peers of the run announce.
+
+    Args:
+        dht: A running node.
+        run: The recipe.
+        patience_seconds: Longest wait for the first announcement.
+        may_be_alone: This is a server that may have come back before all others: then nobody else announces a recipe.
 
     Raises:
         RefusedByRun: If no peer trains this recipe, or no peer knows a run of this name.
@@ -133,6 +134,8 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) ->
     deadline = time.monotonic() + patience_seconds
     while not (digests := set(posted_words(dht, f"{run.run_id}_recipe").values())):
         if time.monotonic() >= deadline:
+            if may_be_alone:
+                return
             raise RefusedByRun(
                 f"The peers at the given addresses know no run named {run.run_id!r}. "
                 "Check the recipe and the addresses, or start the run with `python -m training bootstrap`."
@@ -145,19 +148,21 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0) ->
         )
 
 
-def _answering(initial_peers: Sequence[str]) -> list[str]:
-    """The addresses that accept a plain TCP connection, all tried at once; those that are not TCP count as such.
+def answering(initial_peers: Sequence[str]) -> list[str]:
+    """Those of one or more addresses that accept a plain TCP connection, or are not TCP; all are tried at once.
 
-    The node would wait for each address that does not answer.
+    A node would wait for each address that does not answer.
+
+    Raises:
+        BadInput: If an address is malformed.
+        TrainingError: If none answers.
     """
-    if not initial_peers:
-        return []
     addresses = [check_full(address) for address in initial_peers]
     with ThreadPoolExecutor(len(addresses)) as pool:
         faults = dict(zip(addresses, pool.map(_connection_fault, addresses), strict=True))
     if all(faults.values()):
         named = "; ".join(f"{address}: {fault}" for address, fault in faults.items())
-        raise NobodyAnswers(
+        raise TrainingError(
             f"No initial peer answers ({named}). Check that the run is on, and that a firewall lets you out."
         )
     return [address for address, fault in faults.items() if fault is None]

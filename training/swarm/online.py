@@ -8,13 +8,13 @@ from training.config import RunConfig
 from training.errors import TrainingError
 from training.swarm.address_book import AddressBook
 from training.swarm.addresses import id_of
-from training.swarm.dht import NobodyAnswers, start_dht
+from training.swarm.dht import answering, start_dht
 from training.swarm.identity import Identity
 from training.swarm.redial import Pace, Redial
 from training.swarm.servers import Servers
 
 FIRST_CALL_SECONDS = 20.0
-"""Longest wait for the first answers to a node that starts without an initial peer."""
+"""Longest wait for the first answers of peers that a node has met before."""
 
 
 def go_online(
@@ -56,9 +56,9 @@ def go_online(
     where = {"host_maddrs": host_maddrs, "announce_maddrs": announce_maddrs, "client_mode": client_mode}
     try:
         if faults and not servers.addresses:
-            raise NobodyAnswers(" ".join(faults))
-        dht = start_dht(run, identity, initial_peers=others, **where)
-    except NobodyAnswers as error:
+            raise faults[0]
+        others = answering(others) if others else []
+    except TrainingError as error:
         if not known:
             raise
         tell(f"No server of the run answers; calling the {known} peers that this one has met before.")
@@ -67,6 +67,7 @@ def go_online(
         if not may_be_alone and not redial.reachability().peers:
             raise TrainingError(f"{error.told} The {known} peers that this one has met before do not answer.") from None
         return redial
-    # A restarted bootstrap peer is back among the others before it lets newcomers in, who would find an empty run.
-    wait_seconds = FIRST_CALL_SECONDS if known and not others else 0.0
-    return Redial(dht, servers, book, tell=tell, pace=pace).start(wait_seconds)
+    dht = start_dht(run, identity, initial_peers=others, **where)
+    # A peer that was here before is back among the others before it goes on. Otherwise a bootstrap peer would let
+    # newcomers into a run that seems empty, and a monitor or a volunteer would not see those that train.
+    return Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS if known else 0.0)

@@ -178,7 +178,8 @@ class Redial:
             self._ask_sites()
             self._update_servers(now)
         due = [server for server in self._servers.values() if server.due <= now]
-        if lost or not self._linked:
+        # At the start a server may answer that has itself just come back, and knows nobody yet.
+        if lost or not self._linked or not self._called.is_set():
             due += self._due_acquaintances(now)
         if due:
             self._call(due)

@@ -52,14 +52,14 @@ class Servers:
         """Replaces what a site has named."""
         self._named[site] = tuple(addresses)
 
-    def ask_sites(self) -> list[str]:
-        """Asks all sites; what went wrong, a sentence for each site that did not answer. Takes `SITE_SECONDS` each."""
+    def ask_sites(self) -> list[TrainingError]:
+        """Asks all sites; an error for each that does not answer. Takes `SITE_SECONDS` each."""
         faults = []
         for site in self.sites:
             try:
                 self.name(site, ask_site(site))
             except TrainingError as error:
-                faults.append(error.told)
+                faults.append(error)
         return faults
 
 

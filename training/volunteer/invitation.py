@@ -6,6 +6,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+INITIAL_PEERS = "{initial_peers}"
+"""Stands in a join command for the addresses while they are not known yet."""
+
 
 def join_command(
     url: str, initial_peers: Sequence[str], *, python: Sequence[str] = ("python", "-m", "training")
@@ -40,5 +43,14 @@ def command_for(
     program = Path(python[0])
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
-    peers = [word for peer in initial_peers for word in ("--initial-peers", peer)]
-    return shlex.join([str(program), *python[1:], role, "--recipe", recipe, *peers])
+    words = [str(program), *python[1:], role, "--recipe", recipe]
+    return f"{shlex.join(words)} {initial_peers_flags(initial_peers)}".rstrip()
+
+
+def initial_peers_flags(initial_peers: Sequence[str]) -> str:
+    """The flags that name the addresses.
+
+    >>> initial_peers_flags(["/ip4/203.0.113.7/tcp/31337/p2p/Qm1", "/ip4/203.0.113.8/tcp/31338/p2p/Qm2"])
+    '--initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm1 --initial-peers /ip4/203.0.113.8/tcp/31338/p2p/Qm2'
+    """
+    return shlex.join(word for peer in initial_peers for word in ("--initial-peers", peer))

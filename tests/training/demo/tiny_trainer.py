@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-COMMAND, *ARGUMENTS = sys.argv[1:]
+COMMAND, *ARGUMENTS = [word for word in sys.argv[1:] if word != "--one-machine"]  # the only flag without a value
 FLAGS = dict(zip(ARGUMENTS[::2], ARGUMENTS[1::2], strict=True))
 
 
@@ -85,7 +85,9 @@ else:
         log("ready", addresses=["/ip4/127.0.0.1/tcp/1/p2p/Q"])
     elif COMMAND == "monitor":
         server = http.server.ThreadingHTTPServer(("127.0.0.1", int(FLAGS["--port"])), State)
-        log("ready", url=f"http://127.0.0.1:{server.server_port}")
+        peers = [FLAGS["--initial-peers"], "/ip4/127.0.0.1/tcp/2/p2p/R"]
+        command = FLAGS["--join-command"].replace("{initial_peers}", " ".join(peers))
+        log("ready", url=f"http://127.0.0.1:{server.server_port}", initial_peers=peers, join_command=command)
         server.serve_forever()
     else:
         log("joined")

@@ -17,8 +17,11 @@ import pytest
 from tests.programs import until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.config import RECIPES, load_recipe
+from training.demo.children import read_events
 from training.errors import BadInput
 from training.roles.monitor import with_shards
+from training.swarm.dht import check_recipe, post_word, posted_words, start_dht
+from training.swarm.identity import Identity
 
 PEER = """
 import sys, time
@@ -119,6 +122,12 @@ def while_it_runs(started, condition):
     return until(met, said=log.read_text)
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def document(port, name):
     try:
         return httpx.get(f"http://127.0.0.1:{port}/live/{name}.json", timeout=5).json()
@@ -128,15 +137,12 @@ def document(port, name):
 
 @pytest.mark.swarm
 def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
-    run_dir = tmp_path / "run"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free_port = probe.getsockname()[1]
+    run_dir, port = tmp_path / "run", free_port()
     peer, printed = start("peer", sys.executable, "-c", PEER, recipe, tmp_path / "peer")
     address = while_it_runs((peer, printed), lambda: re.search(r"^/.*/p2p/\w+(?=\n)", printed.read_text(), re.M))[0]
-    command = monitor_command(recipe, address, run_dir, free_port)
+    command = monitor_command(recipe, address, run_dir, port)
     monitor, log = start("monitor", *command)
-    while_it_runs((monitor, log), lambda: (document(free_port, "state") or {}).get("epoch"))
+    while_it_runs((monitor, log), lambda: (document(port, "state") or {}).get("epoch"))
 
     checkpoint = while_it_runs((monitor, log), lambda: latest_checkpoint(run_dir / "checkpoints"))
     loaded = load_checkpoint(checkpoint)
@@ -145,12 +151,13 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     moments = [tensor for name, tensor in loaded.extra_tensors.items() if name.endswith("moment1")]
     assert moments
     assert all((moment == loaded.epoch).all() for moment in moments)
-    losses = document(free_port, "losses")["peers"]["ada"]
+    losses = document(port, "losses")["peers"]["ada"]
     assert all(loss == pytest.approx(8 / epoch) for epoch, loss in losses)
-    assert document(free_port, "run")["initial_peers"] == [address]
-    assert httpx.get(f"http://127.0.0.1:{free_port}/recipe.toml").text == recipe.read_text()
+    known = document(port, "run")["initial_peers"]
+    assert known[0] == address and len(known) == 2  # the second one is the monitor's own
+    assert httpx.get(f"http://127.0.0.1:{port}/recipe.toml").text == recipe.read_text()
 
-    while_it_runs((monitor, log), lambda: document(free_port, "state")["epoch"] > loaded.epoch + 1)
+    while_it_runs((monitor, log), lambda: document(port, "state")["epoch"] > loaded.epoch + 1)
     monitor.send_signal(signal.SIGTERM)
     asked = time.monotonic()
     assert monitor.wait(timeout=15) == 0
@@ -163,18 +170,62 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     assert saved > loaded.epoch  # the last one, taken on leaving
 
     monitor, log = start("monitor", *command)
-    state = while_it_runs((monitor, log), lambda: document(free_port, "state"))
-    epochs = [row["epoch"] for row in document(free_port, "history")["epochs"]]
+    state = while_it_runs((monitor, log), lambda: document(port, "state"))
+    epochs = [row["epoch"] for row in document(port, "history")["epochs"]]
     assert epochs[0] == losses[0][0]
     assert epochs == sorted(set(epochs))
     assert state["total_samples"] >= 100 * loaded.epoch
 
     peer.kill()
     killed = time.monotonic()
-    while_it_runs((monitor, log), lambda: document(free_port, "state")["active_peers"] == 0)
+    while_it_runs((monitor, log), lambda: document(port, "state")["active_peers"] == 0)
     assert time.monotonic() - killed < 14
-    assert document(free_port, "events")["events"][-1]["kind"] == "left"
-    assert document(free_port, "state")["status"] == "waiting"
+    assert document(port, "events")["events"][-1]["kind"] == "left"
+    assert document(port, "state")["status"] == "waiting"
+
+
+@pytest.mark.swarm
+def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, recipe, tmp_path):
+    """Its machine and that of the bootstrap peer were off. Both keep their addresses, and find each other again."""
+    run, run_dir = load_recipe(str(recipe)), tmp_path / "run"
+    log_json, state_dir = tmp_path / "boot.jsonl", tmp_path / "boot"
+    port, here = free_port(), ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    bootstrap = [
+        *(sys.executable, "-m", "training", "bootstrap", "--recipe", recipe, *here),
+        *("--state-dir", state_dir, "--log-json", log_json),
+    ]
+
+    def ready(started, log, number):
+        def found():
+            return [event for event in read_events(log) if event["event"] == "ready"][number - 1 : number]
+
+        return while_it_runs(started, found)[0]
+
+    first = start("boot", *bootstrap)
+    (address,) = ready(first, log_json, 1)["addresses"]
+    watching = [*monitor_command(recipe, address, run_dir, port), *here]
+    second = start("monitor", *watching)
+    known = ready(second, run_dir / "monitor.jsonl", 1)["initial_peers"]
+    assert known[0] == address and document(port, "run")["initial_peers"] == known
+    assert f"--initial-peers {known[0]} --initial-peers {known[1]}" in document(port, "run")["join_command"]
+    until(lambda: (run_dir / "monitor" / "address_book.json").is_file(), within=20)
+    for process, _ in (first, second):
+        process.kill()
+
+    third = start("monitor-again", *watching)
+    assert ready(third, run_dir / "monitor.jsonl", 2)["initial_peers"] == known
+    ada, bob = Identity(tmp_path / "ada"), Identity(tmp_path / "bob")
+    at_monitor = start_dht(run, ada, initial_peers=known[1:], host_maddrs=here[1:])
+    check_recipe(at_monitor, run)
+    (again,) = ready(start("boot-again", *bootstrap), log_json, 2)["addresses"]
+    assert again == address
+    post_word(at_monitor, "greeting", "hello", ada)
+    at_bootstrap = start_dht(run, bob, initial_peers=[address], host_maddrs=here[1:])
+    try:
+        until(lambda: "hello" in posted_words(at_bootstrap, "greeting").values(), within=20)
+    finally:
+        at_monitor.shutdown()
+        at_bootstrap.shutdown()
 
 
 def test_recipe_points_to_other_shards_and_stays_the_same_run():

@@ -66,8 +66,8 @@ class Peers:
     def kill(self, *names):
         """Kills peers as a power cut does, and waits until the others no longer see them."""
         for name in names:
-            os.kill(self.pids[name], signal.SIGKILL)
-        for name in self.pids.keys() - names:
+            os.kill(self.pids.pop(name), signal.SIGKILL)
+        for name in self.pids:
             until(lambda name=name: not set(names) & set(self.seen(name).get("names", names)), within=30)
 
     def await_meeting(self, *names):
@@ -98,17 +98,29 @@ def peers(nursery, tmp_path):
 
 
 def test_volunteers_and_a_newcomer_meet_when_the_bootstrap_peer_is_back(peers):
-    """It has forgotten whom it knew, so they must come to it; one of them accepts no connections."""
+    """It has forgotten whom it knew, so they must come to it; one of them accepts no connections.
+
+    The volunteers are told when it has been gone for a while, and when it is back.
+    """
     address = peers.start("boot")
     peers.start("ada", address)
     peers.start("bob", address, client_mode=True)
     peers.await_meeting("boot", "ada", "bob")
+    assert peers.seen("bob")["told"] == []
     peers.kill("boot")
+    (told,) = until(lambda: peers.seen("bob")["told"], within=15)
+    assert told.startswith("No server of the run has answered for ") and "still reaches one other peer" in told
+    seen = peers.seen("bob")
+    assert (seen["servers"], seen["answering"]) == (1, 0) and seen["silent_seconds"] > QUICK["alarm_seconds"]
+
     (peers.folder / "boot" / "address_book.json").unlink()
     assert peers.start("boot") == address
     peers.start("new", address)
     assert peers.await_meeting("boot", "ada", "bob", "new") < 15
-    assert peers.seen("ada")["answering"] == 1
+    until(lambda: len(peers.seen("bob")["told"]) == 2, within=15)
+    seen = peers.seen("bob")
+    assert seen["told"][1] == "A server of the run answers again."
+    assert seen["answering"] == 1 and seen["silent_seconds"] < 10
 
 
 def test_all_bootstrap_peers_die_at_once_and_come_back(peers):
@@ -176,8 +188,9 @@ def test_two_halves_of_a_run_become_one_when_the_network_lets_them(peers):
 
 
 def test_a_volunteer_comes_back_through_its_address_book_when_no_server_is_left(peers):
+    """And also when the server that answers has just come back itself and knows nobody: the other one calls nobody."""
     address = peers.start("boot")
-    ada = peers.start("ada", address)
+    ada = peers.start("ada", address, pace={"look_seconds": 1000})
     peers.start("bob", address)
     peers.await_meeting("boot", "ada", "bob")
     until(lambda: ada.split("/")[-1] in peers.seen("bob")["known"], within=10)
@@ -185,23 +198,12 @@ def test_a_volunteer_comes_back_through_its_address_book_when_no_server_is_left(
     peers.start("bob", address)
     assert peers.await_meeting("ada", "bob") < 15
     assert peers.seen("bob")["told"][0].startswith("No server of the run answers; calling the 2 peers")
-
-
-def test_a_volunteer_is_told_when_the_servers_are_gone_and_when_they_are_back(peers):
-    address = peers.start("boot")
-    peers.start("ada", address)
-    peers.start("bob", address)
-    peers.await_meeting("boot", "ada", "bob")
-    assert peers.seen("ada")["told"] == []
-    peers.kill("boot")
-    (told,) = until(lambda: peers.seen("ada")["told"], within=15)
-    assert told.startswith("No server of the run has answered for ") and "still reaches one other peer" in told
-    assert (peers.seen("ada")["servers"], peers.seen("ada")["answering"]) == (1, 0)
-    assert peers.seen("ada")["silent_seconds"] > QUICK["alarm_seconds"]
+    peers.kill("bob")
+    (peers.folder / "boot" / "address_book.json").unlink()
     peers.start("boot")
-    until(lambda: len(peers.seen("ada")["told"]) == 2, within=15)
-    assert peers.seen("ada")["told"][1] == "A server of the run answers again."
-    assert peers.seen("ada")["answering"] == 1 and peers.seen("ada")["silent_seconds"] < 10
+    peers.start("bob", address)
+    assert peers.await_meeting("ada", "bob", "boot") < 15
+    assert peers.seen("bob")["told"] == []
 
 
 def test_servers_that_have_moved_are_found_through_the_runs_site(peers, tmp_path):
