@@ -208,7 +208,7 @@ def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, r
     known = ready(second, run_dir / "monitor.jsonl", 1)["initial_peers"]
     assert known[0] == address and document(port, "run")["initial_peers"] == known
     assert f"--initial-peers {known[0]} --initial-peers {known[1]}" in document(port, "run")["join_command"]
-    until(lambda: (run_dir / "monitor" / "address_book.json").is_file(), within=20)
+    until(lambda: (run_dir / "monitor" / "address_book.json").is_file(), within=60)
     for process, _ in (first, second):
         process.kill()
 
@@ -222,7 +222,7 @@ def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, r
     post_word(at_monitor, "greeting", "hello", ada)
     at_bootstrap = start_dht(run, bob, initial_peers=[address], host_maddrs=here[1:])
     try:
-        until(lambda: "hello" in posted_words(at_bootstrap, "greeting").values(), within=20)
+        until(lambda: "hello" in posted_words(at_bootstrap, "greeting").values(), within=60)
     finally:
         at_monitor.shutdown()
         at_bootstrap.shutdown()

@@ -1,6 +1,8 @@
 """Peers of `test_redial.py`, each a process of its own: python online_peers.py
 
 Reads a JSON object from each line of its input, and forks a peer from it: a new interpreter would import for seconds.
+The peers import hivemind themselves. It makes locks while it is imported, which the peers would share: a peer that is
+killed while it holds one would stop all others.
 The peer goes online, posts its name every half second, and writes to FOLDER/NAME.json what it sees.
 """
 
@@ -10,24 +12,20 @@ import sys
 import time
 from pathlib import Path
 
-import hivemind  # noqa: F401  before the forks
+import torch  # noqa: F401  before the forks
 
 from training.config import load_recipe
 from training.processes.environment import prepare_environment
 from training.processes.role import run_role
 from training.storage.whole import write_whole
-from training.swarm.dht import full_addresses
-from training.swarm.identity import Identity
-from training.swarm.listening import settle_ports
-from training.swarm.metrics import MetricsBoard, PeerRecord, read_records
-from training.swarm.online import go_online
-from training.swarm.redial import Pace
 
 SEEN_SECONDS = 2.5
 """A name disappears so soon after it was posted last."""
 
 
 def record(identity, name):
+    from training.swarm.metrics import PeerRecord
+
     nothing = ("samples", "group_size", "averaged_epochs", "alone_epochs", "bytes_sent", "bytes_received")
     return PeerRecord(
         **{"name": name, "peer_id": str(identity.peer_id), "status": "training", "epoch": 1, "loss": 1.0},
@@ -37,6 +35,13 @@ def record(identity, name):
 
 
 def play(wanted, stop):
+    from training.swarm.dht import full_addresses
+    from training.swarm.identity import Identity
+    from training.swarm.listening import settle_ports
+    from training.swarm.metrics import MetricsBoard, read_records
+    from training.swarm.online import go_online
+    from training.swarm.redial import Pace
+
     run, folder, name, told = load_recipe("demo"), Path(wanted["folder"]), wanted["name"], []
     identity = Identity(folder / name)
     host_maddrs = settle_ports(identity.path.parent, ["/ip4/127.0.0.1/tcp/0"])
