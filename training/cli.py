@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": "training.commands.plan",
     "bootstrap": "training.commands.bootstrap",
     "join": "training.commands.join",
+    "doctor": "training.commands.doctor",
     "monitor": "training.commands.monitor",
     "generate": "training.commands.generate",
     "evaluate": "training.commands.evaluate",

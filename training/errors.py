@@ -8,7 +8,10 @@ class TrainingError(Exception):
     """Something failed although the input is right. Exit code 1."""
 
     exit_code = 1
-    usual_cure = "Nothing that you typed is wrong. Try again; if it happens again, tell the run's maintainer."
+    usual_cure = (
+        "Nothing that you typed is wrong. Try again; if it happens again, `python -m training doctor` says whether "
+        "this machine has a fault. If it has none, tell the run's maintainer."
+    )
     """What to do, if neither the message nor `cure` says it."""
 
     def __init__(self, message: str = "", *, cure: str = ""):

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from training.config import ModelConfig
 from training.data.captions import Split
 from training.errors import BadInput, reason_of
 from training.storage.whole import whole_file
@@ -117,6 +118,29 @@ def read_manifest(folder: Path) -> Manifest:
         raise BadInput(
             f"{folder} has no prepared shards: {reason_of(error)}. Make them with `python -m training prepare`."
         ) from None
+
+
+def check_fit(manifest: Manifest, model: ModelConfig, *, source: str) -> None:
+    """Compares the sizes of the shards' tokens with those of a recipe's model.
+
+    Raises:
+        BadInput: If they were prepared for another model.
+    """
+    for what, ours, theirs in (
+        ("image_grid squared", model.image_seq_len, manifest.image_seq_len),
+        ("image_vocab_size", model.image_vocab_size, manifest.image_vocab_size),
+    ):
+        if ours != theirs:
+            raise BadInput(
+                f"The shards at {source} have {what} {theirs}; the recipe's model has {ours}.",
+                cure="Prepare the shards again with the run's recipe, or join with theirs.",
+            )
+    if manifest.text_vocab_size > model.text_vocab_size:
+        raise BadInput(
+            f"The tokenizer of {source} has {manifest.text_vocab_size} ids, the recipe's model has room for "
+            f"{model.text_vocab_size}.",
+            cure="Prepare the shards again with the run's recipe, or join with theirs.",
+        )
 
 
 def write_shard(path: Path, *, ids: list[str], captions: list[str], codes: np.ndarray) -> None:

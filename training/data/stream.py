@@ -30,6 +30,7 @@ from training.data.shards import (
     FileEntry,
     Manifest,
     check_file,
+    check_fit,
     is_same_file,
     parse_manifest,
     read_manifest,
@@ -173,22 +174,7 @@ def sample_stream(
     Raises:
         BadInput: If the shards were prepared for another model, or a file is broken.
     """
-    manifest = shards.manifest
-    for what, ours, theirs in (
-        ("image_grid squared", model.image_seq_len, manifest.image_seq_len),
-        ("image_vocab_size", model.image_vocab_size, manifest.image_vocab_size),
-    ):
-        if ours != theirs:
-            raise BadInput(
-                f"The shards at {shards.source} have {what} {theirs}; the recipe's model has {ours}.",
-                cure="Prepare the shards again with the run's recipe, or join with theirs.",
-            )
-    if manifest.text_vocab_size > model.text_vocab_size:
-        raise BadInput(
-            f"The tokenizer of {shards.source} has {manifest.text_vocab_size} ids, the recipe's model has room for "
-            f"{model.text_vocab_size}.",
-            cure="Prepare the shards again with the run's recipe, or join with theirs.",
-        )
+    check_fit(shards.manifest, model, source=shards.source)
     return _batches(shards, model, shuffle_buffer, peer_seed, micro_batch_size)
 
 

@@ -10,6 +10,15 @@ import warnings
 
 FILE_LIMIT = 16_384
 """Limit on open files that a peer asks for; each connection to another peer takes one."""
+BASE_FILES = 256
+"""Open files of a peer without connections, with a margin: a training process was counted to have about 60."""
+FILES_PER_PEER = 2
+"""A connection in each direction."""
+
+
+def files_of_group(peers: int) -> int:
+    """Files that a peer may have open in a group of so many."""
+    return BASE_FILES + FILES_PER_PEER * peers
 
 
 def prepare_environment() -> None:

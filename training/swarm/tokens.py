@@ -26,6 +26,11 @@ def tell_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> No
     post_word(dht, _key(run), digest, identity)
 
 
+def told_tokens(dht: DHT, run: RunConfig) -> dict[bytes, str]:
+    """The digests that peers announce, by the keys that signed them; one that has withdrawn its own announces ''."""
+    return posted_words(dht, _key(run))
+
+
 def check_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str, *, shards: str) -> None:
     """Compares the tokens of this peer's shards with those that the other peers announce.
 
@@ -42,7 +47,7 @@ def check_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str, *, s
     Raises:
         RefusedByRun: If more of the other peers announce some other tokens than announce these.
     """
-    words = posted_words(dht, _key(run))
+    words = told_tokens(dht, run)
     words.pop(identity.signer().local_public_key, None)
     if (theirs := _outvoted_by(words, digest)) is not None:
         raise RefusedByRun(

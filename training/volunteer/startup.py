@@ -17,12 +17,8 @@ from training.compute.machine import usable_cores
 from training.config import RunConfig
 from training.errors import BadInput
 from training.optim.kernels import kernels
-from training.processes.environment import FILE_LIMIT
+from training.processes.environment import FILE_LIMIT, files_of_group
 
-BASE_FILES = 256
-"""Open files of a peer without connections, with a margin: a training process was counted to have about 60."""
-FILES_PER_PEER = 2
-"""A connection in each direction."""
 MEASURABLE_BYTES = 1 << 23
 """The time of a smaller download depends more on latency than on bandwidth."""
 FAST_MBITS = 1000.0
@@ -97,7 +93,7 @@ def check_files(run: RunConfig) -> str | None:
     if limit == resource.RLIM_INFINITY:
         return None
     swarm = run.swarm
-    least, full = (BASE_FILES + FILES_PER_PEER * peers for peers in (swarm.min_group_size, swarm.max_group_size))
+    least, full = map(files_of_group, (swarm.min_group_size, swarm.max_group_size))
     if limit < least:
         raise BadInput(
             f"This process may open {limit} files, and even the smallest group needs up to {least}; "

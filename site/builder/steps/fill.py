@@ -20,7 +20,7 @@ from builder.folders import PAGES
 from builder.join import choices
 from builder.learn import accuracy, communication, figures, glossary, recipes, results, simulations, tutorial
 from builder.markup.links import site_link
-from builder.reference import changes, claims, commands, docstrings, hivemind_faults, messages, performance
+from builder.reference import changes, claims, commands, docstrings, faults, hivemind_faults, messages, performance
 from calculator.page.words import show_count
 
 
@@ -90,6 +90,8 @@ def _calls() -> dict:
         "exit_codes": messages.exit_codes,
         "failure_count": messages.failure_count,
         "failure_sections": messages.failure_sections,
+        "fault_count": faults.fault_count,
+        "fault_table": faults.fault_table,
         "failure_table": messages.failure_table,
         "figure": figures.figure_html,
         "gallery": results.gallery,

@@ -1,0 +1,143 @@
+"""What the doctor's tests make real: servers that misbehave, disks and networks of one program, a run's server."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.programs import ROOT, run_program
+
+HERE = Path(__file__).parent
+CAN_UNSHARE = (
+    sys.platform == "linux" and subprocess.run(["unshare", "-rmn", "true"], capture_output=True).returncode == 0
+)
+"""Whether this machine lets programs have mounts and networks of their own."""
+
+Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
+"""Answers one request."""
+
+
+def file_of(content: bytes | str, *, status: int = 200, **headers: str) -> Answer:
+    """An answer with a body and headers, whose names have _ for -."""
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        body = content.encode() if isinstance(content, str) else content
+        request.send_response_only(status)
+        for name, value in {"Content-Length": str(len(body)), "Connection": "close", **headers}.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+@contextmanager
+def serving(answer: Answer, *, certificate: Path | None = None) -> Iterator[str]:
+    """Serves over HTTP, or HTTPS if there is a certificate with its key; gives the address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            answer(self)
+
+        do_CONNECT = do_GET
+
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:  # clients that break off are what is tested
+            pass
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http{'s' * (certificate is not None)}://localhost:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def listening(backlog: int = 8) -> Iterator[socket.socket]:
+    """A socket that listens on this machine; nobody takes its connections from the queue."""
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
+        yield listener
+
+
+def closed_port() -> int:
+    """A port on which nothing listens."""
+    with listening() as listener:
+        return listener.getsockname()[1]
+
+
+def alone(script: str, *command: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a shell's script in mounts and a network of its own, where it is root, and then a command.
+
+    Args:
+        script: Makes the surroundings, such as mounts; `$@` is the command.
+        command: Program and arguments.
+        env: Variables that are set besides the tests' own.
+    """
+    return run_program(
+        ["unshare", "-rmn", "sh", "-ec", script, "sh", *command], env={**os.environ, **(env or {})}, within=100
+    )
+
+
+def check_alone(script: str, expression: str, **env: str) -> dict:
+    """The finding of a check, or several of them, in surroundings that a script makes.
+
+    Args:
+        script: As for `alone`; `"$@"` is the program that checks.
+        expression: Python, such as `files.check_cache(shared())`; `shared` takes the words of `Asked`.
+        env: Variables that are set.
+    """
+    program = (
+        "import json, sys\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
+        "from training.doctor import files, memory, processor\nfrom training.doctor.checks import Shared\n"
+        "from training.doctor.examination import Asked\n"
+        f"shared = lambda **asked: Shared(Asked(**asked))\nprint(json.dumps(asdict({expression})))"
+    )
+    done = alone(script, sys.executable, "-c", program, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def doctor(
+    *arguments: str | Path, surroundings: str = "", env: dict[str, str] | None = None
+) -> tuple[int, dict[str, object]]:
+    """Exit code and JSON of the whole program, in surroundings of its own if a script makes them."""
+    command = [sys.executable, "-m", "training", "doctor", "--json", *arguments]
+    done = (
+        alone(surroundings, *command, env=env)
+        if surroundings
+        else run_program(command, env={**os.environ, **(env or {})})
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def names(findings: Sequence[dict]) -> set[str]:
+    """Names of the faults in the program's JSON."""
+    return {finding["name"] for finding in findings if finding["name"]}
+
+
+def server_command(folder: Path, *arguments: str | Path) -> list[str | Path]:
+    """The command of a run's server, `run_server.py`."""
+    return [sys.executable, HERE / "run_server.py", folder, *arguments]
+
+
+SERVER_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

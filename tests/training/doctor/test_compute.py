@@ -1,0 +1,174 @@
+"""PyTorch, GPU, compiler and codecs. There is no GPU here: what driver and PyTorch say of one is given as text."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from tests.programs import run_program
+from training.config import RECIPES
+from training.doctor.checks import Shared
+from training.doctor.compute import (
+    check_codecs,
+    check_compiler,
+    check_gpu,
+    check_torch,
+    driver_says,
+    judge_fit,
+    judge_gpu,
+)
+from training.doctor.examination import Asked
+from training.doctor.memory import check_memory
+
+GIB = 1 << 30
+NONE = {"gpus": [], "version": "", "programs": [], "fault": "", "cards": ""}
+TESLA = {**NONE, "gpus": ["Tesla T4"], "version": "450.80.02"}
+CUDA = {"version": "2.13.0+cu128", "cuda": "12.8", "hip": None}
+CPU = {"version": "2.13.0+cpu", "cuda": None, "hip": None}
+BUILT_FOR = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "compute_120"]
+TOO_OLD = (
+    "The NVIDIA driver on your system is too old (found version 11000). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.107"
+
+
+def gpus(*ones, reason=""):
+    return {"usable": bool(ones), "reason": reason, "gpus": list(ones), "built_for": BUILT_FOR}
+
+
+def gpu(title="Tesla T4", capability=(7, 5), free=15 * GIB, total=16 * GIB):
+    return {"title": title, "capability": list(capability), "free_bytes": free, "total_bytes": total}
+
+
+@pytest.mark.parametrize(
+    "torch, told, driver, visible, names",
+    [
+        (CUDA, gpus(gpu()), TESLA, None, [""]),
+        (CPU, gpus(), NONE, None, [""]),
+        (CPU, gpus(), TESLA, None, ["torch-without-gpu"]),
+        (CUDA, gpus(reason=TOO_OLD), TESLA, None, ["gpu-driver-old"]),
+        (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "", ["gpu-hidden"]),
+        (CUDA, gpus(reason="No CUDA GPUs are available"), TESLA, "-1", ["gpu-hidden"]),
+        (CUDA, gpus(reason="CUDA driver initialization failed"), TESLA, None, ["gpu-unusable"]),
+        (CUDA, gpus(), {**NONE, "fault": MISMATCH}, None, ["gpu-driver-fails"]),
+        (CPU, gpus(), {**NONE, "cards": "0000:01:00.0"}, None, ["gpu-without-driver"]),
+        (
+            CUDA,
+            gpus(gpu("Tesla K80", (3, 7))),
+            TESLA,
+            None,
+            ["gpu-unsupported", "gpu-without-half-precision"],
+        ),
+        (
+            CUDA,
+            gpus(gpu(free=9 * GIB)),
+            {**TESLA, "programs": ["/usr/bin/blender (6000 MiB)"]},
+            None,
+            ["gpu-memory-occupied"],
+        ),
+        (CUDA, gpus(gpu(), gpu(free=GIB)), TESLA, None, ["", "gpu-memory-occupied"]),
+    ],
+)
+def test_what_pytorch_and_driver_say(torch, told, driver, visible, names):
+    findings = judge_gpu(torch, told, driver, visible)
+    assert [finding.name for finding in findings] == names
+    assert all(finding.found.endswith(".") for finding in findings)
+    if names == ["gpu-memory-occupied"]:
+        assert "blender (6000 MiB)" in findings[0].found
+
+
+def test_a_model_that_does_not_fit_the_gpu():
+    assert judge_fit({"device_bytes": 9 * GIB, "usable_bytes": 8 * GIB})[0].name == "gpu-memory-too-small"
+    assert judge_fit({"device_bytes": 7 * GIB, "usable_bytes": 8 * GIB}) == []
+
+
+def program(folder, name, script):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_what_nvidia_smi_answers(tmp_path, monkeypatch):
+    """A program of that name, which prints what the real one does."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(
+        tmp_path,
+        "nvidia-smi",
+        'case "$1" in\n--query-gpu=*) echo "NVIDIA GeForce RTX 3090, 550.107.02";;\n'
+        '*) echo "/usr/bin/python3, 10234";;\nesac',
+    )
+    told = driver_says(tmp_path)
+    assert told["gpus"] == ["NVIDIA GeForce RTX 3090"] and told["version"] == "550.107.02"
+    assert told["programs"] == ["/usr/bin/python3 (10234 MiB)"] and told["fault"] == ""
+    program(tmp_path, "nvidia-smi", f"printf '{MISMATCH}\\n'; exit 18")
+    told = driver_says(tmp_path)
+    assert told["gpus"] == [] and told["fault"].startswith("Failed to initialize NVML: Driver/library version mismatch")
+
+
+def test_cards_on_the_bus_are_seen_without_a_driver(tmp_path, monkeypatch):
+    """Linux's own files for a graphics card, and for the sound device on the same card."""
+    monkeypatch.setenv("PATH", "")
+    for place, vendor, kind in (("01:00.0", "0x10de", "0x030000"), ("01:00.1", "0x10de", "0x040300")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / place / "class").write_text(f"{kind}\n")
+    assert driver_says(tmp_path) == {**NONE, "cards": "01:00.0"}
+
+
+@pytest.mark.parametrize(
+    "source, name, words",
+    [
+        ("raise ImportError('libcudart.so.12: cannot open shared object file')", "torch-broken", "libcudart.so.12"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "torch-broken", "SIGSEGV"),
+        ("import time; time.sleep(100)", "torch-hangs", "within 1 s"),
+    ],
+    ids=["library", "crash", "hang"],
+)
+def test_a_pytorch_that_does_not_load(tmp_path, monkeypatch, source, name, words):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Shared(Asked(), limit_seconds=2.9 if name == "torch-hangs" else 30) as shared:
+        found = check_torch(shared)
+        assert found.name == name and words in found.found
+        assert check_gpu(shared)[0].name == ("torch-hangs" if name == "torch-hangs" else "")
+        assert check_compiler(shared).level == "skipped"
+
+
+def test_a_machine_without_compiler_and_memory_for_a_giant(tmp_path, monkeypatch):
+    """One start of PyTorch for all that its process tells."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    text = (RECIPES / "demo.toml").read_text().replace("num_heads = 4", "num_heads = 1024")
+    recipe = tmp_path / "giant.toml"
+    recipe.write_text(text.replace("hidden_size = 128", "hidden_size = 32768").replace("shared_groups = ", "# "))
+    with Shared(Asked(device="cuda", recipe=str(recipe)), limit_seconds=60) as shared:
+        assert check_torch(shared).level == "ok"
+        assert "no C compiler" in check_compiler(shared).found and check_compiler(shared).name == "no-compiler"
+        assert check_gpu(shared)[0].name == "device-missing"
+    with Shared(Asked(recipe=str(recipe)), limit_seconds=60) as shared:
+        assert check_memory(shared).name == "memory-too-small"
+
+
+def test_codecs_that_cannot_read_what_they_wrote(monkeypatch):
+    """What numpy 2.4 does to hivemind 1.1.12, in a process of its own."""
+    program = """
+from training.processes.environment import prepare_environment
+prepare_environment()
+from hivemind.compression.quantization import Quantization
+from training.doctor import swarm_probe
+swarm_probe.try_codecs()
+def unreadable(self, serialized_tensor):
+    raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+Quantization.extract = unreadable
+swarm_probe.try_codecs()
+"""
+    well, broken = map(json.loads, run_program([sys.executable, "-c", program]).stdout.splitlines())
+    shared = Shared(Asked())
+    for told, name in ((well, ""), (broken, "averaging-broken")):
+        monkeypatch.setattr(shared, "visit", {"codecs": told}.__getitem__)
+        assert check_codecs(shared).name == name
+    assert "only 0-dimensional arrays" in check_codecs(shared).found

@@ -1,0 +1,185 @@
+"""The way to the run's site: names, proxies, certificates, servers and clocks that are really wrong."""
+
+import datetime
+import email.utils
+import time
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.training.doctor.places import closed_port, file_of, listening, serving
+from training.config import read_recipe
+from training.doctor import web
+from training.doctor.checks import Shared
+from training.doctor.clock import check_clock
+from training.doctor.examination import Asked
+from training.doctor.recipe import check_recipe
+from training.doctor.web import Unfetched, fetch
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    """Whatever the machine of these tests has."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def fault_of(url):
+    """Name and words of the fault that fetching finds."""
+    with pytest.raises(Unfetched) as raised:
+        fetch(url, limit=100)
+    return raised.value.finding.name, raised.value.finding.found
+
+
+def test_a_file_arrives_whole_or_in_part():
+    with serving(file_of(b"x" * 1000)) as url:
+        whole, part = fetch(url, limit=2000), fetch(url, limit=300)
+    assert (len(whole.body), whole.complete) == (1000, True) and (len(part.body), part.complete) == (300, False)
+
+
+def test_a_name_that_nobody_knows():
+    name, found = fault_of("http://no-such-name.invalid/recipe.toml")
+    assert name == "name-unknown" and "no-such-name.invalid" in found
+
+
+def test_a_site_where_nothing_listens():
+    assert fault_of(f"http://127.0.0.1:{closed_port()}/recipe.toml")[0] == "site-refuses"
+
+
+def test_a_site_that_accepts_and_says_nothing(monkeypatch):
+    monkeypatch.setattr(web, "ANSWER_SECONDS", 0.3)
+    with listening() as listener:
+        assert fault_of(f"http://127.0.0.1:{listener.getsockname()[1]}/")[0] == "site-silent"
+
+
+@pytest.mark.parametrize(
+    "answer, name",
+    [
+        (file_of("not here", status=404), "site-answers-error"),
+        (file_of("<html>Log in</html>", Content_Type="text/html; charset=utf-8"), "page-instead-of-file"),
+        (lambda request: request.connection.close(), "site-answers-error"),
+    ],
+    ids=["404", "login page", "breaks off"],
+)
+def test_a_site_that_answers_something_else(answer, name):
+    with serving(answer) as url:
+        assert fault_of(f"{url}/recipe.toml")[0] == name
+
+
+def test_a_proxy_that_is_off(monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed_port()}")
+    assert fault_of("http://run.example/recipe.toml")[0] == "proxy-unreachable"
+
+
+@pytest.mark.parametrize("scheme, status", [("http", 407), ("https", 403)])
+def test_a_proxy_that_refuses(monkeypatch, scheme, status):
+    with serving(file_of("", status=status)) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", proxy)
+        name, found = fault_of(f"{scheme}://run.example/recipe.toml")
+    assert name == "proxy-refuses" and str(status) in found
+
+
+def test_a_proxy_that_lets_pass(monkeypatch):
+    with serving(file_of("recipe")) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.removeprefix("http://"))
+        assert fetch("http://run.example/recipe.toml", limit=100).body == b"recipe"
+
+
+def certificate(path, *, host="localhost", days=1, authority=None):
+    """A certificate with its key, signed by itself or by an authority; gives the pair for signing others."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Test {host}")])
+    now = datetime.datetime.now(datetime.UTC)
+    issuer, signer = (authority[0].subject, authority[1]) if authority else (name, key)
+    ends = now + datetime.timedelta(days=days)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, ends) - datetime.timedelta(days=1))
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .sign(signer, hashes.SHA256())
+    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(pem + built.public_bytes(serialization.Encoding.PEM))
+    return built, key
+
+
+def test_certificates_that_are_refused(tmp_path, monkeypatch):
+    authority = certificate(tmp_path / "authority.pem", host="authority")
+    (tmp_path / "trusted.pem").write_bytes(authority[0].public_bytes(serialization.Encoding.PEM))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "trusted.pem"))
+    found = {}
+    for name, options in {
+        "good": {"authority": authority},
+        "own": {},
+        "old": {"authority": authority, "days": -2},
+        "other": {"authority": authority, "host": "elsewhere.example"},
+    }.items():
+        certificate(tmp_path / f"{name}.pem", **options)
+        with serving(file_of("recipe"), certificate=tmp_path / f"{name}.pem") as url:
+            if name == "good":
+                assert fetch(url, limit=100).body == b"recipe"
+            else:
+                found[name] = fault_of(url)
+    assert {name: fault for name, (fault, _) in found.items()} == {
+        "own": "certificate-not-trusted",
+        "old": "certificate-date",
+        "other": "certificate-of-another-site",
+    }
+    assert "signed by 'CN=Test localhost'" in found["own"][1]
+
+
+def dated(content, seconds, **headers):
+    """An answer from a server whose clock is so many seconds ahead."""
+    return lambda request: file_of(content, Date=email.utils.formatdate(time.time() + seconds, usegmt=True), **headers)(
+        request
+    )
+
+
+@pytest.mark.parametrize(
+    "answer, name",
+    [
+        (dated(read_recipe("demo"), 0), ""),
+        (dated(read_recipe("demo"), 60), "clock-off"),
+        (dated(read_recipe("demo"), -7200), "clock-off"),
+        (dated(read_recipe("demo"), 3.6), "clock-inexact"),
+        (dated(read_recipe("demo"), -600, Age="600"), ""),
+    ],
+    ids=["right", "behind", "ahead", "a little", "from a cache"],
+)
+def test_a_clock_that_differs_from_the_sites(answer, name):
+    with serving(answer) as url:
+        assert check_clock(Shared(Asked(recipe=f"{url}/recipe.toml"))).name == name
+
+
+def test_a_clock_with_nothing_to_compare_it_with():
+    assert check_clock(Shared(Asked())).level == "skipped"
+
+
+@pytest.mark.parametrize(
+    "answer, name",
+    [
+        (file_of(read_recipe("demo")), ""),
+        (file_of("run_id = "), "recipe-invalid"),
+        (file_of(read_recipe("demo").replace("num_heads", "number_of_heads")), "recipe-invalid"),
+        (file_of(b"\xff\xfe\x00"), "recipe-invalid"),
+        (file_of("", status=404), "site-answers-error"),
+    ],
+)
+def test_recipes_from_a_site(answer, name):
+    with serving(answer) as url:
+        assert check_recipe(Shared(Asked(recipe=f"{url}/recipe.toml"))).name == name
+
+
+def test_recipes_from_a_file(tmp_path):
+    assert check_recipe(Shared(Asked(recipe=str(tmp_path / "none.toml")))).name == "recipe-missing"
+    assert check_recipe(Shared(Asked(recipe="demo"))).level == "ok"
+    assert check_recipe(Shared(Asked())).level == "skipped"

@@ -1,0 +1,272 @@
+"""The whole program: in networks of its own, within its time, with its exit codes, and no fault without a test."""
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.programs import run_program
+from tests.training.doctor.places import (
+    CAN_UNSHARE,
+    HERE,
+    alone,
+    doctor,
+    names,
+)
+from training.config import read_recipe
+from training.doctor import show
+from training.doctor.checks import CHECKS, all_faults
+from training.doctor.examination import Check, Once, run_checks
+from training.doctor.finding import Fault, fine, skipped
+
+NETWORK = pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no network of one's own")
+OTHER_ID = "12D3KooWErbDxHgPXaPNFhaDKy2dLymnFWSbrYxxNMXLGcRw8w2X"
+SECONDS = 20
+"""As promised; the program itself, its start included, is allowed some more on a busy machine."""
+START_SECONDS = 6
+
+
+def test_every_fault_has_a_test():
+    tests = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py")))
+    faults = all_faults()
+    assert [fault.name for fault in faults if f'"{fault.name}"' not in tests] == []
+    assert len(faults) == len({fault.name for fault in faults}) >= 25
+
+
+@pytest.mark.parametrize("fault", all_faults(), ids=lambda fault: fault.name)
+def test_every_fault_says_why_it_matters_and_what_to_do(fault):
+    words = {"wanted": "W", "free": 1, "variable": "V", "ports": "P"}
+    found = fault.found("Something was seen.", **words)
+    for text in (found.why, found.remedy):
+        assert (text[0].isupper() or text[0] == "`") and text[-1] in ".)" and "{" not in text
+    assert found.name.islower() and " " not in found.name
+
+
+def test_checks_run_at_once_and_are_given_up(monkeypatch):
+    hang = threading.Event()
+    slow = Fault(name="slow", why="W.", remedy="R.")
+
+    def fails(_):
+        raise ValueError("broken")
+
+    def misses(_):
+        raise ModuleNotFoundError("No module named 'rich'", name="rich")
+
+    checks = [
+        Check("hangs", lambda _: hang.wait(), 0.3),
+        Check("hangs too", lambda _: hang.wait(), 5.0, slow),
+        Check("fails", fails),
+        Check("misses", misses),
+        Check("well", lambda _: fine("All is well.")),
+        Check("several", lambda shared: [fine(shared), skipped("Not checked.")]),
+    ]
+    began = time.monotonic()
+    findings = run_checks(checks, "shared", limit_seconds=1.0)
+    took = time.monotonic() - began
+    hang.set()
+    assert took < 1.5
+    assert [(one.check, one.level, one.name) for one in findings] == [
+        ("hangs", "warning", "check-too-slow"),
+        ("hangs too", "fault", "slow"),
+        ("fails", "warning", "check-failed"),
+        ("misses", "skipped", ""),
+        ("well", "ok", ""),
+        ("several", "ok", ""),
+        ("several", "skipped", ""),
+    ]
+    assert "rich is not installed" in findings[3].found and "ValueError: broken" in findings[2].found
+
+
+def test_what_several_checks_need_is_found_once():
+    asked = []
+
+    def find():
+        asked.append(1)
+        time.sleep(0.1)
+        raise OSError("none")
+
+    once, errors = Once(find), []
+
+    def ask():
+        try:
+            once()
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(asked) == 1 and len(errors) == 4
+
+
+def test_the_list_for_people_names_faults_first_and_in_full(capsys):
+    warning = Fault(name="a-warning", level="warning", why="It is slow.", remedy="Wait [a bit].")
+    fault = Fault(name="a-fault", why="It fails.", remedy="Repair it.")
+    findings = [warning.found("Seen once."), fine("All [well]."), fault.found("Seen twice.")]
+    show.show([dataclasses.replace(one, check="check") for one in findings], 3.2)
+    shown = capsys.readouterr().out
+    assert shown.index("Repair it.") < shown.index("Wait [a bit].") and "All [well]." in shown
+    assert shown.count("Seen twice.") == 1 and "1 fault, 1 warning: this machine cannot join as it is." in shown
+
+
+def test_bad_input_is_refused_at_once():
+    done = run_program([sys.executable, "-m", "training", "doctor", "--initial-peers", "/ip4/127.0.0.1/tcp/1"])
+    assert done.returncode == 2 and "is not the full address of a peer" in done.stderr and not done.stdout
+
+
+def timed_doctor(*arguments, **options):
+    began = time.monotonic()
+    code, told = doctor(*arguments, **options)
+    assert time.monotonic() - began < SECONDS + START_SECONDS and told["seconds"] < SECONDS
+    assert [one["check"] for one in told["findings"]] == sorted(
+        (one["check"] for one in told["findings"]), key=[check.name for check in CHECKS].index
+    )
+    return code, told["findings"]
+
+
+def test_this_machine_can_join():
+    """The whole program, without a run; whatever else is busy here is a warning at most."""
+    code, told = doctor("--seconds", "120")
+    findings = told["findings"]
+    assert code == 0, [one for one in findings if one["level"] == "fault"]
+    levels = {one["check"]: one["level"] for one in findings}
+    assert levels["averaging"] == levels["network node"] == levels["PyTorch"] == "ok"
+    assert levels["run"] == levels["peers"] == "skipped"
+
+
+BLACK_HOLE = """
+ip link set lo up
+ip link add hole type veth peer name end
+ip link set end up
+ip addr add 11.1.1.1/30 dev hole
+ip link set hole up
+ip neigh add 11.1.1.2 lladdr 02:00:00:00:00:02 dev hole
+ip route add 11.1.1.0/24 via 11.1.1.2
+"""
+"""A network in which everything that is sent vanishes: nobody has the next hop's hardware address."""
+NAMES_TOO = (
+    "printf 'nameserver 11.1.1.53\\n' >{folder}/resolv.conf; mount --bind {folder}/resolv.conf /etc/resolv.conf; "
+)
+"""Name servers vanish there as well."""
+
+
+@NETWORK
+@pytest.mark.swarm
+def test_where_nothing_answers_it_ends_in_time(tmp_path):
+    silent = f"/ip4/11.1.1.9/tcp/31337/p2p/{OTHER_ID}"
+    code, findings = timed_doctor(
+        *("--recipe", "http://11.1.1.8/recipe.toml", "--initial-peers", silent, "--shards", "http://run.example/s"),
+        *("--state-dir", tmp_path / "state"),
+        surroundings=BLACK_HOLE + NAMES_TOO.format(folder=tmp_path) + '"$@"',
+        env={"http_proxy": "", "https_proxy": ""},
+    )
+    assert code == 1
+    assert {"site-silent", "peers-silent", "name-unknown"} <= names(findings)
+
+
+@NETWORK
+@pytest.mark.swarm
+def test_other_ways_that_lead_nowhere(tmp_path):
+    """In one network: without a way, with IPv6 addresses only, and where web pages pass but peers do not."""
+    program = f"""
+import functools, http.server, json, os, threading
+from pathlib import Path
+from training.doctor.checks import Shared
+from training.doctor.examination import Asked
+from training.doctor.peers import check_peers
+
+def name(address, recipe=None):
+    return check_peers(Shared(Asked(initial_peers=(address + "/p2p/{OTHER_ID}",), recipe=recipe))).name
+
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory={str(tmp_path)!r})
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+recipe = f"http://127.0.0.1:{{server.server_port}}/recipe.toml"
+found = [name("/ip4/203.0.113.7/tcp/1"), name("/ip6/2001:db8::7/tcp/1"), name("/ip4/11.1.1.9/tcp/31337", recipe)]
+os.environ["http_proxy"] = f"http://127.0.0.1:{{server.server_port}}"
+found.append(name("/ip4/11.1.1.9/tcp/31337", "http://run.example/recipe.toml"))
+print(json.dumps(found))
+"""
+    proxied = tmp_path / "http:" / "run.example"  # a proxy gets the whole address as the path of a file
+    proxied.mkdir(parents=True)
+    for folder in (tmp_path, proxied):
+        (folder / "recipe.toml").write_text(read_recipe("demo"))
+    done = alone(BLACK_HOLE + '"$@"', sys.executable, "-c", program, env={"http_proxy": "", "PYTHONPATH": os.getcwd()})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == '["peers-unroutable", "ipv6-only", "outgoing-blocked", "proxy-only-network"]'
+
+
+TWO_NETWORKS = """
+ip link set lo up
+unshare -n sleep 90 & other=$!
+until [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done
+ip link add near type veth peer name far netns $other
+ip addr add 11.2.2.1/24 dev near; ip link set near up
+nsenter -t $other -n sh -c "ip link set lo up; ip addr add 11.2.2.2/24 dev far; ip link set far up"
+"{python}" "{server}" "{folder}" /ip4/11.2.2.1/tcp/4001 0 demo tokens & serves=$!
+until [ -s "{folder}/address" ]; do sleep 0.1; done
+nsenter -t $other -n "{python}" "{visitor}" "$(cat "{folder}/address")" || true
+kill $serves $other
+"""
+
+
+VISITOR = """
+import json, sys
+from training.doctor.checks import Shared
+from training.doctor.examination import Asked
+from training.doctor.peers import check_reachable
+from training.doctor.recipe import check_run
+
+for listen in ("0.0.0.0", "127.0.0.1"):
+    asked = Asked(recipe="demo", initial_peers=(sys.argv[1],), host_maddrs=(f"/ip4/{listen}/tcp/0",))
+    with Shared(asked, limit_seconds=60) as shared:
+        found = check_reachable(shared)
+        print(json.dumps([found.name, found.found, check_run(shared).level]), flush=True)
+"""
+"""Listens to all, and then to this machine only."""
+
+
+@NETWORK
+@pytest.mark.swarm
+def test_another_peer_connects_back(tmp_path):
+    """Two networks with public addresses: AutoNAT dials no others."""
+    visitor = tmp_path / "visitor.py"
+    visitor.write_text(VISITOR)
+    paths = {"python": sys.executable, "server": HERE / "run_server.py", "visitor": visitor, "folder": tmp_path}
+    done = alone(TWO_NETWORKS.format(**paths), env={"PYTHONPATH": os.getcwd()})
+    assert done.stdout, done.stderr
+    (reached, where, run), (unreached, _, same_run) = map(json.loads, done.stdout.splitlines())
+    assert (reached, unreached, run, same_run) == ("", "not-reachable", "ok", "ok")
+    assert "/ip4/11.2.2.2/tcp/" in where
+
+
+@NETWORK
+@pytest.mark.swarm
+def test_a_network_daemon_that_does_not_start(tmp_path):
+    """A device is mounted over hivemind's program p2pd."""
+    import hivemind.hivemind_cli as programs
+
+    daemon = Path(programs.__file__).with_name("p2pd")
+    program = (
+        "from training.doctor.checks import Shared\nfrom training.doctor.examination import Asked\n"
+        "from training.doctor.peers import check_node\n"
+        "with Shared(Asked(), limit_seconds=60) as shared: print(check_node(shared).name, check_node(shared).found)"
+    )
+    script = f'mount --bind /dev/null {daemon}; "$@"'
+    done = alone(script, sys.executable, "-c", program, env={"PYTHONPATH": os.getcwd()})
+    assert done.stdout.startswith("network-node-broken"), done.stdout + done.stderr
+
+
+def test_a_package_of_the_command_line_that_is_missing(tmp_path):
+    """Without the package that reads flags there is no doctor; the program says so in one sentence."""
+    done = run_program(
+        [sys.executable, "-S", "-m", "training", "doctor"], env={**os.environ, "PYTHONPATH": os.getcwd()}
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "typer is not installed" in done.stderr

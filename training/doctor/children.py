@@ -1,0 +1,123 @@
+"""Programs that try for the doctor what may hang or crash: the GPU's driver, torch, hivemind's network daemon.
+
+Such a program writes one JSON object a line to standard output, each with the `step` that it describes. What it has
+written before it crashed or was given up counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that has the package `training`."""
+LAST_WORDS = 2000
+"""Characters of a crashed program's standard error that are kept."""
+
+
+class NoAnswer(Exception):
+    """A program has ended, or was given up, before it came to a step; the message says how.
+
+    Args:
+        late: Whether it was given up.
+    """
+
+    def __init__(self, message: str, *, late: bool):
+        super().__init__(message)
+        self.late = late
+
+
+class Child:
+    """A program in a process group of its own, all of which ends with `end`.
+
+    Args:
+        module: Name of the module to run.
+        arguments: Its arguments.
+        life_seconds: It ends itself after so long, in case that the doctor is killed.
+    """
+
+    def __init__(self, module: str, *arguments: str, life_seconds: float):
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(math.ceil(life_seconds)), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        self._facts: dict[str, dict] = {}
+        self._news = threading.Condition()
+        self._readers = 2
+        self._last_words = ""
+        for read in (self._read_facts, self._read_errors):
+            threading.Thread(target=read, daemon=True).start()
+
+    def tell(self, request: dict) -> None:
+        """Gives the program what it waits for on its standard input; call it once."""
+        with suppress(OSError, ValueError):  # it has ended; the next step that is asked for says how
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.close()
+
+    def fact(self, step: str, *, within: float) -> dict:
+        """What the program has written of a step; waits for it.
+
+        Args:
+            step: Its name.
+            within: Seconds.
+
+        Raises:
+            NoAnswer: If it ends before, or takes longer.
+        """
+        deadline = time.monotonic() + within
+        with self._news:
+            while step not in self._facts and self._readers:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise NoAnswer(f"there was no answer within {within:.0f} s", late=True)
+                self._news.wait(left)
+            if step in self._facts:
+                return self._facts[step]
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        raise NoAnswer(self._how_it_ended(), late=False)
+
+    def end(self) -> None:
+        """Kills it and all that it has started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _how_it_ended(self) -> str:
+        code = self._process.poll()
+        lines = [line.strip() for line in self._last_words.splitlines() if line.strip()]
+        if code is not None and code < 0:
+            return f"the program was ended by {signal.Signals(-code).name}"
+        return lines[-1] if lines else f"the program ended with code {code}"
+
+    def _read_facts(self) -> None:
+        for line in self._process.stdout:
+            with suppress(ValueError, KeyError, TypeError):  # a library's own output
+                fact = json.loads(line)
+                with self._news:
+                    self._facts[fact["step"]] = fact
+                    self._news.notify_all()
+        self._done()
+
+    def _read_errors(self) -> None:
+        for line in self._process.stderr:
+            self._last_words = (self._last_words + line.decode(errors="replace"))[-LAST_WORDS:]
+        self._done()
+
+    def _done(self) -> None:
+        with self._news:
+            self._readers -= 1
+            self._news.notify_all()

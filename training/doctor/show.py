@@ -1,0 +1,79 @@
+"""Shows findings: a list for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from training.doctor.finding import Finding, Level
+
+MARKS: dict[Level, tuple[str, str]] = {
+    "ok": ("ok", "green"),
+    "skipped": ("-", "dim"),
+    "warning": ("warning", "yellow"),
+    "fault": ("FAULT", "red"),
+}
+"""Word and colour of each level."""
+
+
+def can_join(findings: Sequence[Finding]) -> bool:
+    """Whether nothing is known that would stop `join`."""
+    return not any(finding.level == "fault" for finding in findings)
+
+
+def as_json(findings: Sequence[Finding], seconds: float) -> str:
+    """One JSON object: `can_join`, `seconds`, `findings`."""
+    return json.dumps(
+        {
+            "can_join": can_join(findings),
+            "seconds": round(seconds, 1),
+            "findings": [asdict(finding) for finding in findings],
+        }
+    )
+
+
+def show(findings: Sequence[Finding], seconds: float) -> None:
+    """Prints a line for each finding, then what to do about those that are not well."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column()
+    for finding in findings:
+        word, colour = MARKS[finding.level]
+        table.add_row(
+            f"[{colour}]{word}[/]",
+            finding.check,
+            f"{finding.name}, see below" if finding.name else _plain(finding.found),
+        )
+    console.print(table)
+    wrong = [finding for finding in findings if finding.name]
+    for finding in sorted(wrong, key=lambda one: one.level != "fault"):
+        word, colour = MARKS[finding.level]
+        console.print(f"\n[bold {colour}]{word}: {finding.name}[/] ({finding.check})")
+        console.print(f"  {_plain(finding.found)}", soft_wrap=True)
+        console.print(f"  Why it matters: {_plain(finding.why)}", soft_wrap=True)
+        console.print(f"  What to do: {_plain(finding.remedy)}", soft_wrap=True)
+    console.print(f"\n{summary(findings)} It took {seconds:.0f} s.", soft_wrap=True)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """One sentence on all findings."""
+    faults, warnings = (sum(finding.level == level for finding in findings) for level in ("fault", "warning"))
+    counts = f"{faults} fault{'s' * (faults != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+    if faults:
+        return f"{counts}: this machine cannot join as it is."
+    unknown = [finding.check for finding in findings if finding.level == "skipped"]
+    asked = " Give --recipe and --initial-peers to check the run as well." if "run" in unknown else ""
+    return f"{counts}: nothing that was checked keeps this machine from joining.{asked}"
+
+
+def _plain(text: str) -> str:
+    """Text in which rich finds no markup."""
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,236 @@
+"""Fetches a file of the run's site as `join` does, and says what stands in the way: name, proxy, certificate."""
+
+from __future__ import annotations
+
+import email.utils
+import socket
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from urllib.parse import SplitResult, urlsplit
+
+from training.doctor.finding import Fault, Finding
+
+NAME = Fault(
+    name="name-unknown",
+    why="This machine cannot find the address of that name, so it cannot reach the run.",
+    remedy="Check the spelling and that this machine is online. If other names fail too, set another DNS server, such "
+    "as 1.1.1.1.",
+)
+PROXY_DOWN = Fault(
+    name="proxy-unreachable",
+    why="The environment says that web addresses are fetched through this proxy, so recipe and shards do not arrive.",
+    remedy="Correct or unset {variable}, or add the site's name to no_proxy.",
+)
+PROXY_REFUSES = Fault(
+    name="proxy-refuses",
+    why="Recipe and shards are fetched through this proxy, and it does not let them pass.",
+    remedy="Put user and password into {variable} (http://USER:PASSWORD@HOST:PORT), or ask whoever runs the proxy.",
+)
+SITE_REFUSES = Fault(
+    name="site-refuses",
+    why="Recipe and shards come from there.",
+    remedy="Check the port in the address. If it is right, the run's monitor is off: ask the run's maintainer.",
+)
+SITE_SILENT = Fault(
+    name="site-silent",
+    why="Recipe and shards come from there. No answer at all is what a firewall or a machine that is off looks like.",
+    remedy="Open the address in a browser of this machine. If it opens there, a proxy may be needed: set https_proxy.",
+)
+SITE_FAILS = Fault(
+    name="site-answers-error",
+    why="Recipe and shards come from there.",
+    remedy="Copy the address from the join page again. If it is right, tell the run's maintainer.",
+)
+OTHER_PAGE = Fault(
+    name="page-instead-of-file",
+    why="A network that asks its guests to log in first answers so, and so does a wrong address.",
+    remedy="Open any web page in a browser and log in to the network; or copy the address from the join page again.",
+)
+CERTIFICATE_DATE = Fault(
+    name="certificate-date",
+    why="The connection is refused. With a right clock on this machine, the site has not renewed its certificate.",
+    remedy="Set this machine's clock (`timedatectl set-ntp true`). If it is right, tell the run's maintainer.",
+)
+CERTIFICATE_NAME = Fault(
+    name="certificate-of-another-site",
+    why="The connection is refused, since another server may be answering in this one's name.",
+    remedy="Use the name in the address that the join page shows; do not use a number in its place.",
+)
+CERTIFICATE_UNKNOWN = Fault(
+    name="certificate-not-trusted",
+    why="The connection is refused. A firewall or virus scanner that reads encrypted traffic shows such a certificate.",
+    remedy="If that is so, set SSL_CERT_FILE to a file with its certificate; otherwise install `ca-certificates`.",
+)
+FAULTS = (
+    NAME,
+    PROXY_DOWN,
+    PROXY_REFUSES,
+    SITE_REFUSES,
+    SITE_SILENT,
+    SITE_FAILS,
+    OTHER_PAGE,
+    CERTIFICATE_DATE,
+    CERTIFICATE_NAME,
+    CERTIFICATE_UNKNOWN,
+)
+
+ANSWER_SECONDS = 4.0
+"""Longest wait for a name, for a connection, and for each part of an answer."""
+DATE_CODES, NAME_CODE = (9, 10), 62
+"""OpenSSL's codes for certificates that are not yet or no longer valid, and for one of another host (x509_vfy.h)."""
+REFUSALS = (401, 403, 407)
+
+
+class Unfetched(Exception):
+    """A file could not be fetched; `finding` says why."""
+
+    def __init__(self, finding: Finding):
+        super().__init__(finding.found)
+        self.finding = finding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """A file's beginning and what was measured meanwhile."""
+
+    body: bytes
+    complete: bool
+    """Whether the body is the whole file."""
+    seconds: float
+    """From the first byte of the body to the last."""
+    clock_ahead: float | None
+    """Seconds by which this machine's clock is ahead of the server's; None if the server does not say its time. The
+    server says whole seconds, so this is right to about half a second and half of the answer's time."""
+
+
+def is_url(source: str) -> bool:
+    """Whether a recipe or shards come from the web."""
+    return source.startswith(("http://", "https://"))
+
+
+def fetch(url: str, *, limit: int, seconds: float = ANSWER_SECONDS) -> Fetched:
+    """The first `limit` bytes of a file, at most as many as come within `seconds`.
+
+    Raises:
+        Unfetched: If nothing comes.
+    """
+    parts = urlsplit(url)
+    proxy, variable = proxy_of(parts)
+    _check_connection(urlsplit(proxy) if proxy else parts, variable, url)
+    began = time.time()
+    try:
+        with urllib.request.build_opener().open(url, timeout=ANSWER_SECONDS) as response:
+            answered = time.time()
+            ahead = _clock_ahead(response.headers, (began + answered) / 2)
+            first = time.monotonic()
+            body = b""
+            while len(body) < limit and time.monotonic() - first < seconds:
+                if not (piece := response.read1(min(1 << 16, limit - len(body)))):
+                    break
+                body += piece
+            took = time.monotonic() - first
+            complete = response.length in (None, 0)
+            if "text/html" in response.headers.get("Content-Type", ""):
+                raise Unfetched(OTHER_PAGE.found(f"{url} is a web page, not a file of a run."))
+            return Fetched(body=body, complete=complete, seconds=took, clock_ahead=ahead)
+    except urllib.error.HTTPError as error:
+        if proxy and error.code in REFUSALS:
+            finding = PROXY_REFUSES.found(f"The proxy {proxy} answers {error.code} {error.reason}.", variable=variable)
+            raise Unfetched(finding) from None
+        raise Unfetched(SITE_FAILS.found(f"{url} answers {error.code} {error.reason}.")) from None
+    except (OSError, HTTPException) as error:
+        raise Unfetched(_finding_of(error, url, proxy, variable)) from None
+
+
+def proxy_of(parts: SplitResult) -> tuple[str, str]:
+    """The proxy through which an address is fetched, and the variable that says so; empty if there is none."""
+    found = urllib.request.getproxies().get(parts.scheme, "")
+    if not found or urllib.request.proxy_bypass(parts.netloc):
+        return "", ""
+    return found if "//" in found else f"http://{found}", f"{parts.scheme}_proxy"
+
+
+def resolve(host: str, seconds: float = ANSWER_SECONDS) -> list[tuple]:
+    """What `getaddrinfo` says of a name, within a time, which the system's own time-out may exceed by far.
+
+    Raises:
+        OSError: If the name is not known, or nobody answers in time.
+    """
+    found: list = []
+
+    def ask() -> None:
+        try:
+            found.append(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
+        raise TimeoutError(f"the name {host} was not resolved within {seconds:g} s")
+    if isinstance(found[0], Exception):
+        raise OSError(f"the name {host} is not known: {getattr(found[0], 'strerror', None) or found[0]}")
+    return found[0]
+
+
+def _check_connection(parts: SplitResult, variable: str, url: str) -> None:
+    """Whether the site, or the proxy in front of it, accepts a connection."""
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        resolve(host)
+    except OSError as error:
+        text = f"{error}.".replace("the name", "The name", 1)
+        raise Unfetched(PROXY_DOWN.found(text, variable=variable) if variable else NAME.found(text)) from None
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+    except OSError as error:
+        said = error.strerror or str(error)
+        if variable:
+            finding = PROXY_DOWN.found(f"The proxy {host}:{port} does not answer: {said}.", variable=variable)
+        elif isinstance(error, ConnectionRefusedError):
+            finding = SITE_REFUSES.found(f"Nothing accepts connections at {host}:{port}, where {url} is.")
+        else:
+            finding = SITE_SILENT.found(f"{host}:{port} does not answer: {said}.")
+        raise Unfetched(finding) from None
+
+
+def _finding_of(error: Exception, url: str, proxy: str, variable: str) -> Finding:
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        said = f"The certificate of {url} is refused: {reason.verify_message}"
+        if reason.verify_code in DATE_CODES:
+            return CERTIFICATE_DATE.found(f"{said}.")
+        if reason.verify_code == NAME_CODE:
+            return CERTIFICATE_NAME.found(f"{said}")
+        return CERTIFICATE_UNKNOWN.found(f"{said}{_issuer(url)}.")
+    if proxy and str(reason).startswith("Tunnel connection failed"):
+        return PROXY_REFUSES.found(f"The proxy {proxy} does not let the address pass: {reason}.", variable=variable)
+    if isinstance(reason, TimeoutError):
+        return SITE_SILENT.found(f"{url} accepts the connection, but does not answer within {ANSWER_SECONDS:g} s.")
+    return SITE_FAILS.found(f"{url} breaks the connection off: {reason}.")
+
+
+def _issuer(url: str) -> str:
+    """Who signed the certificate, as the end of a sentence; empty if that cannot be read."""
+    from cryptography import x509
+
+    parts = urlsplit(url)
+    with suppress(OSError, ValueError):
+        pem = ssl.get_server_certificate((parts.hostname, parts.port or 443), timeout=ANSWER_SECONDS)
+        return f"; it is signed by {x509.load_pem_x509_certificate(pem.encode()).issuer.rfc4514_string()!r}"
+    return ""
+
+
+def _clock_ahead(headers, now: float) -> float | None:
+    """Seconds by which `now` is ahead of the answer's date; an answer from a cache says its age as well."""
+    with suppress(TypeError, ValueError):
+        said = email.utils.parsedate_to_datetime(headers["Date"]).timestamp() + 0.5
+        return now - said - float(headers.get("Age", 0))
+    return None
