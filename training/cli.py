@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import sys
 
 import typer
 
 from training.errors import BadInput, TrainingError, reason_of
-
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""No space, no quota, read-only, broken: errors of writing that carry no file name."""
+from training.storage.whole import DISK_FAULTS
 
 COMMANDS = {
     "draw": "training.commands.draw",

@@ -29,7 +29,11 @@ from training.storage.whole import delete_drafts, whole_folder
 FORMAT = 1
 """Version of the folder's format; other versions are refused."""
 _NAME = re.compile(r"epoch-(\d{6,})")
-_MODEL, _EXTRA, _RECIPE, _FACTS = "model.safetensors", "optimizer.safetensors", "recipe.toml", "checkpoint.json"
+_MODEL, _EXTRA, RECIPE_FILE = "model.safetensors", "optimizer.safetensors", "recipe.toml"
+FACTS_FILE = "checkpoint.json"
+"""Written last, with the digests of the other files."""
+FILES = (_MODEL, _EXTRA, RECIPE_FILE, FACTS_FILE)
+"""All that a checkpoint's folder may hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +114,9 @@ def save_checkpoint(
     target = folder / f"epoch-{epoch:06d}"
     with whole_folder(target) as draft:
         _write_weights(draft, model, extra_tensors or {})
-        (draft / _RECIPE).write_text(recipe_toml, encoding="utf-8")
-        facts["files"] = {path.name: _facts_of(path) for path in sorted(draft.iterdir())}
-        (draft / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        (draft / RECIPE_FILE).write_text(recipe_toml, encoding="utf-8")
+        facts["files"] = {path.name: describe(path) for path in sorted(draft.iterdir())}
+        (draft / FACTS_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if keep is not None:
         prune_checkpoints(folder, keep=keep)
     return target
@@ -126,7 +130,8 @@ def _write_weights(draft: Path, model: TextToImageTransformer, extra_tensors: Ma
         write_tensors(extra, draft / _EXTRA)
 
 
-def _facts_of(file: Path) -> dict[str, object]:
+def describe(file: Path) -> dict[str, object]:
+    """A file's digest and size, as `checkpoint.json` records them."""
     return {"sha256": _sha256(file), "bytes": file.stat().st_size}
 
 
@@ -146,7 +151,7 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest epoch first; none if there is no such folder."""
-    found = [path for path in folder.glob("epoch-*") if _NAME.fullmatch(path.name) and (path / _FACTS).is_file()]
+    found = [path for path in folder.glob("epoch-*") if _NAME.fullmatch(path.name) and (path / FACTS_FILE).is_file()]
     return sorted(found, key=checkpoint_epoch)
 
 
@@ -174,7 +179,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
     Raises:
         BadInput: If it is not a checkpoint, a file is damaged, or it belongs to another recipe.
     """
-    facts = _read_facts(path)
+    facts = read_facts(path)
     # Digests first: a flipped bit in a weight raises no error when the weight is loaded.
     for name, expected in facts["files"].items():
         file = path / name
@@ -182,8 +187,8 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
             raise BadInput(f"{path} lacks {name}; use another checkpoint.")
         if _sha256(file) != expected["sha256"]:
             raise BadInput(f"{file} is damaged: its digest differs from the recorded one; use another checkpoint.")
-    recipe_toml = (path / _RECIPE).read_text(encoding="utf-8")
-    config = parse_recipe(recipe_toml, source=str(path / _RECIPE))
+    recipe_toml = (path / RECIPE_FILE).read_text(encoding="utf-8")
+    config = parse_recipe(recipe_toml, source=str(path / RECIPE_FILE))
     if recipe is not None and recipe.digest != config.digest:
         raise BadInput(
             f"{path} holds weights of the recipe {config.run_id} ({config.digest}), not of {recipe.run_id} "
@@ -217,7 +222,7 @@ def codec_of(path: Path) -> str | None:
     Raises:
         BadInput: If it is not a checkpoint.
     """
-    return _read_facts(path).get("codec_digest")
+    return read_facts(path).get("codec_digest")
 
 
 def check_codec(path: Path, expected: str | None, *, shards: str, found: str) -> None:
@@ -247,9 +252,9 @@ def find_checkpoint(source: Path) -> Path:
     Raises:
         BadInput: If there is none.
     """
-    if (source / _FACTS).is_file():
+    if (source / FACTS_FILE).is_file():
         return source
-    found = [path.parent for path in source.glob(f"**/epoch-*/{_FACTS}") if _NAME.fullmatch(path.parent.name)]
+    found = [path.parent for path in source.glob(f"**/epoch-*/{FACTS_FILE}") if _NAME.fullmatch(path.parent.name)]
     if not found:
         what = "has no checkpoint yet" if source.is_dir() else "is no folder" if source.exists() else "does not exist"
         raise BadInput(
@@ -258,9 +263,14 @@ def find_checkpoint(source: Path) -> Path:
     return max(found, key=checkpoint_epoch)
 
 
-def _read_facts(path: Path) -> dict:
+def read_facts(path: Path) -> dict:
+    """The content of a checkpoint's `checkpoint.json`.
+
+    Raises:
+        BadInput: If it is not that of a checkpoint.
+    """
     try:
-        facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
+        facts = json.loads((path / FACTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(
             f"{path} is no checkpoint: {reason_of(error)}.",
@@ -268,7 +278,7 @@ def _read_facts(path: Path) -> dict:
         ) from None
     if not isinstance(facts, dict):
         raise BadInput(
-            f"{path} is no checkpoint: its {_FACTS} is not a JSON object.",
+            f"{path} is no checkpoint: its {FACTS_FILE} is not a JSON object.",
             cure="Give the folder of a checkpoint, or of a run that has written one.",
         )
     if facts.get("format") != FORMAT:
@@ -279,7 +289,7 @@ def _read_facts(path: Path) -> dict:
     missing = {"files", "epoch", "metrics", "shards"} - facts.keys()
     if missing:
         raise BadInput(
-            f"{path} is not a complete checkpoint: its {_FACTS} lacks {', '.join(sorted(missing))}.",
+            f"{path} is not a complete checkpoint: its {FACTS_FILE} lacks {', '.join(sorted(missing))}.",
             cure="Use another checkpoint.",
         )
     return facts

@@ -139,15 +139,17 @@ def create_app(
     history: HistoryReader,
     *,
     pictures: Path,
+    checkpoints: Path | None = None,
     shards: Path | None = None,
     site: Path | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """The live API, the recipe, the shards and the site, as one application.
+    """The live API, the recipe, the checkpoints, the shards and the site, as one application.
 
     Args:
         history: Read again for each document; `store_run` must have been called.
         pictures: Folder of the drawn pictures, served below /live/pictures.
+        checkpoints: Folder of the run's checkpoints, served below /checkpoints.
         shards: Folder of the prepared shards, served below /shards, so that volunteers can stream from here.
         site: Folder of the built site, served at /.
         clock: Seconds since the epoch; a test passes its own.
@@ -178,6 +180,10 @@ def create_app(
 
     # The folder appears only with the first drawing, hence `check_dir=False`.
     app.mount("/live/pictures", StaticFiles(directory=pictures, check_dir=False))
+    if checkpoints is not None:
+        from training.publish.offered import checkpoint_routes  # here, because it loads torch
+
+        app.include_router(checkpoint_routes(checkpoints))
     if shards is not None:
         app.mount("/shards", StaticFiles(directory=shards))
 

@@ -120,8 +120,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     live.store_run(history, run, recipe_toml, **invitation, parameters=keeper.parameters, one_machine=flags.one_machine)
     if not read_records(dht, run.run_id):
         history.rewind(keeper.saved_epoch())  # nobody trains, so the next volunteer resumes from the checkpoint
-    app = live.create_app(history, pictures=flags.run_dir / "pictures", shards=flags.shards, site=flags.site)
-    with _serving(app, flags.host, flags.port):
+    with _serving(_app(history, flags), flags.host, flags.port):
         history.add_event("started", "monitor", f"watches at {flags.url}")
         events.write("ready", url=flags.url, **invitation)
         print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
@@ -165,6 +164,17 @@ def _invitation(flags: MonitorFlags, redial: Redial) -> dict[str, object]:
     else:
         command = flags.join_command.replace(INITIAL_PEERS, initial_peers_flags(initial_peers))
     return {"initial_peers": initial_peers, "join_command": command}
+
+
+def _app(history: History, flags: MonitorFlags) -> FastAPI:
+    """What the monitor serves."""
+    return live.create_app(
+        history,
+        pictures=flags.run_dir / "pictures",
+        checkpoints=flags.run_dir / "checkpoints",
+        shards=flags.shards,
+        site=flags.site,
+    )
 
 
 def _watch(history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _Tokens, stop: StopRequest) -> None:

@@ -6,6 +6,7 @@ that is killed leaves its draft behind; one that ends with an exception does not
 
 from __future__ import annotations
 
+import errno
 import glob
 import itertools
 import os
@@ -17,6 +18,8 @@ from pathlib import Path
 
 LEFTOVER_SECONDS = 3600.0
 """A draft unchanged for this long belongs to a program that was killed; the next writer deletes it."""
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""No space, no quota, read-only, broken: errors of writing, which often carry no file name."""
 _MARK = ".draft-"
 _numbers = itertools.count()
 """Numbers the drafts, since two threads of a process may write the same file."""
@@ -107,6 +110,11 @@ def delete_drafts(folder: Path) -> None:
     """Deletes all drafts in a folder, whatever their age; the caller must be the folder's only writer."""
     for draft in folder.glob(f".*{_MARK}*"):
         _delete(draft)
+
+
+def is_disk_fault(error: BaseException) -> bool:
+    """Whether the disk is full, or cannot be written at all; EFBIG is what a limit on a file's size gives."""
+    return isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EFBIG)
 
 
 def flush(path: Path) -> None:

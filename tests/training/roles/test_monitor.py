@@ -16,6 +16,7 @@ import pytest
 
 from tests.programs import until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
+from training.checkpoints.remote import fetch_latest
 from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput
@@ -156,6 +157,8 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     known = document(port, "run")["initial_peers"]
     assert known[0] == address and len(known) == 2  # the second one is the monitor's own
     assert httpx.get(f"http://127.0.0.1:{port}/recipe.toml").text == recipe.read_text()
+    fetched = fetch_latest(f"http://127.0.0.1:{port}", tmp_path / "fetched", recipe=load_recipe(str(recipe)))
+    assert load_checkpoint(fetched).epoch >= loaded.epoch
 
     while_it_runs((monitor, log), lambda: document(port, "state")["epoch"] > loaded.epoch + 1)
     monitor.send_signal(signal.SIGTERM)

@@ -1,0 +1,81 @@
+"""The checkpoints that a monitor serves, as one JSON document: `/checkpoints/index.json`.
+
+A peer reads it before it downloads one (`training.checkpoints.remote`), so it says what each is and how large.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from training.checkpoints.checkpoint import FACTS_FILE, FILES, RECIPE_FILE, describe, list_checkpoints, read_facts
+from training.config import parse_recipe
+from training.errors import BadInput
+
+
+class ServedFile(BaseModel):
+    """One file of a checkpoint."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    bytes: Annotated[int, Field(ge=0)]
+
+
+class ServedCheckpoint(BaseModel):
+    """One checkpoint. Unknown fields are ignored, so that later versions may add some."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^epoch-\d{6,18}$")]
+    """Of its folder; it becomes a part of addresses and paths."""
+    epoch: Annotated[int, Field(ge=0)]
+    lineage: str | None = None
+    """None: not recorded."""
+    recipe_digest: str
+    written_at: float
+    """Seconds since the epoch."""
+    files: dict[str, ServedFile]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all its files."""
+        return sum(file.bytes for file in self.files.values())
+
+
+class Index(BaseModel):
+    """All checkpoints of a folder, the lowest epoch first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    checkpoints: tuple[ServedCheckpoint, ...]
+
+
+def index_of(folder: Path) -> Index:
+    """The checkpoints in a folder. One that is damaged, or is being deleted, is left out; weights are not read."""
+    return Index(checkpoints=tuple(filter(None, map(_entry, list_checkpoints(folder)))))
+
+
+def _entry(path: Path) -> ServedCheckpoint | None:
+    try:
+        facts = read_facts(path)
+        return ServedCheckpoint(
+            name=path.name,
+            epoch=facts["epoch"],
+            lineage=facts.get("lineage"),
+            # Not the recorded digest: earlier versions counted other fields of the recipe in it.
+            recipe_digest=_digest((path / RECIPE_FILE).read_text(encoding="utf-8")),
+            written_at=facts["written_at"],
+            files={name: facts["files"][name] for name in FILES if name in facts["files"]}
+            | {FACTS_FILE: describe(path / FACTS_FILE)},
+        )
+    except (BadInput, OSError, KeyError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=8)
+def _digest(recipe_toml: str) -> str:
+    return parse_recipe(recipe_toml).digest

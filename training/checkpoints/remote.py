@@ -1,0 +1,381 @@
+"""Downloads a run's newest checkpoint from its site, for a peer that finds no other peer with the run's state.
+
+The site is trusted as far as its index goes; all else is checked: names, sizes against the recipe's model, digests, and
+the recipe in the checkpoint. A download that breaks off is resumed, also by the next call and after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import shutil
+import socket
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from pydantic import ValidationError
+
+from training.checkpoints.checkpoint import FILES, RECIPE_FILE, read_facts
+from training.checkpoints.index import Index, ServedCheckpoint, ServedFile
+from training.config import RunConfig, parse_recipe
+from training.errors import BadInput, TrainingError, reason_of
+from training.model.transformer import build_model
+from training.storage.whole import is_disk_fault, replace_folder
+
+REQUEST_SECONDS = 30.0
+"""Longest silence of the server."""
+TRIES, PAUSE_SECONDS = 5, 0.5
+"""Failures in a row, without a byte in between, after which a file is given up; the pause doubles after each."""
+LEAST_BYTES_PER_SECOND, GRACE_SECONDS = 20_000, 600.0
+"""A download may take as long as at this speed, and so much longer; then it is given up."""
+LARGEST_INDEX_BYTES = 8 << 20
+BYTES_PER_PARAMETER, OTHER_BYTES = 16, 64 << 20
+"""Largest accepted checkpoint: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
+MOST_CANDIDATES = 3
+"""If the newest checkpoint is damaged or has just been deleted, so many in all are tried, ever older ones."""
+_CHUNK = 1 << 20
+_ELSEWHERE = "Nothing that you typed is wrong; wait for a volunteer who has the run's state, or tell its maintainer."
+
+
+class Stop(Protocol):
+    """A request to stop, such as `training.processes.role.StopRequest`."""
+
+    @property
+    def asked(self) -> bool: ...
+
+    def wait(self, seconds: float) -> bool: ...
+
+
+def fetch_latest(
+    site_url: str,
+    folder: Path,
+    *,
+    recipe: RunConfig,
+    lineage: str | None = None,
+    stop: Stop | None = None,
+    show: Callable[[str, int, int | None], None] | None = None,
+) -> Path | None:
+    """Downloads the checkpoint of the highest epoch that the site has whole, into `folder/epoch-NNNNNN`.
+
+    A checkpoint that is there already is checked, and not downloaded again. Only one program may fetch into a folder.
+
+    Args:
+        site_url: The run's site, such as `https://run.example`.
+        folder: Receives the checkpoint; created if need be. Nothing else in it changes but what is left of earlier
+            downloads.
+        recipe: A checkpoint of another recipe is refused.
+        lineage: Only checkpoints of this lineage are taken; if the site knows no lineage of any, all of them count.
+        stop: A request to stop ends the download; the next call resumes it.
+        show: Called with (stage, bytes so far, bytes in all).
+
+    Returns:
+        The checkpoint's folder. None if the site has none yet, or none of the lineage, or the stop was requested.
+
+    Raises:
+        BadInput: If `site_url` is no http(s) address, or its checkpoints are all of another recipe.
+        TrainingError: If the site does not answer, or no checkpoint of it arrives whole; the message says why.
+    """
+    if urllib.parse.urlsplit(site_url).scheme not in ("http", "https"):
+        raise BadInput(f"{site_url!r} is not the address of a site; give one that begins with https:// or http://.")
+    site = _Site(site_url.rstrip("/"), recipe, stop, show)
+    faults: list[str] = []
+    tried: set[str] = set()
+    for _ in range(MOST_CANDIDATES):
+        # The index is read again each time: a monitor may delete an old checkpoint while it is downloaded.
+        candidates = [entry for entry in site.candidates(lineage) if _key(entry) not in tried]
+        if not candidates:
+            break
+        tried.add(_key(candidates[0]))
+        try:
+            return site.fetch(candidates[0], folder)
+        except _Stopped:
+            return None
+        except _Unusable as error:
+            faults.append(f"{candidates[0].name}: {error}")
+    if not faults:
+        return None
+    raise TrainingError(f"No checkpoint of {site_url} has arrived whole ({'; '.join(faults)}).", cure=_ELSEWHERE)
+
+
+class _Stopped(Exception):
+    """The role was asked to stop."""
+
+
+class _Unusable(Exception):
+    """Why a checkpoint cannot be used; an older one may be."""
+
+
+def _key(entry: ServedCheckpoint) -> str:
+    """Identifies the content of a checkpoint: one of the same epoch may take its place."""
+    digests = ",".join(f"{name}={file.sha256}" for name, file in sorted(entry.files.items()))
+    return f"{entry.name}-{hashlib.sha256(digests.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A run's site, and what is wanted from it; see `fetch_latest`."""
+
+    url: str
+    recipe: RunConfig
+    stop: Stop | None
+    show: Callable[[str, int, int | None], None] | None
+
+    def candidates(self, lineage: str | None) -> list[ServedCheckpoint]:
+        """Checkpoints that may be taken, the highest epoch first."""
+        address = f"{self.url}/checkpoints/index.json"
+        try:
+            with _open(address) as response:
+                found = Index.model_validate_json(_read(response)).checkpoints
+        except (OSError, HTTPException, ValueError) as error:  # pydantic's errors are ValueErrors
+            reason = "it is not a list of checkpoints" if isinstance(error, ValidationError) else _reason(error)
+            raise TrainingError(
+                f"{address} cannot be read: {reason}.", cure="Check the address and the network."
+            ) from None
+        ours = [entry for entry in found if entry.recipe_digest == self.recipe.digest]
+        if found and not ours:
+            raise BadInput(
+                f"The checkpoints at {self.url} are of the recipe {found[-1].recipe_digest}, not of "
+                f"{self.recipe.run_id} ({self.recipe.digest}).",
+                cure=f"Take the recipe of that site, {self.url}/recipe.toml, or give the site of your run.",
+            )
+        if lineage is not None and any(entry.lineage is not None for entry in ours):
+            ours = [entry for entry in ours if entry.lineage == lineage]
+        return sorted(ours, key=lambda entry: (entry.epoch, entry.written_at), reverse=True)
+
+    def fetch(self, entry: ServedCheckpoint, folder: Path) -> Path:
+        """Downloads one checkpoint, or the rest of it.
+
+        Raises:
+            _Unusable: If it is damaged, too large or of another recipe.
+            TrainingError: If the site no longer answers, or the disk is full.
+        """
+        self._check_description(entry)
+        target, partial = folder / entry.name, folder / f".fetching-{_key(entry)}"
+        if all(_is_whole(target / name, file) for name, file in entry.files.items()):
+            return target
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(".fetching-*"):
+            if leftover != partial:
+                shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir(exist_ok=True)
+        transfer = _Transfer(self, entry, partial)
+        transfer.check_room()
+        try:
+            for name, file in entry.files.items():
+                transfer.take(name, file)
+            self._check_content(partial, entry)
+        except _Unusable:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        replace_folder(partial, target)
+        return target
+
+    def _check_description(self, entry: ServedCheckpoint) -> None:
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in build_model(self.recipe.model, seed=0).parameters())
+        most = OTHER_BYTES + BYTES_PER_PARAMETER * parameters
+        if entry.bytes > most:
+            raise _Unusable(f"it has {entry.bytes:,} bytes, and one of this recipe has at most {most:,}")
+        if not entry.files.keys() <= set(FILES):
+            raise _Unusable(
+                f"it has files that no checkpoint has: {', '.join(sorted(entry.files.keys() - set(FILES)))}"
+            )
+
+    def _check_content(self, partial: Path, entry: ServedCheckpoint) -> None:
+        try:
+            facts = read_facts(partial)
+            found = parse_recipe((partial / RECIPE_FILE).read_text(encoding="utf-8"))
+        except (BadInput, OSError, ValueError) as error:
+            raise _Unusable(f"it is no whole checkpoint: {error}") from None
+        if facts["epoch"] != entry.epoch or found.digest != self.recipe.digest:
+            raise _Unusable(
+                f"it holds epoch {facts['epoch']} of the recipe {found.digest}; the index says {entry.epoch} and "
+                f"{entry.recipe_digest}"
+            )
+
+
+class _Transfer:
+    """The download of one checkpoint's files into a folder that survives a break."""
+
+    def __init__(self, site: _Site, entry: ServedCheckpoint, partial: Path):
+        self._site, self._entry, self._partial = site, entry, partial
+        self._deadline = time.monotonic() + GRACE_SECONDS + (entry.bytes - self._done) / LEAST_BYTES_PER_SECOND
+
+    @property
+    def _done(self) -> int:
+        """Bytes that are here."""
+        return sum(min(_size(self._partial / name), file.bytes) for name, file in self._entry.files.items())
+
+    def check_room(self) -> None:
+        """Raises TrainingError if the rest does not fit on the disk."""
+        needed, free = self._entry.bytes - self._done, shutil.disk_usage(self._partial).free
+        if needed > free:
+            raise TrainingError(
+                f"The run's checkpoint takes {needed:,} bytes; the disk of {self._partial.parent} has {free:,} left.",
+                cure="Make room on that disk, or give a folder on another disk with --state-dir.",
+            )
+
+    def take(self, name: str, file: ServedFile) -> None:
+        """Downloads one file, or the rest of it, and compares its digest.
+
+        Raises:
+            _Unusable: If it differs from the index, or is no longer there.
+        """
+        path = self._partial / name
+        begun = _size(path)
+        self._complete(path, file)
+        if not _is_whole(path, file) and begun > 0:  # what an earlier, broken download left may be what is damaged
+            path.unlink()
+            self._complete(path, file)
+        if not _is_whole(path, file):
+            raise _Unusable(f"{name} is damaged: its digest differs from the index")
+
+    def _complete(self, path: Path, file: ServedFile) -> None:
+        """Asks for what is missing until it is there; gives up after failures in a row."""
+        failures = 0
+        path.touch()
+        while _size(path) < file.bytes:
+            before = _size(path)
+            try:
+                self._receive(path, file)
+                reason = "the connection broke off"
+            except urllib.error.HTTPError as error:
+                if error.code < 500 and error.code not in (408, 429):
+                    raise _Unusable(f"{path.name} is not there: {error}") from None
+                reason = _reason(error)
+            except RefusedRedirect as error:
+                raise _Unusable(str(error)) from None
+            except (OSError, HTTPException) as error:
+                if is_disk_fault(error):
+                    raise TrainingError(
+                        f"The checkpoint cannot be written to {path}: {_reason(error)}.",
+                        cure="Make room on that disk, or give a folder on another disk with --state-dir.",
+                    ) from None
+                reason = _reason(error)
+            if _size(path) >= file.bytes:
+                return
+            failures = 1 if _size(path) > before else failures + 1
+            if failures >= TRIES or time.monotonic() > self._deadline:
+                raise TrainingError(
+                    f"The download of {self._entry.name} from {self._site.url} stopped after {self._done:,} of "
+                    f"{self._entry.bytes:,} bytes: {reason}.",
+                    cure="Start again; the download then goes on where it stopped.",
+                )
+            self._pause(PAUSE_SECONDS * 2 ** (failures - 1))
+
+    def _receive(self, path: Path, file: ServedFile) -> None:
+        """Appends what one request brings, at most as much as the index says."""
+        begun = _size(path)
+        address = f"{self._site.url}/checkpoints/{self._entry.name}/{path.name}"
+        with _open(address, begun) as response, path.open("r+b" if begun else "wb") as out:
+            begun = begun if response.status == 206 else 0  # a server that knows no ranges sends all of it
+            out.seek(begun)
+            out.truncate()
+            left = file.bytes - begun
+            while left and (chunk := response.read1(min(_CHUNK, left))):
+                out.write(chunk)
+                out.flush()
+                left -= len(chunk)
+                if self._site.show is not None:
+                    self._site.show("downloading the checkpoint", self._done, self._entry.bytes)
+                if time.monotonic() > self._deadline:
+                    raise TimeoutError(f"slower than {LEAST_BYTES_PER_SECOND // 1000} kB/s")
+                self._pause(0)
+
+    def _pause(self, seconds: float) -> None:
+        stop = self._site.stop
+        if stop is None:
+            time.sleep(seconds)
+        elif stop.asked or (seconds and stop.wait(seconds)):
+            raise _Stopped
+
+
+def _open(address: str, begin: int = 0) -> HTTPResponse:
+    headers = {"User-Agent": "training-transformers-together", "Accept-Encoding": "identity"}
+    if begin:
+        headers["Range"] = f"bytes={begin}-"
+    opener = urllib.request.build_opener(_Redirects())
+    return opener.open(urllib.request.Request(address, headers=headers), timeout=REQUEST_SECONDS)
+
+
+def _read(response: HTTPResponse) -> bytes:
+    """A short answer.
+
+    Raises:
+        ValueError: If it is too long, too slow, or the connection broke off.
+    """
+    content, deadline = b"", time.monotonic() + 2 * REQUEST_SECONDS
+    while chunk := response.read1(_CHUNK):
+        content += chunk
+        if len(content) > LARGEST_INDEX_BYTES:
+            raise ValueError(f"it has more than {LARGEST_INDEX_BYTES:,} bytes")
+        if time.monotonic() > deadline:
+            raise ValueError(f"it has not arrived within {2 * REQUEST_SECONDS:.0f} s")
+    if response.length:
+        raise ValueError("the connection broke off")
+    return content
+
+
+def _reason(error: Exception) -> str:
+    inner = error.reason if isinstance(error, urllib.error.URLError) else None
+    return reason_of(inner if isinstance(inner, Exception) else error)
+
+
+class RefusedRedirect(OSError):
+    """A site has sent us to an address that we do not ask."""
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but for those that `check_redirect` refuses."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        check_redirect(req.full_url, newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def check_redirect(source: str, target: str) -> None:
+    """Refuses a redirect from a site on the Internet into the volunteer's own network, and one that gives up TLS.
+
+    A site could otherwise make volunteers send requests to their routers and other machines behind their firewalls.
+    The target's name is looked up here and again for the connection, so a name server may still lie the second time.
+
+    Raises:
+        RefusedRedirect: If it is such a redirect.
+    """
+    before, after = urllib.parse.urlsplit(source), urllib.parse.urlsplit(target)
+    if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
+        raise RefusedRedirect(f"it is redirected to {target}, which is less safe than the address that was given")
+    if _is_public(before) and not _is_public(after):
+        raise RefusedRedirect(f"it is redirected to {target}, an address within a private network")
+
+
+def _is_public(address: urllib.parse.SplitResult) -> bool:
+    """Whether all addresses of a host are on the Internet; a host that has none is not."""
+    found = []
+    with suppress(OSError, ValueError):
+        found = socket.getaddrinfo(address.hostname, address.port or 0, type=socket.SOCK_STREAM)
+    addresses = [ipaddress.ip_address(entry[4][0].partition("%")[0]) for entry in found]
+    return bool(addresses) and all((getattr(ip, "ipv4_mapped", None) or ip).is_global for ip in addresses)
+
+
+def _is_whole(path: Path, file: ServedFile) -> bool:
+    if _size(path) != file.bytes or not path.is_file():
+        return False
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
