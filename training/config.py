@@ -237,6 +237,17 @@ class MonitorConfig(_Section):
 
     checkpoint_every_epochs: Positive = 100
     """Epochs between two checkpoints."""
+    keep_last: Positive = 3
+    """This many of the newest checkpoints are kept."""
+    keep_every_epochs: Count | None = None
+    """Of each so many epochs, the first checkpoint is kept as well, so that the run can go back to it. None: ten times
+    checkpoint_every_epochs; 0: none is kept for this."""
+    keep_best: Count = 1
+    """This many of the checkpoints with the lowest loss are kept as well."""
+    disk_budget_gb: Annotated[float, Field(gt=0)] = 20.0
+    """Most that all checkpoints may take on the monitor's disk, in GB (10^9 bytes). If it is exceeded, those kept by
+    keep_every_epochs go first, the oldest before the others, then the best, then the last; never the newest. While a
+    checkpoint is written, there are two, so the budget should have room for two."""
     pictures_every_epochs: Positive = 100
     """Epochs between two drawings of the fixed prompts."""
     prompts: tuple[str, ...] = ()
@@ -247,6 +258,11 @@ class MonitorConfig(_Section):
     """Sampling keeps the likeliest ids up to this total probability (paper: 0.75)."""
     temperature: Annotated[float, Field(ge=1e-6)] = 1.0
     """Logits are divided by this before sampling."""
+
+    @property
+    def kept_every_epochs(self) -> int:
+        """`keep_every_epochs` as it applies; 0: no checkpoint is kept for this."""
+        return 10 * self.checkpoint_every_epochs if self.keep_every_epochs is None else self.keep_every_epochs
 
 
 class RunConfig(_Section):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,10 +28,10 @@ from training.storage.whole import delete_drafts, whole_folder
 FORMAT = 1
 """Version of the folder's format; other versions are refused."""
 _NAME = re.compile(r"epoch-(\d{6,})")
-_MODEL, _EXTRA, RECIPE_FILE = "model.safetensors", "optimizer.safetensors", "recipe.toml"
+MODEL_FILE, _EXTRA, RECIPE_FILE = "model.safetensors", "optimizer.safetensors", "recipe.toml"
 FACTS_FILE = "checkpoint.json"
 """Written last, with the digests of the other files."""
-FILES = (_MODEL, _EXTRA, RECIPE_FILE, FACTS_FILE)
+FILES = (MODEL_FILE, _EXTRA, RECIPE_FILE, FACTS_FILE)
 """All that a checkpoint's folder may hold."""
 
 
@@ -70,7 +69,6 @@ def save_checkpoint(
     shards: str,
     codec_digest: str | None = None,
     extra_tensors: Mapping[str, Tensor] | None = None,
-    keep: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Path:
     """Writes `folder/epoch-NNNNNN` atomically: if the program is killed, the folder is absent or complete.
@@ -84,12 +82,12 @@ def save_checkpoint(
         shards: Folder or URL of the prepared shards.
         codec_digest: Digest of their codec, if it is known.
         extra_tensors: Further tensors, such as the optimizer's state, by name.
-        keep: Number of checkpoints to keep, the newest; older ones are deleted. None keeps all.
         clock: Seconds since the epoch.
 
     Raises:
         BadInput: If the recipe is invalid or describes another model.
         TrainingError: If the weights cannot be written, such as to a full disk.
+        OSError: If another file cannot.
     """
     config = parse_recipe(recipe_toml)
     if config.model != model.config:
@@ -117,13 +115,11 @@ def save_checkpoint(
         (draft / RECIPE_FILE).write_text(recipe_toml, encoding="utf-8")
         facts["files"] = {path.name: describe(path) for path in sorted(draft.iterdir())}
         (draft / FACTS_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    if keep is not None:
-        prune_checkpoints(folder, keep=keep)
     return target
 
 
 def _write_weights(draft: Path, model: TextToImageTransformer, extra_tensors: Mapping[str, Tensor]) -> None:
-    write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / _MODEL)
+    write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / MODEL_FILE)
     if extra_tensors:
         # Clones: safetensors refuses tensors that share memory.
         extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
@@ -160,15 +156,6 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return (list_checkpoints(folder) or [None])[-1]
 
 
-def prune_checkpoints(folder: Path, *, keep: int) -> list[Path]:
-    """Deletes all but the newest `keep` (at least 1) checkpoints; returns the deleted ones."""
-    # At least 1: a restart needs the newest checkpoint, and a slice up to -0 would be empty.
-    old = list_checkpoints(folder)[: -max(keep, 1)]
-    for path in old:
-        shutil.rmtree(path)
-    return old
-
-
 def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoint:
     """Reads a checkpoint folder.
 
@@ -196,11 +183,11 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         )
     model = build_model(config.model, seed=config.seed).eval()
     try:
-        model.load_state_dict(load_file(path / _MODEL))
+        model.load_state_dict(load_file(path / MODEL_FILE))
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
     except (SafetensorError, RuntimeError) as error:
         raise BadInput(
-            f"{path / _MODEL} does not match the recipe in the same folder: {error}.",
+            f"{path / MODEL_FILE} does not match the recipe in the same folder: {error}.",
             cure="Use another checkpoint; this one was changed by hand.",
         ) from None
     return Checkpoint(

@@ -16,7 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Literal, Protocol
 
 from training.errors import BadInput, TrainingError
@@ -24,7 +27,7 @@ from training.errors import BadInput, TrainingError
 SCHEMA_VERSION = 1
 """Kept in SQLite's `user_version`."""
 
-EventKind = Literal["joined", "left", "checkpoint", "started", "stopped"]
+EventKind = Literal["joined", "left", "checkpoint", "warning", "started", "stopped"]
 
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -134,6 +137,13 @@ class HistoryReader:
         """The newest row of `epochs`."""
         rows = self._rows("SELECT * FROM epochs ORDER BY epoch DESC LIMIT 1")
         return rows[0] if rows else None
+
+    def epoch_losses(self, last: int) -> list[float]:
+        """The losses of the last so many epochs, oldest first; each is the median of what its volunteers reported."""
+        rows = self._rows(
+            "SELECT epoch, loss FROM reports WHERE epoch > (SELECT max(epoch) FROM reports) - ? ORDER BY epoch", last
+        )
+        return [median(row["loss"] for row in group) for _, group in groupby(rows, key=itemgetter("epoch"))]
 
     def active_peers(self) -> int:
         """Peers whose record was renewed within the expiration time."""
@@ -289,7 +299,7 @@ class History(HistoryReader):
             except sqlite3.OperationalError as error:
                 raise TrainingError(
                     f"The history cannot be written: {error}.",
-                    cure="Make room on the disk, then start the monitor again.",
+                    cure="Make room on the disk; the monitor then goes on by itself.",
                 ) from None
             finally:
                 if self._connection.in_transaction:

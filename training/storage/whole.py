@@ -106,10 +106,36 @@ def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
     shutil.rmtree(older, ignore_errors=True)
 
 
+def delete_folder(path: Path) -> None:
+    """Deletes a folder in one step for readers, whether or not the program is killed meanwhile: it is renamed first."""
+    place = Path(os.path.realpath(path))
+    gone = _draft_beside(place)
+    os.replace(place, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def delete_drafts(folder: Path) -> None:
     """Deletes all drafts in a folder, whatever their age; the caller must be the folder's only writer."""
     for draft in folder.glob(f".*{_MARK}*"):
         _delete(draft)
+
+
+def reserve_space(path: Path, size: int) -> None:
+    """Tries whether so many bytes can be written beside others, by a file that is deleted again.
+
+    Free space alone does not say it: a quota or a limit on a file's size may be lower. macOS has no such call; there,
+    nothing is tried.
+
+    Raises:
+        OSError: If there is no room.
+    """
+    draft = _draft_beside(path)
+    try:
+        with draft.open("wb") as file:
+            if hasattr(os, "posix_fallocate") and size:
+                os.posix_fallocate(file.fileno(), 0, size)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def is_disk_fault(error: BaseException) -> bool:

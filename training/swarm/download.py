@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -54,6 +54,10 @@ class TrainingState:
     """When the last one came, by `time.monotonic`."""
 
 
+class BadState(TrainingError):
+    """A donor's numbers are not those of a run that is well."""
+
+
 class Landing:
     """Where a donor's tensors are put as they come: each stays where it was read."""
 
@@ -64,7 +68,7 @@ class Landing:
         """So many bytes of this donor's state have arrived."""
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in its place."""
+        """The tensor in its place; an exception ends this donor's download."""
         return tensor
 
 
@@ -117,6 +121,8 @@ def download_state(
     epochs: range,
     service: type[ServicerBase] = StateService,
     landing: Landing | None = None,
+    asked_last: Container[str] = (),
+    on_fault: Callable[[str, Exception], None] = lambda donor, error: None,
 ) -> TrainingState:
     """The state of the first donor that sends a sound one.
 
@@ -130,6 +136,8 @@ def download_state(
         epochs: A state of another epoch is refused, before its tensors are sent.
         service: Class that answers at the donor; its name is part of the protocol.
         landing: Where tensors are put; None: nowhere in particular.
+        asked_last: Donors that are asked only if no other sends a sound state.
+        on_fault: Called with each donor that sends none, and why.
 
     Raises:
         TrainingError: If no donor has sent a sound state; the message says what each of them did.
@@ -148,20 +156,13 @@ def download_state(
         landing=landing or Landing(),
     )
 
-    async def fetch(donor: PeerID) -> TrainingState:
-        # A connection belongs to the event loop that opened it, and each donor's download has a loop of its own.
-        p2p = await open_connection(dht)
-        try:
-            return await asyncio.wait_for(download.fetch(p2p, donor), total_seconds)
-        finally:
-            await p2p.shutdown()
-
     faults = []
-    for donor in donors:
+    for donor in sorted(donors, key=lambda donor: str(donor) in asked_last):
         try:
-            return wait_for_result(fetch(donor))
+            return wait_for_result(download.ask(dht, donor, total_seconds))
         except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
             faults.append(f"{donor}: {error or type(error).__name__}")
+            on_fault(str(donor), error)
     raise TrainingError(
         f"No peer has sent a sound state ({'; '.join(faults)}).",
         cure="Start again in a minute; then other peers are asked.",
@@ -179,6 +180,17 @@ class _Download:
     max_bytes: int
     epochs: range
     landing: Landing
+
+    async def ask(self, dht: DHT, donor: PeerID, total_seconds: float) -> TrainingState:
+        """One donor's state, over a connection of its own.
+
+        A connection belongs to the event loop that opened it, and each donor's download has a loop of its own.
+        """
+        p2p = await open_connection(dht)
+        try:
+            return await asyncio.wait_for(self.fetch(p2p, donor), total_seconds)
+        finally:
+            await p2p.shutdown()
 
     async def fetch(self, p2p: P2P, donor: PeerID) -> TrainingState:
         """One donor's state, read and checked as it comes.
@@ -237,7 +249,7 @@ class _Download:
         if number < len(self.shapes) and tuple(tensor.shape) != tuple(self.shapes[number]):
             raise TrainingError("sent parameters of another model", cure="Nothing: another peer is asked.")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise TrainingError("sent numbers that are not finite", cure="Nothing: another peer is asked.")
+            raise BadState("sent numbers that are not finite", cure="Nothing: another peer is asked.")
         return self.landing.put(tensor)
 
 

@@ -1,0 +1,176 @@
+"""The monitor takes checkpoints from real peers: never a bad one, and none while the disk is full."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.programs import run_program
+
+PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from training.processes.environment import prepare_environment
+prepare_environment()  # before torch and hivemind: it says how they share memory
+import torch
+from training.checkpoints.checkpoint import list_checkpoints, load_checkpoint
+from training.config import RECIPES, parse_recipe
+from training.errors import TrainingError
+from training.model.transformer import build_model
+from training.processes.events import EventLog
+from training.processes.role import run_role
+from training.publish.history import History
+from training.publish.saving import Saver
+from training.swarm import engine
+from training.swarm.alignment import AlignmentState
+from training.swarm.dht import full_addresses, start_dht
+from training.swarm.download import find_donors
+from training.swarm.identity import Identity
+from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
+from training.swarm.pipe import AveragerSettings
+from training.swarm.strategies import Awaited
+
+FOLDER = Path(sys.argv[1])
+TEXT = (RECIPES / "demo.toml").read_text()
+for name, value in {"hidden_size": 32, "image_vocab_size": 64, "codebook_size": 64}.items():
+    head, tail = TEXT.split(f"\\n{name} = ")
+    TEXT = f"{head}\\n{name} = {value}\\n{tail.partition(chr(10))[2]}"
+TEXT += "\\n".join(["", "keep_last = 2", "keep_every_epochs = 0", "keep_best = 0", ""])
+RUN = parse_recipe(TEXT)
+
+def donor(name, addresses):
+    identity = Identity(FOLDER / name)
+    dht = start_dht(RUN, identity, initial_peers=addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    host = Awaited.make_host(build_model(RUN.model, RUN.seed), RUN)
+    settings = AveragerSettings(prefix=state_prefix(RUN.run_id))
+    averager = ParameterAverager(host, AlignmentState(), dht=dht, settings=settings, codec=state_codec())
+    averager.offer_state(0.0)
+    return dht, host, averager
+
+def fill(host, epoch, value):
+    with torch.no_grad(), host.lock:
+        host.epoch = epoch
+        for parameter in host.parameters:
+            parameter.fill_(value)
+
+def report(epoch, loss):
+    return SimpleNamespace(name="ada", peer_id="A", status="training", epoch=epoch, loss=loss, samples=100 * epoch + 1,
+        samples_per_second=1.0, seconds=1.0, time=time.time())
+
+def role(stop):
+    torch.set_num_threads(1)
+    engine.prepare()
+    results = {}
+    first, good, keeps = donor("good", [])
+    second, bad, keeps_too = donor("bad", full_addresses(first))
+    observer = start_dht(RUN, Identity(FOLDER / "monitor"), initial_peers=full_addresses(first), client_mode=True)
+    history = History(FOLDER / "history.sqlite", run_id=RUN.run_id, recipe_digest=RUN.digest, expiration_seconds=60)
+    run_dir = FOLDER / "disk"
+    made = []
+    saver = Saver(RUN, TEXT, run_dir=run_dir, shards="s", codec_digest=None, dht=observer, history=history,
+        events=EventLog(FOLDER / "events.jsonl"), saved=made.append)
+
+    def save(epoch, value, bad_value, loss=4.0):
+        fill(good, epoch, value)
+        fill(bad, epoch, bad_value)
+        history.observe([report(epoch, loss)])
+        try:
+            saver.save(epoch, 20.0)
+        except TrainingError as error:
+            return type(error).__name__, str(error)
+        return [(load_checkpoint(path).epoch, float(next(load_checkpoint(path).model.parameters()).flatten()[0]))
+                for path in list_checkpoints(saver.folder)]
+
+    while len(find_donors(observer, RUN.run_id)) < 2:
+        time.sleep(0.2)
+    history.observe([report(0, None)])
+    results["first"] = save(1, 1.0, 1.0)
+    for epoch in range(2, 40):  # until the bad one is asked first
+        results["spoiled"] = save(epoch, 1.0, 1000.0 if epoch % 2 else float("nan"))
+        if saver._bad_donors or any("takes no checkpoint from" in event["text"] for event in history.events()):
+            break
+    results["epoch"] = epoch
+    results["kept"] = [path.name for path in list_checkpoints(saver.folder)]
+    results["made"] = [path.name for path in made] == [f"epoch-{number:06d}" for number in range(1, epoch + 1)]
+    results["bad"] = [str(second.peer_id) in event["text"] for event in history.events() if event["kind"] == "warning"]
+    results["all bad"] = save(60, 1000.0, 1000.0)
+    results["none written"] = [path.name for path in list_checkpoints(saver.folder)] == results["kept"]
+    results["well again"] = save(61, 1.0, 1.0)
+    for epoch in range(62, 100):
+        history.observe([report(epoch, 4.0 if epoch < 97 else 40.0)])
+    results["high loss"] = save(100, 1.0, 1.0, loss=40.0)
+    for epoch in range(101, 105):
+        history.observe([report(epoch, 4.0)])
+    results["usual loss"] = save(105, 1.0, 1.0)
+    ballast = run_dir / "ballast"
+    with ballast.open("wb") as file:
+        disk = os.statvfs(run_dir)
+        os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - 100_000)
+    results["full"] = [save(epoch, 1.0, 1.0) for epoch in (110, 111)]
+    ballast.unlink()
+    results["room"] = save(112, 1.0, 1.0)
+    results["drafts"] = [path.name for path in saver.folder.iterdir() if path.name.startswith(".")]
+    results["told"] = [event["text"] for event in history.events() if event["kind"] == "warning"]
+    results["logged"] = [json.loads(line)["event"] for line in (FOLDER / "events.jsonl").read_text().splitlines()]
+    (FOLDER / "results.json").write_text(json.dumps(results))
+
+run_role(role)
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Checkpoints go to a disk of 8 MB, in a namespace of our own."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "disk").mkdir()
+    if run_program(["unshare", "-Urm", "true"]).returncode:
+        pytest.skip("needs the right to mount a small disk (unshare)")
+    script = 'mount -t tmpfs -o size=8m none "$0/disk" && exec "$1" -c "$2" "$0"'
+    done = run_program(["unshare", "-Urm", "sh", "-c", script, folder, sys.executable, PROGRAM], within=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "results.json").read_text())
+
+
+pytestmark = pytest.mark.swarm
+
+
+def test_a_bad_state_is_not_saved_but_another_donors_is(results):
+    epoch = results["epoch"]
+    assert results["first"] == [[1, 1.0]]
+    assert results["spoiled"][-1] == [epoch, 1.0]
+    assert results["bad"] == [True], "one event, which names the donor"
+    assert results["made"] is True
+    assert results["kept"] == [f"epoch-{number:06d}" for number in (epoch - 1, epoch)]
+
+
+def test_if_all_donors_are_bad_nothing_is_saved_until_one_is_good(results):
+    kind, text = results["all bad"]
+    assert kind == "NotGood"
+    assert text.count("sent weights that are not good: the norm of the weights") == 2
+    assert results["none written"] is True
+    assert results["well again"][-1] == [61, 1.0]
+
+
+def test_a_loss_that_has_jumped_stops_checkpoints(results):
+    assert results["high loss"] == [
+        "NotGood",
+        "No checkpoint is taken of epoch 100: its loss is 40, and 4 in the last 41 epochs.",
+    ]
+    assert results["usual loss"][-1] == [105, 1.0]
+
+
+def test_a_full_disk_stops_checkpoints_until_there_is_room(results):
+    for kind, text in results["full"]:
+        assert kind == "NoRoom"
+        assert "bytes are free" in text
+    assert results["room"] == [[105, 1.0], [112, 1.0]]
+    assert results["drafts"] == []
+
+
+def test_the_history_says_once_that_checkpoints_stop_and_go_on(results):
+    told = [text for text in results["told"] if "takes no checkpoint from" not in text]
+    assert [text.split(":")[0] for text in told] == [*("takes no checkpoints for now", "takes checkpoints again") * 3]
+    assert results["logged"].count("checkpoint") == results["epoch"] + 3

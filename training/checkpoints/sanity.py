@@ -1,0 +1,106 @@
+"""Whether a state may become a checkpoint: a bad one would be what newcomers and a restored run start from.
+
+A state is good if
+
+- each of its numbers is finite, the optimizer's included;
+- the norm of all its weights is within a factor of `WIDE` of the last good checkpoint's, and that of each weight tensor
+  within a factor of `WIDE_TENSOR`; tensors of values that were tiny are not compared, since biases and norms begin at
+  0. For each `EPOCHS` epochs that lie between the two, the factors are multiplied once more;
+- the run's loss is not far above what it was: not more than twice, and 1 more than, its median over the last `WINDOW`
+  epochs. An epoch's loss is the median of its volunteers' here, so that one who reports nonsense does not count.
+
+What the rule cannot see: weights that are wrong but of usual size while the loss is good, such as one layer taken from
+another epoch by a single donor; a run that becomes worse slowly, over more epochs than the window; and the first state
+of a run, which has nothing to be compared with. A run whose loss stays high counts as usual again when half of the
+window is high: then checkpoints are taken again, and the older ones are kept as the retention says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from training.checkpoints.checkpoint import MODEL_FILE, checkpoint_epoch, list_checkpoints
+
+WIDE, WIDE_TENSOR = 10.0, 100.0
+EPOCHS = 100
+"""Between two checkpoints, LAMB changes a tensor's norm by at most its learning rate per update: with the 2021 run's
+rate of 0.0025, by a factor of 1.3 in 100 epochs. Local updates (DiLoCo) may change it more."""
+TINY = 1e-3
+"""A tensor whose root mean square was below this is not compared."""
+WINDOW, NEWEST, FEWEST = 50, 3, 10
+"""Epochs whose median is the usual loss; whose median is the newest; without which nothing is compared."""
+
+
+class Norms:
+    """Norms of a good checkpoint's weights, to compare others with.
+
+    Args:
+        epoch: The checkpoint's.
+        weights: Its weights by name.
+    """
+
+    def __init__(self, epoch: int, weights: Mapping[str, Tensor]):
+        self.epoch = epoch
+        self._norms = {name: _norm(tensor) for name, tensor in weights.items()}
+        self._sizes = {name: max(tensor.numel(), 1) for name, tensor in weights.items()}
+
+    @property
+    def total(self) -> float:
+        """Norm of all weights together."""
+        return sum(norm**2 for norm in self._norms.values()) ** 0.5
+
+    def fault_of(self, name: str, tensor: Tensor, epoch: int) -> str | None:
+        """What is wrong with one tensor of weights at an epoch; None if nothing is."""
+        before = self._norms.get(name)
+        if before is None or before < TINY * self._sizes[name] ** 0.5:
+            return None
+        return _fault(f"the weights {name}", before, _norm(tensor), WIDE_TENSOR, epoch - self.epoch)
+
+    def fault_of_all(self, norm: float, epoch: int) -> str | None:
+        """What is wrong with the norm of all weights at an epoch; None if nothing is."""
+        return _fault("all weights together", self.total, norm, WIDE, epoch - self.epoch)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.detach().float().norm())
+
+
+def _fault(what: str, before: float, now: float, factor: float, epochs: int) -> str | None:
+    factor **= min(max(1.0, epochs / EPOCHS), 10.0)  # more would be no rule, and in the end no number
+    if before and not before / factor <= now <= before * factor:  # NaN fails this too
+        return f"the norm of {what} is {now:.4g} and was {before:.4g} {epochs} epochs before"
+    return None
+
+
+def norms_of_latest(folder: Path, names: Collection[str]) -> Norms | None:
+    """Norms of these weights of the newest checkpoint in a folder that has them; None if there is none."""
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            with safe_open(path / MODEL_FILE, framework="pt") as file:
+                return Norms(checkpoint_epoch(path), {name: file.get_tensor(name) for name in names})
+        except (OSError, SafetensorError):
+            continue
+    return None
+
+
+def loss_fault(losses: Sequence[float]) -> str | None:
+    """What is wrong with a run's loss; None if nothing is.
+
+    Args:
+        losses: Of the last `WINDOW` epochs, the newest last.
+
+    >>> loss_fault([3.0] * 40 + [3.1, 3.2, 2.9])
+    >>> loss_fault([3.0] * 40 + [6.5, 7.0, 6.8])
+    'its loss is 6.8, and 3 in the last 43 epochs'
+    """
+    if len(losses) < FEWEST:
+        return None
+    newest, usual = median(losses[-NEWEST:]), median(losses)
+    if newest > max(2 * usual, usual + 1):
+        return f"its loss is {newest:.4g}, and {usual:.4g} in the last {len(losses)} epochs"
+    return None

@@ -1,0 +1,267 @@
+"""Takes one checkpoint of a run: downloads the peers' state as a newcomer would, inspects it, and stores it.
+
+What is not good is not stored (`training.checkpoints.sanity`): the next donor is asked, and the monitor says which one
+sent it. What the recipe no longer keeps is deleted (`training.checkpoints.retention`). If the disk is full, nothing is
+written until there is room.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, save_checkpoint
+from training.checkpoints.retention import GB, delete_surplus, stored_checkpoints
+from training.checkpoints.sanity import WINDOW, Norms, loss_fault, norms_of_latest
+from training.config import RunConfig
+from training.errors import TrainingError, reason_of
+from training.model.transformer import build_model
+from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
+from training.processes.events import EventLog
+from training.publish.history import History
+from training.storage.whole import delete_drafts, reserve_space
+from training.swarm.dht import DHT
+from training.swarm.download import BadState, Landing, TrainingState, download_state
+from training.swarm.host import load_optimizer_state
+
+STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20
+"""Largest accepted state: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
+EPOCHS_AHEAD = 10
+"""A state may be this many epochs ahead of the history, which lags behind a little."""
+RESERVE_SHARE, MOST_RESERVE_BYTES = 0.02, GB
+"""This share of the disk, but no more than so many bytes, stays free of checkpoints, so that the history can grow."""
+
+
+class NoRoom(TrainingError):
+    """The disk has no room for another checkpoint."""
+
+
+class NotGood(TrainingError):
+    """The run's state may not become a checkpoint now."""
+
+
+class Saver:
+    """Takes checkpoints into `run_dir/checkpoints`.
+
+    Args:
+        run: The run.
+        recipe_toml: Its recipe, which goes into each checkpoint.
+        run_dir: Of the run.
+        shards: Folder or URL of the shards.
+        codec_digest: Of the codec whose tokens the run trains on.
+        dht: A running DHT node.
+        history: Says how far the run is and what its loss is, and is told of checkpoints and of donors' bad states.
+        events: The monitor's event log.
+        saved: Called with each new checkpoint's folder.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        recipe_toml: str,
+        *,
+        run_dir: Path,
+        shards: str,
+        codec_digest: str | None,
+        dht: DHT,
+        history: History,
+        events: EventLog,
+        saved: Callable[[Path], None] = lambda path: None,
+    ):
+        self._run, self._recipe_toml, self._shards, self._codec_digest = run, recipe_toml, shards, codec_digest
+        self._dht, self._history, self._events, self._saved = dht, history, events, saved
+        self.folder = run_dir / "checkpoints"
+        self._model = build_model(run.model, run.seed)
+        self._optimizer = build_optimizer(
+            run.optimizer,
+            parameter_groups(self._model, run.optimizer.weight_decay),
+            lr=run.schedule.peak_learning_rate,
+        )
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        self._parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        self._names = [names[id(parameter)] for parameter in self._parameters]
+        self._good = norms_of_latest(self.folder, self._names)
+        self._stopped_for: str | None = None
+        self._bad_donors: set[str] = set()
+        self._refusals = 0
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters that the run trains."""
+        return sum(parameter.numel() for parameter in self._parameters)
+
+    def saved_epoch(self) -> int:
+        """Epoch of the latest checkpoint, 0 if there is none."""
+        latest = latest_checkpoint(self.folder)
+        return checkpoint_epoch(latest) if latest is not None else 0
+
+    def save(self, wanted_epoch: int, seconds: float) -> None:
+        """Takes a checkpoint of this epoch or a later one.
+
+        Raises:
+            NoRoom: If the disk is full; nothing is downloaded.
+            NotGood: If the run's loss is not sane, or no donor has sent a good state.
+            TrainingError: If no donor has sent a state within `seconds`, or it cannot be written.
+        """
+        try:
+            self._make_room()
+            if fault := loss_fault(self._history.epoch_losses(WINDOW)):
+                raise NotGood(
+                    f"No checkpoint is taken of epoch {self._epoch()}: {fault}.",
+                    cure="Look at the losses on the dashboard; to go back, restore an earlier checkpoint.",
+                )
+            state = self._download(wanted_epoch, seconds)
+            self._load(state)
+            path = self._write(state.epoch)
+        except (NoRoom, NotGood) as error:
+            self._tell_stopped(str(error))
+            raise
+        self._note(path, state)
+
+    def _note(self, path: Path, state: TrainingState) -> None:
+        self._tell_stopped(None)
+        self._good = Norms(state.epoch, dict(zip(self._names, self._parameters, strict=True)))
+        self._bad_donors.clear()
+        self._history.add_event("checkpoint", "monitor", f"checkpoint of epoch {state.epoch}")
+        self._events.write("checkpoint", epoch=state.epoch, path=str(path))
+        delete_surplus(self.folder, self._run.monitor)
+        self._saved(path)
+
+    def _make_room(self) -> None:
+        """Deletes what the recipe does not keep, and tries whether another checkpoint fits on the disk."""
+        stored = stored_checkpoints(self.folder)
+        needed = stored[-1].bytes if stored else 1_000_000 + 12 * self.parameters
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            delete_drafts(self.folder)
+            delete_surplus(self.folder, self._run.monitor, needed_bytes=needed)
+            disk = shutil.disk_usage(self.folder)
+            reserve = min(MOST_RESERVE_BYTES, int(RESERVE_SHARE * disk.total))
+            if disk.free < needed + reserve:
+                raise OSError(errno.ENOSPC, f"{disk.free:,} bytes are free, and {needed + reserve:,} are needed")
+            reserve_space(self.folder / "space", needed)
+        except OSError as error:
+            raise _no_room(self.folder, error) from None
+
+    def _write(self, epoch: int) -> Path:
+        last = self._history.last_epoch() or {}
+        try:
+            return save_checkpoint(
+                self.folder,
+                model=self._model,
+                recipe_toml=self._recipe_toml,
+                epoch=epoch,
+                metrics={"loss": last.get("loss"), "total_samples": self._history.total_samples()},
+                shards=self._shards,
+                codec_digest=self._codec_digest,
+                extra_tensors=optimizer_tensors(self._optimizer),
+            )
+        except (TrainingError, OSError) as error:
+            raise _no_room(self.folder, error) from None
+
+    def _tell_stopped(self, reason: str | None) -> None:
+        """Notes in the history, once, that no checkpoints are taken, and why; and once that they are again."""
+        if (reason is None) == (self._stopped_for is None):
+            return
+        self._stopped_for = reason
+        text = f"takes no checkpoints for now: {reason}" if reason else "takes checkpoints again"
+        with suppress(TrainingError):  # the disk may be too full for this too
+            self._history.add_event("warning", "monitor", text)
+        self._events.write("warning", text=f"The monitor {text}")
+
+    def _epoch(self) -> int:
+        last = self._history.last_epoch()
+        return last["epoch"] if last is not None else 0
+
+    def _download(self, wanted_epoch: int, seconds: float) -> TrainingState:
+        before = self._refusals
+        try:
+            return self._ask_donors(wanted_epoch, seconds)
+        except TrainingError as error:
+            if self._refusals > before:
+                raise NotGood(str(error), cure=error.cure) from None
+            raise
+
+    def _ask_donors(self, wanted_epoch: int, seconds: float) -> TrainingState:
+        return download_state(
+            self._dht,
+            self._run.run_id,
+            shapes=[parameter.shape for parameter in self._parameters],
+            chunk_seconds=min(seconds, self._run.swarm.next_chunk_timeout_seconds),
+            total_seconds=seconds,
+            max_bytes=STATE_BYTES + STATE_BYTES_PER_PARAMETER * self.parameters,
+            epochs=range(wanted_epoch, self._epoch() + EPOCHS_AHEAD),
+            landing=_Inspection(self._names, self._good, self._epoch()),
+            asked_last=self._bad_donors,
+            on_fault=self._note_fault,
+        )
+
+    def _note_fault(self, donor: str, error: Exception) -> None:
+        """Says which donor sent a bad state; one that is only slow, or gone, is not worth an event."""
+        if not isinstance(error, BadState):
+            return
+        self._refusals += 1
+        if donor in self._bad_donors:
+            return
+        self._bad_donors.add(donor)
+        text = f"takes no checkpoint from {donor}, which {error}"
+        print(f"Warning: the monitor {text}. Another peer is asked.", flush=True)
+        self._events.write("warning", text=f"The monitor {text}", donor=donor)
+        with suppress(TrainingError):
+            self._history.add_event("warning", "monitor", text)
+
+    @torch.no_grad()
+    def _load(self, state: TrainingState) -> None:
+        try:
+            # The optimizer first: if its state is refused, the model still has its old weights.
+            load_optimizer_state(self._optimizer, state.optimizer_metadata, state.tensors[len(self._parameters) :])
+        except Exception as error:  # the metadata comes from another peer and may be anything
+            raise TrainingError(
+                f"The optimizer state of {state.donor} cannot be read: {error}.",
+                cure="Nothing to do: the monitor tries again with another peer.",
+            ) from None
+        for parameter, tensor in zip(self._parameters, state.tensors, strict=False):
+            parameter.copy_(tensor)
+
+
+class _Inspection(Landing):
+    """Compares a donor's weights with the last good checkpoint's as they come; a fault ends the download.
+
+    The downloading itself refuses numbers that are not finite.
+    """
+
+    def __init__(self, names: Sequence[str], good: Norms | None, epoch: int):
+        self._names, self._good, self._epoch = names, good, epoch
+
+    def begin(self) -> None:
+        """Forgets what the donor before has sent."""
+        self._count, self._squares = 0, 0.0
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """The tensor itself.
+
+        Raises:
+            BadState: If it is not good.
+        """
+        if self._good is not None and self._count < len(self._names):
+            self._squares += float(tensor.float().norm()) ** 2
+            fault = self._good.fault_of(self._names[self._count], tensor, self._epoch)
+            if self._count == len(self._names) - 1:
+                fault = fault or self._good.fault_of_all(self._squares**0.5, self._epoch)
+            if fault:
+                raise BadState(f"sent weights that are not good: {fault}", cure="Nothing: another peer is asked.")
+        self._count += 1
+        return tensor
+
+
+def _no_room(folder: Path, error: Exception) -> NoRoom:
+    return NoRoom(
+        f"No checkpoint can be written to {folder}: {reason_of(error).rstrip('.')}.",
+        cure="Make room on the disk, or lower disk_budget_gb in the recipe; the monitor then goes on by itself.",
+    )
