@@ -36,18 +36,31 @@ AnnounceMaddrs = Annotated[
 OneMachine = Annotated[
     bool, typer.Option("--one-machine", help="All volunteers are programs on this machine: the pages say so.")
 ]
+Shards = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, file_okay=False, help="Prepared shards to serve, so that volunteers can stream from here."
+    ),
+]
+Export = Annotated[
+    Path | None,
+    typer.Option(help="Write the run in --run-dir as static files into this folder and exit; needs no peer."),
+]
+Backup = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False,
+        help="Copy the history in --run-dir to this file and exit; the run's monitor may go on meanwhile. "
+        "A monitor also makes copies by itself, into RUN_DIR/backups.",
+    ),
+]
 
 
 def run(
     recipe: Annotated[str, typer.Option(help="The run's recipe: a name, a TOML file or a URL.")] = "demo",
     initial_peers: InitialPeers = None,
     run_dir: Annotated[Path, typer.Option(help="Folder for history, checkpoints and pictures.")] = Path("runs/monitor"),
-    shards: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, file_okay=False, help="Prepared shards to serve, so that volunteers can stream from here."
-        ),
-    ] = None,
+    shards: Shards = None,
     site: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Built site to serve along with the data.")
     ] = None,
@@ -62,14 +75,18 @@ def run(
     announce_maddrs: AnnounceMaddrs = None,
     one_machine: OneMachine = False,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(help="Write the run in --run-dir as static files into this folder and exit; needs no peer."),
-    ] = None,
+    export: Export = None,
+    backup: Backup = None,
 ) -> None:
     """Watch a run: record its history, checkpoints and pictures, and serve the dashboard's live data."""
     if export is not None:
         _export(run_dir, export)
+        return
+    if backup is not None:
+        from training.publish.backup import HISTORY_FILE, back_up
+
+        back_up(run_dir / HISTORY_FILE, backup)
+        print(f"Wrote {backup}.")
         return
     from training.errors import BadInput
 

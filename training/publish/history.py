@@ -23,6 +23,7 @@ from statistics import median
 from typing import Literal, Protocol
 
 from training.errors import BadInput, TrainingError
+from training.publish.backup import backups
 
 SCHEMA_VERSION = 1
 """Kept in SQLite's `user_version`."""
@@ -272,10 +273,10 @@ class History(HistoryReader):
                         "INSERT INTO run VALUES (?, ?)",
                         [("run_id", run_id), ("recipe_digest", recipe_digest), ("started_at", repr(now))],
                     )
+            _check_version(self._connection, path)
+            known = dict(self._connection.execute("SELECT key, value FROM run").fetchall())
         except sqlite3.DatabaseError as error:
-            raise BadInput(f"{path} is no history of a run ({error}); move it away or give another folder.") from None
-        _check_version(self._connection, path)
-        known = dict(self._connection.execute("SELECT key, value FROM run").fetchall())
+            raise _no_history(path, error) from None
         if (known["run_id"], known["recipe_digest"]) != (run_id, recipe_digest):
             raise BadInput(
                 f"{path} is the history of {known['run_id']} (recipe {known['recipe_digest']}), not of {run_id} "
@@ -432,11 +433,21 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def _no_history(path: Path, error: Exception) -> BadInput:
+    newest = (backups(path.parent) or [None])[-1]
+    return BadInput(
+        f"{path} is no history of a run ({error}); move it and the files {path.name}-* away, or give another folder.",
+        cure=""
+        if newest is None
+        else f"Its newest backup is {newest}: copy that to {path} after moving the others away.",
+    )
+
+
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
-        raise BadInput(f"{path} is no history of a run ({error}); move it away or give another folder.") from None
+        raise _no_history(path, error) from None
     if version != SCHEMA_VERSION:
         raise BadInput(
             f"{path} has history version {version}; this program reads version {SCHEMA_VERSION}. "

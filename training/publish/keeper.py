@@ -11,6 +11,7 @@ from training.config import RunConfig
 from training.data.stream import open_manifest
 from training.errors import BadInput, TrainingError
 from training.processes.events import EventLog
+from training.publish.backup import back_up_run
 from training.publish.history import History
 from training.publish.pictures import PictureDrawer
 from training.publish.saving import NotGood, Saver
@@ -52,7 +53,7 @@ class Keeper:
     Args:
         run: The run.
         recipe_toml: Its recipe, which goes into each checkpoint.
-        run_dir: Gets `checkpoints/`, `pictures/` and the drawing process's log.
+        run_dir: Gets `checkpoints/`, `pictures/`, `backups/` of the history and the drawing process's log.
         shards: Folder or URL of the shards, for the codec and the tokenizer.
         codec_digest: Of the codec whose tokens the run trains on, from `codec_of_run`.
         dht: A running DHT node.
@@ -73,7 +74,7 @@ class Keeper:
         events: EventLog,
     ):
         self._run, self._history, self._events = run, history, events
-        self._pictures = run_dir / "pictures"
+        self._run_dir, self._pictures = run_dir, run_dir / "pictures"
         run_dir.mkdir(parents=True, exist_ok=True)
         self._saver = Saver(
             run,
@@ -84,6 +85,7 @@ class Keeper:
             dht=dht,
             history=history,
             events=events,
+            saved=self._after_saving,
         )
         self._drawer_log = (run_dir / "pictures.log").open("ab")
         self._drawer = PictureDrawer(shards, self._drawer_log)
@@ -135,6 +137,12 @@ class Keeper:
                 # While the monitor stops, a failure is expected and no news.
                 if not self._stopping.wait(pause):
                     self._warn(str(error) or type(error).__name__)
+
+    def _after_saving(self, path: Path) -> None:
+        try:
+            back_up_run(self._run_dir, checkpoint_epoch(path))
+        except TrainingError as error:  # the checkpoint is there, and the next one brings the next backup
+            self._warn(error.told)
 
     def _warn(self, text: str) -> None:
         before, told_at = self._warned
