@@ -46,6 +46,13 @@ Export = Annotated[
     Path | None,
     typer.Option(help="Write the run in --run-dir as static files into this folder and exit; needs no peer."),
 ]
+PushTo = Annotated[
+    str | None,
+    typer.Option(
+        help="Copy each checkpoint, with a model card, to this place as well: a folder, s3://BUCKET/PATH, "
+        "hf://OWNER/NAME, or another address that fsspec knows. Keys come from the environment (AWS_..., HF_TOKEN)."
+    ),
+]
 Backup = Annotated[
     Path | None,
     typer.Option(
@@ -75,6 +82,7 @@ def run(
     announce_maddrs: AnnounceMaddrs = None,
     one_machine: OneMachine = False,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
+    push_to: PushTo = None,
     export: Export = None,
     backup: Backup = None,
 ) -> None:
@@ -111,6 +119,7 @@ def run(
         join_command=join_command,
         host_maddrs=tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{dht_port}"]),
         announce_maddrs=tuple(announce_maddrs or ()),
+        push_to=push_to,
         log_json=log_json,
         one_machine=one_machine,
     )

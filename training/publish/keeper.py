@@ -14,6 +14,7 @@ from training.processes.events import EventLog
 from training.publish.backup import back_up_run
 from training.publish.history import History
 from training.publish.pictures import PictureDrawer
+from training.publish.push import Pusher
 from training.publish.saving import NotGood, Saver
 from training.swarm.dht import DHT
 
@@ -59,6 +60,7 @@ class Keeper:
         dht: A running DHT node.
         history: Says how far the run is, and is told of checkpoints and pictures.
         events: The monitor's event log.
+        pusher: Copies checkpoints elsewhere.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Keeper:
         dht: DHT,
         history: History,
         events: EventLog,
+        pusher: Pusher | None = None,
     ):
-        self._run, self._history, self._events = run, history, events
+        self._run, self._history, self._events, self._pusher = run, history, events, pusher
         self._run_dir, self._pictures = run_dir, run_dir / "pictures"
         run_dir.mkdir(parents=True, exist_ok=True)
         self._saver = Saver(
@@ -139,6 +142,8 @@ class Keeper:
                     self._warn(str(error) or type(error).__name__)
 
     def _after_saving(self, path: Path) -> None:
+        if self._pusher is not None:
+            self._pusher.look()
         try:
             back_up_run(self._run_dir, checkpoint_epoch(path))
         except TrainingError as error:  # the checkpoint is there, and the next one brings the next backup

@@ -29,8 +29,10 @@ from training.errors import BadInput, TrainingError
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
 from training.publish import live
+from training.publish.card import model_card
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
+from training.publish.push import Pusher, Target, open_target
 from training.swarm.addresses import address_to_tell, id_of
 from training.swarm.dht import DHT, WORD_SECONDS, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
@@ -68,6 +70,8 @@ class MonitorFlags:
     """Addresses to listen on for peers; port 0 becomes a free one, which the run's folder keeps."""
     announce_maddrs: tuple[str, ...] = ()
     """Addresses at which peers reach this monitor, if they differ."""
+    push_to: str | None = None
+    """Where checkpoints are copied to, see `training.publish.push`."""
     log_json: Path | None = None
     one_machine: bool = False
     """Whether all volunteers are programs on one machine, as in the demo; pages say so."""
@@ -91,6 +95,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     if flags.shards is not None:
         recipe_toml = with_shards(recipe_toml, f"{flags.url}/shards")
     shards = str(flags.shards or run.data.shards)
+    target = open_target(flags.push_to, run.monitor) if flags.push_to is not None else None
     codec_digest = codec_of_run(shards, flags.run_dir)
     torch.set_num_threads(1)
     identity = Identity(flags.run_dir / "monitor")
@@ -115,6 +120,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         dht=dht,
         history=history,
         events=events,
+        pusher=_pusher(flags, run, target, history, events),
     )
     invitation = _invitation(flags, redial)
     live.store_run(history, run, recipe_toml, **invitation, parameters=keeper.parameters, one_machine=flags.one_machine)
@@ -164,6 +170,20 @@ def _invitation(flags: MonitorFlags, redial: Redial) -> dict[str, object]:
     else:
         command = flags.join_command.replace(INITIAL_PEERS, initial_peers_flags(initial_peers))
     return {"initial_peers": initial_peers, "join_command": command}
+
+
+def _pusher(
+    flags: MonitorFlags, run: RunConfig, target: Target | None, history: History, events: EventLog
+) -> Pusher | None:
+    if target is None:
+        return None
+    return Pusher(
+        target,
+        flags.push_to,
+        checkpoints=flags.run_dir / "checkpoints",
+        card=lambda checkpoint: model_card(checkpoint, run, history),
+        events=events,
+    )
 
 
 def _app(history: History, flags: MonitorFlags) -> FastAPI:

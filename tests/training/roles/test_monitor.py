@@ -20,6 +20,7 @@ from training.checkpoints.remote import fetch_latest
 from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput
+from training.publish.backup import backups
 from training.roles.monitor import with_shards
 from training.swarm.dht import check_recipe, post_word, posted_words, start_dht
 from training.swarm.identity import Identity
@@ -129,6 +130,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def read(path):
+    return path.read_text() if path.exists() else ""
+
+
 def document(port, name):
     try:
         return httpx.get(f"http://127.0.0.1:{port}/live/{name}.json", timeout=5).json()
@@ -141,7 +146,7 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     run_dir, port = tmp_path / "run", free_port()
     peer, printed = start("peer", sys.executable, "-c", PEER, recipe, tmp_path / "peer")
     address = while_it_runs((peer, printed), lambda: re.search(r"^/.*/p2p/\w+(?=\n)", printed.read_text(), re.M))[0]
-    command = monitor_command(recipe, address, run_dir, port)
+    command = [*monitor_command(recipe, address, run_dir, port), "--push-to", str(tmp_path / "pushed")]
     monitor, log = start("monitor", *command)
     while_it_runs((monitor, log), lambda: (document(port, "state") or {}).get("epoch"))
 
@@ -159,6 +164,10 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     assert httpx.get(f"http://127.0.0.1:{port}/recipe.toml").text == recipe.read_text()
     fetched = fetch_latest(f"http://127.0.0.1:{port}", tmp_path / "fetched", recipe=load_recipe(str(recipe)))
     assert load_checkpoint(fetched).epoch >= loaded.epoch
+    pushed = while_it_runs((monitor, log), lambda: latest_checkpoint(tmp_path / "pushed"))
+    assert load_checkpoint(pushed).epoch >= loaded.epoch
+    assert "ada: " in while_it_runs((monitor, log), lambda: read(tmp_path / "pushed" / "README.md"))
+    assert while_it_runs((monitor, log), lambda: backups(run_dir))
 
     while_it_runs((monitor, log), lambda: document(port, "state")["epoch"] > loaded.epoch + 1)
     monitor.send_signal(signal.SIGTERM)

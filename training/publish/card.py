@@ -1,0 +1,101 @@
+"""The model card of a checkpoint: what it is, with numbers from the run's history, and what it is not."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from training.checkpoints.checkpoint import read_facts
+from training.config import RunConfig
+from training.publish.history import HistoryReader
+
+MOST_NAMES = 50
+"""Volunteers that the card names; it counts the others."""
+
+
+def model_card(checkpoint: Path, run: RunConfig, history: HistoryReader) -> str:
+    """Markdown with a YAML header, as model hubs read it.
+
+    It names no licence: who owns the weights is for the run's maintainers to say, and depends on its data.
+
+    Args:
+        checkpoint: Its folder.
+        run: Its recipe.
+        history: Of the run.
+    """
+    facts = read_facts(checkpoint)
+    header = {
+        "library_name": "training-transformers-together",
+        "pipeline_tag": "text-to-image",
+        "tags": ["text-to-image", "volunteer-computing", "distributed-training", run.run_id],
+    }
+    yaml = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in header.items())
+    return "\n".join(
+        [
+            f"---\n{yaml}---\n",
+            f"# {_plain(run.title)}\n",
+            f"{_plain(run.description)}\n" if run.description else "",
+            "Weights of a text-to-image transformer that volunteers train together over the Internet.",
+            "This card was written by a program when the checkpoint was copied here.\n",
+            _table(facts, run, history),
+            "## Volunteers\n",
+            _volunteers(history),
+            "## Use\n",
+            '`python -m training generate --checkpoint FOLDER "a prompt"`, with this folder. `recipe.toml` describes '
+            "the model. Pictures also need the run's image codec, which lies beside its prepared shards.\n",
+            "## Limits\n",
+            _limits(run, facts),
+        ]
+    )
+
+
+def _table(facts: dict, run: RunConfig, history: HistoryReader) -> str:
+    loss, samples = facts["metrics"].get("loss"), facts["metrics"].get("total_samples")
+    rows = {
+        "Epoch (updates of the weights)": f"{facts['epoch']:,} of {run.schedule.total_epochs:,}",
+        "Parameters": f"{facts['parameters']:,}",
+        "Training loss at this epoch": "not known" if loss is None else f"{loss:.4g} nats per token (weighted)",
+        "Samples that volunteers have contributed": "not known" if samples is None else f"{samples:,}",
+        "Begun": _day(float(history.run_value("started_at") or 0)),
+        "Written": _day(facts["written_at"]),
+        "Recipe": f"{run.run_id}, digest {run.digest}",
+        "Training data": _plain(str(facts["shards"])),
+    }
+    return "".join(["| | |\n|---|---|\n", *(f"| {name} | {value} |\n" for name, value in rows.items())])
+
+
+def _volunteers(history: HistoryReader) -> str:
+    people = history.leaderboard()
+    if not people:
+        return "None are recorded.\n"
+    lines = [
+        f"- {_plain(one['name'])}: {one['samples']:,} samples" + (f" ({one['share']:.1%})" if one["share"] else "")
+        for one in people[:MOST_NAMES]
+    ]
+    more = [f"- and {len(people) - MOST_NAMES} more"] if len(people) > MOST_NAMES else []
+    told = "A volunteer is a name that was given when joining; one person or machine may have used several.\n"
+    return "\n".join([told, *lines, *more, ""])
+
+
+def _limits(run: RunConfig, facts: dict) -> str:
+    unfinished = facts["epoch"] < run.schedule.total_epochs
+    limits = [
+        "The training is not finished; later checkpoints differ." if unfinished else "",
+        "The loss is on training samples, as volunteers reported it. This card contains no evaluation on other data.",
+        "The model knows the captions and pictures that it was trained on, with their faults and prejudices, and may "
+        "reproduce some of them; nobody has filtered what it draws.",
+        "The weights come from volunteers' machines. The monitor checked that they are finite and of usual size, not "
+        "that each volunteer computed honestly.",
+    ]
+    return "".join(f"- {limit}\n" for limit in limits if limit)
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def _plain(text: str) -> str:
+    """Text of strangers in one line, without what Markdown or HTML would take for markup."""
+    line = " ".join(text.split())
+    return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#!~" else sign for sign in line)
