@@ -91,10 +91,7 @@ def run(
         _export(run_dir, export)
         return
     if backup is not None:
-        from training.publish.backup import HISTORY_FILE, back_up
-
-        back_up(run_dir / HISTORY_FILE, backup)
-        print(f"Wrote {backup}.")
+        _back_up(run_dir, backup)
         return
     from training.errors import BadInput
 
@@ -124,6 +121,14 @@ def run(
         one_machine=one_machine,
     )
     run_role(partial(run_monitor, flags))
+
+
+def _back_up(run_dir: Path, file: Path) -> None:
+    """Copies the history in a monitor's folder, which may be in use."""
+    from training.publish.backup import HISTORY_FILE, back_up
+
+    back_up(run_dir / HISTORY_FILE, file)
+    print(f"Wrote {file}.")
 
 
 def _export(run_dir: Path, folder: Path) -> None:
