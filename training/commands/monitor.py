@@ -42,6 +42,12 @@ Shards = Annotated[
         exists=True, file_okay=False, help="Prepared shards to serve, so that volunteers can stream from here."
     ),
 ]
+Site = Annotated[
+    Path | None, typer.Option(exists=True, file_okay=False, help="Built site to serve along with the data.")
+]
+PublicUrl = Annotated[
+    str | None, typer.Option(help="Address under which others reach this monitor. Default: http://HOST:PORT.")
+]
 Export = Annotated[
     Path | None,
     typer.Option(help="Write the run in --run-dir as static files into this folder and exit; needs no peer."),
@@ -68,14 +74,10 @@ def run(
     initial_peers: InitialPeers = None,
     run_dir: Annotated[Path, typer.Option(help="Folder for history, checkpoints and pictures.")] = Path("runs/monitor"),
     shards: Shards = None,
-    site: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Built site to serve along with the data.")
-    ] = None,
+    site: Site = None,
     host: Annotated[str, typer.Option(help="Address to serve at; 0.0.0.0 serves to other machines too.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = 8000,
-    public_url: Annotated[
-        str | None, typer.Option(help="Address under which others reach this monitor. Default: http://HOST:PORT.")
-    ] = None,
+    public_url: PublicUrl = None,
     join_command: JoinCommand = None,
     dht_port: DhtPort = 0,
     host_maddrs: HostMaddrs = None,

@@ -260,6 +260,7 @@ def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
             listener.bind((host, port))
         except OSError as error:
             raise BadInput(f"The site cannot be served at {host}:{port}: {error}. Give another --port.") from None
+        listener.listen()  # from now on requests wait for the server, which takes a moment to start
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True)
         thread.start()
