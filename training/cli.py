@@ -18,6 +18,7 @@ COMMANDS = {
     "join": "training.commands.join",
     "doctor": "training.commands.doctor",
     "monitor": "training.commands.monitor",
+    "serve": "training.commands.serve",
     "generate": "training.commands.generate",
     "evaluate": "training.commands.evaluate",
     "neighbours": "training.commands.neighbours",

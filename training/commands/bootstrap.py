@@ -27,6 +27,9 @@ def run(
         list[str] | None,
         typer.Option(help="Another bootstrap peer of the run, or its monitor: /ip4/ADDRESS/tcp/PORT/p2p/ID."),
     ] = None,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="List only who joins and leaves, without commands for others.")
+    ] = False,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object a line.")] = None,
 ) -> None:
     """Start a run: welcome volunteers at a fixed address."""
@@ -49,6 +52,7 @@ def run(
             announce_maddrs=tuple(announce_maddrs or ()),
             initial_peers=tuple(initial_peers or ()),
             recipe=recipe,
+            brief=brief,
         )
         console = Console(highlight=False, soft_wrap=True)
         run_bootstrap(config, settings, stop=stop, events=EventLog(log_json), console=console)

@@ -13,7 +13,7 @@ from rich.console import Console
 from training.demo.children import Part, sweep
 from training.demo.config import DemoConfig
 from training.demo.display import LINE_SECONDS
-from training.demo.interruption import Interrupted, Stop
+from training.processes.interruption import Interrupted, Stop
 
 
 def prepare(config: DemoConfig, console: Console, stop: Stop) -> None:

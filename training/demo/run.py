@@ -6,7 +6,6 @@ on the Internet: through the bootstrap peer's address and the recipe that the mo
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shlex
 import signal
@@ -14,8 +13,8 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +22,14 @@ import psutil
 from rich.console import Console
 
 from training.config import RunConfig, load_recipe
-from training.demo.children import Part, ending, processes_of, read_events, sweep
+from training.demo.children import Part, processes_of, read_events, sweep
 from training.demo.config import DemoConfig, command_again, short_command
 from training.demo.display import formatted, status_display
-from training.demo.interruption import Interrupted, Stop
 from training.demo.preparation import prepare
-from training.errors import BadInput, TrainingError, reason_of
+from training.errors import BadInput, TrainingError
+from training.processes.interruption import Interrupted, Stop
+from training.processes.only_one import only_one
+from training.processes.programs import ending
 from training.volunteer.invitation import INITIAL_PEERS, join_command
 
 DEFAULT_PORT = 8000
@@ -62,7 +63,7 @@ def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
     """
     console = console or Console(highlight=False, soft_wrap=True)
     run = load_recipe(config.recipe)
-    with _only_one(config.run_dir), Stop() as stop:
+    with only_one(config.run_dir, "demo"), Stop() as stop:
         demo = _Demo(config, run, console, stop)
         try:
             prepare(config, console, stop)
@@ -261,25 +262,6 @@ class _Demo:
 def volunteer_names(count: int) -> list[str]:
     """Names of the demo's volunteers, all different."""
     return [NAMES[number] if number < len(NAMES) else f"volunteer-{number + 1}" for number in range(count)]
-
-
-@contextmanager
-def _only_one(run_dir: Path) -> Iterator[None]:
-    """Locks the run's folder for this demo."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = (run_dir / "demo.lock").open("a")
-    except OSError as error:
-        raise BadInput(
-            f"The run's folder {run_dir} cannot be used: {reason_of(error)}. Give another with --run-dir."
-        ) from None
-    with lock:
-        try:
-            # The system releases this lock however the demo ends; a file with a process id would stay after a crash.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadInput(f"Another demo is running in {run_dir}; stop it, or give another --run-dir.") from None
-        yield
 
 
 def _fetch_json(url: str) -> dict | None:

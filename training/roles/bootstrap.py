@@ -11,7 +11,7 @@ from rich.console import Console
 from training.config import RunConfig
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
-from training.swarm.dht import DHT, WORD_SECONDS, full_addresses, post_recipe
+from training.swarm.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
 from training.swarm.identity import Identity
 from training.swarm.listening import settle_ports
 from training.swarm.metrics import read_records
@@ -36,6 +36,8 @@ class BootstrapSettings:
     """Further servers of the same run, or the address of its site."""
     recipe: str = ""
     """How volunteers name the recipe in the command that is printed for them; empty: the run's name."""
+    brief: bool = False
+    """Print no commands for others: the program that has started this one prints its own."""
 
 
 def run_bootstrap(
@@ -44,7 +46,7 @@ def run_bootstrap(
     """Serves until `stop` is requested.
 
     Raises:
-        BadInput, TrainingError: As `go_online` and `settle_ports` do.
+        BadInput, TrainingError: As `go_online`, `settle_ports` and `check_node` do.
     """
     identity = Identity(settings.state_dir)
     redial = go_online(
@@ -60,7 +62,8 @@ def run_bootstrap(
     post_recipe(redial.dht, run, identity)
     addresses = full_addresses(redial.dht)
     events.write("ready", addresses=addresses, peer_id=str(identity.peer_id), recipe_digest=run.digest)
-    _greet(run, settings, addresses, console)
+    if not settings.brief:
+        _greet(run, settings, addresses, console)
     _welcome(run, identity, redial.dht, stop, console)
     redial.stop()
     events.write("stopped")
@@ -90,6 +93,7 @@ def _welcome(run: RunConfig, identity: Identity, dht: DHT, stop: StopRequest, co
     seen: dict[str, str] = {}
     waited = 0.0
     while not stop.wait(LOOK_SECONDS):
+        check_node(dht)
         waited += LOOK_SECONDS
         if waited >= WORD_SECONDS / 3:
             waited = 0.0

@@ -33,8 +33,8 @@ from training.publish.card import model_card
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
 from training.publish.push import Pusher, Target, open_target
-from training.swarm.addresses import address_to_tell, id_of
-from training.swarm.dht import DHT, WORD_SECONDS, check_recipe, full_addresses, post_recipe
+from training.swarm.addresses import address_to_tell, id_of, widest
+from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
 from training.swarm.listening import settle_ports
 from training.swarm.metrics import read_records
@@ -158,7 +158,7 @@ def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity) -> Redia
 def _invitation(flags: MonitorFlags, redial: Redial) -> dict[str, object]:
     """How newcomers join: the addresses of the run's servers, this monitor among them, and the command."""
     own = full_addresses(redial.dht)
-    others = [address for address in redial.servers.addresses if id_of(address) != id_of(own[0])]
+    others = [address for address in widest(redial.servers.addresses) if id_of(address) != id_of(own[0])]
     if (told := address_to_tell(own, others)) is None:
         print(
             f"Newcomers are not told this monitor's own address, {own[0]}: it is more local than the other servers'. "
@@ -201,6 +201,7 @@ def _watch(history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _
     """Follows the run until `stop` is requested, then takes a last checkpoint and a last reading."""
     keeper.start()
     while not stop.wait(POLL_SECONDS):
+        check_node(dht)
         _observe(history, dht, run)
         tokens.renew()
         keeper.look()

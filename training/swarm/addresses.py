@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
@@ -86,6 +86,22 @@ def reach_of(address: str) -> int:
     except ValueError:  # a name
         return 0 if place[0] == "localhost" else 2
     return 0 if host.is_loopback else 2 if host.is_global else 1
+
+
+def widest(addresses: Sequence[str]) -> list[str]:
+    """Of each peer's full addresses those that can be reached from furthest away.
+
+    A monitor beside the bootstrap peer may know it by a loopback address too, which newcomers elsewhere cannot use.
+
+    >>> lan, loopback = (f"/ip4/{host}/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    ...                  for host in ("192.168.0.7", "127.0.0.1"))
+    >>> widest([loopback, lan]) == [lan], widest([loopback]) == [loopback]
+    (True, True)
+    """
+    furthest: dict[str | None, int] = {}
+    for address in addresses:
+        furthest[id_of(address)] = max(furthest.get(id_of(address), 0), reach_of(address))
+    return [address for address in addresses if reach_of(address) == furthest[id_of(address)]]
 
 
 def address_to_tell(own: Iterable[str], others: Iterable[str]) -> str | None:

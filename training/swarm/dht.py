@@ -79,6 +79,19 @@ def start_dht(
     return dht
 
 
+def check_node(dht: DHT) -> None:
+    """Checks that the node's process still runs; without it a role would wait for answers for ever.
+
+    Raises:
+        TrainingError: If it has ended, for example because memory ran out.
+    """
+    if not dht.is_alive():
+        raise TrainingError(
+            "The network node's process has ended.",
+            cure="Start this program again; if memory ran out, give it more. `serve` does the former by itself.",
+        )
+
+
 def full_addresses(dht: DHT) -> list[str]:
     """Addresses of this node as newcomers pass them to `--initial-peers`, those on the local machine last."""
     addresses = [str(address) for address in dht.get_visible_maddrs(latest=True)]

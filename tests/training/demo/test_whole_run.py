@@ -65,7 +65,7 @@ def of_the_demo(processes):
     found = []
     for process in processes:
         with suppress(psutil.Error):
-            found += [process] if "TRAINING_DEMO_PART" in process.environ() else []
+            found += [process] if "TRAINING_PART" in process.environ() else []
     return found
 
 

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and the other signals that end the demo."""
+"""Ctrl-C and the other signals that end a program which has started others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 
 class Interrupted(Exception):
-    """The demo has received Ctrl-C or another signal to end."""
+    """The program has received Ctrl-C or another signal to end."""
 
 
 class Stop:
@@ -29,7 +29,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: object) -> None:
-        # Only noted: an exception raised here could interrupt `_Demo.stop` half way and leave programs behind.
+        # Only noted: an exception raised here could come while the program ends the others, and leave some behind.
         self.impatient = self.impatient or (number == self.signal_number == signal.SIGINT)
         self.signal_number = self.signal_number or number
         self._event.set()

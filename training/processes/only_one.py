@@ -1,0 +1,42 @@
+"""A lock on a run's folder: two programs that start the run's servers in it would write the same files."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from training.errors import BadInput, reason_of
+
+
+@contextmanager
+def only_one(run_dir: Path, what: str) -> Iterator[None]:
+    """Locks the folder, which is made if need be, within the block.
+
+    Args:
+        run_dir: The run's folder.
+        what: What the block does, such as "demo", for the message of the program that comes second.
+
+    Raises:
+        BadInput: If the folder cannot be used, or another program has locked it.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / "run.lock").open("a+")
+    except OSError as error:
+        raise BadInput(
+            f"The run's folder {run_dir} cannot be used: {reason_of(error)}. Give another with --run-dir."
+        ) from None
+    with lock:
+        try:
+            # The system releases this lock however the program ends; a file with a process id would stay after a crash.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            other = lock.read(40).strip() or "program"
+            raise BadInput(f"Another {other} is running in {run_dir}; stop it, or give another --run-dir.") from None
+        lock.truncate(0)
+        lock.write(what)
+        lock.flush()
+        yield

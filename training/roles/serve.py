@@ -1,0 +1,280 @@
+"""The servers of a run on one machine: bootstrap peer and monitor as child programs, each started again if it ends.
+
+Two programs rather than one: if the monitor runs out of memory, newcomers still find the run through the other.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
+from ipaddress import ip_address
+from pathlib import Path
+
+from training.config import load_recipe
+from training.errors import BadInput, RefusedByRun, TrainingError
+from training.processes.events import EventLog
+from training.processes.interruption import Interrupted, Stop
+from training.processes.only_one import only_one
+from training.processes.programs import ending
+from training.processes.service import Pace, Service
+
+LOOK_SECONDS = 0.2
+ANSWER_SECONDS = 10.0
+"""Longest wait for a sign of life."""
+MONITOR_STOP_SECONDS, STOP_SECONDS = 5.0, 8.0
+"""Seconds after Ctrl-C until the bootstrap peer is asked to end, so that the monitor can still save the state of peers
+that it reaches through it; and until both are killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Settings of this machine; the recipe holds those of the run."""
+
+    recipe: str
+    run_dir: Path
+    """Holds both identities, history, checkpoints and pictures: all that a restart or another machine needs."""
+    shards: Path | None = None
+    """Prepared shards to serve; None: volunteers take those that the recipe names."""
+    site: Path | None = None
+    """Built site to serve."""
+    host: str = "0.0.0.0"
+    port: int = 8000
+    """Of the site."""
+    public_url: str | None = None
+    """Address of the site for others; None: made of the address of the bootstrap peer and `port`."""
+    dht_host: str = "0.0.0.0"
+    """IP address at which both servers listen for peers."""
+    dht_port: int = 31337
+    """TCP port of the bootstrap peer; the monitor takes the next one. 0: free ones, the same after a restart."""
+    announce_host: str | None = None
+    """IP address or DNS name at which peers reach this machine; None: its own addresses."""
+    initial_peers: tuple[str, ...] = ()
+    """Other servers of the same run."""
+    python: tuple[str, ...] = (sys.executable, "-m", "training")
+    """The command line of the trainer."""
+
+
+def run_serve(
+    settings: ServeSettings, *, events: EventLog, show: Callable[[str], None] | None = None, pace: Pace | None = None
+) -> None:
+    """Keeps both servers running until Ctrl-C, SIGTERM or SIGHUP.
+
+    Args:
+        settings: Of this machine.
+        events: Gets `ready`, `warning` and `stopped`, and the servers' events with a field `role`.
+        show: Gets each line to print; None: prints it.
+        pace: When a server that has ended is started again.
+
+    Raises:
+        BadInput: If the recipe or the run's folder cannot be used.
+        BadInput, RefusedByRun, TrainingError: If a server ends with an error before it was ready for the first time.
+    """
+    run = load_recipe(settings.recipe)
+    if settings.announce_host and not settings.dht_port:
+        raise BadInput(
+            "--announce-host needs a --dht-port other than 0, so that you can forward that port and the next."
+        )
+    _check_ip(settings.dht_host)
+    with only_one(settings.run_dir, "`serve` or demo"), Stop() as stop:
+        servers = _Servers(settings, events, show or _printer(), pace or Pace())
+        try:
+            servers.run(run.run_id, stop)
+        except Interrupted:
+            servers.show(f"Stopping ({stop.reason}) ...")
+        finally:
+            servers.stop(stop)
+    events.write("stopped")
+    servers.show("Both servers have ended.")
+
+
+class _Servers:
+    def __init__(self, settings: ServeSettings, events: EventLog, show: Callable[[str], None], pace: Pace):
+        self.settings, self.events, self.show = settings, events, show
+        self.bootstrap = Service(
+            "bootstrap peer",
+            self._bootstrap_command,
+            show=show,
+            event=partial(self._pass_on, "bootstrap"),
+            alive=lambda: accepts(_reachable(settings.dht_host), int(self._local_address.split("/")[4])),
+            pace=pace,
+        )
+        self.monitor = Service(
+            "monitor",
+            self._monitor_command,
+            show=show,
+            event=partial(self._pass_on, "monitor"),
+            alive=self._monitor_is_alive,
+            pace=pace,
+        )
+
+    def run(self, run_id: str, stop: Stop) -> None:
+        """Starts the bootstrap peer, then the monitor; then looks after them until a signal raises `Interrupted`."""
+        self._await_ready(self.bootstrap, [self.bootstrap], stop)
+        self._await_ready(self.monitor, [self.bootstrap, self.monitor], stop)
+        told = {name: self.monitor.ready[name] for name in ("url", "initial_peers", "join_command")}
+        self.events.write("ready", **told)
+        page = f"Send volunteers this address:\n    {self.url}/join/\nOr" if self.settings.site else "Send volunteers"
+        self.show(
+            f"\n{run_id} is served. {page} this command:\n    {told['join_command']}\nCtrl-C stops both servers.\n"
+        )
+        while True:
+            self.bootstrap.look()
+            self.monitor.look()
+            stop.wait(LOOK_SECONDS)
+
+    def stop(self, stop: Stop) -> None:
+        """Ends the monitor, then the bootstrap peer; kills what does not end in time, or at a second Ctrl-C."""
+        began = time.monotonic()
+
+        def await_end(server: Service, seconds: float) -> None:
+            while not server.has_ended() and time.monotonic() < began + seconds and not stop.impatient:
+                time.sleep(0.05)
+
+        self.monitor.stop()
+        await_end(self.monitor, MONITOR_STOP_SECONDS)
+        self.bootstrap.stop()
+        for server in (self.bootstrap, self.monitor):
+            await_end(server, STOP_SECONDS)
+            server.kill()
+
+    @property
+    def url(self) -> str:
+        """Address of the site for others, without a trailing slash."""
+        if self.settings.public_url is not None:
+            return self.settings.public_url.rstrip("/")
+        everywhere = self.settings.host in _LOOPBACK
+        return _url(self._address.split("/")[2] if everywhere else self.settings.host, self.settings.port)
+
+    @property
+    def _address(self) -> str:
+        """Where others reach the bootstrap peer."""
+        return self.bootstrap.ready["addresses"][0]
+
+    @property
+    def _local_address(self) -> str:
+        """Where this machine reaches it: many routers let nobody inside reach the address that they show outside."""
+        port = self.settings.dht_port or self._address.split("/")[4]
+        return f"{_maddr(_reachable(self.settings.dht_host), port)}/p2p/{self._address.rpartition('/')[2]}"
+
+    @property
+    def _local_url(self) -> str:
+        return _url(_reachable(self.settings.host), self.settings.port)
+
+    def _bootstrap_command(self) -> list[str]:
+        settings = self.settings
+        return [
+            *(*settings.python, "bootstrap", "--brief", "--recipe", settings.recipe),
+            *("--state-dir", str(settings.run_dir / "bootstrap"), *self._listening(0)),
+            *_flags("--initial-peers", settings.initial_peers),
+        ]
+
+    def _monitor_command(self) -> list[str]:
+        settings = self.settings
+        return [
+            *(*settings.python, "monitor", "--recipe", settings.recipe, "--run-dir", str(settings.run_dir)),
+            *_flags("--initial-peers", (self._local_address, self._address, *settings.initial_peers)),
+            *("--host", settings.host, "--port", str(settings.port), "--public-url", self.url, *self._listening(1)),
+            *_flags("--shards", [settings.shards] if settings.shards else []),
+            *_flags("--site", [settings.site] if settings.site else []),
+        ]
+
+    def _listening(self, number: int) -> list[str]:
+        """The flags that say where a server listens for peers, and what it tells them; `number` counts the servers."""
+        settings = self.settings
+        port = settings.dht_port + number if settings.dht_port else 0
+        announced = [_maddr(settings.announce_host, port)] if settings.announce_host else []
+        return ["--host-maddrs", _maddr(settings.dht_host, port), *_flags("--announce-maddrs", announced)]
+
+    def _monitor_is_alive(self) -> bool:
+        port = self.settings.dht_port
+        listens = not port or accepts(_reachable(self.settings.dht_host), port + 1)
+        return listens and answers(f"{self._local_url}/live/state.json")
+
+    def _await_ready(self, server: Service, running: list[Service], stop: Stop) -> None:
+        """Returns once a server is ready; a server that ends with an error before that ends the whole program."""
+        while server.ready is None:
+            for each in running:
+                each.look()
+            if server.ended is not None and server.ended >= 0:
+                kinds = {kind.exit_code: kind for kind in (BadInput, RefusedByRun)}
+                reason = server.last_line.removeprefix("Error: ") or "It printed nothing."
+                raise kinds.get(server.ended, TrainingError)(
+                    f"The {server.name} has ended before it was ready ({ending(server.ended)}): {reason}"
+                )
+            stop.wait(LOOK_SECONDS)
+
+    def _pass_on(self, role: str, event: dict) -> None:
+        """Copies a server's event into this program's log; events without a role speak of the whole."""
+        fields = {name: value for name, value in event.items() if name not in ("event", "time")}
+        self.events.write(event["event"], **fields, role=role)
+
+
+def _flags(name: str, values: object) -> list[str]:
+    return [word for value in values for word in (name, str(value))]
+
+
+def _printer() -> Callable[[str], None]:
+    """Prints whole lines, also from several threads."""
+    lock = threading.Lock()
+
+    def show(text: str) -> None:
+        with lock:
+            print(text, flush=True)
+
+    return show
+
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where this machine reaches a server that listens at all its addresses."""
+
+
+def _reachable(host: str) -> str:
+    return _LOOPBACK.get(host, host)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _maddr(host: str, port: int | str) -> str:
+    """A peer's address without its id.
+
+    >>> [_maddr(host, 31337) for host in ("203.0.113.7", "2001:db8::7", "run.example")]
+    ['/ip4/203.0.113.7/tcp/31337', '/ip6/2001:db8::7/tcp/31337', '/dns4/run.example/tcp/31337']
+    """
+    try:
+        kind = f"ip{ip_address(host).version}"
+    except ValueError:
+        kind = "dns4"
+    return f"/{kind}/{host}/tcp/{port}"
+
+
+def _check_ip(host: str) -> None:
+    try:
+        ip_address(host)
+    except ValueError:
+        raise BadInput(
+            f"--dht-host must be an IP address of this machine or 0.0.0.0, for all of them; it is {host!r}."
+        ) from None
+
+
+def accepts(host: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    with suppress(OSError), socket.create_connection((host, port), timeout=ANSWER_SECONDS):
+        return True
+    return False
+
+
+def answers(url: str) -> bool:
+    """Whether a document can be read there."""
+    with suppress(OSError, ValueError, HTTPException), urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as response:
+        return bool(response.read())
+    return False
