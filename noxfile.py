@@ -83,7 +83,7 @@ def tests(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     _build_site(session)
     environment = {"CHROMIUM": _browser(session), "BUILT_SITE": str(Path("public").resolve())}
-    environment |= END_WITH_NOX | _kept_bytecode(session)
+    environment |= END_WITH_NOX | _kept_bytecode(session) | _server_tools(session)
     if session.posargs:
         _pytest(session, *session.posargs, env=environment)
         return
@@ -116,6 +116,21 @@ def training(session: nox.Session) -> None:
     # After Ctrl-C a peer tells the others that it leaves, which takes up to five seconds. nox would soon send a second
     # signal, which ends the peer before it has done so.
     session.run("python", "-m", "training", *session.posargs, interrupt_timeout=10)
+
+
+@nox.session(venv_backend="none")
+def container(session: nox.Session) -> None:
+    """Build the image of deploy/Containerfile and run a command in it; needs Podman or Docker, and a registry.
+
+    Arguments go to the build: `nox -s container -- --build-arg BASE=IMAGE`.
+    """
+    engine = next(filter(shutil.which, ("podman", "docker")), None)
+    if engine is None:
+        session.error("Building an image needs Podman or Docker (Debian: apt-get install podman).")
+    build = ("build", "--file", "deploy/Containerfile", "--tag", "training-together", *session.posargs, ".")
+    session.run(engine, *build, external=True)
+    # Imports torch, and reads a recipe that is part of the image.
+    session.run(engine, "run", "--rm", "training-together", "plan", "--recipe", "demo", "--gpu", "t4", external=True)
 
 
 @nox.session
@@ -287,6 +302,24 @@ def _browser(session: nox.Session) -> str:
         if found := shutil.which("chromium"):
             return found
     session.error("The browser tests need Chromium. Install it (Debian: apt-get install chromium), or set CHROMIUM.")
+
+
+def _server_tools(session: nox.Session) -> dict[str, str]:
+    """PATH with the programs that read the files of deploy/; tests skip what is neither installed nor to be had.
+
+    Debian's packages are unpacked, not installed: an installed Caddy would serve this machine's port 80 from now on.
+    """
+    folder = Path(session.create_tmp(), "server-tools").resolve()
+    places = [str(folder / "usr" / place) for place in ("bin", "sbin")]
+    path = os.pathsep.join([*places, os.environ["PATH"], "/usr/sbin"])
+    missing = [name for name in ("caddy", "logrotate") if not shutil.which(name, path=path)]
+    if missing and shutil.which("apt-get") and shutil.which("dpkg"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with session.chdir(folder):
+            session.run("apt-get", "download", "-q", *missing, external=True, success_codes=[0, 100])
+            for package in folder.glob("*.deb"):
+                session.run("dpkg", "--extract", str(package), str(folder), external=True)
+    return {"PATH": path}
 
 
 @contextlib.contextmanager

@@ -46,6 +46,13 @@ AnnounceHost = Annotated[
 InitialPeers = Annotated[
     list[str] | None, typer.Option(help="Another server of the same run: /ip4/ADDRESS/tcp/PORT/p2p/ID.")
 ]
+PushTo = Annotated[
+    str | None,
+    typer.Option(
+        help="Copy each checkpoint, with a model card, to this place as well: a folder, s3://BUCKET/PATH or "
+        "hf://OWNER/NAME. Keys come from the environment (AWS_..., HF_TOKEN)."
+    ),
+]
 
 
 def run(
@@ -62,6 +69,7 @@ def run(
     dht_host: DhtHost = "0.0.0.0",
     announce_host: AnnounceHost = None,
     initial_peers: InitialPeers = None,
+    push_to: PushTo = None,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
 ) -> None:
     """Serve a run: bootstrap peer and monitor in one, each started again if it ends."""
@@ -81,5 +89,6 @@ def run(
         dht_host=dht_host,
         announce_host=announce_host,
         initial_peers=tuple(initial_peers or ()),
+        push_to=push_to,
     )
     run_serve(settings, events=EventLog(log_json))

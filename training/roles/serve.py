@@ -58,6 +58,8 @@ class ServeSettings:
     """IP address or DNS name at which peers reach this machine; None: its own addresses."""
     initial_peers: tuple[str, ...] = ()
     """Other servers of the same run."""
+    push_to: str | None = None
+    """Where the monitor copies its checkpoints."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
     """The command line of the trainer."""
 
@@ -180,10 +182,11 @@ class _Servers:
         settings = self.settings
         return [
             *(*settings.python, "monitor", "--recipe", settings.recipe, "--run-dir", str(settings.run_dir)),
-            *_flags("--initial-peers", (self._local_address, self._address, *settings.initial_peers)),
+            *_flags("--initial-peers", dict.fromkeys((self._local_address, self._address, *settings.initial_peers))),
             *("--host", settings.host, "--port", str(settings.port), "--public-url", self.url, *self._listening(1)),
             *_flags("--shards", [settings.shards] if settings.shards else []),
             *_flags("--site", [settings.site] if settings.site else []),
+            *_flags("--push-to", [settings.push_to] if settings.push_to else []),
         ]
 
     def _listening(self, number: int) -> list[str]:
