@@ -160,6 +160,14 @@ def hivemind(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """Let accidents happen to a run of real programs (Linux); `-- --seed 7`, `-- --hours 1`, `-- --soak 500`."""
+    _install(session, "training")
+    environment = END_WITH_NOX | _kept_bytecode(session)
+    session.run("python", "-m", "tests.chaos", *session.posargs, env=environment, interrupt_timeout=10)
+
+
+@nox.session
 def format(session: nox.Session) -> None:
     """Format the code and fix what ruff can."""
     _install(session, "tests")

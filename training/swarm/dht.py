@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from hivemind.dht import DHT
+from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2PDaemonError
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
@@ -71,7 +73,8 @@ def start_dht(
             await_ready=False,  # DHT's own wait has no time-out
         )
         dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
-    except (P2PDaemonError, RuntimeError, OSError, TimeoutError) as error:
+    except (P2PDaemonError, ValidationError, RuntimeError, OSError, TimeoutError) as error:
+        _blame_clock(str(error))
         raise TrainingError(
             f"The network node did not start: {' '.join(str(error).split()) or type(error).__name__}. "
             "Check the addresses in --initial-peers (the id at the end included) and that the port is free."
@@ -90,6 +93,20 @@ def check_node(dht: DHT) -> None:
             "The network node's process has ended.",
             cure="Start this program again; if memory ran out, give it more. `serve` does the former by itself.",
         )
+
+
+def _blame_clock(reason: str) -> None:
+    """Raises TrainingError if a node did not start because of its clock: hivemind compares it with its initial peers'.
+
+    Its message names both times (hivemind 1.1.12, dht/protocol.py).
+    """
+    if times := re.search(r"local: ([\d.]+), peer: ([\d.]+)", reason):
+        ahead = float(times[1]) - float(times[2])
+        raise TrainingError(
+            f"The clock of this machine is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the clocks of "
+            "the run's peers: to them, what this peer announces would have expired, or would stay for too long.",
+            cure="Set the clock, for example with `sudo timedatectl set-ntp true`, and try again.",
+        ) from None
 
 
 def full_addresses(dht: DHT) -> list[str]:

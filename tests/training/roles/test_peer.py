@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.chaos.volunteer import Control
 from tests.programs import Programs, are_gone, until
 from training.checkpoints.checkpoint import save_checkpoint
 from training.compute.choices import Wishes
@@ -104,18 +105,19 @@ class Run:
         self.starts += 1
         self.address = self.event("bootstrap", "ready", number=self.starts)["addresses"][0]
 
-    def start(self, name, *arguments):
+    def start(self, name, *arguments, program=("-m", "training")):
         with (self.folder / f"{name}.log").open("w") as log:
-            command = [sys.executable, "-m", "training", *arguments, "--log-json", self.folder / f"{name}.jsonl"]
+            command = [sys.executable, *program, *arguments, "--log-json", self.folder / f"{name}.jsonl"]
             return self.programs.start(command, stdout=log, stderr=subprocess.STDOUT)
 
-    def join(self, name, *arguments, recipe=None, address=None):
+    def join(self, name, *arguments, recipe=None, address=None, **options):
         return self.start(
             name,
             *("join", "--recipe", str(recipe or self.recipe), "--initial-peers", address or self.address),
             *("--name", name, "--shards", str(self.shards), "--threads", "1", "--micro-batch-size", "4"),
             *("--device", "cpu", "--precision", "float32"),
             *("--state-dir", str(self.folder / name), "--host-maddrs", "/ip4/127.0.0.1/tcp/0", *arguments),
+            **options,
         )
 
     def log(self, name):
@@ -217,6 +219,19 @@ def test_initial_peers_that_do_not_answer_are_one_sentence(run):
     assert run.join("lost", address=ADDRESS).wait(240) == 1
     began, *lines = [line for line in run.log("lost").splitlines() if line]
     assert began.startswith("Joining demo") and len(lines) == 1 and "No initial peer answers" in lines[0]
+
+
+@pytest.mark.parametrize("ahead, words", [(300.0, "300 s ahead of"), (-300.0, "300 s behind")])
+def test_a_wrong_clock_is_one_sentence(run, ahead, words):
+    name = f"wrong-{ahead}"
+    control = run.folder / f"{name}.control"
+    Control(control).set(clock_seconds=ahead)
+    program = ("-m", "tests.chaos.volunteer", control, run.folder / f"{name}.notes")
+    assert run.join(name, program=program).wait(240) == 1
+    began, *lines = [line for line in run.log(name).splitlines() if line]
+    assert began.startswith("Joining demo") and len(lines) == 1
+    assert f"The clock of this machine is {words} the clocks of the run's peers" in lines[0]
+    assert "Set the clock" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+"""Each check of a run finds what it is there for, in the evidence of a good run in which one thing is changed."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.chaos import verdict
+from tests.chaos.evidence import Accident, Epoch, Evidence, Life, Weights
+
+NAMES = ("ada", "grace", "alan")
+BEGAN, CALM_UNTIL, ENDED = 1000.0, 1100.0, 1400.0
+
+
+def epoch_of(number, time, **facts):
+    return Epoch(**{"time": time, "epoch": number, "samples": 50, "senders": 3, "update_samples": 150.0, **facts})
+
+
+@pytest.fixture
+def good():
+    """400 seconds in which three volunteers end an epoch together every five seconds."""
+    evidence = Evidence(began=BEGAN, calm_until=CALM_UNTIL, ended=ENDED)
+    evidence.accidents = [Accident(kind="bootstrap", began=1150.0, ended=1160.0)]
+    for shift, name in enumerate(NAMES):
+        state = {"state": "fresh weights", "lineage": "a" * 16}
+        evidence.lives[name] = [Life(began=900.0, joined=920.0, ended=ENDED, epoch=0, **state)]
+        evidence.epochs[name] = [epoch_of(n, 920 + 5 * n + 0.1 * shift) for n in range(1, 96)]
+        evidence.weights[name] = [
+            Weights(time=epoch.time, updates=epoch.epoch, drifted=False, values=(1.0, 2.0, epoch.epoch))
+            for epoch in evidence.epochs[name]
+        ]
+    evidence.history = {n: 150 for n in range(1, 96)}
+    evidence.totals = {name: 95 * 50 for name in NAMES}
+    evidence.checkpoints = [(1000.0, 15), (1100.0, 35)]
+    return evidence
+
+
+def wrong(evidence):
+    """Names of the checks that find something."""
+    return {finding.check for finding in verdict.judge(evidence) if not finding.good}
+
+
+def cut_out(evidence, name, began, ended):
+    evidence.epochs[name] = [epoch for epoch in evidence.epochs[name] if not began < epoch.time < ended]
+
+
+def test_a_good_run_is_good(good):
+    assert wrong(good) == set()
+    assert verdict.rate(good, (BEGAN, CALM_UNTIL)) == pytest.approx(10.0)
+
+
+def test_fewer_samples_of_survivors_are_less_throughput(good):
+    for name in NAMES:
+        late = [replace(e, samples=40, update_samples=120.0) if e.epoch > 36 else e for e in good.epochs[name]]
+        good.epochs[name] = late
+    good.history = {n: 120 if n > 36 else 150 for n in good.history}
+    good.totals = {}
+    assert wrong(good) == {"throughput of the survivors"}
+
+
+def test_what_a_fault_costs_its_own_volunteer_is_not_the_survivors_loss(good):
+    good.accidents.append(Accident(kind="stop", began=1200.0, ended=1230.0, volunteers=("ada",)))
+    cut_out(good, "ada", 1200.0, 1235.0)
+    for name in ("grace", "alan"):
+        for number, epoch in enumerate(good.epochs[name]):
+            if 1200 < epoch.time < 1235:
+                good.epochs[name][number] = replace(epoch, senders=2, update_samples=100.0)
+    good.history |= {n: 100 for n in range(57, 63)}
+    good.totals["ada"] -= 6 * 50
+    assert wrong(good) == set()
+
+
+def test_an_update_alone_beside_others_counts_for_nothing(good):
+    epochs = good.epochs["ada"]
+    alone = {"senders": 1, "others": 2, "update_samples": 50.0, "fault": "no group"}
+    good.epochs["ada"] = [replace(e, **alone) if 1100 < e.time < 1250 else e for e in epochs]
+    assert "throughput of the survivors" in wrong(good)
+
+
+def test_a_volunteer_without_an_epoch_hangs(good):
+    cut_out(good, "alan", 1200.0, 1260.0)
+    assert any("alan ended no epoch for 65 s from 3:15" in hang for hang in verdict.hangs(good))
+
+
+def test_a_newcomer_that_never_trains_hangs(good):
+    good.lives["ada"].append(Life(began=1300.0, ended=ENDED))
+    assert verdict.hangs(good) == ["ada was started at 5:00 and did not train after 100 s"]
+
+
+def test_a_volunteer_that_is_left_alone_does_not_hang(good):
+    for name in ("ada", "grace"):
+        good.lives[name] = [replace(good.lives[name][0], ended=1200.0)]
+        cut_out(good, name, 1200.0, ENDED)
+    cut_out(good, "alan", 1200.0, ENDED)
+    assert verdict.hangs(good) == []
+
+
+def test_a_sum_that_is_not_that_of_its_senders_is_wrong(good):
+    good.epochs["ada"][40] = replace(good.epochs["ada"][40], update_samples=149.0)
+    assert len(verdict.wrong_sums(good)) == 1 and "rounds that were wrong in silence" in wrong(good)
+
+
+def test_a_sum_that_is_said_to_be_torn_is_not_silent(good):
+    good.epochs["ada"][40] = replace(good.epochs["ada"][40], update_samples=149.0, fault="a peer was lost")
+    assert verdict.wrong_sums(good) == []
+
+
+def test_a_sender_that_reported_nothing_may_have_had_any_number_of_samples(good):
+    del good.epochs["alan"][40]
+    good.epochs["ada"][40] = replace(good.epochs["ada"][40], update_samples=123.0)
+    assert verdict.wrong_sums(good) == []
+    good.epochs["ada"][40] = replace(good.epochs["ada"][40], update_samples=100.0)  # the third had none
+    assert len(verdict.wrong_sums(good)) == 1
+
+
+def test_weights_that_differ_in_silence_are_wrong(good):
+    weights = good.weights["alan"]
+    good.weights["alan"] = [replace(w, values=(1.0, 2.0, 1.1 * w.updates)) if w.updates > 50 else w for w in weights]
+    assert len(verdict.weights_apart(good)) == 2  # with each of the others
+    good.weights["alan"] = [replace(w, drifted=True) for w in good.weights["alan"]]
+    assert verdict.weights_apart(good) == []
+
+
+def test_a_second_beginning_is_a_split(good):
+    good.lives["ada"].append(Life(began=1300.0, joined=1320.0, ended=ENDED, epoch=0, state="fresh weights"))
+    assert any("ada began with fresh weights at 5:20" in split for split in verdict.splits(good))
+
+
+def test_two_lineages_and_two_branches_are_a_split(good):
+    good.lives["ada"] = [replace(good.lives["ada"][0], lineage="b" * 16)]
+    good.branches = 2
+    assert len(verdict.splits(good)) == 2
+
+
+def test_epochs_that_stay_apart_are_a_split(good):
+    good.epochs["ada"] = [replace(e, epoch=e.epoch + 10 * (1150 < e.time < 1230)) for e in good.epochs["ada"]]
+    assert [split for split in verdict.splits(good) if "epochs have been apart since 2:3" in split]
+    good.epochs["ada"] = [replace(e, epoch=e.epoch - 10 * (1150 < e.time < 1180)) for e in good.epochs["ada"]]
+    good.epochs["ada"] = [replace(e, epoch=n) for n, e in enumerate(good.epochs["ada"], 1)]
+    assert verdict.splits(good) == []
+
+
+def test_updates_alone_for_a_minute_are_a_split(good):
+    good.epochs["ada"] = [replace(e, senders=1 if 1200 < e.time < 1280 else 3) for e in good.epochs["ada"]]
+    assert len(verdict.splits(good)) == 1
+    assert "updates alone" in verdict.splits(good)[0]
+
+
+def test_the_history_must_have_each_epoch_once(good):
+    del good.history[50]
+    good.history[51] = 151
+    assert wrong(good) == {"epochs that the history lacks", "epochs that it counts twice"}
+
+
+def test_a_total_of_more_samples_than_were_logged_is_counted_twice(good):
+    good.totals["ada"] += 1
+    assert wrong(good) == {"epochs that it counts twice"}
+
+
+def test_all_that_come_back_must_have_the_newest_checkpoint(good):
+    good.accidents.append(Accident(kind="everyone", began=1200.0, ended=1210.0, volunteers=NAMES))
+    for name in NAMES:
+        back = Life(began=1210.0, joined=1220.0, ended=ENDED, epoch=35, state="the checkpoint epoch-000035")
+        good.lives[name] = [replace(good.lives[name][0], ended=1200.0), back]
+    assert verdict.weights_lost(good) == []
+    good.lives["ada"][1] = replace(good.lives["ada"][1], epoch=34)
+    assert len(verdict.weights_lost(good)) == 1
+
+
+def test_programs_that_give_up_and_files_that_stay_are_wrong(good):
+    good.gave_up.append("the monitor ended by itself with code 1")
+    good.remains.append("/dev/shm/torch_1_2")
+    assert wrong(good) == {"programs that gave up", "processes and files left behind"}
