@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import math
 import sqlite3
 import threading
@@ -28,7 +29,7 @@ from training.publish.backup import backups
 SCHEMA_VERSION = 1
 """Kept in SQLite's `user_version`."""
 
-EventKind = Literal["joined", "left", "checkpoint", "warning", "started", "stopped"]
+EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped"]
 
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -122,8 +123,10 @@ class HistoryReader:
             connection.close()
 
     def _rows(self, query: str, *values: object) -> list[dict]:
+        """Rows of a query whose values are given in their order, or as one dictionary."""
+        named = values[0] if values and isinstance(values[0], dict) else values
         with self._reading() as connection:
-            return [dict(row) for row in connection.execute(query, values)]
+            return [dict(row) for row in connection.execute(query, named)]
 
     def run_value(self, key: str) -> str | None:
         """What `History.set_run_value` stored, or None."""
@@ -133,6 +136,22 @@ class HistoryReader:
     def epochs(self, since: int = -1) -> list[dict]:
         """Epochs after `since`, oldest first: epoch, time, loss, active_peers, samples, samples_per_second."""
         return self._rows("SELECT * FROM epochs WHERE epoch > ? ORDER BY epoch", since)
+
+    def thinned_epochs(self, points: int, exact: int = 500) -> list[dict]:
+        """As `epochs`, but of all except the last `exact` epochs only `points` rows: neighbours are averaged (the loss
+        by samples) and listed under the last of them."""
+        return self._rows(
+            """WITH bounds AS (SELECT (SELECT min(epoch) FROM epochs) AS first,
+                (SELECT max(epoch) FROM epochs) - ? AS until),
+            width AS (SELECT until, 1 + max(0, until - first) / ? AS epochs FROM bounds)
+            SELECT max(epoch) AS epoch, max(time) AS time, sum(loss * samples) / sum(samples) AS loss,
+                CAST(round(avg(active_peers)) AS INTEGER) AS active_peers, sum(samples) AS samples,
+                avg(samples_per_second) AS samples_per_second
+            FROM epochs, width
+            GROUP BY iif(epoch > until, epoch, -1 - epoch / width.epochs) ORDER BY 1""",
+            exact,
+            points,
+        )
 
     def last_epoch(self) -> dict | None:
         """The newest row of `epochs`."""
@@ -150,6 +169,21 @@ class HistoryReader:
         """Peers whose record was renewed within the expiration time."""
         return self._rows("SELECT count(*) AS n FROM peers WHERE active")[0]["n"]
 
+    def last_seen(self) -> float | None:
+        """When the latest record of any peer came; None if there was none."""
+        return self._rows("SELECT max(last_seen) AS latest FROM peers")[0]["latest"]
+
+    def is_watched(self) -> bool:
+        """Whether a monitor writes this history now."""
+        try:
+            with _lock_path(self.path).open() as lock_file:
+                fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
     def samples_per_second(self) -> float | None:
         """Samples per second of all active peers together; None if no peer reports any."""
         return self._rows("SELECT sum(samples_per_second) AS rate FROM peers WHERE active")[0]["rate"]
@@ -158,26 +192,51 @@ class HistoryReader:
         """Samples that all volunteers have contributed so far."""
         return self._rows("SELECT coalesce(sum(samples), 0) AS n FROM peers")[0]["n"]
 
-    def losses(self, max_points: int = 1000) -> dict[str, list[list]]:
+    def losses(
+        self, max_points: int = 1000, *, since: int = -1, names: Sequence[str] | None = None
+    ) -> dict[str, list[list]]:
         """Loss of each volunteer over epochs, as `{name: [[epoch, loss], ...]}`.
 
-        In a run longer than `max_points` epochs, neighbouring epochs are averaged (weighted by samples) and listed
-        under the first of them.
+        If more than `max_points` epochs are asked for, neighbouring epochs are averaged (weighted by samples) and
+        listed under the first of them.
+
+        Args:
+            max_points: Of each volunteer.
+            since: Only epochs after this one.
+            names: Only these volunteers; None: all.
         """
         rows = self._rows(
-            """WITH width AS (SELECT 1 + coalesce(max(epoch) - min(epoch), 0) / ? AS epochs FROM reports)
+            """WITH bounds AS (SELECT (SELECT min(epoch) FROM reports WHERE epoch > :since) AS first,
+                (SELECT max(epoch) FROM reports) AS last),
+            width AS (SELECT 1 + coalesce(last - first, 0) / :points AS epochs FROM bounds)
             SELECT name, min(epoch) AS epoch, sum(loss * samples) / sum(samples) AS loss
             FROM reports, width
+            WHERE epoch > :since AND (:names IS NULL OR name IN (SELECT value FROM json_each(:names)))
             GROUP BY name, epoch / width.epochs ORDER BY name, 2""",
-            max_points,
+            {"since": since, "points": max_points, "names": None if names is None else json.dumps(list(names))},
         )
         losses: dict[str, list[list]] = {}
         for row in rows:
             losses.setdefault(row["name"], []).append([row["epoch"], row["loss"]])
         return losses
 
-    def leaderboard(self) -> list[dict]:
-        """Volunteers by contributed samples, most first; `share` is of all samples, None while there are none."""
+    def count_names(self) -> int:
+        """Volunteers that have ever taken part."""
+        return self._rows("SELECT count(DISTINCT name) AS n FROM peers")[0]["n"]
+
+    def first_names(self, most: int) -> list[str]:
+        """Names of the volunteers that have contributed most."""
+        query = "SELECT name FROM peers GROUP BY name ORDER BY sum(samples) DESC, name LIMIT ?"
+        return [row["name"] for row in self._rows(query, most)]
+
+    def leaderboard(self, *, most: int | None = None, offset: int = 0) -> list[dict]:
+        """Volunteers by contributed samples, most first; `share` is of all samples, None while there are none.
+
+        Args:
+            most: At most so many; None: all.
+            offset: Without so many of the first.
+        """
+        # The page is cut out before epochs are counted: counting those of all volunteers takes seconds in a large run.
         rows = self._rows(
             """SELECT name, samples, seconds, active, last_seen, samples_per_second,
                 (SELECT peer_id FROM peers AS latest WHERE latest.name = totals.name
@@ -186,10 +245,12 @@ class HistoryReader:
             FROM (
                 SELECT name, sum(samples) AS samples, sum(seconds) AS seconds, max(active) AS active,
                     max(last_seen) AS last_seen, sum(iif(active, samples_per_second, NULL)) AS samples_per_second
-                FROM peers GROUP BY name
-            ) AS totals ORDER BY samples DESC, name"""
+                FROM peers GROUP BY name ORDER BY samples DESC, name LIMIT ? OFFSET ?
+            ) AS totals""",
+            -1 if most is None else most,
+            offset,
         )
-        total = sum(row["samples"] for row in rows)
+        total = self.total_samples()
         for row in rows:
             row["active"] = bool(row["active"])
             row["share"] = row["samples"] / total if total else None
@@ -239,7 +300,7 @@ class History(HistoryReader):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._expiration_seconds = expiration_seconds
         self._watching_since = clock()
-        self._lock_file = path.with_name(path.name + ".lock").open("a")
+        self._lock_file = _lock_path(path).open("a")
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -282,6 +343,9 @@ class History(HistoryReader):
                 f"{path} is the history of {known['run_id']} (recipe {known['recipe_digest']}), not of {run_id} "
                 f"(recipe {recipe_digest}); give another folder, or remove that one to start over."
             )
+        with self._writing() as connection:
+            # Without it, a volunteer's losses and epochs are searched for among those of all volunteers.
+            connection.execute("CREATE INDEX IF NOT EXISTS reports_by_name ON reports (name)")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -376,8 +440,13 @@ class History(HistoryReader):
         for name, peer_id, last_seen in gone:
             connection.execute("UPDATE peers SET active = FALSE WHERE name = ? AND peer_id = ?", (name, peer_id))
             unseen = last_seen < self._watching_since
-            text = "left while nobody watched" if unseen else f"left: no word for {now - last_seen:.0f} s"
-            self._add_event(connection, now, "left", name, text)
+            # It may train on, and only not have found the run's servers again since they were away too.
+            text = (
+                "was not seen again since the monitor was away"
+                if unseen
+                else f"left: no word for {now - last_seen:.0f} s"
+            )
+            self._add_event(connection, now, "unseen" if unseen else "left", name, text)
 
     def _sum_up_epoch(self, connection: sqlite3.Connection, epoch: int, now: float) -> None:
         connection.execute(
@@ -422,6 +491,11 @@ class History(HistoryReader):
         """Closes the file and releases the lock for another writer."""
         self._connection.close()
         self._lock_file.close()
+
+
+def _lock_path(path: Path) -> Path:
+    """The file that the one writer of a history has locked."""
+    return path.with_name(path.name + ".lock")
 
 
 def _epoch_of(report: PeerReport) -> int | None:

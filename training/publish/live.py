@@ -5,16 +5,16 @@ Every document is made from the history alone; the API serves it and `export` wr
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mimetypes
 import shutil
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,13 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from training.config import RunConfig
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history import History, HistoryReader
+from training.publish.rendered import Rendered, RenderedDocuments, answer, render
+from training.publish.standing import RECENT_EPOCHS, Facts, standing_of
+from training.publish.stream import Broadcast, stream_routes
+from training.publish.watch import Watch, watched_of
 from training.storage.whole import write_whole
 
 UPDATED_EVERY_SECONDS = 2
 """How often dashboards are asked to poll."""
-
-KEPT_SECONDS = 0.5
-"""A document is computed at most once in this time, however many dashboards ask."""
 
 _NO_SITE = "The site is not built here. The run's data: /live/state.json, /recipe.toml\n"
 
@@ -70,35 +71,74 @@ def run_document(history: HistoryReader, *, live: bool = True) -> dict:
     return {**json.loads(stored), "started_at": float(history.run_value("started_at") or 0), **over}
 
 
-def state_document(history: HistoryReader, *, now: float, live: bool = True) -> dict:
-    """The run's current state. Without a monitor (`live` false) no peer counts as active, whatever the history says."""
+def state_document(history: HistoryReader, *, now: float, live: bool = True, watch: Watch | None = None) -> dict:
+    """The run's current state. Without a monitor (`live` false) nobody counts as active, whatever was written last.
+
+    Args:
+        history: The run's.
+        now: Seconds since the epoch.
+        live: Whether a monitor watches the run now.
+        watch: What that monitor sees; None: only the history is known.
+    """
     last = history.last_epoch() or {"epoch": None, "loss": None, "time": None}
-    active_peers = history.active_peers() if live else 0
-    if last["epoch"] is not None and last["epoch"] >= run_document(history)["total_epochs"]:
-        status = "finished"
-    elif not live:
-        status = "stopped"
-    else:
-        status = "running" if active_peers else "waiting"
+    facts = _facts(history, last["epoch"], now=now, watch=watch)
+    standing = standing_of(facts, live=live)
+    watches = live and standing.status != "stopped"
     return {
         "time": now,
-        "status": status,
+        "status": standing.status,
+        "cause": standing.cause,
+        "remedy": standing.remedy,
         "epoch": last["epoch"],
         "loss": last["loss"],
-        "samples_per_second": history.samples_per_second() if live else None,
-        "active_peers": active_peers,
+        "samples_per_second": facts.samples_per_second if watches else None,
+        "active_peers": facts.active_peers if watches else 0,
         "total_samples": history.total_samples(),
         "last_epoch_at": last["time"],
         "updated_every_seconds": UPDATED_EVERY_SECONDS,
+        "stream": live,
     }
 
 
-def leaderboard_document(history: HistoryReader, *, live: bool = True) -> dict:
-    """What each volunteer has contributed. Without a monitor no volunteer counts as active."""
-    volunteers = history.leaderboard()
+def _facts(history: HistoryReader, epoch: int | None, *, now: float, watch: Watch | None) -> Facts:
+    """What the standing of a run at this epoch depends on."""
+    return Facts(
+        now=now,
+        total_epochs=run_document(history)["total_epochs"],
+        epochs=history.epochs(epoch - RECENT_EPOCHS) if epoch is not None else (),
+        active_peers=history.active_peers(),
+        samples_per_second=history.samples_per_second(),
+        last_seen=history.last_seen(),
+        watched=watch.watched if watch is not None else watched_of(history),
+        is_watched=watch is not None or history.is_watched(),
+        sight=watch.sight() if watch is not None else None,
+    )
+
+
+def history_document(history: HistoryReader, *, since: int | None = None, points: int | None = None) -> dict:
+    """The epochs: all, those after `since`, or `points` means of the older ones and each of the newest."""
+    if since is not None:
+        return {"epochs": history.epochs(since)}
+    return {"epochs": history.epochs() if points is None else history.thinned_epochs(points)}
+
+
+def losses_document(
+    history: HistoryReader, *, since: int | None = None, points: int = 1000, most: int | None = None
+) -> dict:
+    """The losses of all volunteers, or of the `most` that have contributed most."""
+    names = history.first_names(most) if most is not None else None
+    return {"peers": history.losses(points, since=since if since is not None else -1, names=names)}
+
+
+def leaderboard_document(
+    history: HistoryReader, *, live: bool = True, most: int | None = None, offset: int = 0
+) -> dict:
+    """What each volunteer has contributed, of all or of a page of them. Without a monitor no volunteer counts as
+    active."""
+    volunteers = history.leaderboard(most=most, offset=offset)
     if not live:
         volunteers = [{**volunteer, "active": False, "samples_per_second": None} for volunteer in volunteers]
-    return {"volunteers": volunteers}
+    return {"volunteers": volunteers, "total": history.count_names()}
 
 
 def pictures_document(history: HistoryReader) -> dict:
@@ -114,25 +154,41 @@ DOCUMENTS = ("run", "state", "history", "losses", "leaderboard", "pictures", "ev
 """Names of the documents: `/live/NAME.json` each."""
 
 
-def compute_document(name: str, history: HistoryReader, *, now: float, live: bool = True) -> dict:
-    """One of `DOCUMENTS`; `live` says whether a monitor watches the run now."""
+def compute_document(
+    name: str,
+    history: HistoryReader,
+    *,
+    now: float,
+    live: bool = True,
+    watch: Watch | None = None,
+    part: dict[str, int] | None = None,
+) -> dict:
+    """One of `DOCUMENTS`; `live` says whether a monitor watches the run now, `part` which part of a long one is wanted.
+
+    Raises:
+        TypeError: If the document has no such part.
+    """
+    part = part or {}
     match name:
         case "run":
             return run_document(history, live=live)
         case "state":
-            return state_document(history, now=now, live=live)
+            return state_document(history, now=now, live=live, watch=watch)
         case "history":
-            return {"epochs": history.epochs()}
+            return history_document(history, **part)
         case "losses":
-            return {"peers": history.losses()}
+            return losses_document(history, **part)
         case "leaderboard":
-            return leaderboard_document(history, live=live)
+            return leaderboard_document(history, live=live, **part)
         case "pictures":
             return pictures_document(history)
         case "events":
             return {"events": history.events()}
         case _:
             raise KeyError(name)
+
+
+Count = Annotated[int | None, Query(ge=1, le=100_000)]
 
 
 def create_app(
@@ -142,6 +198,7 @@ def create_app(
     checkpoints: Path | None = None,
     shards: Path | None = None,
     site: Path | None = None,
+    watch: Watch | None = None,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
     """The live API, the recipe, the checkpoints, the shards and the site, as one application.
@@ -152,28 +209,16 @@ def create_app(
         checkpoints: Folder of the run's checkpoints, served below /checkpoints.
         shards: Folder of the prepared shards, served below /shards, so that volunteers can stream from here.
         site: Folder of the built site, served at /.
+        watch: What the monitor sees; None: only the history is known.
         clock: Seconds since the epoch; a test passes its own.
     """
-    # Python's table depends on the system, and browsers refuse modules and WebAssembly of another type.
     for media_type, suffix in [("text/javascript", ".mjs"), ("application/wasm", ".wasm"), ("text/plain", ".toml")]:
         mimetypes.add_type(media_type, suffix)
-    documents = _Documents(history, clock)
     app = FastAPI(title="Live API of a collaborative training run", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_Headers)
+    app.include_router(_document_routes(history, watch, clock))
 
     # Before the general route, which would match this address, too, and ignore `since`.
-    @app.get("/live/history.json")
-    def epochs(request: Request, since: int | None = None) -> Response:
-        if since is None:
-            return _json(request, documents.rendered("history"))
-        return _json(request, render({"epochs": history.epochs(since)}))
-
-    @app.get("/live/{name}.json")
-    def document(request: Request, name: str) -> Response:
-        if name not in DOCUMENTS:
-            raise HTTPException(404)
-        return _json(request, documents.rendered(name))
-
     @app.get("/recipe.toml")
     def recipe() -> PlainTextResponse:
         return PlainTextResponse(history.run_value("recipe.toml"))
@@ -193,6 +238,41 @@ def create_app(
     else:
         app.get("/")(lambda: PlainTextResponse(_NO_SITE))
     return app
+
+
+def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callable[[], float]) -> APIRouter:
+    """The routes of the documents, whole and in parts, and of the stream of states."""
+    routes, documents = APIRouter(), RenderedDocuments()
+
+    def rendered(name: str, **part: int) -> Rendered:
+        compute = partial(compute_document, name, history, now=clock(), watch=watch, part=part)
+        return documents.get((name, *part.items()), compute)
+
+    @routes.get("/live/history.json")
+    def epochs(request: Request, since: int | None = None, points: Count = None) -> Response:
+        return answer(request, rendered("history", **_given(since=since, points=points)))
+
+    @routes.get("/live/losses.json")
+    def losses(request: Request, since: int | None = None, points: Count = None, most: Count = None) -> Response:
+        return answer(request, rendered("losses", **_given(since=since, points=points, most=most)))
+
+    @routes.get("/live/leaderboard.json")
+    def leaderboard(
+        request: Request, most: Count = None, offset: Annotated[int | None, Query(ge=0, le=10**9)] = None
+    ) -> Response:
+        return answer(request, rendered("leaderboard", **_given(most=most, offset=offset)))
+
+    @routes.get("/live/{name}.json")
+    def document(request: Request, name: str) -> Response:
+        if name not in DOCUMENTS:
+            raise HTTPException(404)
+        if name == "state" and watch is not None:
+            watch.asked()
+        return answer(request, rendered(name))
+
+    is_over = (lambda: watch.is_over) if watch is not None else (lambda: False)
+    routes.include_router(stream_routes(Broadcast(lambda: rendered("state").content, is_over)))
+    return routes
 
 
 def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Callable[[], float] = time.time) -> None:
@@ -224,37 +304,9 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
         ) from None
 
 
-def render(document: dict) -> bytes:
-    """JSON as it is served and written; never NaN, which browsers refuse."""
-    return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-class _Documents:
-    """Rendered documents, each cached for `KEPT_SECONDS`."""
-
-    def __init__(self, history: HistoryReader, clock: Callable[[], float]):
-        self._history = history
-        self._clock = clock
-        self._kept: dict[str, tuple[float, bytes]] = {}
-        self._guard = threading.Lock()
-
-    def rendered(self, name: str) -> bytes:
-        # Held while computing, so that many dashboards at once cost one computation.
-        with self._guard:
-            now = time.monotonic()
-            made_at, content = self._kept.get(name, (-KEPT_SECONDS, b""))
-            if not content or now - made_at >= KEPT_SECONDS:
-                content = render(compute_document(name, self._history, now=self._clock()))
-                self._kept[name] = (now, content)
-            return content
-
-
-def _json(request: Request, content: bytes) -> Response:
-    etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-    # `in`, because the header may list several, or mark one as weak (W/).
-    if etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers={"etag": etag})
-    return Response(content, media_type="application/json", headers={"etag": etag})
+def _given(**parameters: int | None) -> dict[str, int]:
+    """Those that a request has."""
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 class _Headers:

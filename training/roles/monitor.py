@@ -33,6 +33,7 @@ from training.publish.card import model_card
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
 from training.publish.push import Pusher, Target, open_target
+from training.publish.watch import Watch
 from training.swarm.addresses import address_to_tell, id_of, widest
 from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
@@ -126,13 +127,15 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     live.store_run(history, run, recipe_toml, **invitation, parameters=keeper.parameters, one_machine=flags.one_machine)
     if not read_records(dht, run.run_id):
         history.rewind(keeper.saved_epoch())  # nobody trains, so the next volunteer resumes from the checkpoint
-    with _serving(_app(history, flags), flags.host, flags.port):
+    watch = Watch(history, run, reach=redial.reachability)
+    with _serving(_app(history, flags, watch), flags.host, flags.port), watch:
         history.add_event("started", "monitor", f"watches at {flags.url}")
         events.write("ready", url=flags.url, **invitation)
         print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
-        _watch(history, dht, run, keeper, tokens, stop)
+        _watch(watch, history, dht, run, keeper, tokens, stop)
         history.add_event("stopped", "monitor", "has stopped watching")
         events.write("stopped")
+        watch.let_pages_know()
     history.close()
 
 
@@ -186,7 +189,7 @@ def _pusher(
     )
 
 
-def _app(history: History, flags: MonitorFlags) -> FastAPI:
+def _app(history: History, flags: MonitorFlags, watch: Watch) -> FastAPI:
     """What the monitor serves."""
     return live.create_app(
         history,
@@ -194,20 +197,24 @@ def _app(history: History, flags: MonitorFlags) -> FastAPI:
         checkpoints=flags.run_dir / "checkpoints",
         shards=flags.shards,
         site=flags.site,
+        watch=watch,
     )
 
 
-def _watch(history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _Tokens, stop: StopRequest) -> None:
+def _watch(
+    watch: Watch, history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _Tokens, stop: StopRequest
+) -> None:
     """Follows the run until `stop` is requested, then takes a last checkpoint and a last reading."""
     keeper.start()
     while not stop.wait(POLL_SECONDS):
         check_node(dht)
-        _observe(history, dht, run)
+        _observe(watch, history, dht, run)
         tokens.renew()
         keeper.look()
+    watch.stop()
     tokens.take_back()
     keeper.finish()
-    _observe(history, dht, run)  # notes the volunteers that stopped at the same time as the monitor
+    _observe(watch, history, dht, run)  # notes the volunteers that stopped at the same time as the monitor
 
 
 class _Tokens:
@@ -243,12 +250,15 @@ class _Tokens:
             tell_tokens(self._dht, self._run, self._identity, "")
 
 
-def _observe(history: History, dht: DHT, run: RunConfig) -> None:
+def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig) -> None:
     try:
-        history.observe(read_records(dht, run.run_id))
+        records = read_records(dht, run.run_id)
+        history.observe(records)
+        watch.saw(records)
     except TimeoutError:
         print("Warning: the DHT did not answer in time; trying again.", flush=True)
     except TrainingError as error:
+        watch.failed(error)
         print(f"Warning: {error} Trying again.", flush=True)
 
 

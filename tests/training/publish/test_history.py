@@ -157,7 +157,7 @@ def test_a_monitor_that_comes_back_does_not_claim_to_have_listened(tmp_path):
     assert [event["kind"] for event in second.events()] == ["joined", "joined"]
     clock.now += 31
     second.observe([Report(epoch=1, samples=30, time=531)])
-    assert [event["text"] for event in second.events()][2:] == ["left while nobody watched"]
+    assert [event["text"] for event in second.events()][2:] == ["was not seen again since the monitor was away"]
     assert second.events()[-1]["name"] == "alan"
     second.close()
 

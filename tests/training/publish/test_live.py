@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from training.config import load_recipe
 from training.errors import TrainingError
 from training.publish import live
 from training.publish.history import History, Picture
+from training.publish.rendered import KEPT_SECONDS
 
 
 @pytest.fixture
@@ -67,16 +69,25 @@ def address(tmp_path, history, clock):
     (tmp_path / "secret.txt").write_text("secret")
     (shards / "link.txt").symlink_to(tmp_path / "secret.txt")
     app = live.create_app(history, pictures=tmp_path / "pictures", shards=shards, site=site, clock=clock)
+    with serving(app) as url:
+        yield url
+
+
+@contextmanager
+def serving(app):
+    """Address at which the app is served in the block."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield "http://{}:{}".format(*listener.getsockname())
-        server.should_exit = True
-        thread.join(10)
+        try:
+            yield "http://{}:{}".format(*listener.getsockname())
+        finally:
+            server.should_exit = True
+            thread.join(10)
         assert not thread.is_alive()
 
 
@@ -96,6 +107,8 @@ def test_documents_say_what_was_observed(address):
     assert state == {
         "time": 1060.0,
         "status": "running",
+        "cause": "",
+        "remedy": "",
         "epoch": 3,
         "loss": 1.0,
         "samples_per_second": 5.0,
@@ -103,6 +116,7 @@ def test_documents_say_what_was_observed(address):
         "total_samples": 40,
         "last_epoch_at": 1040.0,
         "updated_every_seconds": live.UPDATED_EVERY_SECONDS,
+        "stream": True,
     }
     assert [row["loss"] for row in documents["history"]["epochs"]] == [2.5, 1.5, 1.0]
     assert documents["losses"]["peers"] == {"ada": [[1, 3.0], [2, 1.5], [3, 1.0]], "al & <b>": [[1, 2.0]]}
@@ -121,15 +135,50 @@ def test_documents_say_what_was_observed(address):
     assert [event["kind"] for event in documents["events"]["events"]] == ["joined", "joined", "left"]
 
 
+def test_old_history_without_a_monitor_state_is_exported(history):
+    assert live.state_document(history, now=0, live=False)["status"] == "stopped"
+
+
 def test_history_since(address):
     assert [row["epoch"] for row in get(address, "/live/history.json?since=2").json()["epochs"]] == [3]
     assert get(address, "/live/history.json?since=x").status_code == 422
 
 
+def test_parts_of_long_documents(history, address):
+    for epoch in range(4, 1004):
+        history.observe([Report(epoch=epoch, loss=1.0, samples=10 * epoch, time=100 + epoch)])
+    whole = get(address, "/live/history.json").json()["epochs"]
+    thin = get(address, "/live/history.json?points=10").json()["epochs"]
+    assert thin[-500:] == whole[-500:]
+    assert 10 <= len(thin) - 500 <= 11
+    assert sum(row["samples"] for row in thin) == sum(row["samples"] for row in whole)
+    assert thin[0]["epoch"] == sorted(row["epoch"] for row in whole)[len(whole[:-500]) // 10 - 1]
+    losses = get(address, "/live/losses.json?most=1&points=5").json()["peers"]
+    assert list(losses) == ["ada"]
+    assert len(losses["ada"]) <= 6
+    assert get(address, "/live/losses.json?most=1&since=1001").json()["peers"] == {"ada": [[1002, 1.0], [1003, 1.0]]}
+    page = get(address, "/live/leaderboard.json?most=1&offset=1").json()
+    assert ([one["name"] for one in page["volunteers"]], page["total"]) == (["al & <b>"], 2)
+    assert page["volunteers"][0]["share"] == pytest.approx(10 / (10 + 10 * 1003))
+    for path in ("losses.json?most=0", "leaderboard.json?offset=-1", "history.json?points=x"):
+        assert get(address, f"/live/{path}").status_code == 422
+
+
+def test_long_documents_are_compressed(address, history):
+    for epoch in range(4, 60):
+        history.observe([Report(epoch=epoch, loss=1.0, samples=10 * epoch, time=100 + epoch)])
+    packed = get(address, "/live/history.json")
+    plain = get(address, "/live/history.json", **{"accept-encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert packed.json() == plain.json()
+    assert int(packed.headers["content-length"]) < len(plain.content) / 3
+
+
 def test_new_observation_is_served_within_a_second(address, history):
     get(address, "/live/history.json")
     history.observe([Report(epoch=4, samples=40, time=10)])
-    time.sleep(2 * live.KEPT_SECONDS)
+    time.sleep(2 * KEPT_SECONDS)
     assert [row["epoch"] for row in get(address, "/live/history.json").json()["epochs"]] == [1, 2, 3, 4]
 
 
@@ -196,7 +245,13 @@ def test_export_equals_live(address, history, tmp_path, clock):
     exported = {name: json.loads((tmp_path / "export/live" / f"{name}.json").read_bytes()) for name in live.DOCUMENTS}
     served = {name: get(address, f"/live/{name}.json").json() for name in live.DOCUMENTS}
     served["run"] |= {"initial_peers": [], "join_command": ""}
-    served["state"] |= {"status": "stopped", "active_peers": 0, "samples_per_second": None}
+    served["state"] |= {"status": "stopped", "active_peers": 0, "samples_per_second": None, "stream": False}
+    for words in ("cause", "remedy"):
+        served["state"][words] = exported["state"][words]
+    assert (
+        "This is a copy of the run, made on 1 January 1970 at 00:17 UTC while its monitor ran"
+        in exported["state"]["cause"]
+    )
     served["leaderboard"]["volunteers"][0] |= {"active": False, "samples_per_second": None}
     assert exported == served
     for path in ("recipe.toml", "live/pictures/000002/0.png"):
@@ -223,6 +278,6 @@ def test_empty_run_has_every_document(tmp_path):
     assert documents["state"]["status"] == "waiting"
     assert documents["state"]["epoch"] is None
     assert documents["history"] == {"epochs": []}
-    assert documents["leaderboard"] == {"volunteers": []}
+    assert documents["leaderboard"] == {"volunteers": [], "total": 0}
     assert all(live.render(document) for document in documents.values())
     history.close()

@@ -1,0 +1,92 @@
+"""Documents as the live API sends them: each is computed once for all readers, and compressed once."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+
+from fastapi import Request, Response
+
+KEPT_SECONDS = 0.5
+"""A document is computed at most once in this time, however many dashboards ask."""
+KEPT_TIMES = 20
+"""And it is kept for so many times the time that computing it took, so that large ones take at most 5 % of a core."""
+MOST_KEPT = 64
+"""Documents that are kept; of those with parameters there can be many."""
+COMPRESSED_BYTES = 1024
+"""Documents of at least so many bytes are compressed."""
+
+
+def render(document: dict) -> bytes:
+    """JSON as it is served and written; never NaN, which browsers refuse."""
+    return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The bytes of a document."""
+
+    content: bytes
+
+    @cached_property
+    def etag(self) -> str:
+        """Of the content."""
+        return f'"{hashlib.sha256(self.content).hexdigest()[:20]}"'
+
+    @cached_property
+    def compressed(self) -> bytes:
+        """By gzip, which all browsers read."""
+        return gzip.compress(self.content, compresslevel=5, mtime=0)
+
+
+class RenderedDocuments:
+    """Rendered documents by their key."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, tuple[float, Rendered]] = OrderedDict()
+        self._computing: dict[Hashable, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def get(self, key: Hashable, compute: Callable[[], dict]) -> Rendered:
+        """The document of a key, computed anew if it is too old. While one thread computes it, others wait for it, but
+        those who ask for other documents do not."""
+        if (kept := self._fresh(key)) is not None:
+            return kept
+        with self._guard:
+            computing = self._computing.setdefault(key, threading.Lock())
+        with computing:
+            if (kept := self._fresh(key)) is not None:
+                return kept
+            began = time.monotonic()
+            rendered = Rendered(render(compute()))
+            now = time.monotonic()
+            with self._guard:
+                self._kept[key] = (now + max(KEPT_SECONDS, KEPT_TIMES * (now - began)), rendered)
+                self._kept.move_to_end(key)
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+                self._computing.pop(key, None)
+            return rendered
+
+    def _fresh(self, key: Hashable) -> Rendered | None:
+        with self._guard:
+            until, rendered = self._kept.get(key, (0.0, None))
+        return rendered if time.monotonic() < until else None
+
+
+def answer(request: Request, rendered: Rendered) -> Response:
+    """The answer to a request for a document: nothing but 304 to a browser that has it already."""
+    headers = {"etag": rendered.etag, "vary": "accept-encoding"}
+    if rendered.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    content = rendered.content
+    if len(content) >= COMPRESSED_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
+        content, headers["content-encoding"] = rendered.compressed, "gzip"
+    return Response(content, media_type="application/json", headers=headers)
