@@ -5,27 +5,31 @@ import { showCount, showDate, showDuration } from "./format.mjs";
 /**
  * @typedef {object} Feed the page's knowledge of a run; run, state and the lists are copied from the monitor's
  *   documents
- * @property {"loading" | "none" | "known"} phase
+ * @property {"loading" | "none" | "unreachable" | "known"} phase none: the server has no run; unreachable: it does not
+ *   answer, so that nothing is known
  * @property {object | null} run
  * @property {object | null} state
  * @property {object[]} epochs the oldest first
  * @property {Record<string, number[][]>} peers volunteer -> [epoch, loss] of each of its epochs
- * @property {object[]} volunteers the leaderboard
+ * @property {object[]} volunteers the leaderboard, or its first part
+ * @property {number} total how many volunteers it has in all
  * @property {object[]} snapshots
  * @property {object[]} events
  * @property {boolean} changed whether anything but the times has changed since the page was told last
  * @property {number} age of the shown state, in seconds
  * @property {number} now time by the server's clock, in seconds
  * @property {boolean} lost whether an answer is overdue
+ * @property {boolean} offline whether the browser has no network
+ * @property {boolean} kept whether all comes from the copy that the service worker keeps
  */
 
-const LISTS = ["peers", "volunteers", "snapshots", "events"];
+const LISTS = ["peers", "volunteers", "total", "snapshots", "events"];
 
 /** @returns {Feed} an empty one */
 export function emptyFeed(phase) {
   return {
-    phase, run: null, state: null, epochs: [], peers: {}, volunteers: [], snapshots: [], events: [],
-    changed: true, age: 0, now: Date.now() / 1000, lost: false,
+    phase, run: null, state: null, epochs: [], peers: {}, volunteers: [], total: 0, snapshots: [], events: [],
+    changed: true, age: 0, now: Date.now() / 1000, lost: false, offline: false, kept: false,
   };
 }
 
@@ -40,10 +44,21 @@ export function merged(epochs, news) {
   return [...known.values()].sort((a, b) => a.epoch - b.epoch);
 }
 
+/** Adds new losses to the known ones, as `merged` does for each volunteer. */
+export function mergedLosses(peers, news) {
+  const all = { ...peers };
+  for (const [name, points] of Object.entries(news)) {
+    all[name] = [...new Map([...(peers[name] ?? []), ...points]).entries()].sort(([a], [b]) => a - b);
+  }
+  return all;
+}
+
 /** Copies the lists of several documents into the feed. */
 export function takeLists(feed, documents) {
   for (const document of documents) {
     for (const list of LISTS) if (list in document) feed[list] = document[list];
+    // A server of an earlier release sends all volunteers, and does not say how many they are.
+    if ("volunteers" in document && !("total" in document)) feed.total = document.volunteers.length;
   }
 }
 
@@ -54,58 +69,96 @@ export function takeLists(feed, documents) {
  * only the last answer's age counts, because its state does not change.
  *
  * @param {Feed} feed
- * @param {{now: number, serverAhead: number, answeredAt: number}} clock in seconds: this computer's clock, by how much
- *   the server's clock is ahead, and the time of the last answer (0: none yet)
+ * @param {object} clock
+ * @param {number} clock.now this computer's clock, in seconds
+ * @param {number} clock.serverAhead by how many seconds the server's clock is ahead
+ * @param {number} clock.answeredAt time of the last answer, in seconds; 0: none yet
+ * @param {boolean} clock.offline whether the browser has no network; a server on this computer may answer all the same
+ * @param {boolean} clock.failed whether the last question got no answer
  */
-export function tellTime(feed, { now, serverAhead, answeredAt }) {
+export function tellTime(feed, { now, serverAhead, answeredAt, offline = false, failed = false }) {
   const isGoingOn = feed.phase === "known" && !isOver(feed);
   feed.now = now + serverAhead;
   feed.age = answeredAt ? Math.max(now - answeredAt, isOver(feed) ? 0 : feed.now - feed.state.time) : 0;
-  feed.lost = isGoingOn && feed.age > overdueAfter(feed);
+  feed.offline = offline;
+  feed.lost = isGoingOn && (feed.age > overdueAfter(feed) || (offline && failed));
 }
 
-/** Whether the run has ended. */
-export function isOver(feed) {
-  return feed.state?.status === "finished" || feed.state?.status === "stopped";
+/** Whether nothing more is expected of the run: it is finished, or its monitor has stopped, or has failed and is gone. */
+export function isOver({ state }) {
+  return state?.status === "finished" || state?.status === "stopped" || (state?.status === "failed" && state.stream === false);
 }
 
-/** The run's status, {kind, label, text}. */
+/** The run's status, {kind, label, text, remedy}; the remedy is empty if there is nothing to do. */
 export function describe(feed) {
-  if (feed.phase === "loading") return { kind: "loading", label: "Looking", text: "Looking for a run …" };
+  if (feed.phase === "loading") return { kind: "loading", label: "Looking", text: "Looking for a run …", remedy: "" };
   if (feed.phase === "none") {
-    return { kind: "none", label: "No run", text: "No run is live here now, and no finished run is recorded." };
+    return { kind: "none", label: "No run", text: "No run is live here now, and no finished run is recorded.", remedy: "" };
   }
-  if (feed.lost) {
-    const text = `The monitor has not answered for ${showDuration(feed.age)}. Volunteers go on without it; this page shows what it said last.`;
-    return { kind: "lost", label: "No news", text };
-  }
-  return describeResting(feed.state) ?? describeGoingOn(feed);
+  if (feed.phase === "unreachable") return describeUnreachable(feed);
+  if (feed.lost) return describeLost(feed);
+  const { status } = feed.state;
+  const { kind, text } = describeOwn(feed);
+  const copy = feed.kept ? ` ${feed.offline ? "You are offline" : "The server does not answer"}: this is the copy that your browser has kept.` : "";
+  return { kind, label: LABELS[kind] ?? status, text: (feed.state.cause || text) + copy, remedy: feed.state.remedy ?? "" };
 }
 
-/** The status of a run that nobody trains now; undefined for other runs. */
-function describeResting({ status, epoch, last_epoch_at }) {
+const LABELS = {
+  waiting: "Waiting", running: "Live", slow: "Slow", split: "Split", stopped: "Stopped", failed: "Fault", finished: "Finished",
+};
+
+/** Nothing is known of a run, because nobody answers. */
+function describeUnreachable({ offline }) {
+  if (offline) {
+    const text = "You are offline, and your browser has kept no copy of the run.";
+    return { kind: "offline", label: "Offline", text, remedy: "This page looks for the run again as soon as there is a network." };
+  }
+  const text = "The server of this page does not answer, so nothing is known here about a run.";
+  return { kind: "lost", label: "No answer", text, remedy: "This page asks again every few seconds. The run's maintainer may have to start the monitor." };
+}
+
+/** A run that was known, and of which nothing has been heard for a while. */
+function describeLost({ offline, age }) {
+  if (offline) {
+    const text = `You are offline; this page shows the run as it was ${showDuration(age)} ago.`;
+    return { kind: "offline", label: "Offline", text, remedy: "It goes on by itself as soon as there is a network." };
+  }
+  const text = `The monitor has not answered for ${showDuration(age)}, and has not said that it stops: it has failed, or the way to it is cut. This page shows what it said last.`;
+  return { kind: "lost", label: "No news", text, remedy: "Volunteers do not need the monitor to train. Its maintainer can start it again with the same --run-dir." };
+}
+
+/** {kind, text} by the page's own words, for states whose cause the server does not say. */
+function describeOwn(feed) {
+  const { status, epoch, last_epoch_at, cause } = feed.state;
   const ended = last_epoch_at ? ` on ${showDate(last_epoch_at)}` : "";
   const after = epoch === null ? "before its first epoch" : `after epoch ${showCount(epoch)}`;
   switch (status) {
     case "finished":
-      return { kind: "finished", label: "Finished", text: `This run finished${ended}, ${after}.` };
+      return { kind: "finished", text: `This run finished${ended}, ${after}.` };
     case "stopped":
-      return { kind: "stopped", label: "Stopped", text: `This run stopped${ended}, ${after}. It can go on from its last checkpoint.` };
+      return { kind: "stopped", text: `This run stopped${ended}, ${after}. It can go on from its last checkpoint.` };
     case "waiting":
-      return { kind: "waiting", label: "Waiting", text: "No volunteer is active now. The run goes on as soon as somebody joins." };
+      return { kind: "waiting", text: "No volunteer is active now. The run goes on as soon as somebody joins." };
+    case "running":
+      return cause === undefined ? describeOld(feed) : describeRunning(feed);
+    default:
+      return { kind: status, text: "" };
   }
 }
 
-function describeGoingOn(feed) {
-  const { run, state } = feed;
+/** A run whose monitor, of an earlier release, does not say when it is slow. */
+function describeOld(feed) {
+  const { state } = feed;
   const quiet = state.last_epoch_at ? feed.now - state.last_epoch_at : 0;
-  if (quiet > slowAfter(feed.epochs)) {
-    const text = `No epoch was finished for ${showDuration(quiet)}, longer than usual: volunteers may be leaving or joining.`;
-    return { kind: "slow", label: "Slow", text };
-  }
+  if (quiet <= slowAfter(feed.epochs)) return describeRunning(feed);
+  const text = `No epoch was finished for ${showDuration(quiet)}, longer than usual: volunteers may be leaving or joining.`;
+  return { kind: "slow", text };
+}
+
+function describeRunning({ run, state }) {
   const goal = run.total_epochs ? ` of ${showCount(run.total_epochs)}` : "";
   const where = state.epoch === null ? "the first epoch has not finished yet" : `epoch ${showCount(state.epoch)}${goal}`;
-  return { kind: "running", label: "Live", text: `Training now: ${where}.` };
+  return { kind: "running", text: `Training now: ${where}.` };
 }
 
 /** Seconds without a finished epoch after which a run counts as slow: six times the recent mean, at least a minute. */
@@ -123,5 +176,5 @@ function overdueAfter(feed) {
 /** Seconds until the next question to the monitor: its own interval, or longer if no news is expected soon. */
 export function pauseAfter(feed) {
   if (isOver(feed) && feed.state.active_peers === 0) return 30;
-  return feed.phase === "none" ? 15 : (feed.state?.updated_every_seconds ?? 2);
+  return { none: 15, unreachable: 5 }[feed.phase] ?? (feed.state?.updated_every_seconds ?? 2);
 }

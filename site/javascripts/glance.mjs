@@ -20,17 +20,17 @@ function show(slot, feed) {
   slot("status-label").textContent = label;
   slot("status-text").textContent = text;
   const known = feed.phase === "known";
-  slot("numbers").classList.toggle("hidden", !known);
-  slot("key").classList.toggle("hidden", !known);
-  slot("hint").classList.toggle("hidden", known);
+  // While nobody answers, a recorded run that stands in the page itself stays.
+  if (feed.phase !== "unreachable") for (const name of ["numbers", "key"]) slot(name).classList.toggle("hidden", !known);
+  slot("hint").classList.toggle("hidden", feed.phase !== "none");
   if (known) showRun(slot, feed);
 }
 
 function showRun(slot, feed) {
-  const { run, state, epochs, volunteers, snapshots } = feed;
+  const { run, state, epochs, total, snapshots } = feed;
   slot("title").textContent = run.title;
   slot("loss").textContent = showNumber(state.loss);
-  slot("active").textContent = showCount(isOver(feed) ? volunteers.length : state.active_peers);
+  slot("active").textContent = showCount(isOver(feed) ? total : state.active_peers);
   slot("samples").textContent = showCount(state.total_samples);
   const points = epochs.filter((row) => row.loss !== null).map((row) => [row.epoch, row.loss]);
   const peers = epochs.map((row) => [row.epoch, row.active_peers]);

@@ -2,11 +2,18 @@
 // static site they are files with the recorded run, or an empty run.json if no run was recorded.
 
 import { siteURL } from "./address.mjs";
-import { emptyFeed, isBefore, merged, pauseAfter, takeLists, tellTime } from "./feed.mjs";
+import { emptyFeed, isBefore, isOver, merged, mergedLosses, pauseAfter, takeLists, tellTime } from "./feed.mjs";
+import { keepRun } from "./keep.mjs";
+import { closeStream, isFresh, makeStream, openStream } from "./stream.mjs";
 
 const REST_EVERY_SECONDS = 10;
 const ANSWER_WITHIN_SECONDS = 10;
 const TOLD_EVERY_MS = 1000;
+/** More rows than these are replaced by fewer, which the server averages: a chart has not so many pixels. */
+const MOST_ROWS = 3000;
+/** Of a long run: means in place of the older epochs, and of each volunteer's losses; and how many volunteers. */
+const WHOLE = { history: "points=1000", losses: "points=500&most=24" };
+const PAGE = 100;
 
 const now = () => Date.now() / 1000;
 
@@ -21,6 +28,13 @@ const now = () => Date.now() / 1000;
  * @property {number} answeredAt time of the last answer in seconds; 0 before the first
  * @property {number} serverAhead by how many seconds the server's clock is ahead of this computer's
  * @property {number} restAt time at which all documents are asked for again, even without a new epoch
+ * @property {number} most how many volunteers of the leaderboard to ask for
+ * @property {boolean} failed whether the last question got no answer
+ * @property {object | null} pushed a state that the stream has sent, until it is taken over
+ * @property {Promise} working ends when the current update has ended; updates run one after the other, because an older
+ *   answer that overtakes a newer one would look like a run that has gone back
+ * @property {object} stream see stream.mjs
+ * @property {{what: string}} kept what the service worker keeps; see keep.mjs
  */
 
 /**
@@ -31,23 +45,48 @@ const now = () => Date.now() / 1000;
  * @returns {() => void} stops following
  */
 export function followRun(onChange, { documents = [] } = {}) {
-  const feed = emptyFeed("loading");
-  const following = { feed, onChange, documents, stopped: false, turn: 0, timer: 0, answeredAt: 0, serverAhead: 0, restAt: 0 };
-  const onVisible = () => goOn(following);
-  document.addEventListener("visibilitychange", onVisible);
+  const following = {
+    feed: emptyFeed("loading"), onChange, documents, stopped: false, turn: 0, timer: 0, answeredAt: 0, serverAhead: 0,
+    restAt: 0, most: PAGE, failed: false, pushed: null, working: Promise.resolve(), stream: null, kept: { what: "" },
+  };
+  following.stream = makeStream((state) => {
+    following.pushed = state;
+    goOn(following);
+  });
+  following.feed.showMore = () => showMore(following);
+  const onWake = () => goOn(following);
+  const stopListening = listen(onWake);
   const ticker = setInterval(() => !document.hidden && tell(following), TOLD_EVERY_MS);
   loop(following, following.turn);
   return () => {
     following.stopped = true;
+    closeStream(following.stream);
     clearTimeout(following.timer);
     clearInterval(ticker);
-    document.removeEventListener("visibilitychange", onVisible);
+    stopListening();
   };
 }
 
-/** Asks at once when the page becomes visible again: the loop may have paused for long. */
+/** Calls `onWake` when the page is shown or hidden, and when the network goes or comes; returns what stops that. */
+function listen(onWake) {
+  document.addEventListener("visibilitychange", onWake);
+  for (const name of ["online", "offline"]) globalThis.addEventListener?.(name, onWake);
+  return () => {
+    document.removeEventListener("visibilitychange", onWake);
+    for (const name of ["online", "offline"]) globalThis.removeEventListener?.(name, onWake);
+  };
+}
+
+/** The next volunteers of the leaderboard. */
+function showMore(following) {
+  following.most += PAGE;
+  following.restAt = 0;
+  goOn(following);
+}
+
+/** Asks at once when there may be news; a hidden page holds no stream, because the server has only so many. */
 function goOn(following) {
-  if (document.hidden) return;
+  if (document.hidden) return closeStream(following.stream);
   clearTimeout(following.timer);
   loop(following, ++following.turn);
 }
@@ -57,7 +96,11 @@ async function loop(following, mine) {
   if (!document.hidden) {
     const { phase } = following.feed;
     // A failed request needs no message of its own: the state's age grows on the page, and the next turn asks again.
-    await update(following).catch(() => {});
+    following.working = following.working.then(() => update(following)).then(
+      () => (following.failed = false),
+      () => (following.failed = true),
+    );
+    await following.working;
     if (following.stopped || mine !== following.turn) return;
     if (following.feed.phase !== phase) following.feed.changed = true;
     tell(following);
@@ -68,7 +111,7 @@ async function loop(following, mine) {
 /** Passes the feed with current times to the page. */
 function tell(following) {
   const { feed } = following;
-  tellTime(feed, { ...following, now: now() });
+  tellTime(feed, { ...following, now: now(), offline: globalThis.navigator?.onLine === false });
   following.onChange(feed);
   feed.changed = false;
 }
@@ -78,38 +121,70 @@ async function update(following) {
   const { feed } = following;
   const first = feed.phase !== "known";
   if (first && !(await findRun(following))) return;
-  const state = await get(following, "state.json");
+  const state = await nextState(following);
   const before = feed.state;
   if (isBefore(state, before)) {
     // All that is known belongs to another run, or to epochs that will be trained again, so it is dropped.
     Object.assign(feed, emptyFeed("loading"));
     return update(following);
   }
-  feed.state = state;
   const isNew = first || state.epoch !== before.epoch || state.status !== before.status;
+  // Only now: if the rest does not come, the next turn still finds the state new.
   if (isNew || now() >= following.restAt) await updateRest(following);
+  feed.state = state;
   feed.phase = "known";
   feed.changed = true;
   following.answeredAt = now();
+  if (isOver(feed) || !state.stream) closeStream(following.stream);
+  else if (!following.stopped) openStream(following.stream, now());
+  if (following.documents.includes("losses")) keepRun(following.kept, feed);
+}
+
+/** The state that the stream has sent, or else the server's answer. */
+async function nextState(following) {
+  const { pushed, feed, stream } = following;
+  following.pushed = null;
+  return pushed ?? (feed.state && isFresh(stream, now()) ? feed.state : await get(following, "state.json"));
 }
 
 /** Asks for the run; resolves to whether there is one. */
 async function findRun(following) {
-  const run = await get(following, "run.json").catch(() => null);
-  if (run?.run_id) following.feed.run = run;
-  else following.feed.phase = "none";
-  return Boolean(run?.run_id);
+  const { feed } = following;
+  try {
+    const run = await get(following, "run.json");
+    if (run.run_id) feed.run = run;
+    else feed.phase = "none";
+    return Boolean(run.run_id);
+  } catch (error) {
+    // A server that answers, but not with a run, has none; one that does not answer may have one.
+    feed.phase = error.status === 404 ? "none" : "unreachable";
+    return false;
+  }
 }
 
 async function updateRest(following) {
   const { feed, documents } = following;
   // The last two epochs are asked for again, because late reports of volunteers change them.
-  const since = feed.epochs.length ? `?since=${feed.epochs.at(-1).epoch - 2}` : "";
-  const names = [`history.json${since}`, ...documents.map((name) => `${name}.json`)];
+  const since = feed.epochs.length && feed.epochs.length < MOST_ROWS ? `since=${feed.epochs.at(-1).epoch - 2}` : "";
+  const parts = {
+    history: since || WHOLE.history,
+    losses: since ? `most=24&${since}` : WHOLE.losses,
+    leaderboard: `most=${following.most}`,
+  };
+  const names = ["history", ...documents].map((name) => (parts[name] ? `${name}.json?${parts[name]}` : `${name}.json`));
   const [history, ...others] = await Promise.all(names.map((name) => get(following, name)));
-  feed.epochs = merged(feed.epochs, history.epochs);
+  const losses = others.find((document) => "peers" in document);
+  if (losses && since) losses.peers = await withNewLines(following, losses.peers);
+  feed.epochs = since ? merged(feed.epochs, history.epochs) : history.epochs;
   takeLists(feed, others);
   following.restAt = now() + REST_EVERY_SECONDS;
+}
+
+/** The known losses with the new ones; all of them are asked for if somebody is new among those who are shown. */
+async function withNewLines(following, news) {
+  const { peers } = following.feed;
+  if (Object.keys(news).every((name) => name in peers)) return mergedLosses(peers, news);
+  return (await get(following, `losses.json?${WHOLE.losses}`)).peers;
 }
 
 async function get(following, name) {
@@ -117,7 +192,11 @@ async function get(following, name) {
     cache: "no-cache",
     signal: AbortSignal.timeout(ANSWER_WITHIN_SECONDS * 1000),
   });
-  if (!response.ok) throw new Error(`${name}: ${response.status}`);
+  if (!response.ok) throw Object.assign(new Error(`${name}: ${response.status}`), { status: response.status });
+  // The service worker answers from its copy where nobody else does. To a page that has newer news, that is no answer.
+  const kept = response.headers.has("x-kept");
+  if (kept && following.feed.phase === "known" && !following.feed.kept) throw new Error(`${name}: not answered`);
+  following.feed.kept = kept;
   const dated = Date.parse(response.headers.get("date") ?? "");
   if (!Number.isNaN(dated)) following.serverAhead = dated / 1000 - now();
   return response.json();

@@ -6,6 +6,8 @@ import { showClock, showCount, showNumber } from "../format.mjs";
 /** Number of colours for volunteers; the ninth volunteer gets the first colour again. */
 const SERIES = 8;
 const TABLE_ROWS = 500;
+/** The page asks for the losses of so many volunteers (live.mjs). */
+const MOST_LINES = 24;
 
 /** The number of a volunteer's colour, from 1. It never changes, because `seen` keeps the order in which names came. */
 export function seriesOf(seen, name) {
@@ -72,6 +74,11 @@ function newestFirst({ epochs }) {
   return epochs.slice(-TABLE_ROWS).reverse();
 }
 
+function whoOf(feed) {
+  const [lines, all] = [Object.keys(feed.peers).length, Math.max(feed.total, namesOf(feed).length)];
+  return all > MOST_LINES ? `the ${lines} volunteers with most samples, of ${all}` : `${all} volunteers`;
+}
+
 /** The chart of losses in words; empty before the first loss. */
 export function lossSummary(feed) {
   const known = feed.epochs.filter((row) => row.loss !== null);
@@ -79,6 +86,6 @@ export function lossSummary(feed) {
   const [first, last] = [known[0], known.at(-1)];
   return (
     `Loss per epoch: ${showNumber(first.loss)} at epoch ${first.epoch}, ${showNumber(last.loss)} at epoch ${last.epoch}, ` +
-    `with a line for each of ${namesOf(feed).length} volunteers.`
+    `with a line for each of ${whoOf(feed)}.`
   );
 }

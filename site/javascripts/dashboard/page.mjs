@@ -8,7 +8,7 @@ import { describe, emptyFeed, isOver } from "../feed.mjs";
 import { showCount, showDuration, showNumber } from "../format.mjs";
 import { followRun } from "../live.mjs";
 import { lossLines, lossSummary, lossTable, speedLines, volunteerLines, volunteerTable } from "./lines.mjs";
-import { showBoard, showEvents } from "./people.mjs";
+import { showBoard, showEvents, showMoreButton } from "./people.mjs";
 import { showPictures } from "./pictures.mjs";
 
 const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
@@ -32,6 +32,7 @@ export function start(root) {
     makeTable(slot("loss-table"), () => lossTable(page.feed)),
     makeTable(slot("peers-table"), () => volunteerTable(page.feed)),
   ];
+  slot("board-more").addEventListener("click", () => page.feed.showMore());
   slot("pictures-all").addEventListener("click", ({ target }) => togglePictures(page, target));
   const wider = new ResizeObserver(() => page.feed.phase === "known" && showPictures(slot, page.feed.snapshots));
   wider.observe(slot("pictures").closest(".scroll"));
@@ -64,21 +65,24 @@ function show(page, feed) {
   if (feed.phase === "loading") return;
   showStatus(page, feed);
   page.slot("empty").hidden = feed.phase !== "none";
-  page.slot("run").classList.toggle("hidden", feed.phase !== "known");
+  // While nobody answers, a recorded run that stands in the page itself stays.
+  if (feed.phase !== "unreachable") page.slot("run").classList.toggle("hidden", feed.phase !== "known");
   if (feed.phase === "known" && feed.changed) showRun(page, feed);
 }
 
 /** Shows the run's status. A screen reader hears it when its kind changes; the text itself changes every second. */
 function showStatus(page, feed) {
   const { slot } = page;
-  const { kind, label, text } = describe(feed);
+  const { kind, label, text, remedy } = describe(feed);
   slot("status").dataset.kind = kind;
   slot("status-label").textContent = label;
   slot("status-text").textContent = text;
+  slot("remedy").textContent = remedy;
+  slot("remedy").classList.toggle("hidden", !remedy);
   slot("age").textContent = feed.phase === "known" && !isOver(feed) ? `Last update ${showDuration(feed.age)} ago` : "";
   if (page.announced === kind) return;
   page.announced = kind;
-  slot("announce").textContent = text;
+  slot("announce").textContent = `${text} ${remedy}`;
 }
 
 function showRun({ slot, charts, tables, seen }, feed) {
@@ -89,6 +93,7 @@ function showRun({ slot, charts, tables, seen }, feed) {
   if (summary) slot("loss-chart").setAttribute("aria-label", summary);
   showPictures(slot, feed.snapshots);
   showBoard(slot("board"), feed, seen);
+  showMoreButton(slot("board-more"), feed);
   showEvents(slot("events"), feed);
 }
 

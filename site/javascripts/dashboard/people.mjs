@@ -12,6 +12,12 @@ export function showBoard(board, feed, seen) {
   board.replaceChildren(...feed.volunteers.map((volunteer) => volunteerRow(volunteer, feed, seriesOf(seen, volunteer.name))));
 }
 
+/** Brings the button for further volunteers up to date. */
+export function showMoreButton(button, { volunteers, total }) {
+  button.hidden = volunteers.length >= total;
+  button.textContent = `More of the ${showCount(total)} volunteers`;
+}
+
 function volunteerRow(volunteer, feed, series) {
   const swatch = element("span", []);
   swatch.className = "swatch";

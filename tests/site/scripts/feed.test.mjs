@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { beforeEach, mock, test } from "node:test";
 
-import { describe, emptyFeed, isBefore, merged, pauseAfter, takeLists, tellTime } from "../../../site/javascripts/feed.mjs";
+import { describe, emptyFeed, isBefore, isOver, merged, mergedLosses, pauseAfter, takeLists, tellTime } from "../../../site/javascripts/feed.mjs";
 
 const rows = (...epochs) => epochs.map((epoch) => ({ epoch, time: 10 * epoch, loss: 5 - epoch / 10 }));
 const known = (state, more = {}) => ({
@@ -15,11 +15,31 @@ const kind = (state, more) => describe(known(state, more)).kind;
 test("a run's status", () => {
   assert.equal(describe(emptyFeed("loading")).kind, "loading");
   assert.equal(describe(emptyFeed("none")).kind, "none");
-  assert.deepEqual(describe(known({})), { kind: "running", label: "Live", text: "Training now: epoch 4 of 40." });
+  assert.deepEqual(describe(known({})), { kind: "running", label: "Live", text: "Training now: epoch 4 of 40.", remedy: "" });
   assert.match(describe(known({ epoch: null, last_epoch_at: null })).text, /the first epoch has not finished yet/);
   for (const status of ["finished", "stopped", "waiting"]) assert.equal(kind({ status }), status);
   assert.match(describe(known({ status: "stopped", epoch: null, last_epoch_at: null })).text, /^This run stopped, before its first epoch/);
   assert.equal(kind({ status: "finished" }, { lost: true, age: 60 }), "lost");
+});
+
+test("the server's cause and remedy stand in place of the page's own words", () => {
+  for (const status of ["waiting", "slow", "split", "stopped", "failed"]) {
+    const told = describe(known({ status, cause: "It is so.", remedy: "Do that." }));
+    assert.deepEqual([told.kind, told.text, told.remedy], [status, "It is so.", "Do that."]);
+  }
+  assert.match(describe(known({ status: "stopped", cause: "On purpose." }, { kept: true })).text, /^On purpose\. The server does not answer: this is the copy/);
+  assert.match(describe(known({ status: "stopped", cause: "" }, { kept: true, offline: true })).text, /You are offline: this is the copy/);
+  assert.equal(kind({ status: "running", cause: "" }, { now: 1000 }), "running", "a server that knows causes says itself when it is slow");
+});
+
+test("nobody answers: what is not known is not said to be absent", () => {
+  const offline = describe({ ...emptyFeed("unreachable"), offline: true });
+  assert.deepEqual([offline.kind, offline.label], ["offline", "Offline"]);
+  assert.match(offline.text, /kept no copy of the run/);
+  const gone = describe(emptyFeed("unreachable"));
+  assert.deepEqual([gone.kind, gone.label], ["lost", "No answer"]);
+  for (const { text } of [offline, gone]) assert.doesNotMatch(text, /recorded/);
+  assert.equal(describe(known({}, { lost: true, age: 60, offline: true })).kind, "offline");
 });
 
 test("a run is slow after six times its usual pause, and at least a minute", () => {
@@ -44,6 +64,8 @@ test("a run without answers is lost, unless it is over", () => {
   assert.deepEqual(told({ time: 101 }, { serverAhead: 5 }), [4, false]);
   assert.deepEqual(told({ time: 1, status: "finished" }), [1, false]);
   assert.deepEqual(told({}, { answeredAt: 0 }), [0, false]);
+  assert.deepEqual(told({ time: 99 }, { offline: true }), [1, false], "a server on this computer still answers");
+  assert.deepEqual(told({ time: 99 }, { offline: true, failed: true }), [1, true]);
 });
 
 test("new epochs and lists are added to the known ones", () => {
@@ -51,6 +73,7 @@ test("new epochs and lists are added to the known ones", () => {
   const feed = known({});
   takeLists(feed, [{ peers: { ada: [] } }, { events: [1], secrets: [2] }]);
   assert.deepEqual([feed.peers, feed.events, feed.volunteers, feed.secrets], [{ ada: [] }, [1], [], undefined]);
+  assert.deepEqual(mergedLosses({ ada: [[1, 5], [2, 4]] }, { ada: [[2, 3], [3, 2]], bo: [[3, 1]] }), { ada: [[1, 5], [2, 3], [3, 2]], bo: [[3, 1]] });
 });
 
 test("an earlier state belongs to another run", () => {
@@ -63,6 +86,9 @@ test("an earlier state belongs to another run", () => {
 test("a run that is over, or does not exist, is asked for seldom", () => {
   assert.equal(pauseAfter(emptyFeed("loading")), 2);
   assert.equal(pauseAfter(emptyFeed("none")), 15);
+  assert.equal(pauseAfter(emptyFeed("unreachable")), 5);
+  assert.equal(isOver(known({ status: "failed", stream: true })), false, "its monitor still runs");
+  assert.equal(isOver(known({ status: "failed", stream: false })), true);
   assert.equal(pauseAfter(known({ updated_every_seconds: 0.3 })), 0.3);
   assert.equal(pauseAfter(known({ status: "stopped" })), 2, "a volunteer is still active");
   assert.equal(pauseAfter(known({ status: "stopped", active_peers: 0 })), 30);
@@ -107,7 +133,7 @@ test("a page asks for everything at first, then for the state, and at a new epoc
   const told = [];
   const stop = followRun((feed) => told.push({ phase: feed.phase, changed: feed.changed, epochs: feed.epochs.length }), { documents: ["events"] });
   await settled();
-  assert.deepEqual(asked, ["run.json", "state.json", "history.json", "events.json"]);
+  assert.deepEqual(asked, ["run.json", "state.json", "history.json?points=1000", "events.json"]);
   assert.deepEqual(told, [{ phase: "known", changed: true, epochs: 4 }]);
   mock.timers.tick(2000);
   await settled();
