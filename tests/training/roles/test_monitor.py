@@ -14,7 +14,7 @@ import tomllib
 import httpx
 import pytest
 
-from tests.programs import until
+from tests.programs import run_program, until
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
 from training.checkpoints.remote import fetch_latest
 from training.config import RECIPES, load_recipe
@@ -124,7 +124,7 @@ def while_it_runs(started, condition):
     return until(met, said=log.read_text)
 
 
-def free_port():
+def port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -141,9 +141,16 @@ def document(port, name):
         return None
 
 
+def exported(run_dir, folder):
+    """The state of the run in a monitor's folder, as `--export` writes it."""
+    ended = run_program([sys.executable, "-m", "training", "monitor", "--run-dir", run_dir, "--export", folder])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return json.loads((folder / "live" / "state.json").read_text())
+
+
 @pytest.mark.swarm
 def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
-    run_dir, port = tmp_path / "run", free_port()
+    run_dir, port = tmp_path / "run", port()
     peer, printed = start("peer", sys.executable, "-c", PEER, recipe, tmp_path / "peer")
     address = while_it_runs((peer, printed), lambda: re.search(r"^/.*/p2p/\w+(?=\n)", printed.read_text(), re.M))[0]
     command = [*monitor_command(recipe, address, run_dir, port), "--push-to", str(tmp_path / "pushed")]
@@ -170,10 +177,16 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     assert while_it_runs((monitor, log), lambda: backups(run_dir))
 
     while_it_runs((monitor, log), lambda: document(port, "state")["epoch"] > loaded.epoch + 1)
-    monitor.send_signal(signal.SIGTERM)
-    asked = time.monotonic()
+    with httpx.stream("GET", f"http://127.0.0.1:{port}/live/events", timeout=15) as stream:
+        monitor.send_signal(signal.SIGTERM)
+        asked = time.monotonic()
+        told = [json.loads(line.removeprefix("data: ")) for line in stream.iter_lines() if line.startswith("data: ")]
+    assert told[-1]["status"] == "stopped"
+    assert "on purpose" in told[-1]["cause"] and "1 volunteer was there" in told[-1]["cause"]
     assert monitor.wait(timeout=15) == 0
     assert time.monotonic() - asked < 8
+    state = exported(run_dir, tmp_path / "stopped")
+    assert (state["status"], state["cause"]) == ("stopped", told[-1]["cause"])
     events = [json.loads(line)["event"] for line in (run_dir / "monitor.jsonl").read_text().splitlines()]
     assert events[0] == "ready"
     assert events[-1] == "stopped"
@@ -201,7 +214,7 @@ def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, r
     """Its machine and that of the bootstrap peer were off. Both keep their addresses, and find each other again."""
     run, run_dir = load_recipe(str(recipe)), tmp_path / "run"
     log_json, state_dir = tmp_path / "boot.jsonl", tmp_path / "boot"
-    port, here = free_port(), ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    port, here = port(), ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
     bootstrap = [
         *(sys.executable, "-m", "training", "bootstrap", "--recipe", recipe, *here),
         *("--state-dir", state_dir, "--log-json", log_json),
@@ -238,6 +251,12 @@ def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, r
     finally:
         at_monitor.shutdown()
         at_bootstrap.shutdown()
+
+    monitor.kill()
+    monitor.wait()
+    state = exported(run_dir, tmp_path / "killed")
+    assert state["status"] == "failed"
+    assert "without being asked to" in state["cause"]
 
 
 def test_recipe_points_to_other_shards_and_stays_the_same_run():
