@@ -243,10 +243,11 @@ def create_app(
 def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callable[[], float]) -> APIRouter:
     """The routes of the documents, whole and in parts, and of the stream of states."""
     routes, documents = APIRouter(), RenderedDocuments()
+    version = (lambda: watch.version) if watch is not None else (lambda: 0)
 
     def rendered(name: str, **part: int) -> Rendered:
         compute = partial(compute_document, name, history, now=clock(), watch=watch, part=part)
-        return documents.get((name, *part.items()), compute)
+        return documents.get((name, *part.items()), compute, version=version())
 
     @routes.get("/live/history.json")
     def epochs(request: Request, since: int | None = None, points: Count = None) -> Response:
@@ -271,7 +272,7 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
         return answer(request, rendered(name))
 
     is_over = (lambda: watch.is_over) if watch is not None else (lambda: False)
-    routes.include_router(stream_routes(Broadcast(lambda: rendered("state").content, is_over)))
+    routes.include_router(stream_routes(Broadcast(lambda: rendered("state").content, is_over, version)))
     return routes
 
 

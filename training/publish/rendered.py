@@ -46,39 +46,60 @@ class Rendered:
         return gzip.compress(self.content, compresslevel=5, mtime=0)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    rendered: Rendered
+    version: int
+    until: float
+    """Until then it is good, unless there is news."""
+    until_anyway: float
+    """Until then it is good although there may be news."""
+
+
 class RenderedDocuments:
     """Rendered documents by their key."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, tuple[float, Rendered]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._computing: dict[Hashable, threading.Lock] = {}
         self._guard = threading.Lock()
 
-    def get(self, key: Hashable, compute: Callable[[], dict]) -> Rendered:
-        """The document of a key, computed anew if it is too old. While one thread computes it, others wait for it, but
-        those who ask for other documents do not."""
-        if (kept := self._fresh(key)) is not None:
+    def get(self, key: Hashable, compute: Callable[[], dict], *, version: int = 0) -> Rendered:
+        """The document of a key, computed anew if it is too old.
+
+        While one thread computes it, others wait for it, but those who ask for other documents do not.
+
+        Args:
+            key: Of the document.
+            compute: Makes it.
+            version: Changes when there is news: then a document that is quickly computed is computed at once.
+        """
+        if (kept := self._fresh(key, version)) is not None:
             return kept
         with self._guard:
             computing = self._computing.setdefault(key, threading.Lock())
         with computing:
-            if (kept := self._fresh(key)) is not None:
+            if (kept := self._fresh(key, version)) is not None:
                 return kept
             began = time.monotonic()
             rendered = Rendered(render(compute()))
             now = time.monotonic()
+            anyway = now + KEPT_TIMES * (now - began)
             with self._guard:
-                self._kept[key] = (now + max(KEPT_SECONDS, KEPT_TIMES * (now - began)), rendered)
+                self._kept[key] = _Kept(rendered, version, max(now + KEPT_SECONDS, anyway), anyway)
                 self._kept.move_to_end(key)
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
                 self._computing.pop(key, None)
             return rendered
 
-    def _fresh(self, key: Hashable) -> Rendered | None:
+    def _fresh(self, key: Hashable, version: int) -> Rendered | None:
         with self._guard:
-            until, rendered = self._kept.get(key, (0.0, None))
-        return rendered if time.monotonic() < until else None
+            kept = self._kept.get(key)
+        if kept is None:
+            return None
+        until = kept.until if kept.version == version else kept.until_anyway
+        return kept.rendered if time.monotonic() < until else None
 
 
 def answer(request: Request, rendered: Rendered) -> Response:

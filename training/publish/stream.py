@@ -18,8 +18,10 @@ from starlette.types import Receive, Scope, Send
 
 MOST_STREAMS = 1000
 """Further ones are refused with 503; their pages ask every few seconds instead."""
-LOOK_SECONDS = 0.5
-"""How often the state is computed while anybody listens."""
+LOOK_SECONDS = 0.05
+"""How often the broadcast looks whether there is news."""
+COMPUTED_SECONDS = 0.5
+"""The state is computed so often without news too: time alone makes a run slow."""
 HEARTBEAT_SECONDS = 4.0
 """A state is sent at least so often, so that a page notices within a few seconds that nobody answers any more."""
 SEND_SECONDS = 20.0
@@ -36,10 +38,11 @@ class Broadcast:
     Args:
         state: Computes the rendered `state.json`; called in a thread.
         is_over: Whether the monitor ends: then the streams get one more state and end.
+        news: A number that changes when there is news.
     """
 
-    def __init__(self, state: Callable[[], bytes], is_over: Callable[[], bool]):
-        self._state, self._is_over = state, is_over
+    def __init__(self, state: Callable[[], bytes], is_over: Callable[[], bool], news: Callable[[], int] = lambda: 0):
+        self._state, self._is_over, self._news_of = state, is_over, news
         self.streams = 0
         self.version, self.newest, self.ended = 0, b"", False
         self._news = asyncio.Event()
@@ -64,7 +67,7 @@ class Broadcast:
     async def _work(self) -> None:
         told, told_at = None, 0.0
         while self.streams and not self.ended:
-            is_over = self._is_over()  # asked first: the state that follows is then the last one
+            is_over, news = self._is_over(), self._news_of()  # asked first: the state that follows has what they tell
             content = self.newest
             with suppress(Exception):  # such as a history on a failing disk: the next look may succeed
                 content = await asyncio.to_thread(self._state)
@@ -73,8 +76,11 @@ class Broadcast:
             if state != told or time.monotonic() - told_at >= HEARTBEAT_SECONDS or is_over:
                 told, told_at = state, time.monotonic()
                 self._publish(content)
-            await asyncio.sleep(LOOK_SECONDS)
-        self.newest = b""  # who comes later waits for a new one
+            until = time.monotonic() + COMPUTED_SECONDS
+            while time.monotonic() < until and self._news_of() == news and not self.ended:
+                await asyncio.sleep(LOOK_SECONDS)
+        if not self.ended:  # at the end the streams still have to send it
+            self.newest = b""  # a stream that begins much later waits for a new one
 
     def _publish(self, content: bytes) -> None:
         self.newest, self.version = content, self.version + 1

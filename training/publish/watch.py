@@ -67,6 +67,8 @@ class Watch:
         self._sight = Sight(since=clock())
         self._watched = Watched(state="watching", since=self._sight.since, at=self._sight.since)
         self._is_over = False
+        self.version = 0
+        """Grows with each observation, and at the end."""
         self._stopped_at = self._asked_at = -math.inf
 
     def __enter__(self) -> Watch:
@@ -134,6 +136,7 @@ class Watch:
                 fault="",
                 fault_cure="",
             )
+            self.version += 1
         if now - self._watched.at >= SAID_EVERY_SECONDS:
             self._say(replace(self._watched, at=now))
 
@@ -142,6 +145,7 @@ class Watch:
         with self._guard:
             fault = f"The monitor does not record the run now. {error}"
             self._sight = replace(self._sight, fault=fault, fault_cure=f"{error.cure} Volunteers train on meanwhile.")
+            self.version += 1
 
     def stop(self) -> None:
         """The monitor was asked to stop: open pages and whoever reads the history later are told so."""
@@ -164,6 +168,7 @@ class Watch:
         with suppress(TrainingError):
             self._say(replace(watched, at=self._clock(), volunteers=there))
         self._is_over, self._stopped_at = True, time.monotonic()
+        self.version += 1
 
     def _say(self, watched: Watched) -> None:
         self._watched = watched

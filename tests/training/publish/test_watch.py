@@ -178,6 +178,8 @@ def test_streams_send_each_change_and_the_stop(history, tmp_path):
                 began = time.monotonic()
                 soon(lambda epoch=epoch: states[-1]["epoch"] == epoch)
                 assert time.monotonic() - began < 3
+                rows = httpx.get(f"{url}/live/history.json?since=0").json()["epochs"]
+                assert [row["epoch"] for row in rows] == list(range(1, epoch + 1))  # asked again at once, and yet new
             watch.stop()
             soon(ended.is_set)
         assert states[-1]["status"] == "stopped"
@@ -222,7 +224,8 @@ def test_streams_are_bounded_and_freed(history, tmp_path, monkeypatch):
 def test_a_reader_that_takes_nothing_gets_the_newest_state_only(history, tmp_path, monkeypatch):
     """While its reader takes nothing, a stream keeps no states, and it is dropped in time."""
     monkeypatch.setattr(stream, "SEND_SECONDS", 1.0)
-    monkeypatch.setattr(stream, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(stream, "LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(stream, "COMPUTED_SECONDS", 0.01)
     monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.0)
     broadcast = stream.Broadcast(lambda: json.dumps({"filler": "x" * 300_000}).encode(), lambda: False)
     app = live.create_app(history, pictures=tmp_path)
