@@ -124,7 +124,7 @@ def while_it_runs(started, condition):
     return until(met, said=log.read_text)
 
 
-def port():
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -150,7 +150,7 @@ def exported(run_dir, folder):
 
 @pytest.mark.swarm
 def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
-    run_dir, port = tmp_path / "run", port()
+    run_dir, port = tmp_path / "run", free_port()
     peer, printed = start("peer", sys.executable, "-c", PEER, recipe, tmp_path / "peer")
     address = while_it_runs((peer, printed), lambda: re.search(r"^/.*/p2p/\w+(?=\n)", printed.read_text(), re.M))[0]
     command = [*monitor_command(recipe, address, run_dir, port), "--push-to", str(tmp_path / "pushed")]
@@ -208,13 +208,19 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     assert document(port, "events")["events"][-1]["kind"] == "left"
     assert document(port, "state")["status"] == "waiting"
 
+    monitor.kill()
+    monitor.wait()
+    state = exported(run_dir, tmp_path / "killed")
+    assert state["status"] == "failed"
+    assert "without being asked to" in state["cause"]
+
 
 @pytest.mark.swarm
 def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, recipe, tmp_path):
     """Its machine and that of the bootstrap peer were off. Both keep their addresses, and find each other again."""
     run, run_dir = load_recipe(str(recipe)), tmp_path / "run"
     log_json, state_dir = tmp_path / "boot.jsonl", tmp_path / "boot"
-    port, here = port(), ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+    port, here = free_port(), ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
     bootstrap = [
         *(sys.executable, "-m", "training", "bootstrap", "--recipe", recipe, *here),
         *("--state-dir", state_dir, "--log-json", log_json),
@@ -251,12 +257,6 @@ def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, r
     finally:
         at_monitor.shutdown()
         at_bootstrap.shutdown()
-
-    monitor.kill()
-    monitor.wait()
-    state = exported(run_dir, tmp_path / "killed")
-    assert state["status"] == "failed"
-    assert "without being asked to" in state["cause"]
 
 
 def test_recipe_points_to_other_shards_and_stays_the_same_run():
