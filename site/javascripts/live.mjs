@@ -130,10 +130,12 @@ async function update(following) {
   }
   const isNew = first || state.epoch !== before.epoch || state.status !== before.status;
   // Only now: if the rest does not come, the next turn still finds the state new.
-  if (isNew || now() >= following.restAt) await updateRest(following);
+  const isDue = isNew || now() >= following.restAt;
+  if (isDue) await updateRest(following);
+  // A state that says again what is known changes no more than the times.
+  feed.changed ||= isDue || JSON.stringify({ ...state, time: 0 }) !== JSON.stringify({ ...before, time: 0 });
   feed.state = state;
   feed.phase = "known";
-  feed.changed = true;
   following.answeredAt = now();
   if (isOver(feed) || !state.stream) closeStream(following.stream);
   else if (!following.stopped) openStream(following.stream, now());

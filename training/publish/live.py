@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import re
 import shutil
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from training.config import RunConfig
 from training.errors import BadInput, TrainingError, reason_of
 from training.publish.history import History, HistoryReader
-from training.publish.rendered import Rendered, RenderedDocuments, answer, render
+from training.publish.rendered import RenderedDocuments, answer, render
 from training.publish.standing import RECENT_EPOCHS, Facts, standing_of
 from training.publish.stream import Broadcast, stream_routes
 from training.publish.watch import Watch, watched_of
@@ -188,9 +191,6 @@ def compute_document(
             raise KeyError(name)
 
 
-Count = Annotated[int | None, Query(ge=1, le=100_000)]
-
-
 def create_app(
     history: HistoryReader,
     *,
@@ -216,7 +216,7 @@ def create_app(
         mimetypes.add_type(media_type, suffix)
     app = FastAPI(title="Live API of a collaborative training run", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_Headers)
-    app.include_router(_document_routes(history, watch, clock))
+    app.router.routes.extend(_document_routes(history, watch, clock))
 
     # Before the general route, which would match this address, too, and ignore `since`.
     @app.get("/recipe.toml")
@@ -240,40 +240,56 @@ def create_app(
     return app
 
 
-def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callable[[], float]) -> APIRouter:
-    """The routes of the documents, whole and in parts, and of the stream of states."""
-    routes, documents = APIRouter(), RenderedDocuments()
+PARTS = {"history": ("since", "points"), "losses": ("since", "points", "most"), "leaderboard": ("most", "offset")}
+"""Documents of which a request may ask for a part, and the parameters that say for which."""
+LEAST = {"since": -2, "points": 1, "most": 1, "offset": 0}
+"""The smallest value of a parameter."""
+LARGEST = 10**9
+
+
+def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callable[[], float]) -> list[Route]:
+    """The routes of the documents, whole and in parts, and of the stream of states.
+
+    They are Starlette's own: FastAPI's take several times as long, and there may be hundreds of requests per second.
+    """
+    documents = RenderedDocuments()
     version = (lambda: watch.version) if watch is not None else (lambda: 0)
 
-    def rendered(name: str, **part: int) -> Rendered:
-        compute = partial(compute_document, name, history, now=clock(), watch=watch, part=part)
-        return documents.get((name, *part.items()), compute, version=version())
+    def compute(name: str, part: dict[str, int]) -> dict:
+        return compute_document(name, history, now=clock(), watch=watch, part=part)
 
-    @routes.get("/live/history.json")
-    def epochs(request: Request, since: int | None = None, points: Count = None) -> Response:
-        return answer(request, rendered("history", **_given(since=since, points=points)))
+    def state() -> bytes:
+        return documents.get(("state",), partial(compute, "state", {}), version=version()).content
 
-    @routes.get("/live/losses.json")
-    def losses(request: Request, since: int | None = None, points: Count = None, most: Count = None) -> Response:
-        return answer(request, rendered("losses", **_given(since=since, points=points, most=most)))
-
-    @routes.get("/live/leaderboard.json")
-    def leaderboard(
-        request: Request, most: Count = None, offset: Annotated[int | None, Query(ge=0, le=10**9)] = None
-    ) -> Response:
-        return answer(request, rendered("leaderboard", **_given(most=most, offset=offset)))
-
-    @routes.get("/live/{name}.json")
-    def document(request: Request, name: str) -> Response:
+    async def document(request: Request) -> Response:
+        name = request.path_params["name"]
         if name not in DOCUMENTS:
             raise HTTPException(404)
         if name == "state" and watch is not None:
             watch.asked()
-        return answer(request, rendered(name))
+        part = _part(name, request)
+        key = (name, *part.items())
+        return answer(request, await documents.current(key, partial(compute, name, part), version=version()))
 
     is_over = (lambda: watch.is_over) if watch is not None else (lambda: False)
-    routes.include_router(stream_routes(Broadcast(lambda: rendered("state").content, is_over, version)))
-    return routes
+    return [Route("/live/{name}.json", document), *stream_routes(Broadcast(state, is_over, version))]
+
+
+def _part(name: str, request: Request) -> dict[str, int]:
+    """Which part of a document a request asks for.
+
+    Raises:
+        HTTPException: 422 if a parameter is not a number, or too small or large.
+    """
+    part = {}
+    for parameter in PARTS.get(name, ()):
+        if (given := request.query_params.get(parameter)) is None:
+            continue
+        if not re.fullmatch(r"-?\d{1,10}", given) or not LEAST[parameter] <= int(given) <= LARGEST:
+            told = f"{parameter} is {given!r}; give a whole number from {LEAST[parameter]} to {LARGEST}."
+            raise HTTPException(422, told)
+        part[parameter] = int(given)
+    return part
 
 
 def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Callable[[], float] = time.time) -> None:
@@ -303,11 +319,6 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
         raise BadInput(
             f"The run cannot be exported to {folder}: {reason_of(error)}.", cure="Give a folder that you may write to."
         ) from None
-
-
-def _given(**parameters: int | None) -> dict[str, int]:
-    """Those that a request has."""
-    return {name: value for name, value in parameters.items() if value is not None}
 
 
 class _Headers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
@@ -10,9 +11,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
 
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 KEPT_SECONDS = 0.5
 """A document is computed at most once in this time, however many dashboards ask."""
@@ -29,21 +30,24 @@ def render(document: dict) -> bytes:
     return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rendered:
     """The bytes of a document."""
 
     content: bytes
+    etag: str
+    compressed: bytes | None
+    """By gzip, which all browsers read; None for short ones."""
 
-    @cached_property
-    def etag(self) -> str:
-        """Of the content."""
-        return f'"{hashlib.sha256(self.content).hexdigest()[:20]}"'
-
-    @cached_property
-    def compressed(self) -> bytes:
-        """By gzip, which all browsers read."""
-        return gzip.compress(self.content, compresslevel=5, mtime=0)
+    @classmethod
+    def of(cls, document: dict) -> Rendered:
+        """Renders a document."""
+        content = render(document)
+        return cls(
+            content=content,
+            etag=f'"{hashlib.sha256(content).hexdigest()[:20]}"',
+            compressed=gzip.compress(content, compresslevel=5, mtime=0) if len(content) >= COMPRESSED_BYTES else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,18 @@ class RenderedDocuments:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._computing: dict[Hashable, threading.Lock] = {}
         self._guard = threading.Lock()
+        self._flying: dict[Hashable, asyncio.Task[Rendered]] = {}
+
+    async def current(self, key: Hashable, compute: Callable[[], dict], *, version: int = 0) -> Rendered:
+        """As `get`, from the server's event loop: it computes in one thread for all who ask meanwhile, and in none if
+        the document is fresh, so that hundreds of readers do not wait for each other's threads."""
+        if (kept := self._fresh(key, version)) is not None:
+            return kept
+        if (task := self._flying.get(key)) is None:
+            task = asyncio.create_task(asyncio.to_thread(self.get, key, compute, version=version))
+            self._flying[key] = task
+            task.add_done_callback(lambda _: self._flying.pop(key, None))
+        return await asyncio.shield(task)
 
     def get(self, key: Hashable, compute: Callable[[], dict], *, version: int = 0) -> Rendered:
         """The document of a key, computed anew if it is too old.
@@ -82,7 +98,7 @@ class RenderedDocuments:
             if (kept := self._fresh(key, version)) is not None:
                 return kept
             began = time.monotonic()
-            rendered = Rendered(render(compute()))
+            rendered = Rendered.of(compute())
             now = time.monotonic()
             anyway = now + KEPT_TIMES * (now - began)
             with self._guard:
@@ -108,6 +124,6 @@ def answer(request: Request, rendered: Rendered) -> Response:
     if rendered.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     content = rendered.content
-    if len(content) >= COMPRESSED_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
+    if rendered.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
         content, headers["content-encoding"] = rendered.compressed, "gzip"
     return Response(content, media_type="application/json", headers=headers)

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 MOST_STREAMS = 1000
@@ -130,14 +132,12 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def stream_routes(broadcast: Broadcast) -> APIRouter:
+def stream_routes(broadcast: Broadcast) -> list[Route]:
     """The route of the streams."""
-    routes = APIRouter()
 
-    @routes.get("/live/events")
-    async def events() -> Response:
+    async def events(request: Request) -> Response:
         if broadcast.streams >= MOST_STREAMS or broadcast.ended:
             return Response(status_code=503, headers={"retry-after": "60"})
         return _Stream(broadcast)
 
-    return routes
+    return [Route("/live/events", events)]

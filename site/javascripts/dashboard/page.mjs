@@ -18,6 +18,7 @@ const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
  * @property {(name: string) => HTMLElement} slot an element of the page by its name
  * @property {Feed} feed see feed.mjs
  * @property {string} announced the kind of status that a screen reader was told last
+ * @property {string} drawn what the charts show
  * @property {string[]} seen the volunteers in the order in which they came, which sets their colours
  * @property {object[]} charts see charts.mjs
  * @property {(() => void)[]} tables each function fills a table if it is open
@@ -26,7 +27,7 @@ const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
 /** Starts the page; returns what stops it. */
 export function start(root) {
   const slot = (name) => root.querySelector(`[data-slot="${name}"]`);
-  const page = { slot, feed: emptyFeed("loading"), announced: "", seen: [], charts: [], tables: [] };
+  const page = { slot, feed: emptyFeed("loading"), announced: "", drawn: "", seen: [], charts: [], tables: [] };
   page.charts = makeCharts(page, new URL(root.dataset.plotly, document.baseURI).href);
   page.tables = [
     makeTable(slot("loss-table"), () => lossTable(page.feed)),
@@ -85,9 +86,13 @@ function showStatus(page, feed) {
   slot("announce").textContent = `${text} ${remedy}`;
 }
 
-function showRun({ slot, charts, tables, seen }, feed) {
+function showRun(page, feed) {
+  const { slot, charts, tables, seen } = page;
   showTiles(slot, feed);
-  charts.forEach(drawChart);
+  const drawn = JSON.stringify([feed.epochs.slice(-3), feed.epochs.length, Object.keys(feed.peers)]);
+  // Plotly takes a tenth of a second for each chart of a long run, so that a chart without news is left alone.
+  if (page.drawn !== drawn) charts.forEach(drawChart);
+  page.drawn = drawn;
   tables.forEach((fill) => fill());
   const summary = lossSummary(feed);
   if (summary) slot("loss-chart").setAttribute("aria-label", summary);

@@ -229,7 +229,7 @@ def test_a_reader_that_takes_nothing_gets_the_newest_state_only(history, tmp_pat
     monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.0)
     broadcast = stream.Broadcast(lambda: json.dumps({"filler": "x" * 300_000}).encode(), lambda: False)
     app = live.create_app(history, pictures=tmp_path)
-    app.router.routes.insert(0, stream.stream_routes(broadcast).routes[0])
+    app.router.routes.insert(0, stream.stream_routes(broadcast)[0])
     with serving(app) as url:
         host, port = url.removeprefix("http://").split(":")
         reader = socket.socket()
