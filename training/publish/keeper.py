@@ -125,6 +125,8 @@ class Keeper:
                 self._saver.save(self.saved_epoch() + 1, LAST_DOWNLOAD_SECONDS)
             except (TrainingError, OSError) as error:
                 print(f"No last checkpoint: {error}", flush=True)
+        if self._pusher is not None:
+            self._pusher.finish()
         self._drawer_log.close()
 
     def _work(self) -> None:

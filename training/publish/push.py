@@ -21,7 +21,7 @@ from training.checkpoints.checkpoint import FACTS_FILE, latest_checkpoint
 from training.checkpoints.retention import Stored, delete_surplus, surplus
 from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
-from training.processes.events import EventLog
+from training.processes.events import Event, EventLog
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 900.0
@@ -61,6 +61,7 @@ class Pusher:
         self._target, self._address, self._checkpoints, self._card = target, address, checkpoints, card
         self._events, self._first_pause_seconds = events, first_pause_seconds
         self._news = threading.Event()
+        self._guard, self._is_over = threading.Lock(), False
         self._done: Path | None = None
         threading.Thread(target=self._work, daemon=True, name="pusher").start()
         self.look()  # the last checkpoint of a monitor that was stopped may not be there yet
@@ -68,6 +69,17 @@ class Pusher:
     def look(self) -> None:
         """Tells the thread that there may be a new checkpoint; returns at once."""
         self._news.set()
+
+    def finish(self) -> None:
+        """Says nothing any more: the monitor ends, and with it the thread. The next monitor copies what is missing."""
+        with self._guard:
+            self._is_over = True
+
+    def _say(self, event: Event, line: str, **fields: object) -> None:
+        with self._guard:
+            if not self._is_over:
+                self._events.write(event, **fields)
+                print(line, flush=True)
 
     def _work(self) -> None:
         pause = self._first_pause_seconds
@@ -87,14 +99,13 @@ class Pusher:
                 self._news.set()
                 continue
             pause, self._done = self._first_pause_seconds, path
-            self._events.write("pushed", path=str(path), to=self._address)
-            print(f"Copied {path.name} to {self._address}.", flush=True)
+            told = f"Copied {path.name} to {self._address}."
+            self._say("pushed", told, path=str(path), to=self._address)
 
     def _warn(self, path: Path, error: Exception, pause: float) -> None:
         reason = " ".join((reason_of(error) or type(error).__name__).split())[:300]
         text = f"{path.name} cannot be copied to {self._address}: {reason}. It is tried again in {pause:.0f} s."
-        self._events.write("warning", text=text)
-        print(f"Warning: {text}", flush=True)
+        self._say("warning", f"Warning: {text}", text=text)
 
 
 def open_target(address: str, settings: MonitorConfig) -> Target:
