@@ -275,6 +275,9 @@ def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True)
         thread.start()
+        # Until then, whoever reads "ready" in the event log and asks at once would be refused.
+        while thread.is_alive() and not server.started:
+            time.sleep(0.01)
         try:
             yield
         finally:
