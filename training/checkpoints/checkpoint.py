@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -23,7 +24,10 @@ from torch import Tensor
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.transformer import TextToImageTransformer, build_model
-from training.storage.whole import delete_drafts, whole_folder
+from training.storage.whole import delete_drafts, whole_folder, write_whole
+
+if TYPE_CHECKING:  # it loads hivemind, which those who only read checkpoints do not need
+    from training.swarm.lineage import Lineage
 
 FORMAT = 1
 """Version of the folder's format; other versions are refused."""
@@ -55,6 +59,8 @@ class Checkpoint:
     """Folder or URL of the prepared shards that hold the codec and the tokenizer."""
     codec_digest: str | None = None
     """Digest of the codec whose tokens the model was trained on; None in checkpoints that do not record it."""
+    lineage: str | None = None
+    """Id of the training that the weights come from; None in checkpoints that do not record it."""
     extra_tensors: dict[str, Tensor] = field(default_factory=dict)
     """Tensors saved in addition to the model's."""
 
@@ -68,6 +74,7 @@ def save_checkpoint(
     metrics: Mapping[str, object],
     shards: str,
     codec_digest: str | None = None,
+    lineage: Lineage | None = None,
     extra_tensors: Mapping[str, Tensor] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Path:
@@ -81,6 +88,7 @@ def save_checkpoint(
         metrics: Facts for people and pages; must be serializable as JSON.
         shards: Folder or URL of the prepared shards.
         codec_digest: Digest of their codec, if it is known.
+        lineage: The training that the weights come from, if it is known.
         extra_tensors: Further tensors, such as the optimizer's state, by name.
         clock: Seconds since the epoch.
 
@@ -90,11 +98,7 @@ def save_checkpoint(
         OSError: If another file cannot.
     """
     config = parse_recipe(recipe_toml)
-    if config.model != model.config:
-        raise BadInput(
-            f"The model to save is not that of the recipe {config.run_id}: its sizes differ.",
-            cure="Give the model's own recipe.",
-        )
+    _check_model(config, model)
     facts = {
         "format": FORMAT,
         "run_id": config.run_id,
@@ -104,6 +108,7 @@ def save_checkpoint(
         "metrics": dict(metrics),
         "shards": shards,
         "codec_digest": codec_digest,
+        **_origin(lineage),
         "written_at": clock(),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,6 +121,20 @@ def save_checkpoint(
         facts["files"] = {path.name: describe(path) for path in sorted(draft.iterdir())}
         (draft / FACTS_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return target
+
+
+def _check_model(config: RunConfig, model: TextToImageTransformer) -> None:
+    if config.model != model.config:
+        raise BadInput(
+            f"The model to save is not that of the recipe {config.run_id}: its sizes differ.",
+            cure="Give the model's own recipe.",
+        )
+
+
+def _origin(lineage: Lineage | None) -> dict[str, object]:
+    if lineage is None:
+        return {"lineage": None}
+    return {"lineage": lineage.id, "ancestors": lineage.ancestors}
 
 
 def _write_weights(draft: Path, model: TextToImageTransformer, extra_tensors: Mapping[str, Tensor]) -> None:
@@ -199,6 +218,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         metrics=facts["metrics"],
         shards=facts["shards"],
         codec_digest=facts.get("codec_digest"),
+        lineage=facts.get("lineage"),
         extra_tensors=extra,
     )
 
@@ -210,6 +230,34 @@ def codec_of(path: Path) -> str | None:
         BadInput: If it is not a checkpoint.
     """
     return read_facts(path).get("codec_digest")
+
+
+def lineage_of(path: Path) -> str | None:
+    """Id of the training that a checkpoint comes from; None if it is not recorded.
+
+    Raises:
+        BadInput: If it is not a checkpoint.
+    """
+    return read_facts(path).get("lineage")
+
+
+def ancestors_of(path: Path) -> tuple[tuple[str, int], ...]:
+    """What a checkpoint's lineage has branched off, as `Lineage` has it.
+
+    Raises:
+        BadInput: If it is not a checkpoint.
+    """
+    return tuple((lineage, epoch) for lineage, epoch in read_facts(path).get("ancestors", ()))
+
+
+def set_lineage(path: Path, lineage: Lineage) -> None:
+    """Makes a checkpoint the first one of a branch, which begins with its weights.
+
+    Raises:
+        BadInput: If it is not a checkpoint.
+    """
+    facts = read_facts(path) | _origin(lineage)
+    write_whole(path / FACTS_FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def check_codec(path: Path, expected: str | None, *, shards: str, found: str) -> None:

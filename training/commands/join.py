@@ -120,6 +120,7 @@ def run(
     from training.config import load_recipe
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
+    from training.volunteer.invitation import site_of
 
     wishes = {
         "device": device,
@@ -130,6 +131,7 @@ def run(
     }
     settings = {
         "initial_peers": tuple(initial_peers),
+        "site": site_of(recipe),
         "name": name,
         "threads": threads,
         "epochs": epochs,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-Event = Literal["ready", "chosen", "joined", "epoch", "checkpoint", "pushed", "warning", "stopped"]
+Event = Literal["ready", "chosen", "joined", "epoch", "checkpoint", "pushed", "branch", "warning", "stopped"]
 
 
 class EventLog:

@@ -4,6 +4,9 @@ Only the monitor writes, in one transaction per observation, so a kill at any mo
 epoch's loss is the mean of its peers' losses, weighted by the samples that each contributed since its last epoch.
 Readers (the live API, the export) open the same file concurrently. A volunteer is a name: all peers with the same name,
 one after another or at once, add to one total, as one person's machines did in the 2021 run.
+
+A run that goes back to an earlier epoch goes on as a branch (`branches`): no epoch has samples of two trainings, and
+nothing is deleted. Readers see the current branch with what it goes on from.
 """
 
 from __future__ import annotations
@@ -23,42 +26,12 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, Protocol
 
+from training.config import parse_recipe
 from training.errors import BadInput, TrainingError
-from training.publish.backup import backups
+from training.publish.branches import Branches
+from training.publish.schema import SCHEMA_VERSION, create, migrate, no_history, show, version_of
 
-SCHEMA_VERSION = 1
-"""Kept in SQLite's `user_version`."""
-
-EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped"]
-
-_SCHEMA = """
-CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE peers (
-    name TEXT NOT NULL, peer_id TEXT NOT NULL,
-    last_seen REAL NOT NULL, active INTEGER NOT NULL, record_time REAL,
-    samples INTEGER NOT NULL, seconds REAL NOT NULL, samples_per_second REAL,
-    since_epoch INTEGER, since_samples INTEGER NOT NULL,
-    PRIMARY KEY (name, peer_id)
-) STRICT;
-CREATE TABLE reports (
-    epoch INTEGER NOT NULL, name TEXT NOT NULL, peer_id TEXT NOT NULL,
-    loss REAL NOT NULL, samples INTEGER NOT NULL,
-    PRIMARY KEY (epoch, name, peer_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE epochs (
-    epoch INTEGER PRIMARY KEY, time REAL NOT NULL, loss REAL NOT NULL, active_peers INTEGER NOT NULL,
-    samples INTEGER NOT NULL, samples_per_second REAL
-) STRICT;
-CREATE TABLE events (
-    number INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL
-) STRICT;
-CREATE TABLE snapshots (epoch INTEGER PRIMARY KEY, time REAL NOT NULL) STRICT;
-CREATE TABLE pictures (
-    epoch INTEGER NOT NULL REFERENCES snapshots (epoch), number INTEGER NOT NULL,
-    prompt TEXT NOT NULL, file TEXT NOT NULL, shape INTEGER, colour INTEGER,
-    PRIMARY KEY (epoch, number)
-) STRICT, WITHOUT ROWID;
-"""
+EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
 
 
 class PeerReport(Protocol):
@@ -67,7 +40,9 @@ class PeerReport(Protocol):
     name: str
     peer_id: str
     status: str
-    """`joining`, `training` or `leaving`."""
+    """`joining`, `training`, `waiting` or `leaving`."""
+    lineage: str | None
+    """Of its weights; None: not known."""
     epoch: int
     """Updates in the peer's weights, made by itself or downloaded."""
     loss: float | None
@@ -109,8 +84,8 @@ class HistoryReader:
         self._clock = clock
         if not path.is_file():
             raise BadInput(f"There is no history at {path}; give the folder of a run that has been monitored.")
-        with self._reading() as connection:
-            _check_version(connection, path)
+        with self._reading():
+            pass  # which checks the version
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -118,6 +93,7 @@ class HistoryReader:
         connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
+            show(connection, version_of(connection, self.path))
             yield connection
         finally:
             connection.close()
@@ -135,19 +111,19 @@ class HistoryReader:
 
     def epochs(self, since: int = -1) -> list[dict]:
         """Epochs after `since`, oldest first: epoch, time, loss, active_peers, samples, samples_per_second."""
-        return self._rows("SELECT * FROM epochs WHERE epoch > ? ORDER BY epoch", since)
+        return self._rows("SELECT * FROM shown_epochs WHERE epoch > ? ORDER BY epoch", since)
 
     def thinned_epochs(self, points: int, exact: int = 500) -> list[dict]:
         """As `epochs`, but of all except the last `exact` epochs only `points` rows: neighbours are averaged (the loss
         by samples) and listed under the last of them."""
         return self._rows(
-            """WITH bounds AS (SELECT (SELECT min(epoch) FROM epochs) AS first,
-                (SELECT max(epoch) FROM epochs) - ? AS until),
+            """WITH bounds AS (SELECT (SELECT min(epoch) FROM shown_epochs) AS first,
+                (SELECT max(epoch) FROM shown_epochs) - ? AS until),
             width AS (SELECT until, 1 + max(0, until - first) / ? AS epochs FROM bounds)
             SELECT max(epoch) AS epoch, max(time) AS time, sum(loss * samples) / sum(samples) AS loss,
                 CAST(round(avg(active_peers)) AS INTEGER) AS active_peers, sum(samples) AS samples,
                 avg(samples_per_second) AS samples_per_second
-            FROM epochs, width
+            FROM shown_epochs, width
             GROUP BY iif(epoch > until, epoch, -1 - epoch / width.epochs) ORDER BY 1""",
             exact,
             points,
@@ -155,13 +131,38 @@ class HistoryReader:
 
     def last_epoch(self) -> dict | None:
         """The newest row of `epochs`."""
-        rows = self._rows("SELECT * FROM epochs ORDER BY epoch DESC LIMIT 1")
+        rows = self._rows("SELECT * FROM shown_epochs ORDER BY epoch DESC LIMIT 1")
         return rows[0] if rows else None
+
+    def branches(self) -> list[dict]:
+        """The branches of the run, oldest first: number, lineage, kind, parent, parent_epoch, time, current, left.
+
+        `kind` is `begun`, `restored` (a maintainer went back to `parent_epoch`) or `resumed` (all had left, and those
+        who came back went on from `parent_epoch`). `left` has its epochs that the run has gone back from.
+        """
+        with self._reading() as connection:
+            if version_of(connection, self.path) == 1:
+                return []
+            branches = [dict(row) for row in connection.execute("SELECT * FROM branches ORDER BY number")]
+            left = connection.execute(
+                """SELECT * FROM epochs WHERE NOT EXISTS
+                (SELECT 1 FROM path WHERE path.branch = epochs.branch AND epochs.epoch <= path.until)
+                ORDER BY branch, epoch"""
+            ).fetchall()
+            current = connection.execute("SELECT value FROM run WHERE key = 'branch'").fetchone()[0]
+        for branch in branches:
+            del branch["newest_epoch"]
+            branch["current"] = branch["number"] == int(current)
+            rows = [dict(row) for row in left if row["branch"] == branch["number"]]
+            branch["left"] = [{key: value for key, value in row.items() if key != "branch"} for row in rows]
+        return branches
 
     def epoch_losses(self, last: int) -> list[float]:
         """The losses of the last so many epochs, oldest first; each is the median of what its volunteers reported."""
         rows = self._rows(
-            "SELECT epoch, loss FROM reports WHERE epoch > (SELECT max(epoch) FROM reports) - ? ORDER BY epoch", last
+            "SELECT epoch, loss FROM shown_reports "
+            "WHERE epoch > (SELECT max(epoch) FROM shown_reports) - ? ORDER BY epoch",
+            last,
         )
         return [median(row["loss"] for row in group) for _, group in groupby(rows, key=itemgetter("epoch"))]
 
@@ -206,11 +207,11 @@ class HistoryReader:
             names: Only these volunteers; None: all.
         """
         rows = self._rows(
-            """WITH bounds AS (SELECT (SELECT min(epoch) FROM reports WHERE epoch > :since) AS first,
-                (SELECT max(epoch) FROM reports) AS last),
+            """WITH bounds AS (SELECT (SELECT min(epoch) FROM shown_reports WHERE epoch > :since) AS first,
+                (SELECT max(epoch) FROM shown_reports) AS last),
             width AS (SELECT 1 + coalesce(last - first, 0) / :points AS epochs FROM bounds)
             SELECT name, min(epoch) AS epoch, sum(loss * samples) / sum(samples) AS loss
-            FROM reports, width
+            FROM shown_reports, width
             WHERE epoch > :since AND (:names IS NULL OR name IN (SELECT value FROM json_each(:names)))
             GROUP BY name, epoch / width.epochs ORDER BY name, 2""",
             {"since": since, "points": max_points, "names": None if names is None else json.dumps(list(names))},
@@ -241,7 +242,7 @@ class HistoryReader:
             """SELECT name, samples, seconds, active, last_seen, samples_per_second,
                 (SELECT peer_id FROM peers AS latest WHERE latest.name = totals.name
                  ORDER BY active DESC, last_seen DESC, peer_id LIMIT 1) AS peer_id,
-                (SELECT count(DISTINCT epoch) FROM reports WHERE reports.name = totals.name) AS epochs
+                (SELECT count(DISTINCT branch || ' ' || epoch) FROM every_report WHERE name = totals.name) AS epochs
             FROM (
                 SELECT name, sum(samples) AS samples, sum(seconds) AS seconds, max(active) AS active,
                     max(last_seen) AS last_seen, sum(iif(active, samples_per_second, NULL)) AS samples_per_second
@@ -258,8 +259,8 @@ class HistoryReader:
 
     def snapshots(self) -> list[dict]:
         """Pictures of the fixed prompts, oldest first: epoch, time, pictures (prompt, file, shape, colour)."""
-        snapshots = self._rows("SELECT * FROM snapshots ORDER BY epoch")
-        pictures = self._rows("SELECT * FROM pictures ORDER BY epoch, number")
+        snapshots = self._rows("SELECT * FROM shown_snapshots ORDER BY epoch")
+        pictures = self._rows("SELECT * FROM shown_pictures ORDER BY epoch, number")
         by_epoch: dict[int, list[dict]] = {snapshot["epoch"]: [] for snapshot in snapshots}
         for picture in pictures:
             del picture["number"]
@@ -325,20 +326,21 @@ class History(HistoryReader):
             # A power cut may take the last transactions, but cannot damage the file; FULL would flush after each of
             # them.
             self._connection.execute("PRAGMA synchronous = NORMAL")
-            if self._connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            version = version_of(self._connection, path)
+            if version < SCHEMA_VERSION:
                 with self._writing() as connection:
-                    for statement in _SCHEMA.split(";"):
-                        connection.execute(statement)
-                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                    connection.executemany(
-                        "INSERT INTO run VALUES (?, ?)",
-                        [("run_id", run_id), ("recipe_digest", recipe_digest), ("started_at", repr(now))],
-                    )
-            _check_version(self._connection, path)
+                    if version:
+                        migrate(connection, now)
+                    else:
+                        create(connection, now)
+                        connection.executemany(
+                            "INSERT INTO run VALUES (?, ?)",
+                            [("run_id", run_id), ("recipe_digest", recipe_digest), ("started_at", repr(now))],
+                        )
             known = dict(self._connection.execute("SELECT key, value FROM run").fetchall())
         except sqlite3.DatabaseError as error:
-            raise _no_history(path, error) from None
-        if (known["run_id"], known["recipe_digest"]) != (run_id, recipe_digest):
+            raise no_history(path, error) from None
+        if known["run_id"] != run_id or not _has_digest(known, recipe_digest):
             raise BadInput(
                 f"{path} is the history of {known['run_id']} (recipe {known['recipe_digest']}), not of {run_id} "
                 f"(recipe {recipe_digest}); give another folder, or remove that one to start over."
@@ -375,46 +377,71 @@ class History(HistoryReader):
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
-    def observe(self, reports: Sequence[PeerReport]) -> None:
-        """Takes in the peers' current records, and marks peers as gone that have not renewed theirs in time."""
+    def enter_lineage(self, lineage: str, ancestors: Sequence[tuple[str, int]] = ()) -> None:
+        """The run is of this lineage from now on; a new branch begins if that has gone back to an earlier epoch.
+
+        Args:
+            lineage: Its id.
+            ancestors: Of it, the nearest first, each with the epoch until which it has the same weights.
+        """
         now = self._clock()
         with self._writing() as connection:
-            epochs = {report.epoch for report in reports if self._observe_one(connection, report, now)}
-            self._expire(connection, now)
-            for epoch in epochs:
-                self._sum_up_epoch(connection, epoch, now)
+            if (text := self._branches(connection, now).enter(lineage, ancestors)) is not None:
+                self._add_event(connection, now, "branch", "the run", text)
 
-    def _observe_one(self, connection: sqlite3.Connection, report: PeerReport, now: float) -> bool:
-        """Takes in one record; returns whether it reports a new epoch."""
+    def observe(self, reports: Sequence[PeerReport]) -> None:
+        """Takes in the peers' current records, and marks peers as gone that have not renewed theirs in time.
+
+        Records of a lineage that is not of this run are left out.
+        """
+        now = self._clock()
+        with self._writing() as connection:
+            branches = self._branches(connection, now)
+            epochs = {
+                (branch, report.epoch)
+                for report in reports
+                if branches.of_lineage(report.lineage) is not None
+                and (branch := self._observe_one(connection, branches, report, now)) is not None
+            }
+            self._expire(connection, now)
+            for branch, epoch in epochs:
+                self._sum_up_epoch(connection, branch, epoch, now)
+
+    def _branches(self, connection: sqlite3.Connection, now: float) -> Branches:
+        return Branches(connection, now=now, present_since=now - self._expiration_seconds)
+
+    def _observe_one(
+        self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
+    ) -> int | None:
+        """Takes in one record; returns the branch of the new epoch that it reports, if it does."""
         key = (report.name, report.peer_id)
-        query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
-        known = connection.execute(query, key).fetchone()
-        if known is None:
-            connection.execute(
-                "INSERT INTO peers VALUES (?, ?, ?, FALSE, NULL, 0, 0.0, NULL, ?, ?)",
-                (*key, now, _epoch_of(report), report.samples),
-            )
-            known = connection.execute(query, key).fetchone()
+        known = self._known(connection, report, now)
         if known["record_time"] == report.time:
-            return False
-        if report.status != "leaving" and not known["active"]:
-            again = connection.execute("SELECT 1 FROM events WHERE kind = 'joined' AND name = ?", key[:1]).fetchone()
-            self._add_event(connection, now, "joined", report.name, "is back" if again else "joined the run")
-        elif report.status == "leaving" and known["active"]:
-            self._add_event(connection, now, "left", report.name, "left the run")
-        epochs = 1 if known["since_epoch"] is None else report.epoch - known["since_epoch"]
-        # Negative if the peer has restarted without its state: counting then begins anew.
+            return None
+        self._note_coming_and_going(connection, known, report, now)
+        base = known["since_epoch"]
+        epochs = 1 if base is None else report.epoch - base
         samples = report.samples - known["since_samples"]
         finished = epochs > 0 and samples > 0 and _finite(report.loss) is not None
+        # A peer that has less than before, or nothing yet, was started again: it may go on from anywhere.
+        has_restarted = _epoch_of(report) is None or (base is not None and report.epoch < base)
+        branch = None if has_restarted else branches.note(known["branch"], report.lineage, report.epoch)
+        reported = None
         if finished:
+            since = report.epoch - 1 if base is None else base
+            branch, begins = branches.branch_of_report(branch, report.lineage, since, report.epoch)
+            if begins:
+                text = f"all had left; those who have come back go on from epoch {since}"
+                self._add_event(connection, now, "branch", "the run", text)
+            reported = branches.holder(branch, report.epoch)
             connection.execute(
-                "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)",
                 # The record may be read only once in several epochs; the samples then count evenly for all of them.
-                (report.epoch, *key, report.loss, max(1, samples // epochs)),
+                (reported, report.epoch, *key, report.loss, max(1, samples // epochs)),
             )
         connection.execute(
             """UPDATE peers SET last_seen = max(last_seen, ?), active = ?, record_time = ?, samples = max(samples, ?),
-            seconds = max(seconds, ?), samples_per_second = ?, since_epoch = ?, since_samples = ?
+            seconds = max(seconds, ?), samples_per_second = ?, since_epoch = ?, since_samples = ?, branch = ?
             WHERE name = ? AND peer_id = ?""",
             (
                 now,
@@ -424,11 +451,35 @@ class History(HistoryReader):
                 report.seconds,
                 _finite(report.samples_per_second),
                 _epoch_of(report),
-                report.samples if finished or samples < 0 else known["since_samples"],
+                # What a peer gave before it was started again belongs to no epoch that it does from now on.
+                report.samples if finished or samples < 0 or has_restarted else known["since_samples"],
+                branch,
                 *key,
             ),
         )
-        return finished
+        return reported
+
+    def _known(self, connection: sqlite3.Connection, report: PeerReport, now: float) -> sqlite3.Row:
+        """What is known of a peer; it is entered if nothing is."""
+        key = (report.name, report.peer_id)
+        query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
+        if (known := connection.execute(query, key).fetchone()) is not None:
+            return known
+        connection.execute(
+            "INSERT INTO peers VALUES (?, ?, ?, FALSE, NULL, 0, 0.0, NULL, ?, ?, NULL)",
+            (*key, now, _epoch_of(report), report.samples),
+        )
+        return connection.execute(query, key).fetchone()
+
+    def _note_coming_and_going(
+        self, connection: sqlite3.Connection, known: sqlite3.Row, report: PeerReport, now: float
+    ) -> None:
+        if report.status != "leaving" and not known["active"]:
+            query = "SELECT 1 FROM events WHERE kind = 'joined' AND name = ?"
+            again = connection.execute(query, (report.name,)).fetchone()
+            self._add_event(connection, now, "joined", report.name, "is back" if again else "joined the run")
+        elif report.status == "leaving" and known["active"]:
+            self._add_event(connection, now, "left", report.name, "left the run")
 
     def _expire(self, connection: sqlite3.Connection, now: float) -> None:
         """Marks peers whose record has expired as gone. Only the time since this monitor started counts as silence: a
@@ -448,23 +499,17 @@ class History(HistoryReader):
             )
             self._add_event(connection, now, "unseen" if unseen else "left", name, text)
 
-    def _sum_up_epoch(self, connection: sqlite3.Connection, epoch: int, now: float) -> None:
+    def _sum_up_epoch(self, connection: sqlite3.Connection, branch: int, epoch: int, now: float) -> None:
         connection.execute(
             """INSERT INTO epochs
-            SELECT epoch, ?, sum(loss * samples) / sum(samples),
+            SELECT branch, epoch, ?, sum(loss * samples) / sum(samples),
                 (SELECT count(*) FROM peers WHERE active), sum(samples),
                 (SELECT sum(samples_per_second) FROM peers WHERE active)
-            FROM reports WHERE epoch = ? GROUP BY epoch
-            ON CONFLICT (epoch) DO UPDATE SET loss = excluded.loss, samples = excluded.samples,
+            FROM reports WHERE branch = ? AND epoch = ? GROUP BY branch, epoch
+            ON CONFLICT (branch, epoch) DO UPDATE SET loss = excluded.loss, samples = excluded.samples,
                 active_peers = excluded.active_peers, samples_per_second = excluded.samples_per_second""",
-            (now, epoch),
+            (now, branch, epoch),
         )
-
-    def rewind(self, epoch: int) -> None:
-        """Deletes all after an epoch, whose checkpoint the run continues from. Volunteers keep their totals."""
-        with self._writing() as connection:
-            for table in ("epochs", "reports", "snapshots", "pictures"):
-                connection.execute(f"DELETE FROM {table} WHERE epoch > ?", (epoch,))
 
     def add_event(self, kind: EventKind, name: str, text: str) -> None:
         """Appends an event with the current time."""
@@ -477,12 +522,14 @@ class History(HistoryReader):
     def add_snapshot(self, epoch: int, pictures: Sequence[Picture]) -> None:
         """Stores the pictures of an epoch, in place of earlier ones of the same epoch."""
         with self._writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (epoch, self._clock()))
-            connection.execute("DELETE FROM pictures WHERE epoch = ?", (epoch,))
+            branches = self._branches(connection, self._clock())
+            branch = branches.holder(branches.current, epoch)
+            connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (branch, epoch, self._clock()))
+            connection.execute("DELETE FROM pictures WHERE branch = ? AND epoch = ?", (branch, epoch))
             connection.executemany(
-                "INSERT INTO pictures VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO pictures VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (epoch, number, picture.prompt, picture.file, picture.shape, picture.colour)
+                    (branch, epoch, number, picture.prompt, picture.file, picture.shape, picture.colour)
                     for number, picture in enumerate(pictures)
                 ],
             )
@@ -499,31 +546,19 @@ def _lock_path(path: Path) -> Path:
 
 
 def _epoch_of(report: PeerReport) -> int | None:
-    """The peer's epoch; a newcomer has none before it has taken over the run's state."""
-    return None if report.status == "joining" else report.epoch
+    """The epoch of the peer's weights; a newcomer has none before it has taken over the run's state."""
+    return None if report.status == "joining" and not report.epoch else report.epoch
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _no_history(path: Path, error: Exception) -> BadInput:
-    newest = (backups(path.parent) or [None])[-1]
-    return BadInput(
-        f"{path} is no history of a run ({error}); move it and the files {path.name}-* away, or give another folder.",
-        cure=""
-        if newest is None
-        else f"Its newest backup is {newest}: copy that to {path} after moving the others away.",
-    )
-
-
-def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+def _has_digest(known: dict[str, str], recipe_digest: str) -> bool:
+    """Whether a history is of a recipe; the digest of the recipe that it has kept may be of an earlier version's."""
+    if known["recipe_digest"] == recipe_digest:
+        return True
     try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        raise _no_history(path, error) from None
-    if version != SCHEMA_VERSION:
-        raise BadInput(
-            f"{path} has history version {version}; this program reads version {SCHEMA_VERSION}. "
-            "Use the release that wrote it, or give another folder."
-        )
+        return parse_recipe(known.get("recipe.toml", "")).digest == recipe_digest
+    except BadInput:
+        return False

@@ -17,6 +17,7 @@ from training.publish.pictures import PictureDrawer
 from training.publish.push import Pusher
 from training.publish.saving import NotGood, Saver
 from training.swarm.dht import DHT
+from training.swarm.lineage import Lineage
 
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
@@ -105,6 +106,19 @@ class Keeper:
         """Epoch of the latest checkpoint, 0 if there is none."""
         return self._saver.saved_epoch()
 
+    def enter(self, lineage: Lineage) -> None:
+        """From now on only states of this lineage become checkpoints; later ones of what it has branched off are set
+        aside. Call it before `start`.
+
+        Raises:
+            BadInput: If a folder of checkpoints is damaged.
+        """
+        if self._saver.lineage is not None:
+            self._events.write("branch", lineage=lineage.id, epoch=lineage.first_epoch)
+        moved = self._saver.enter(lineage)
+        for path in moved:
+            print(f"A checkpoint that the run has gone back from is now {path}.", flush=True)
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
@@ -160,15 +174,17 @@ class Keeper:
 
     def _look_once(self) -> None:
         settings = self._run.monitor
-        if (wanted := self._due(self.saved_epoch(), settings.checkpoint_every_epochs)) is not None:
+        wanted = self._due(self.saved_epoch(), settings.checkpoint_every_epochs)
+        if wanted is not None and self._history.active_peers():
             self._saver.save(wanted, DOWNLOAD_SECONDS)
         snapshots = self._history.snapshots()
         wanted = self._due(snapshots[-1]["epoch"] if snapshots else 0, settings.pictures_every_epochs)
         if settings.prompts and wanted is not None:
             # Pictures are drawn from a checkpoint, so one of this epoch is needed.
-            if self.saved_epoch() < wanted:
+            if self.saved_epoch() < wanted and self._history.active_peers():
                 self._saver.save(wanted, DOWNLOAD_SECONDS)
-            self._draw()
+            if self.saved_epoch() >= wanted:
+                self._draw()
 
     def _epoch(self) -> int:
         last = self._history.last_epoch()

@@ -10,7 +10,7 @@ import mimetypes
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -45,15 +45,20 @@ def store_run(
     initial_peers: list[str],
     join_command: str,
     parameters: int,
+    servers: Sequence[str] = (),
     one_machine: bool = False,
 ) -> None:
-    """Stores the content of `/live/run.json` and `/recipe.toml` in the history, so that it outlives the monitor."""
+    """Stores the content of `/live/run.json` and `/recipe.toml` in the history, so that it outlives the monitor.
+
+    `servers` are the peer ids whose words on the run's lineage and checkpoints are to be trusted.
+    """
     document = {
         "run_id": run.run_id,
         "title": run.title,
         "description": run.description,
         "recipe_digest": run.digest,
         "initial_peers": initial_peers,
+        "servers": list(servers),
         "join_command": join_command,
         "target_batch_size": run.swarm.target_batch_size,
         "total_epochs": run.schedule.total_epochs,
@@ -70,7 +75,7 @@ def run_document(history: HistoryReader, *, live: bool = True) -> dict:
     stored = history.run_value("document")
     if stored is None:
         raise TrainingError(f"{history.path} holds no run yet; start its monitor first.")
-    over = {} if live else {"initial_peers": [], "join_command": ""}
+    over = {} if live else {"initial_peers": [], "servers": [], "join_command": ""}
     return {**json.loads(stored), "started_at": float(history.run_value("started_at") or 0), **over}
 
 
@@ -178,7 +183,7 @@ def compute_document(
         case "state":
             return state_document(history, now=now, live=live, watch=watch)
         case "history":
-            return history_document(history, **part)
+            return {**history_document(history, **part), "branches": history.branches()}
         case "losses":
             return losses_document(history, **part)
         case "leaderboard":

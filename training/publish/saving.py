@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from training.checkpoints.branches import set_aside
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, save_checkpoint
 from training.checkpoints.retention import GB, delete_surplus, stored_checkpoints
 from training.checkpoints.sanity import WINDOW, Norms, loss_fault, norms_of_latest
@@ -29,6 +31,7 @@ from training.storage.whole import delete_drafts, reserve_space
 from training.swarm.dht import DHT
 from training.swarm.download import BadState, Landing, TrainingState, download_state
 from training.swarm.host import load_optimizer_state
+from training.swarm.lineage import Lineage, run_prefix
 
 STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20
 """Largest accepted state: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
@@ -87,6 +90,9 @@ class Saver:
         self._parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         self._names = [names[id(parameter)] for parameter in self._parameters]
         self._good = norms_of_latest(self.folder, self._names)
+        self.lineage: Lineage | None = None
+        """Of the run; `enter` sets it."""
+        self._writing = threading.Lock()
         self._stopped_for: str | None = None
         self._bad_donors: set[str] = set()
         self._refusals = 0
@@ -101,6 +107,20 @@ class Saver:
         latest = latest_checkpoint(self.folder)
         return checkpoint_epoch(latest) if latest is not None else 0
 
+    def enter(self, lineage: Lineage) -> list[Path]:
+        """From now on only states of this lineage are taken; later checkpoints of what it has branched off are set
+        aside.
+
+        Returns:
+            Where these are now.
+        """
+        with self._writing:
+            self.lineage = lineage
+            moved = set_aside(self.folder, lineage)
+            if moved:
+                self._good = norms_of_latest(self.folder, self._names)
+        return moved
+
     def save(self, wanted_epoch: int, seconds: float) -> None:
         """Takes a checkpoint of this epoch or a later one.
 
@@ -109,8 +129,10 @@ class Saver:
             NotGood: If the run's loss is not sane, or no donor has sent a good state.
             TrainingError: If no donor has sent a state within `seconds`, or it cannot be written.
         """
+        lineage = self.lineage
         try:
-            self._make_room()
+            with self._writing:
+                self._make_room()
             if fault := loss_fault(self._history.epoch_losses(WINDOW)):
                 raise NotGood(
                     f"No checkpoint is taken of epoch {self._epoch()}: {fault}.",
@@ -118,7 +140,14 @@ class Saver:
                 )
             state = self._download(wanted_epoch, seconds)
             self._load(state)
-            path = self._write(state.epoch)
+            with self._writing:
+                if lineage != self.lineage:
+                    raise TrainingError(
+                        f"The run has gone back to an earlier epoch while its state of {state.epoch} was downloaded.",
+                        cure="Nothing: the next checkpoint is of the run's branch.",
+                    )
+                path = self._write(state.epoch)
+                delete_surplus(self.folder, self._run.monitor)
         except (NoRoom, NotGood) as error:
             self._tell_stopped(str(error))
             raise
@@ -130,7 +159,6 @@ class Saver:
         self._bad_donors.clear()
         self._history.add_event("checkpoint", "monitor", f"checkpoint of epoch {state.epoch}")
         self._events.write("checkpoint", epoch=state.epoch, path=str(path))
-        delete_surplus(self.folder, self._run.monitor)
         self._saved(path)
 
     def _make_room(self) -> None:
@@ -160,6 +188,7 @@ class Saver:
                 metrics={"loss": last.get("loss"), "total_samples": self._history.total_samples()},
                 shards=self._shards,
                 codec_digest=self._codec_digest,
+                lineage=self.lineage,
                 extra_tensors=optimizer_tensors(self._optimizer),
             )
         except (TrainingError, OSError) as error:
@@ -191,7 +220,8 @@ class Saver:
     def _ask_donors(self, wanted_epoch: int, seconds: float) -> TrainingState:
         return download_state(
             self._dht,
-            self._run.run_id,
+            run_prefix(self._run.run_id, self.lineage),
+            lineage=self.lineage,
             shapes=[parameter.shape for parameter in self._parameters],
             chunk_seconds=min(seconds, self._run.swarm.next_chunk_timeout_seconds),
             total_seconds=seconds,

@@ -16,6 +16,7 @@ from training.swarm.identity import Identity
 from training.swarm.listening import settle_ports
 from training.swarm.metrics import read_records
 from training.swarm.online import go_online
+from training.swarm.server_lineage import ServerLineage
 from training.volunteer.invitation import command_for
 
 LOOK_SECONDS = 5.0
@@ -60,11 +61,20 @@ def run_bootstrap(
     )
     stop.listen()
     post_recipe(redial.dht, run, identity)
+    lineage = ServerLineage(
+        redial.dht,
+        run,
+        identity,
+        settings.state_dir,
+        servers=redial.servers,
+        tell=partial(console.print, markup=False),
+    )
     addresses = full_addresses(redial.dht)
-    events.write("ready", addresses=addresses, peer_id=str(identity.peer_id), recipe_digest=run.digest)
+    facts = {"peer_id": str(identity.peer_id), "recipe_digest": run.digest, "lineage": lineage.lineage.id}
+    events.write("ready", addresses=addresses, **facts)
     if not settings.brief:
         _greet(run, settings, addresses, console)
-    _welcome(run, identity, redial.dht, stop, console)
+    _welcome(run, identity, redial.dht, lineage, stop, console)
     redial.stop()
     events.write("stopped")
 
@@ -88,8 +98,10 @@ def _greet(run: RunConfig, settings: BootstrapSettings, addresses: list[str], co
     console.print("Volunteers who join or leave are listed below. Ctrl-C stops this peer.")
 
 
-def _welcome(run: RunConfig, identity: Identity, dht: DHT, stop: StopRequest, console: Console) -> None:
-    """Lists who joins and leaves, and renews the announcement of the recipe, until `stop` is requested."""
+def _welcome(
+    run: RunConfig, identity: Identity, dht: DHT, lineage: ServerLineage, stop: StopRequest, console: Console
+) -> None:
+    """Lists who joins and leaves, and renews what this peer announces, until `stop` is requested."""
     seen: dict[str, str] = {}
     waited = 0.0
     while not stop.wait(LOOK_SECONDS):
@@ -99,9 +111,11 @@ def _welcome(run: RunConfig, identity: Identity, dht: DHT, stop: StopRequest, co
             waited = 0.0
             post_recipe(dht, run, identity)
         try:
-            there = {r.peer_id: r.name for r in read_records(dht, run.run_id) if r.status != "leaving"}
+            records = read_records(dht, run.run_id)
         except TimeoutError:
             continue
+        lineage.renew(records)
+        there = {r.peer_id: r.name for r in records if r.status != "leaving"}
         for peer_id in there.keys() - seen.keys():
             console.print(f"{there[peer_id]} has joined ({len(there)} in all).")
         for peer_id in seen.keys() - there.keys():

@@ -23,6 +23,8 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
+from training.checkpoints.branches import STATE_FOLDER
+from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.data.stream import open_manifest
 from training.errors import BadInput, TrainingError
@@ -37,13 +39,17 @@ from training.publish.watch import Watch
 from training.swarm.addresses import address_to_tell, id_of, widest
 from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
+from training.swarm.lineage import Lineage
 from training.swarm.listening import settle_ports
-from training.swarm.metrics import read_records
+from training.swarm.metrics import PeerRecord, read_records
 from training.swarm.online import go_online
 from training.swarm.redial import Redial
+from training.swarm.server_lineage import ServerLineage
 from training.swarm.tokens import check_tokens, tell_tokens
 from training.volunteer.invitation import INITIAL_PEERS, initial_peers_flags, join_command
 
+ANY_HOST = ("0.0.0.0", "::")
+"""To serve at these means at all addresses of a machine; nobody can be reached at them."""
 ALONE_SECONDS = 5.0
 """A monitor that comes back before all others looks so long for volunteers who announce another recipe."""
 POLL_SECONDS = 1.0
@@ -82,6 +88,11 @@ class MonitorFlags:
         """Address of the site, without a trailing slash."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
+    @property
+    def announced_url(self) -> str | None:
+        """The address that volunteers are told; None if this monitor does not know any at which they reach it."""
+        return None if self.public_url is None and self.host in ANY_HOST else self.url
+
 
 def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     """Watches until `stop` is requested.
@@ -99,12 +110,13 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     target = open_target(flags.push_to, run.monitor) if flags.push_to is not None else None
     codec_digest = codec_of_run(shards, flags.run_dir)
     torch.set_num_threads(1)
-    identity = Identity(flags.run_dir / "monitor")
+    identity = Identity(flags.run_dir / STATE_FOLDER)
     # hivemind forks processes that inherit open files, so we take the history's lock and the port only after the DHT
     # has started; otherwise a leftover child would keep both.
     redial = _go_online(flags, run, identity)
     dht = redial.dht
     tokens = _Tokens(dht, run, identity, shards)
+    lineage = _lineage(flags, redial, run, identity)
     events = EventLog(flags.log_json)
     history = History(
         flags.run_dir / "history.sqlite",
@@ -112,27 +124,19 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         recipe_digest=run.digest,
         expiration_seconds=run.swarm.metrics_expiration_seconds,
     )
-    keeper = Keeper(
-        run,
-        recipe_toml,
-        run_dir=flags.run_dir,
-        shards=shards,
-        codec_digest=codec_digest,
-        dht=dht,
-        history=history,
-        events=events,
-        pusher=_pusher(flags, run, target, history, events),
-    )
+    pusher = _pusher(flags, run, target, history, events)
+    kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest}
+    keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
     invitation = _invitation(flags, redial)
-    live.store_run(history, run, recipe_toml, **invitation, parameters=keeper.parameters, one_machine=flags.one_machine)
-    if not read_records(dht, run.run_id):
-        history.rewind(keeper.saved_epoch())  # nobody trains, so the next volunteer resumes from the checkpoint
+    facts = {"servers": lineage.servers, "parameters": keeper.parameters, "one_machine": flags.one_machine}
+    live.store_run(history, run, recipe_toml, **invitation, **facts)
+    _enter(lineage.lineage, history, keeper)
     watch = Watch(history, run, reach=redial.reachability)
     with _serving(_app(history, flags, watch), flags.host, flags.port), watch:
         history.add_event("started", "monitor", f"watches at {flags.url}")
-        events.write("ready", url=flags.url, **invitation)
+        events.write("ready", url=flags.url, lineage=lineage.lineage.id, **invitation)
         print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
-        _watch(watch, history, dht, run, keeper, tokens, stop)
+        _watch(watch, history, dht, run, keeper, tokens, lineage, stop)
         history.add_event("stopped", "monitor", "has stopped watching")
         events.write("stopped")
         watch.let_pages_know()
@@ -175,6 +179,29 @@ def _invitation(flags: MonitorFlags, redial: Redial) -> dict[str, object]:
     return {"initial_peers": initial_peers, "join_command": command}
 
 
+def _lineage(flags: MonitorFlags, redial: Redial, run: RunConfig, identity: Identity) -> ServerLineage:
+    """What this monitor announces: what it has kept, or what its newest checkpoint or the other servers say."""
+    latest = latest_checkpoint(flags.run_dir / "checkpoints")
+    stored = lineage_of(latest) if latest is not None else None
+    return ServerLineage(
+        redial.dht,
+        run,
+        identity,
+        flags.run_dir / STATE_FOLDER,
+        servers=redial.servers,
+        stored=Lineage(id=stored, ancestors=ancestors_of(latest)) if stored is not None else None,
+        stored_epoch=checkpoint_epoch(latest) if latest is not None else 0,
+        site=flags.announced_url,
+        tell=lambda text: print(text, flush=True),
+    )
+
+
+def _enter(lineage: Lineage, history: History, keeper: Keeper) -> None:
+    """From now on the run is of this lineage."""
+    keeper.enter(lineage)
+    history.enter_lineage(lineage.id, lineage.ancestors)
+
+
 def _pusher(
     flags: MonitorFlags, run: RunConfig, target: Target | None, history: History, events: EventLog
 ) -> Pusher | None:
@@ -202,13 +229,22 @@ def _app(history: History, flags: MonitorFlags, watch: Watch) -> FastAPI:
 
 
 def _watch(
-    watch: Watch, history: History, dht: DHT, run: RunConfig, keeper: Keeper, tokens: _Tokens, stop: StopRequest
+    watch: Watch,
+    history: History,
+    dht: DHT,
+    run: RunConfig,
+    keeper: Keeper,
+    tokens: _Tokens,
+    lineage: ServerLineage,
+    stop: StopRequest,
 ) -> None:
     """Follows the run until `stop` is requested, then takes a last checkpoint and a last reading."""
     keeper.start()
     while not stop.wait(POLL_SECONDS):
         check_node(dht)
-        _observe(watch, history, dht, run)
+        records = _observe(watch, history, dht, run)
+        if lineage.renew(records):
+            _enter(lineage.lineage, history, keeper)
         tokens.renew()
         keeper.look()
     watch.stop()
@@ -250,7 +286,9 @@ class _Tokens:
             tell_tokens(self._dht, self._run, self._identity, "")
 
 
-def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig) -> None:
+def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig) -> list[PeerRecord]:
+    """Takes the peers' records into the history; none if they could not be read."""
+    records: list[PeerRecord] = []
     try:
         records = read_records(dht, run.run_id)
         history.observe(records)
@@ -260,6 +298,7 @@ def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig) -> None:
     except TrainingError as error:
         watch.failed(error)
         print(f"Warning: {error} Trying again.", flush=True)
+    return records
 
 
 @contextmanager

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
+from training.compute.choices import Choices
 from training.config import RunConfig
 from training.errors import TrainingError
 from training.model.memory import give_back_freed_memory, keep_freed_memory
+from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
 from training.swarm.dht import full_addresses
+from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.volunteer.arrival import arrive
+from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
 from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
@@ -79,41 +84,116 @@ def run_peer(
     connection = connect(run, settings, Identity(state_dir), notices.warn)
     stop.listen()
     events.write("ready", addresses=[] if settings.client_mode else full_addresses(connection.dht))
-    early = connection.download_early() if settings.resume is None else None
+    belonging = Belonging(connection, state_dir, notices)
+    early = connection.download_early(belonging.lineage) if settings.resume is None else None
     tokens = connection.own_tokens()
     connection.check_tokens(tokens)
 
     build = cache(partial(model_on_device, run, settings))
     choices = choose_settings(run, settings, notices, build=build)
-
-    dht, identity, samples = connection.dht, connection.identity, choices.micro_batch_size
-    reporter = Reporter(run, dht, identity, name=connection.name, micro_batch_size=samples, tokens=tokens)
+    reporter = Reporter(
+        run,
+        connection.dht,
+        connection.identity,
+        name=connection.name,
+        micro_batch_size=choices.micro_batch_size,
+        tokens=tokens,
+        belonging=belonging,
+    )
     contribution_file = state_dir / "contribution.json"
     reporter.update(PeerStatus(contribution=Contribution.read(contribution_file)))
-    model = build()
-    optimizer = SwarmOptimizer(
-        model, run, dht=dht, identity=identity, micro_batch_size=samples, client_mode=settings.client_mode
-    )
+    peer = _Peer(connection, belonging, choices, build(), reporter, contribution_file, notices, tokens)
+    epoch = 0
     try:
-        resume, shards = settings.resume, connection.shards
-        source = arrive(optimizer, run, early=early, resume=resume, shards=shards, stop=stop, console=console)
-        if early is not None:
-            early.drop()
-        if source is None:
-            return
-        connection.check_tokens(tokens)  # another peer, with other tokens, may have come at the same time
+        epoch = peer.take_part(settings.resume, early, stop)
+        while belonging.is_left and not stop.asked:
+            peer.go_over(epoch)
+            epoch = peer.take_part(None, connection.download_early(belonging.lineage), stop)
+    finally:
+        connection.redial.stop()
+        reporter.leave()
+        events.write("stopped", epoch=epoch)
+    console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!")
+
+
+@dataclass(frozen=True)
+class _Peer:
+    """What a volunteer's peer keeps when it goes over to another lineage."""
+
+    connection: Connection
+    belonging: Belonging
+    choices: Choices
+    model: torch.nn.Module
+    reporter: Reporter
+    contribution_file: Path
+    notices: Notices
+    tokens: str
+
+    def take_part(self, resume: Path | None, early: EarlyDownload | None, stop: StopRequest) -> int:
+        """Trains in the lineage that it belongs to until that is left or the peer stops; the epoch that it came to."""
+        connection, belonging = self.connection, self.belonging
+        run, settings = connection.run, connection.settings
+        until = belonging.until_left(stop)
+        with belonging.resting:
+            optimizer = SwarmOptimizer(
+                self.model,
+                run,
+                dht=connection.dht,
+                identity=connection.identity,
+                lineage=belonging.lineage,
+                micro_batch_size=self.choices.micro_batch_size,
+                client_mode=settings.client_mode,
+            )
+        stop.listen()
+        try:
+            source = arrive(
+                optimizer,
+                run,
+                belonging=belonging,
+                early=early,
+                resume=resume,
+                shards=connection.shards,
+                stop=until,
+                console=self.notices.console,
+            )
+            if early is not None:
+                early.drop()
+            if source is not None:
+                connection.check_tokens(self.tokens)  # another peer, with other tokens, may have come meanwhile
+                self._train(optimizer, source, until)
+        finally:
+            optimizer.say_goodbye()
+            belonging.remember(optimizer.local_epoch)
+        if belonging.is_left and not stop.asked:  # otherwise the processes end with the role
+            optimizer.shutdown()
+        return optimizer.local_epoch
+
+    def go_over(self, epoch: int) -> None:
+        """To the lineage that the run's servers announce, from the weights with which every peer begins."""
+        self.reporter.update(PeerStatus(contribution=self.reporter.status.contribution))
+        self.belonging.go_over(epoch)
+        run = self.connection.run
+        self.model.load_state_dict(build_model(run.model, run.seed).state_dict())
+
+    def _train(self, optimizer: SwarmOptimizer, source: str, until: LeaveRequest) -> None:
         give_back_freed_memory()
-        loop = TrainingLoop(run, settings, choices, model, optimizer, reporter, contribution_file, notices)
+        self.reporter.update(replace(self.reporter.status, epoch=optimizer.local_epoch))
+        self.belonging.remember(optimizer.local_epoch)
+        connection, settings = self.connection, self.connection.settings
+        loop = TrainingLoop(
+            connection.run,
+            settings,
+            self.choices,
+            self.model,
+            optimizer,
+            self.reporter,
+            self.contribution_file,
+            self.notices,
+        )
         _announce(loop, connection, source)
         if not settings.normal_priority:
             lower_priority()
-        _train(loop, connection, stop)
-    finally:
-        connection.redial.stop()
-        optimizer.say_goodbye()
-        reporter.leave()
-        events.write("stopped", epoch=optimizer.local_epoch)
-    console.print(f"{connection.name} leaves at epoch {optimizer.local_epoch}. Thank you!")
+        _train(loop, connection, until)
 
 
 def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
@@ -132,6 +212,7 @@ def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
         peer_id=str(connection.identity.peer_id),
         epoch=optimizer.local_epoch,
         state=source,
+        lineage=optimizer.lineage.id,
         link=asdict(link),
     )
     notices.show(link_in_use(link))
@@ -144,7 +225,7 @@ def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
         notices.warn(slow)
 
 
-def _train(loop: TrainingLoop, connection: Connection, stop: StopRequest) -> None:
+def _train(loop: TrainingLoop, connection: Connection, stop: LeaveRequest) -> None:
     """Trains to the end; if training fails and the run can no longer be reached, the error says so."""
     seed = sample_seed(loop.settings, connection.identity, loop.optimizer.local_epoch)
     samples = loop.choices.micro_batch_size

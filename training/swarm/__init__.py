@@ -49,14 +49,22 @@ initial peers, and those that the run's site names). While a server does not ans
 before; their addresses (addresses.py) are kept on disk (address_book.py). So a run goes on without its servers, and is
 one run again when they are back. A server keeps its port (listening.py).
 
+# Which run that is
+
+The name of a run and its recipe do not tell two trainings apart. A lineage does (lineage.py): an id that is made once,
+with the first weights, and that all keys of averaging, progress and states carry (`run_prefix`). The run's servers keep
+it on disk and announce it with the newest epoch that they have seen (server_lineage.py); a newcomer goes by their words
+(`training.volunteer.belonging`), and begins with fresh weights only if nobody knows of an update
+(`training.volunteer.arrival`). `restore` makes a branch, to which all peers go over.
+
 # Where other peers' calls and words come in
 
 - Calls: `Service.rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` (service.py), `StateService.rpc_download_state`
   (serving.py). Each knows who calls (`context.remote_id`): a check of the sender's ticket belongs at the top of these.
   A leader names the members of its group: check them in `Service._shares` as well.
 - Calls to the DHT node, which answers them in its own process; records are checked there (dht.py).
-- Records in the DHT: dht.py (recipe), tokens.py, metrics.py, progress.py, and hivemind's own keys for groups and offers
-  of states.
+- Records in the DHT: dht.py (recipe), tokens.py, lineage.py, metrics.py, progress.py, and hivemind's own keys for
+  groups and offers of states.
 
 # hivemind
 

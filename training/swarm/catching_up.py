@@ -18,6 +18,7 @@ from training.swarm.alignment import AlignmentState, Event
 from training.swarm.download import TrainingState, download_newer_state
 from training.swarm.early import EarlyDownload
 from training.swarm.host import Host
+from training.swarm.lineage import Lineage
 from training.swarm.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class CatchingUp:
         alignment: Notes how the weights relate to the others' afterwards.
         let_rounds_end: Ends the rounds that the peer takes part in, before its weights change.
         begin_epoch: Makes the peer continue with an epoch and the host's weights; called while `progress` is paused.
+        lineage: Only states of this one are taken; None: those of peers without one.
     """
 
     def __init__(
@@ -55,9 +57,11 @@ class CatchingUp:
         *,
         let_rounds_end: Callable[[], None],
         begin_epoch: Callable[[int], None],
+        lineage: Lineage | None = None,
     ):
         self._run, self._dht, self._host, self._progress, self._alignment = run, dht, host, progress, alignment
         self._let_rounds_end, self._begin_epoch = let_rounds_end, begin_epoch
+        self._lineage = lineage
         self._complained = -math.inf
         self.last_download = (0, 0.0)
         """Bytes and seconds of the last downloaded state; zeros before the first."""
@@ -95,7 +99,9 @@ class CatchingUp:
         state = early.take() if early is not None else None
         if state is None or not self.is_as_good_as_new(state, oldest_epoch):
             try:
-                state = download_newer_state(self._dht, self._run, shapes=self._host.shapes, first_epoch=oldest_epoch)
+                state = download_newer_state(
+                    self._dht, self._run, shapes=self._host.shapes, first_epoch=oldest_epoch, lineage=self._lineage
+                )
             except TrainingError as error:
                 self._go_without_state(str(error))
                 return False

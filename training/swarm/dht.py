@@ -28,6 +28,8 @@ ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
 """How often we ask the DHT, and how long we wait for each answer."""
 WORD_SECONDS = 600.0
 """How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
+LONGEST_WORD = 64
+"""Characters of the longest announcement that is read, unless its kind may be longer."""
 
 
 def start_dht(
@@ -121,7 +123,7 @@ def post_recipe(dht: DHT, run: RunConfig, identity: Identity) -> None:
 
 
 def post_word(dht: DHT, key: str, word: str, identity: Identity) -> None:
-    """Stores an announcement of this peer, of at most 64 characters, for `WORD_SECONDS`; it replaces the last one."""
+    """Stores an announcement of this peer for `WORD_SECONDS`; it replaces the last one. See `posted_words`."""
     dht.store(
         key,
         subkey=identity.signer().local_public_key,
@@ -131,8 +133,9 @@ def post_word(dht: DHT, key: str, word: str, identity: Identity) -> None:
     )
 
 
-def posted_words(dht: DHT, key: str) -> dict[bytes, str]:
-    """The announcements of all peers, by the keys that signed them.
+def posted_words(dht: DHT, key: str, *, longest: int = LONGEST_WORD) -> dict[bytes, str]:
+    """The announcements of all peers, by the keys that signed them; those of more than `longest` characters are left
+    out.
 
     Raises:
         TrainingError: If the DHT does not answer within a minute, because this node or its network is too slow.
@@ -146,7 +149,7 @@ def posted_words(dht: DHT, key: str) -> dict[bytes, str]:
         raise TrainingError(f"The network has not answered within {seconds:.0f} s. Check it, and try again.")
     entries = found.value if found is not None and isinstance(found.value, dict) else {}
     values = {signer: entry.value for signer, entry in entries.items() if isinstance(entry, ValueWithExpiration)}
-    return {signer: value for signer, value in values.items() if isinstance(value, str) and len(value) <= 64}
+    return {signer: value for signer, value in values.items() if isinstance(value, str) and len(value) <= longest}
 
 
 def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, may_be_alone: bool = False) -> None:

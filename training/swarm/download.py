@@ -27,6 +27,7 @@ from training.config import RunConfig
 from training.errors import TrainingError
 from training.swarm.coroutine import wait_for_result
 from training.swarm.engine import open_connection
+from training.swarm.lineage import Lineage, run_prefix
 from training.swarm.parameters import state_prefix
 from training.swarm.serving import StateService, offers_key
 
@@ -72,9 +73,9 @@ class Landing:
         return tensor
 
 
-def find_donors(dht: DHT, run_id: str) -> list[PeerID]:
+def find_donors(dht: DHT, prefix: str) -> list[PeerID]:
     """Peers that offer their state, in random order: the priority that each claims for itself is ignored."""
-    found = dht.get(offers_key(state_prefix(run_id)), latest=True)
+    found = dht.get(offers_key(state_prefix(prefix)), latest=True)
     donors = [
         PeerID(key)
         for key, entry in (found.value.items() if found is not None and isinstance(found.value, dict) else ())
@@ -85,12 +86,19 @@ def find_donors(dht: DHT, run_id: str) -> list[PeerID]:
 
 
 def download_newer_state(
-    dht: DHT, run: RunConfig, *, shapes: Sequence[torch.Size], first_epoch: int, landing: Landing | None = None
+    dht: DHT,
+    run: RunConfig,
+    *,
+    shapes: Sequence[torch.Size],
+    first_epoch: int,
+    lineage: Lineage | None = None,
+    landing: Landing | None = None,
 ) -> TrainingState:
     """A state of `first_epoch` or later, as a peer of the run downloads it; see `download_state`."""
     return download_state(
         dht,
-        run.run_id,
+        run_prefix(run.run_id, lineage),
+        lineage=lineage,
         shapes=shapes,
         chunk_seconds=donor_seconds(run),
         total_seconds=DOWNLOAD_SECONDS,
@@ -112,8 +120,9 @@ def most_state_bytes(shapes: Sequence[torch.Size]) -> int:
 
 def download_state(
     dht: DHT,
-    run_id: str,
+    prefix: str,
     *,
+    lineage: Lineage | None = None,
     shapes: Sequence[torch.Size],
     chunk_seconds: float,
     total_seconds: float,
@@ -128,7 +137,8 @@ def download_state(
 
     Args:
         dht: A running DHT node.
-        run_id: The run's name.
+        prefix: Of the run; see `lineage.run_prefix`.
+        lineage: A state that says to be of another one is refused.
         shapes: Shapes of the parameters, in the optimizer's order; a state that begins otherwise is refused.
         chunk_seconds: Longest silence of a donor before the next one is tried.
         total_seconds: Longest download from one donor.
@@ -142,12 +152,13 @@ def download_state(
     Raises:
         TrainingError: If no donor has sent a sound state; the message says what each of them did.
     """
-    donors = [donor for donor in find_donors(dht, run_id) if donor != dht.peer_id]
+    donors = [donor for donor in find_donors(dht, prefix) if donor != dht.peer_id]
     if not donors:
         raise TrainingError("No peer offers its state yet.", cure="Wait for another volunteer, then start again.")
 
     download = _Download(
-        run_id=run_id,
+        prefix=prefix,
+        lineage=lineage,
         service=service,
         shapes=shapes,
         chunk_seconds=chunk_seconds,
@@ -173,7 +184,8 @@ def download_state(
 class _Download:
     """What each donor is asked for, and how its answer is read; see `download_state`."""
 
-    run_id: str
+    prefix: str
+    lineage: Lineage | None
     service: type[ServicerBase]
     shapes: Sequence[torch.Size]
     chunk_seconds: float
@@ -198,7 +210,7 @@ class _Download:
         Raises:
             TrainingError: What is wrong with it.
         """
-        stub = self.service.get_stub(p2p, donor, namespace=state_prefix(self.run_id))
+        stub = self.service.get_stub(p2p, donor, namespace=state_prefix(self.prefix))
         stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), self.chunk_seconds)
         async with aclosing(stream):
             return await self._take(stream, donor)
@@ -215,11 +227,7 @@ class _Download:
             if message.metadata:
                 # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
                 metadata = MSGPackSerializer.loads(message.metadata)
-                if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:
-                    raise TrainingError(
-                        f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}",
-                        cure="Nothing: another peer is asked.",
-                    )
+                self._check(metadata)
             parts.append(message.tensor_part)
             if len(parts) < parts[0].chunks:
                 continue
@@ -243,6 +251,15 @@ class _Download:
         )
         _check_count(state, len(self.shapes))
         return state
+
+    def _check(self, metadata: object) -> None:
+        if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:
+            raise TrainingError(
+                f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}",
+                cure="Nothing: another peer is asked.",
+            )
+        if self.lineage is not None and metadata.get("lineage") != self.lineage.id:
+            raise TrainingError("has weights of another lineage", cure="Nothing: another peer is asked.")
 
     def _read(self, parts: list[runtime_pb2.Tensor], number: int) -> torch.Tensor:
         tensor = deserialize_torch_tensor(combine_from_streaming(parts))

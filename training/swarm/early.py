@@ -12,7 +12,7 @@ import mmap
 import multiprocessing
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -30,6 +30,7 @@ from training.swarm.download import (
     download_newer_state,
     most_state_bytes,
 )
+from training.swarm.lineage import Lineage
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,18 @@ class EarlyDownload:
         run: The recipe.
         shapes: Of the parameters in the optimizer's order.
         first_epoch: An older state is of no use.
+        lineage: That of the run which this peer joins.
     """
 
-    def __init__(self, dht: DHT, run: RunConfig, *, shapes: Sequence[torch.Size], first_epoch: int = 1):
+    def __init__(
+        self,
+        dht: DHT,
+        run: RunConfig,
+        *,
+        shapes: Sequence[torch.Size],
+        first_epoch: int = 1,
+        lineage: Lineage | None = None,
+    ):
         self._process: BaseProcess | None = None
         self._patience_seconds = SILENT_CHUNKS * donor_seconds(run)
         most_bytes = most_state_bytes(shapes) + _ALIGNMENT * (1 + _MOST_TENSORS_A_PARAMETER * len(shapes))
@@ -74,7 +84,8 @@ class EarlyDownload:
             return
         context = multiprocessing.get_context("fork")
         self._answer, answer = context.Pipe(duplex=False)
-        given = (answer, self._memory, dht, run, shapes, first_epoch)
+        wanted = {"shapes": shapes, "first_epoch": first_epoch, "lineage": lineage}
+        given = (answer, self._memory, dht, run, wanted)
         self._process = context.Process(target=_work, args=given, daemon=True, name="early-download")
         self._process.start()
         answer.close()  # the process has the only copy now: if it dies, `recv` raises EOFError
@@ -152,15 +163,13 @@ def _tensor(memory: mmap.mmap, place: Place) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
 
 
-def _work(
-    answer: Connection, memory: mmap.mmap, dht: DHT, run: RunConfig, shapes: Sequence[torch.Size], first_epoch: int
-) -> None:
+def _work(answer: Connection, memory: mmap.mmap, dht: DHT, run: RunConfig, wanted: Mapping[str, object]) -> None:
     """The process's main function: sends the state, with the places of its tensors, or why there is none."""
     # The trainer's OpenMP threads do not exist in a forked process: work for them never ends (pytorch issue 17199).
     torch.set_num_threads(1)
     landing = _SharedLanding(memory)
     try:
-        state = download_newer_state(dht, run, shapes=shapes, first_epoch=first_epoch, landing=landing)
+        state = download_newer_state(dht, run, landing=landing, **wanted)
         said = replace(state, tensors=tuple(landing.places))
     except Exception as error:  # for example, the node has ended; the ordinary download follows and reports it
         said = str(error) or type(error).__name__

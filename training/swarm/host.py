@@ -16,6 +16,7 @@ from hivemind.compression.base import TensorRole
 from hivemind.optim.state_averager import dump_optimizer_state, initialize_optimizer_state_, load_optimizer_state
 from torch import Tensor, nn
 
+from training.swarm.lineage import Lineage
 from training.swarm.serving import Head, pack
 
 
@@ -119,7 +120,9 @@ class Host:
                 group.update(kept)
             self._take(tensors[: len(own)], epoch)
 
-    def packed_state(self, codec: CompressionBase, *, drifted: bool) -> tuple[dict, Tensor, list[Head]]:
+    def packed_state(
+        self, codec: CompressionBase, *, drifted: bool, lineage: Lineage | None = None
+    ) -> tuple[dict, Tensor, list[Head]]:
         """The state between two updates, for a newcomer: metadata, and what `serving.pack` gives.
 
         hivemind sends the live tensors, which change on the way. It also names the epoch that has begun, even if the
@@ -128,12 +131,15 @@ class Host:
         Args:
             codec: How tensors travel.
             drifted: Tells the newcomer that these weights are not those of the others.
+            lineage: Of the weights; None: of none.
         """
         with self.lock, torch.no_grad():
             weights = [parameter.detach() for parameter in self.parameters]
             optimizer_metadata, moments = dump_optimizer_state(self.optimizer)
             infos = _infos(weights, TensorRole.PARAMETER) + _infos(moments, TensorRole.OPTIMIZER)
             metadata = {"epoch": self.epoch, "wants_weights": drifted, "optimizer_metadata": optimizer_metadata}
+            if lineage is not None:
+                metadata["lineage"] = lineage.id
             return metadata, *pack([*weights, *moments], infos, codec)
 
 

@@ -22,6 +22,7 @@ from training.swarm.epochs import EpochEnd, EpochReport
 from training.swarm.exchange import Exchange
 from training.swarm.host import Host
 from training.swarm.identity import Identity
+from training.swarm.lineage import Lineage, run_prefix
 from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
 from training.swarm.pipe import AveragerSettings
 from training.swarm.progress import Progress, RefreshSeconds
@@ -74,6 +75,7 @@ class SwarmOptimizer:
         run: The recipe.
         dht: A running node that signs with `identity`.
         identity: Signs this peer's progress; None: a key of this process.
+        lineage: It trains with peers of the same one; None: with peers that have none.
         micro_batch_size: Samples of a `step` that is not told another number.
         client_mode: Accept no incoming connections.
     """
@@ -85,10 +87,11 @@ class SwarmOptimizer:
         *,
         dht: DHT,
         identity: Identity | None = None,
+        lineage: Lineage | None = None,
         micro_batch_size: int | None = None,
         client_mode: bool = False,
     ):
-        self.run, self.dht = run, dht
+        self.run, self.dht, self.lineage = run, dht, lineage
         self.local_epoch = 0
         """Updates that this peer has done or begun."""
         self._micro_batch_size, self._client_mode = micro_batch_size, client_mode
@@ -96,24 +99,19 @@ class SwarmOptimizer:
         self._reports: queue.SimpleQueue[EpochReport] = queue.SimpleQueue()
         strategy, swarm = strategy_of(run.swarm), run.swarm
         self.alignment = AlignmentState()
-        self.progress = _make_progress(run, dht, identity, client_mode)
+        prefix = run_prefix(run.run_id, lineage)
+        self.progress = _make_progress(run, prefix, dht, identity, client_mode)
         self.host = strategy.make_host(model, run)
-        settings = _averager_settings(run, state_prefix(run.run_id), client_mode)
-        self.parameters = _make_parameter_averager(self.host, self.alignment, run, dht, settings)
+        settings = _averager_settings(run, state_prefix(prefix), client_mode)
+        self.parameters = _make_parameter_averager(self.host, self.alignment, run, dht, settings, lineage)
         apart = strategy.epochs_apart
-        settings = replace(settings, prefix=f"{run.run_id}_grad_averager", epochs_apart=apart)
+        settings = replace(settings, prefix=f"{prefix}_grad_averager", epochs_apart=apart)
         self.gradients = strategy.make_averager(self.host, run, dht=dht, settings=settings)
         with self.gradients.get_tensors() as averaged:
             # An average that this peer has given up may end later; `hold` keeps it out while an update reads gradients.
             self.host.use_gradients(averaged, hold=self.gradients.get_tensors)
         self.exchange = Exchange(swarm, self.gradients, self.progress, self.alignment, epochs_apart=apart)
-        self.updates = Updates(
-            self.host,
-            self.parameters,
-            self.alignment,
-            round_seconds=swarm.averaging_timeout_seconds,
-            search_seconds=swarm.matchmaking_seconds + swarm.request_timeout_seconds,
-        )
+        self.updates = _make_updates(self.host, self.parameters, self.alignment, run)
         self.strategy = strategy(
             Parts(
                 run=run,
@@ -133,6 +131,7 @@ class SwarmOptimizer:
             self.alignment,
             let_rounds_end=self._let_rounds_end,
             begin_epoch=self._begin_epoch,
+            lineage=lineage,
         )
         if not client_mode:
             self.parameters.offer_state(0)
@@ -235,11 +234,11 @@ class SwarmOptimizer:
         if not self.catching_up.skip_epochs(self.local_epoch):
             self.load_state_from_peers()
 
-    def load_state_from_peers(self, early: EarlyDownload | None = None) -> bool:
+    def load_state_from_peers(self, early: EarlyDownload | None = None, *, oldest_epoch: int = 0) -> bool:
         """Takes the state of the run from a peer; whether one gave it. See `CatchingUp.load_state_from_peers`."""
         # With delayed updates, the update by which an epoch began may still be under way. A donor in this peer's epoch
         # then offers a state of one epoch less, which is no older than this peer's own.
-        oldest_epoch = max(self.local_epoch - self.run.swarm.delay_optimizer_step, 0)
+        oldest_epoch = max(self.local_epoch - self.run.swarm.delay_optimizer_step, oldest_epoch)
         return self.catching_up.load_state_from_peers(oldest_epoch, early)
 
     def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
@@ -285,11 +284,11 @@ class SwarmOptimizer:
             averager.shutdown()
 
 
-def _make_progress(run: RunConfig, dht: DHT, identity: Identity | None, client_mode: bool) -> Progress:
+def _make_progress(run: RunConfig, prefix: str, dht: DHT, identity: Identity | None, client_mode: bool) -> Progress:
     seconds = run.swarm.matchmaking_seconds
     return Progress(
         dht=dht,
-        prefix=run.run_id,
+        prefix=prefix,
         target_batch_size=run.swarm.target_batch_size,
         private_key=identity.private_key if identity is not None else None,
         client_mode=client_mode,
@@ -300,7 +299,12 @@ def _make_progress(run: RunConfig, dht: DHT, identity: Identity | None, client_m
 
 
 def _make_parameter_averager(
-    host: Host, alignment: AlignmentState, run: RunConfig, dht: DHT, settings: AveragerSettings
+    host: Host,
+    alignment: AlignmentState,
+    run: RunConfig,
+    dht: DHT,
+    settings: AveragerSettings,
+    lineage: Lineage | None,
 ) -> ParameterAverager:
     swarm = run.swarm
     large = "float16" if swarm.state_bits == 16 else swarm.gradient_codec
@@ -310,7 +314,17 @@ def _make_parameter_averager(
         round_own_parts=True,  # else a round would change even weights that are equal
     )
     codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
-    return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec)
+    return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
+
+
+def _make_updates(host: Host, parameters: ParameterAverager, alignment: AlignmentState, run: RunConfig) -> Updates:
+    return Updates(
+        host,
+        parameters,
+        alignment,
+        round_seconds=run.swarm.averaging_timeout_seconds,
+        search_seconds=run.swarm.matchmaking_seconds + run.swarm.request_timeout_seconds,
+    )
 
 
 def _averager_settings(run: RunConfig, prefix: str, client_mode: bool) -> AveragerSettings:

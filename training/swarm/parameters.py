@@ -17,6 +17,7 @@ from training.swarm.alignment import AlignmentState
 from training.swarm.averager import Averager
 from training.swarm.codecs import exchange_codec
 from training.swarm.host import Host
+from training.swarm.lineage import Lineage
 from training.swarm.pipe import AveragerSettings
 
 WEIGHT_WHEN_DRIFTED = 1e-6
@@ -36,9 +37,9 @@ def state_codec(bits: int = 16, threshold: int = 0) -> CompressionBase:
     return RoleAdaptiveCompression(default=untouched, parameter=weights, optimizer=untouched, gradient=untouched)
 
 
-def state_prefix(run_id: str) -> str:
-    """Prefix of the averager of parameters; newcomers ask the peers that offer their state under it."""
-    return f"{run_id}_state_averager"
+def state_prefix(prefix: str) -> str:
+    """Prefix of the averager of parameters, of which newcomers ask the state; see `lineage.run_prefix`."""
+    return f"{prefix}_state_averager"
 
 
 class ParameterAverager(Averager):
@@ -52,6 +53,7 @@ class ParameterAverager(Averager):
         dht: A running node.
         settings: See `Averager`.
         codec: How newcomers get the state.
+        lineage: Of the weights; newcomers are told.
         start: Start the averager's process.
     """
 
@@ -63,6 +65,7 @@ class ParameterAverager(Averager):
         dht: DHT,
         settings: AveragerSettings,
         codec: CompressionBase,
+        lineage: Lineage | None = None,
         start: bool = True,
     ):
         self._host, self._alignment = host, alignment
@@ -74,7 +77,7 @@ class ParameterAverager(Averager):
             tensor_infos=[
                 CompressionInfo.from_tensor(w, key=n, role=TensorRole.PARAMETER) for n, w in enumerate(weights)
             ],
-            read_state=lambda: host.packed_state(codec, drifted=alignment.drifted),
+            read_state=lambda: host.packed_state(codec, drifted=alignment.drifted, lineage=lineage),
             start=start,
         )
 

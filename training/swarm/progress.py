@@ -67,7 +67,7 @@ class Progress:
 
     Args:
         dht: A running node.
-        prefix: The run's id.
+        prefix: Of the run; see `lineage.run_prefix`.
         target_batch_size: Samples of all peers together for one epoch.
         private_key: Signs this peer's record; None: a key of this process.
         client_mode: Told to the others.

@@ -1,112 +1,188 @@
-"""How a newcomer obtains the run's current state, or learns that there is no run left to join."""
+"""How a newcomer obtains the run's current state, or learns that there is no run left to join.
+
+It begins with fresh weights only if nobody knows of an update: no record, no word of a server, no checkpoint. Otherwise
+it takes the state of a peer; if none is there, the newest checkpoint that the run's site serves; and until one of them
+comes, it waits. Only if the site has no checkpoint either, and nobody comes for a while, there is nothing to wait for.
+"""
 
 from __future__ import annotations
 
+import math
+import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from training.checkpoints.checkpoint import check_codec, latest_checkpoint, load_checkpoint
+from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
 from training.config import RunConfig
 from training.data.stream import open_manifest
-from training.processes.role import StopRequest
 from training.swarm.early import EarlyDownload
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
+from training.volunteer.belonging import Belonging, LeaveRequest
+from training.volunteer.stored import fetch_stored
 
 LOOK_SECONDS = 1.0
 """Pause between two attempts of a newcomer to download the run's weights."""
+NOBODY_SECONDS = 10.0
+"""If nobody who has the run's weights shows up within this time, a newcomer takes the checkpoint of the run's site."""
+FORGOTTEN_SECONDS = 60.0
+"""If nobody comes within this time, and no checkpoint was ever written, the run begins anew. A network that was split
+needs up to a minute to heal."""
+TOLD_SECONDS = 60.0
+"""How often a newcomer that waits says so."""
 
 
 def arrive(
     optimizer: SwarmOptimizer,
     run: RunConfig,
     *,
+    belonging: Belonging,
     early: EarlyDownload | None = None,
     resume: Path | None,
     shards: str,
-    stop: StopRequest,
+    stop: LeaveRequest,
     console: Console,
 ) -> str | None:
     """Loads the run's current state into model and optimizer; returns where the state came from.
 
-    A peer joins a run that is under way only with the run's own weights. If the run ends, or all other peers leave,
-    before this peer has downloaded them, it prints why and returns None.
+    It returns None, after it has printed why, if the run has ended; and without a word if the peer was asked to stop or
+    has to go over to another lineage.
 
     Args:
         optimizer: A new one, without any state.
         run: The recipe.
+        belonging: The lineage that this peer joins, and who knows of it.
         early: A download of the run's state that has already begun.
         resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it.
         shards: Folder or URL of the shards that it will train on.
-        stop: A request to stop ends the waiting.
+        stop: A request to stop, or to leave the lineage, ends the waiting.
         console: Prints what the peer waits for.
 
     Raises:
         BadInput: If the checkpoint cannot be read, or belongs to another recipe or codec.
     """
-    source = "fresh weights"
-    path = latest_checkpoint(resume) if resume is not None else None
-    if path is not None:
-        checkpoint = load_checkpoint(path, recipe=run)
-        if checkpoint.codec_digest is not None:
-            check_codec(path, checkpoint.codec_digest, shards=shards, found=open_manifest(shards).codec_digest)
-        optimizer.load_checkpoint(checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
-        source = f"the checkpoint {path.name}"
-    told = False
+    newcomer = _Newcomer(optimizer, run, belonging, shards, stop, console)
+    source = newcomer.resume(resume) if resume is not None else None
+    began, told = time.monotonic(), -math.inf
     while not stop.asked:
-        others = _look_for_others(optimizer, run)
-        if others is None:
+        standing = newcomer.standing_of_others()
+        if standing is None:
             continue
-        if max(others.epoch, optimizer.progress.global_epoch) <= optimizer.local_epoch:
-            return source
-        if optimizer.load_state_from_peers(early):
+        ahead = max(standing.epoch, optimizer.progress.global_epoch)
+        newest = ahead if source is not None else max(ahead, belonging.newest_epoch())
+        if newest <= optimizer.local_epoch:
+            return source or "fresh weights"
+        # A peer at epoch 0 is another newcomer: it has no weights of the run either.
+        if optimizer.load_state_from_peers(early, oldest_epoch=1):
             return "the state of another peer"
-        if others.in_run:
-            if not told:
-                told = True
-                console.print(f"The run is at epoch {others.epoch}; waiting for a peer that sends its weights.")
-            stop.wait(LOOK_SECONDS)
-        else:
-            if path is None and others.epoch:
-                console.print(_end_of_run(run, others.epoch))
+        if not standing.there:
+            if ahead >= run.schedule.total_epochs and source is None:
+                console.print(_end_of_run(run, ahead))
                 return None
-            return source
-    return source
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Others:
-    """What the records of the other peers say about the run."""
-
-    epoch: int = 0
-    """The latest epoch that any of them has reached, including those that have just left."""
-    in_run: bool = False
-    """Whether at least one of them is still in the run."""
-
-
-def _look_for_others(optimizer: SwarmOptimizer, run: RunConfig) -> _Others | None:
-    """Reads the others' records; None if the DHT did not answer in time, so that nobody knows who is there."""
-    own = str(optimizer.dht.peer_id)
-    with suppress(TimeoutError):
-        records = [record for record in read_records(optimizer.dht, run.run_id) if record.peer_id != own]
-        return _Others(
-            epoch=max((record.epoch for record in records if record.samples), default=0),
-            in_run=any(record.status != "leaving" for record in records),
-        )
+            if source is not None:
+                return source
+            if (found := newcomer.take_stored(time.monotonic() - began)) is not None:
+                return found
+        if time.monotonic() - told >= TOLD_SECONDS:
+            told = time.monotonic()
+            console.print(newcomer.waits_for(standing, newest))
+        stop.wait(LOOK_SECONDS)
     return None
 
 
-def _end_of_run(run: RunConfig, epoch: int) -> str:
-    """The message for a newcomer that arrives when the run has ended or all others have left."""
-    if epoch >= run.schedule.total_epochs:
-        return (
-            f"The run {run.run_id} has reached its end: all of its {epoch} epochs are done, and there is nothing left "
-            "to train. The run's page shows the result. Thank you for coming!"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OthersStanding:
+    """What the records of the other peers of the lineage say about the run."""
+
+    epoch: int = 0
+    """The latest epoch that any of them has reached, including those that have just left."""
+    there: tuple[str, ...] = ()
+    """Names of those that have weights of the run and are still in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Newcomer:
+    """A peer without weights of the run."""
+
+    optimizer: SwarmOptimizer
+    run: RunConfig
+    belonging: Belonging
+    shards: str
+    stop: LeaveRequest
+    console: Console
+
+    def standing_of_others(self) -> _OthersStanding | None:
+        """None if the DHT did not answer in time: then we do not know whether anybody else is there."""
+        own, lineage = str(self.optimizer.dht.peer_id), self.belonging.lineage.id
+        with suppress(TimeoutError):
+            others = [
+                record
+                for record in read_records(self.optimizer.dht, self.run.run_id)
+                if record.peer_id != own and record.lineage == lineage
+            ]
+            return _OthersStanding(
+                epoch=max((record.epoch for record in others), default=0),
+                there=tuple(record.name for record in others if record.status != "leaving" and record.epoch),
+            )
+        return None
+
+    def resume(self, folder: Path) -> str | None:
+        """Loads the latest checkpoint of a folder; None if there is none, or it is not of this lineage."""
+        path = latest_checkpoint(folder)
+        return self._load(path) if path is not None else None
+
+    def take_stored(self, waited_seconds: float) -> str | None:
+        """Loads the newest checkpoint that the run's site serves; None while there is hope for a better state."""
+        if waited_seconds < NOBODY_SECONDS:
+            return None
+        stored = fetch_stored(self.belonging, self.run, stop=self.stop, console=self.console)
+        if stored.path is not None:
+            source = self._load(stored.path)
+            shutil.rmtree(stored.path, ignore_errors=True)
+            return source
+        if stored.is_nothing and waited_seconds >= FORGOTTEN_SECONDS and not self.belonging.lineage.first_epoch:
+            return "fresh weights, because nobody has any of the run's"
+        return None
+
+    def _load(self, path: Path) -> str | None:
+        checkpoint = load_checkpoint(path, recipe=self.run)
+        if not self._is_of_this_lineage(checkpoint):
+            return None
+        if checkpoint.codec_digest is not None:
+            found = open_manifest(self.shards).codec_digest
+            check_codec(path, checkpoint.codec_digest, shards=self.shards, found=found)
+        self.optimizer.load_checkpoint(checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
+        return f"the checkpoint {path.name}"
+
+    def _is_of_this_lineage(self, checkpoint: Checkpoint) -> bool:
+        lineage = self.belonging.lineage
+        if lineage.has(checkpoint.lineage, checkpoint.epoch) or not self.belonging.newest_epoch():
+            return True  # a lineage without any update may begin with weights of another one
+        self.console.print(
+            f"{checkpoint.path} is not used: it belongs to the lineage {checkpoint.lineage} at epoch "
+            f"{checkpoint.epoch}, and the run trains {lineage.id}."
         )
+        return False
+
+    def waits_for(self, standing: _OthersStanding, newest: int) -> str:
+        """What the volunteer is told while nobody gives the run's weights."""
+        if standing.there:
+            return f"The run is at epoch {newest}; waiting for {' or '.join(standing.there[:3])} to send its weights."
+        sites = self.belonging.sites()
+        site = f" or for a checkpoint at {sites[0]}" if sites else ""
+        return (
+            f"The run is at epoch {newest}, and nobody who has its weights is here now; waiting for a volunteer who "
+            f"comes back{site}. Anybody who has a checkpoint can go on with it: --resume FOLDER."
+        )
+
+
+def _end_of_run(run: RunConfig, epoch: int) -> str:
+    """The message for a newcomer that arrives when the run has ended."""
     return (
-        f"The volunteers of {run.run_id} left at epoch {epoch}, before this peer had downloaded their weights, so it "
-        "cannot continue the run. Anybody who has a checkpoint can: --resume FOLDER."
+        f"The run {run.run_id} has reached its end: all of its {epoch} epochs are done, and there is nothing left "
+        "to train. The run's page shows the result. Thank you for coming!"
     )

@@ -13,6 +13,7 @@ from training.optim.lamb import parameter_groups
 from training.swarm.dht import DHT, check_recipe, connection_seconds
 from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
+from training.swarm.lineage import Lineage
 from training.swarm.online import go_online
 from training.swarm.redial import Redial
 from training.swarm.tokens import check_tokens
@@ -67,11 +68,11 @@ class Connection:
         """
         check_tokens(self.dht, self.run, self.identity, digest, shards=self.shards)
 
-    def download_early(self) -> EarlyDownload:
+    def download_early(self, lineage: Lineage) -> EarlyDownload:
         """Begins to download the run's state, if there is one, while the model is being built."""
         groups = parameter_groups(built_on_paper(self.run.model), self.run.optimizer.weight_decay)
         shapes = [parameter.shape for group in groups for parameter in group["params"]]
-        return EarlyDownload(self.dht, self.run, shapes=shapes)
+        return EarlyDownload(self.dht, self.run, shapes=shapes, lineage=lineage)
 
 
 def connect(run: RunConfig, settings: PeerSettings, identity: Identity, warn: Callable[[str], None]) -> Connection:

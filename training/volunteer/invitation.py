@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+_RECIPE = "/recipe.toml"
+"""Where a monitor serves the recipe."""
 INITIAL_PEERS = "{initial_peers}"
 """Stands in a join command for the addresses while they are not known yet."""
 
@@ -23,7 +25,17 @@ def join_command(
     >>> join_command("http://run.example", ["/ip4/203.0.113.7/tcp/31337/p2p/Qm1"])
     'python -m training join --recipe http://run.example/recipe.toml --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/Qm1'
     """
-    return command_for("join", f"{url}/recipe.toml", initial_peers, python=python)
+    return command_for("join", f"{url}{_RECIPE}", initial_peers, python=python)
+
+
+def site_of(recipe: str) -> str | None:
+    """The run's site, if a recipe is named by its address there; otherwise None.
+
+    >>> site_of("https://run.example/recipe.toml"), site_of("demo")
+    ('https://run.example', None)
+    """
+    is_address = recipe.startswith(("http://", "https://")) and recipe.endswith(_RECIPE)
+    return recipe.removesuffix(_RECIPE) if is_address else None
 
 
 def command_for(

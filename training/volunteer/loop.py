@@ -15,9 +15,9 @@ from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
 from training.data.stream import Batch
 from training.errors import TrainingError
-from training.processes.role import StopRequest
 from training.swarm.epochs import EpochReport
 from training.swarm.optimizer import SwarmOptimizer
+from training.volunteer.belonging import LeaveRequest
 from training.volunteer.notices import Notices
 from training.volunteer.reporter import PeerStatus, Reporter
 from training.volunteer.settings import PeerSettings
@@ -60,7 +60,7 @@ class TrainingLoop:
     notices: Notices
     not_finite: int = 0
 
-    def train(self, batches: Iterator[Batch], stop: StopRequest) -> None:
+    def train(self, batches: Iterator[Batch], stop: LeaveRequest) -> None:
         last = min(self.settings.epochs or self.run.schedule.total_epochs, self.run.schedule.total_epochs)
         micro_batches = MicroBatches(
             self.model,
@@ -95,7 +95,7 @@ class TrainingLoop:
             self.notices.console.print(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
             stop.wait(SERVE_SECONDS)
 
-    def _wait_for_others(self, stop: StopRequest) -> float:
+    def _wait_for_others(self, stop: LeaveRequest) -> float:
         """Computes nothing until another peer trains or `stop` is requested; returns the seconds that this took."""
         began, epochs = time.monotonic(), self.run.swarm.max_epochs_alone
         self.notices.warn(

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from training.config import RunConfig
 from training.swarm.dht import DHT, WORD_SECONDS, post_recipe
 from training.swarm.identity import Identity
+from training.swarm.lineage import Word, post_lineage
 from training.swarm.metrics import MetricsBoard, PeerRecord
 from training.swarm.tokens import tell_tokens
+from training.volunteer.belonging import Belonging
 from training.volunteer.contribution import Contribution
 
 
@@ -32,11 +34,21 @@ class PeerStatus:
 class Reporter:
     """A thread that posts the peer's record as often as the recipe says, even in the middle of an epoch.
 
-    It also renews the peer's announcements of its recipe and tokens before they expire.
+    It also renews the peer's announcements of its recipe, tokens and lineage before they expire.
     """
 
-    def __init__(self, run: RunConfig, dht: DHT, identity: Identity, *, name: str, micro_batch_size: int, tokens: str):
-        self._run, self._dht, self._identity = run, dht, identity
+    def __init__(
+        self,
+        run: RunConfig,
+        dht: DHT,
+        identity: Identity,
+        *,
+        name: str,
+        micro_batch_size: int,
+        tokens: str,
+        belonging: Belonging,
+    ):
+        self._run, self._dht, self._identity, self._belonging = run, dht, identity, belonging
         self._name, self.micro_batch_size, self._tokens = name, micro_batch_size, tokens
         self._board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
         self._version = importlib.metadata.version("training-transformers-together") if _installed() else "checkout"
@@ -60,14 +72,17 @@ class Reporter:
             self._post(replace(self.status, status="leaving")).result(timeout=timeout_seconds)
 
     def _work(self) -> None:
-        renewed = -math.inf
+        renewed, announced = -math.inf, None
         while not self._finished.is_set():
             with suppress(Exception):  # a record that could not be posted is posted again soon
                 self._post(self.status)
-                if time.monotonic() - renewed > WORD_SECONDS / 3:
+                lineage = self._belonging.lineage
+                if time.monotonic() - renewed > WORD_SECONDS / 3 or lineage != announced:
                     post_recipe(self._dht, self._run, self._identity)
                     tell_tokens(self._dht, self._run, self._identity, self._tokens)
-                    renewed = time.monotonic()
+                    word = Word(lineage=lineage, epoch=self.status.epoch)
+                    post_lineage(self._dht, self._run.run_id, word, self._identity)
+                    renewed, announced = time.monotonic(), lineage
             self._news.wait(self._run.swarm.metrics_every_seconds)
             self._news.clear()
 
@@ -77,6 +92,7 @@ class Reporter:
             name=self._name,
             peer_id=str(self._identity.peer_id),
             status=status.status,
+            lineage=self._belonging.lineage.id,
             epoch=status.epoch,
             loss=status.loss,
             samples=done.samples,

@@ -15,6 +15,8 @@ class PeerSettings:
 
     initial_peers: tuple[str, ...]
     """Full addresses of peers that are already in the run, and addresses of the run's site."""
+    site: str | None = None
+    """Address of the run's site, if the volunteer has given it; its checkpoints and its servers are trusted."""
     name: str | None = None
     """Shown on the leaderboard; None: made from the peer's id."""
     wishes: Wishes = field(default_factory=Wishes)

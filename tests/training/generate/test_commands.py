@@ -27,6 +27,8 @@ from training.model.transformer import build_model
 from training.optim import blockwise
 from training.optim.lamb import build_optimizer, load_optimizer_tensors, parameter_groups
 from training.publish.keeper import codec_of_run
+from training.swarm.lineage import Lineage
+from training.volunteer import arrival
 from training.volunteer.arrival import arrive
 
 RECIPE = (RECIPES / "demo.toml").read_text()
@@ -256,10 +258,15 @@ def test_a_monitor_keeps_a_run_on_one_codec(run_dir, other_shards, tmp_path, cap
     assert "will not say which codec" in capsys.readouterr().out
 
 
-def test_a_peer_does_not_resume_on_the_tokens_of_another_codec(run_dir, other_shards):
+def test_a_peer_does_not_resume_on_the_tokens_of_another_codec(run_dir, other_shards, monkeypatch):
     loaded = []
-    optimizer = SimpleNamespace(load_checkpoint=lambda *what: loaded.append(what))
-    flags = {"resume": run_dir / "checkpoints", "stop": SimpleNamespace(asked=True), "console": Console(quiet=True)}
+    progress, dht = SimpleNamespace(global_epoch=12), SimpleNamespace(peer_id="own")
+    optimizer = SimpleNamespace(load_checkpoint=lambda *what: loaded.append(what), progress=progress, dht=dht)
+    optimizer.local_epoch = 12
+    monkeypatch.setattr(arrival, "read_records", lambda dht, run_id: [])
+    belonging = SimpleNamespace(lineage=Lineage.begin(), newest_epoch=lambda: 0)
+    flags = {"resume": run_dir / "checkpoints", "stop": SimpleNamespace(asked=False), "console": Console(quiet=True)}
+    flags["belonging"] = belonging
     with pytest.raises(BadInput, match=OTHER_CODEC):
         arrive(optimizer, parse_recipe(RECIPE), shards=str(other_shards), **flags)
     assert not loaded

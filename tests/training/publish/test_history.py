@@ -26,6 +26,7 @@ class Report:
     name: str = "ada"
     peer_id: str = "A"
     status: str = "training"
+    lineage: str | None = None
     epoch: int = 0
     loss: float | None = 2.0
     samples: int = 0
@@ -257,28 +258,6 @@ def test_totals_count_each_sample_once_over_restarts_of_all(tmp_path_factory, st
     order = [volunteer["samples"] for volunteer in history.leaderboard()]
     assert order == sorted(order, reverse=True)
     history.close()
-
-
-def test_rewound_run_forgets_epochs_but_not_contributions(history):
-    for epoch in range(6):
-        history.observe([Report(epoch=epoch, samples=10 * epoch, time=epoch)])
-    history.add_snapshot(2, [])
-    history.add_snapshot(5, [Picture(prompt="a red circle", file="000005/0.png", shape=True, colour=True)])
-    history.rewind(3)
-    assert [row["epoch"] for row in history.epochs()] == [1, 2, 3]
-    assert history.losses() == {"ada": [[1, 2.0], [2, 2.0], [3, 2.0]]}
-    assert [snapshot["epoch"] for snapshot in history.snapshots()] == [2]
-    assert history.total_samples() == 50
-    history.observe([Report(epoch=3, samples=50, loss=None, time=7)])
-    history.observe([Report(epoch=4, samples=60, loss=1.0, time=8)])
-    assert history.epochs()[-1] | {"time": 0} == {
-        "epoch": 4,
-        "time": 0,
-        "loss": 1.0,
-        "active_peers": 1,
-        "samples": 10,
-        "samples_per_second": 5.0,
-    }
 
 
 def test_long_run_is_thinned_to_weighted_means(history):

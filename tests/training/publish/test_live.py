@@ -119,6 +119,7 @@ def test_documents_say_what_was_observed(address):
         "stream": True,
     }
     assert [row["loss"] for row in documents["history"]["epochs"]] == [2.5, 1.5, 1.0]
+    assert [branch["left"] for branch in documents["history"]["branches"]] == [[]]
     assert documents["losses"]["peers"] == {"ada": [[1, 3.0], [2, 1.5], [3, 1.0]], "al & <b>": [[1, 2.0]]}
     assert [(row["name"], row["share"], row["active"]) for row in documents["leaderboard"]["volunteers"]] == [
         ("ada", 0.75, True),
@@ -277,7 +278,7 @@ def test_empty_run_has_every_document(tmp_path):
     documents = {name: live.compute_document(name, history, now=5.0) for name in live.DOCUMENTS}
     assert documents["state"]["status"] == "waiting"
     assert documents["state"]["epoch"] is None
-    assert documents["history"] == {"epochs": []}
+    assert documents["history"]["epochs"] == [] and len(documents["history"]["branches"]) == 1
     assert documents["leaderboard"] == {"volunteers": [], "total": 0}
     assert all(live.render(document) for document in documents.values())
     history.close()

@@ -57,8 +57,8 @@ def fill(host, epoch, value):
             parameter.fill_(value)
 
 def report(epoch, loss):
-    return SimpleNamespace(name="ada", peer_id="A", status="training", epoch=epoch, loss=loss, samples=100 * epoch + 1,
-        samples_per_second=1.0, seconds=1.0, time=time.time())
+    return SimpleNamespace(name="ada", peer_id="A", status="training", lineage=None, epoch=epoch, loss=loss,
+        samples=100 * epoch + 1, samples_per_second=1.0, seconds=1.0, time=time.time())
 
 def role(stop):
     torch.set_num_threads(1)

@@ -37,6 +37,7 @@ from training.processes.role import run_role
 from training.swarm.alignment import AlignmentState
 from training.swarm.dht import full_addresses, post_recipe, start_dht
 from training.swarm.identity import Identity
+from training.swarm.lineage import Lineage, Word, post_lineage, run_prefix
 from training.swarm.metrics import MetricsBoard, PeerRecord
 from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
 from training.swarm.pipe import AveragerSettings
@@ -48,10 +49,14 @@ def role(stop):
     identity = Identity(Path(sys.argv[2]))
     dht = start_dht(run, identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     post_recipe(dht, run, identity)
+    lineage = Lineage(id="feedfacefeedface")
+    post_lineage(dht, run.run_id, Word(lineage=lineage, epoch=0), identity)
     model = build_model(run.model, run.seed)
     host = Awaited.make_host(model, run)
-    settings = AveragerSettings(prefix=state_prefix(run.run_id))
-    averager = ParameterAverager(host, AlignmentState(), dht=dht, settings=settings, codec=state_codec())
+    settings = AveragerSettings(prefix=state_prefix(run_prefix(run.run_id, lineage)))
+    averager = ParameterAverager(
+        host, AlignmentState(), dht=dht, settings=settings, codec=state_codec(), lineage=lineage
+    )
     averager.offer_state(0.0)
     board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
     print(full_addresses(dht)[0], flush=True)
@@ -64,6 +69,7 @@ def role(stop):
                 host.optimizer.state[parameter]["moment1"].fill_(epoch)
         board.post(PeerRecord(
             name="ada", peer_id=str(identity.peer_id), status="training" if epoch else "joining", epoch=epoch,
+            lineage=lineage.id,
             loss=8 / epoch if epoch else None, samples=100 * epoch, samples_per_second=200.0, seconds=0.5 * epoch,
             group_size=1, averaged_epochs=0, alone_epochs=0, micro_batch_size=1, bytes_sent=0, bytes_received=0,
             version="test", time=time.time(),
@@ -168,6 +174,8 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     assert all(loss == pytest.approx(8 / epoch) for epoch, loss in losses)
     known = document(port, "run")["initial_peers"]
     assert known[0] == address and len(known) == 2  # the second one is the monitor's own
+    assert {one.rpartition("/")[2] for one in known} == set(document(port, "run")["servers"])
+    assert loaded.lineage == "feedfacefeedface" == document(port, "history")["branches"][0]["lineage"]
     assert httpx.get(f"http://127.0.0.1:{port}/recipe.toml").text == recipe.read_text()
     fetched = fetch_latest(f"http://127.0.0.1:{port}", tmp_path / "fetched", recipe=load_recipe(str(recipe)))
     assert load_checkpoint(fetched).epoch >= loaded.epoch

@@ -315,6 +315,7 @@ def test_who_comes_when_the_run_is_done_is_told_so(run, tmp_path):
         name="ada",
         peer_id=str(ada.peer_id),
         status="leaving",
+        lineage=run.event("bootstrap", "ready")["lineage"],
         epoch=config.schedule.total_epochs,
         loss=1.0,
         samples=1000,

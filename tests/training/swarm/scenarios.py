@@ -235,12 +235,12 @@ def average_parameters(peer: Peer, *, codec: str):
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def optimizer_of(peer: Peer, run: RunConfig, model: torch.nn.Module):
+def optimizer_of(peer: Peer, run: RunConfig, model: torch.nn.Module, lineage=None):
     """The run's optimizer."""
     from training.swarm.optimizer import SwarmOptimizer
 
     where = {"dht": peer.dht, "identity": peer.identity, "client_mode": peer.dht.client_mode}
-    return SwarmOptimizer(model, run, micro_batch_size=4, **where)
+    return SwarmOptimizer(model, run, micro_batch_size=4, lineage=lineage, **where)
 
 
 def give_gradients(peer: Peer, model: torch.nn.Module) -> None:
@@ -376,6 +376,40 @@ def go_on_alone(peer: Peer):
         optimizer.step()
         reports += optimizer.take_epoch_reports()
     return reports
+
+
+def train_apart(peer: Peer):
+    """Two peers of two lineages train side by side in one DHT; then the second goes over to the first one's.
+
+    Each has the reports of its epochs; the second also what it could download before and after, as (whether, epoch),
+    and its reports of averages with the first.
+    """
+    from training.swarm.lineage import Lineage
+
+    own = Lineage(id={"first": "a" * 16, "second": "b" * 16}[peer.name])
+    run = run_with(target_batch_size=40, max_epochs_alone=0)
+    optimizer = optimizer_of(peer, run, model_of(seed=0), own)
+    facts = {"apart": [], "downloads": [], "together": []}
+    peer.await_others("ready")
+    deadline = time.monotonic() + 100
+
+    def step(reports):
+        give_gradients(peer, optimizer.model)
+        optimizer.step()
+        facts[reports] += optimizer.take_epoch_reports()
+
+    optimizer.model = torch.nn.ParameterList(optimizer.host.model_parameters)
+    while len(facts["apart"]) < 3 and time.monotonic() < deadline:
+        step("apart")
+    if peer.name == "second":
+        facts["downloads"].append(optimizer.load_state_from_peers(oldest_epoch=1))
+        optimizer.shutdown()
+        optimizer = optimizer_of(peer, run, model_of(seed=0), Lineage(id="a" * 16))
+        optimizer.model = torch.nn.ParameterList(optimizer.host.model_parameters)
+        facts["downloads"].append(optimizer.load_state_from_peers(oldest_epoch=1))
+    while not any(report.senders == 2 for report in facts["together"]) and time.monotonic() < deadline:
+        step("together")
+    return facts
 
 
 def wait_alone(peer: Peer):

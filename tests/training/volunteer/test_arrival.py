@@ -1,51 +1,155 @@
-"""What a newcomer makes of what it sees of a run; its optimizer and the records are given."""
+"""What a newcomer makes of what it sees of a run; its optimizer, the records and the run's site are given."""
 
+from __future__ import annotations
+
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from training.config import load_recipe
+from training.swarm.lineage import Lineage
 from training.volunteer import arrival
+from training.volunteer.stored import Stored
+
+OWN, FOREIGN = Lineage(id="a" * 16), Lineage(id="b" * 16)
+NOTHING, UNREACHABLE = Stored(is_nothing=True), Stored()
 
 
-def record(epoch, status="training"):
-    return SimpleNamespace(peer_id="another", epoch=epoch, samples=8, status=status)
+def record(epoch, status="training", lineage=OWN):
+    return SimpleNamespace(peer_id="another", name="ada", epoch=epoch, samples=8, status=status, lineage=lineage.id)
 
 
-def come(monkeypatch, *looks, gives=(), own_epoch=0):
-    """Where the state came from; each look at the run sees these records, and each donor gives or does not."""
-    seen, given = iter(looks), iter(gives)
+class Newcomer:
+    """One that comes to a run; what it prints, what it loads, and how long it waits."""
 
-    def read_records(dht, run_id):
-        if isinstance(records := next(seen), Exception):
+    def __init__(self, monkeypatch, tmp_path, *looks, gives=(), known_epoch=0, stored=UNREACHABLE, lineage=OWN):
+        self.looks, self.gives, self.stored, self.tmp_path = list(looks), list(gives), stored, tmp_path
+        self.now, self.wanted, self.loaded = 0.0, [], []
+        self.console = Console(record=True, quiet=False, file=(tmp_path / "printed").open("w"), width=1000)
+        self.belonging = SimpleNamespace(
+            lineage=lineage, newest_epoch=lambda: known_epoch, sites=lambda: ["https://run.example"]
+        )
+        self.optimizer = SimpleNamespace(
+            dht=SimpleNamespace(peer_id="own"),
+            progress=SimpleNamespace(global_epoch=0),
+            local_epoch=0,
+            load_state_from_peers=self.load_state,
+            load_checkpoint=self.load_checkpoint,
+        )
+        self.stop = SimpleNamespace(asked=False, wait=self.wait)
+        monkeypatch.setattr(arrival, "read_records", self.read_records)
+        monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(arrival, "fetch_stored", lambda belonging, run, **_: self.stored)
+        monkeypatch.setattr(arrival, "load_checkpoint", self.read_checkpoint)
+
+    def read_records(self, dht, run_id):
+        records = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if isinstance(records, Exception):
             raise records
         return records
 
-    monkeypatch.setattr(arrival, "read_records", read_records)
-    monkeypatch.setattr(arrival, "LOOK_SECONDS", 0)
-    optimizer = SimpleNamespace(
-        dht=SimpleNamespace(peer_id="own"),
-        progress=SimpleNamespace(global_epoch=own_epoch),
-        local_epoch=own_epoch,
-        load_state_from_peers=lambda early: next(given),
-    )
-    stop = SimpleNamespace(asked=False, wait=lambda seconds: None)
-    return arrival.arrive(
-        optimizer, load_recipe("demo"), resume=None, shards="none", stop=stop, console=Console(quiet=True)
-    )
+    def load_state(self, early, *, oldest_epoch):
+        self.wanted.append(oldest_epoch)
+        return self.gives.pop(0) if self.gives else False
+
+    def read_checkpoint(self, path, *, recipe):
+        epoch = int(path.name.rpartition("-")[2])
+        return SimpleNamespace(path=path, epoch=epoch, codec_digest=None, model=None, extra_tensors={}, lineage=OWN.id)
+
+    def load_checkpoint(self, model, moments, epoch):
+        self.loaded.append(epoch)
+        self.optimizer.local_epoch = epoch
+
+    def wait(self, seconds):
+        self.now += seconds
+        self.stop.asked = self.now > 1000
+
+    def come(self, **flags):
+        settings = {"resume": None, "shards": "none", "stop": self.stop, "console": self.console, **flags}
+        return arrival.arrive(self.optimizer, load_recipe("demo"), belonging=self.belonging, **settings)
+
+    @property
+    def printed(self):
+        return self.console.export_text(clear=False)
 
 
-def test_who_is_first_begins_with_fresh_weights(monkeypatch):
-    assert come(monkeypatch, []) == "fresh weights"
+@pytest.fixture
+def newcomer(monkeypatch, tmp_path):
+    return lambda *looks, **facts: Newcomer(monkeypatch, tmp_path, *looks, **facts)
+
+
+def test_who_is_first_begins_with_fresh_weights(newcomer):
+    first = newcomer([])
+    assert first.come() == "fresh weights" and first.now == 0
+
+
+def test_epochs_of_another_lineage_are_not_waited_for(newcomer):
+    assert newcomer([record(50, lineage=FOREIGN)]).come() == "fresh weights"
 
 
 @pytest.mark.parametrize(
     "looks", [([record(5)], [record(6)]), (TimeoutError(), TimeoutError(), [record(5)], [record(6)])]
 )
-def test_a_newcomer_waits_for_the_runs_weights_also_if_the_network_is_slow_to_answer(monkeypatch, looks):
-    assert come(monkeypatch, *looks, gives=(False, True)) == "the state of another peer"
+def test_a_newcomer_waits_for_the_runs_weights_also_if_the_network_is_slow_to_answer(newcomer, looks):
+    one = newcomer(*looks, gives=(False, True))
+    assert one.come() == "the state of another peer"
+    assert one.wanted == [1, 1]  # the state of another newcomer, which is at epoch 0, is not wanted
+    assert "waiting for ada to send its weights" in one.printed
 
 
-def test_who_comes_as_the_others_go_does_not_begin_anew(monkeypatch):
-    assert come(monkeypatch, [record(5)], [record(5, status="leaving")], gives=(False, False)) is None
+@pytest.mark.parametrize("looks", [[], [record(7, status="leaving")], [record(0, status="joining")]])
+def test_a_word_of_an_update_is_enough_to_wait_for_ever(newcomer, looks):
+    one = newcomer(looks, known_epoch=7)
+    assert one.come() is None and one.now > 1000
+    assert "The run is at epoch 7, and nobody who has its weights is here" in one.printed
+    assert "for a checkpoint at https://run.example" in one.printed
+
+
+def test_if_nobody_is_there_the_checkpoint_of_the_site_is_taken_after_a_while(newcomer):
+    one = newcomer([], known_epoch=7, stored=Stored(path=Path("epoch-000004")))
+    assert one.come() == "the checkpoint epoch-000004" and one.loaded == [4]
+    assert one.now == arrival.NOBODY_SECONDS
+
+
+def test_a_peer_that_comes_back_is_better_than_a_checkpoint(newcomer):
+    one = newcomer([], known_epoch=7, gives=[False, False, True], stored=Stored(path=Path("epoch-000004")))
+    assert one.come() == "the state of another peer" and not one.loaded
+
+
+def test_a_peer_that_is_there_is_waited_for_although_the_site_has_a_checkpoint(newcomer):
+    one = newcomer([record(7)], known_epoch=7, stored=Stored(path=Path("epoch-000004")))
+    assert one.come() is None and not one.loaded
+
+
+def test_a_run_that_nobody_has_any_weights_of_begins_anew_but_not_at_once(newcomer):
+    one = newcomer([], known_epoch=7, stored=NOTHING)
+    assert one.come().startswith("fresh weights")
+    assert one.now == arrival.FORGOTTEN_SECONDS
+
+
+def test_a_branch_never_begins_with_fresh_weights(newcomer):
+    """Its monitor may not have got around to offering the checkpoint that it goes on from."""
+    assert newcomer([], known_epoch=40, stored=NOTHING, lineage=FOREIGN.branch(40)).come() is None
+
+
+def test_a_run_that_has_ended_is_not_waited_for(newcomer):
+    one = newcomer([record(load_recipe("demo").schedule.total_epochs, status="leaving")])
+    assert one.come() is None and one.now == 0
+    assert "has reached its end" in one.printed
+
+
+@pytest.mark.parametrize(
+    "lineage, known_epoch, is_used",
+    [(OWN, 9, True), (FOREIGN, 9, False), (FOREIGN, 0, True), (OWN.branch(12), 13, True), (OWN.branch(11), 13, False)],
+    ids=["its own", "another one", "another one that has no update", "a later branch", "an earlier branch"],
+)
+def test_a_checkpoint_to_resume_from_must_be_of_the_lineage(
+    newcomer, monkeypatch, tmp_path, lineage, known_epoch, is_used
+):
+    monkeypatch.setattr(arrival, "latest_checkpoint", lambda folder: folder / "epoch-000012")
+    one = newcomer([], known_epoch=known_epoch, lineage=lineage, gives=[True])
+    source = one.come(resume=tmp_path)
+    assert source == ("the checkpoint epoch-000012" if is_used else "the state of another peer")
+    assert ("belongs to the lineage" in one.printed) != is_used

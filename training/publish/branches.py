@@ -1,0 +1,140 @@
+"""The branches of a run's history: which training a volunteer's report belongs to.
+
+A branch begins with the run, with `restore`, or when volunteers come back after all had left and go on from an earlier
+epoch than the last one. The first two are told by the lineage; the third shows in the reports: an epoch is done that
+was done before, and nobody of those who did it is there.
+
+Volunteers that were cut off for a while may come back to a run that others have resumed from a checkpoint. Those who
+are further win, as peers follow the newest epoch, and so does their branch.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+
+class Branches:
+    """The branches of a history, within one of its transactions.
+
+    Args:
+        connection: In a transaction.
+        now: Seconds since the epoch.
+        present_since: A peer that has been heard of since then is there.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, *, now: float, present_since: float):
+        self._connection, self._now, self._present_since = connection, now, present_since
+
+    @property
+    def current(self) -> int:
+        """The branch that the run is on."""
+        return int(self._connection.execute("SELECT value FROM run WHERE key = 'branch'").fetchone()[0])
+
+    def _make_current(self, number: int) -> None:
+        self._connection.execute("UPDATE run SET value = ? WHERE key = 'branch'", (str(number),))
+
+    # -- lineages ------------------------------------------------------------------------------------------------------
+
+    def enter(self, lineage: str, ancestors: Sequence[tuple[str, int]]) -> str | None:
+        """The run is of this lineage from now on; what has happened, None if nothing has.
+
+        Args:
+            lineage: Its id.
+            ancestors: Of it, the nearest first, each with the epoch until which it has the same weights.
+        """
+        current = self._row(self.current)
+        if current["lineage"] == lineage:
+            return None
+        if current["lineage"] is None:
+            self._connection.execute("UPDATE branches SET lineage = ? WHERE number = ?", (lineage, current["number"]))
+            return None
+        if (known := self.of_lineage(lineage)) is not None:
+            self._make_current(known)
+            return f"goes on with the lineage {lineage}"
+        for ancestor, epoch in ancestors:
+            if (parent := self.of_lineage(ancestor)) is not None:
+                self._make_current(self._begin(lineage, "restored", parent, epoch))
+                return f"has gone back to epoch {epoch}; what was trained after it is kept as a branch"
+        self._make_current(self._begin(lineage, "begun", None, 0))
+        return f"has begun anew, as the lineage {lineage}"
+
+    def of_lineage(self, lineage: str | None) -> int | None:
+        """The branch on which peers of a lineage train; None if it is not one of this run.
+
+        Reports that name no lineage are of the current one, and so are all while that is not known.
+        """
+        current = self._row(self.current)
+        if lineage is None or current["lineage"] in (None, lineage):
+            return current["number"]
+        query = "SELECT max(number) FROM branches WHERE lineage = ?"
+        return self._connection.execute(query, (lineage,)).fetchone()[0]
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def note(self, member_of: int | None, lineage: str | None, epoch: int) -> int | None:
+        """A peer says that it has weights of an epoch; the branch that it is a member of afterwards.
+
+        Args:
+            member_of: The branch of the epochs that it did before; None: it has done none since it came.
+            lineage: Of its weights.
+            epoch: Of its weights.
+        """
+        if member_of is None:
+            return None
+        others = self.of_lineage(lineage)
+        if member_of != others:
+            if epoch > self._newest(member_of) + 1 and self._newest(others) >= epoch - 1:
+                member_of = others  # it has caught up with them
+            elif epoch > self._newest(others) and others == self.current:
+                self._make_current(member_of)  # they were cut off, and are further than those who resumed the run
+        self._reach(member_of, epoch)
+        return member_of
+
+    def branch_of_report(self, member_of: int | None, lineage: str | None, base: int, epoch: int) -> tuple[int, bool]:
+        """The branch to which a finished epoch belongs, and whether it has just begun.
+
+        Args:
+            member_of: See `note`.
+            lineage: See `note`.
+            base: The epoch whose weights it went on from.
+            epoch: The one that it has finished.
+        """
+        number = member_of if member_of is not None else self.of_lineage(lineage)
+        begins = member_of is None and epoch <= self._newest(number) and not self._is_anybody_there(number)
+        if begins:
+            resumed = self._begin(lineage or self._row(number)["lineage"], "resumed", number, min(base, epoch - 1))
+            if number == self.current:
+                self._make_current(resumed)
+            number = resumed
+        self._reach(number, epoch)
+        return number, begins
+
+    def holder(self, number: int, epoch: int) -> int:
+        """The branch that has an epoch: this one, or the ancestor that it goes on from."""
+        row = self._row(number)
+        while row["parent"] is not None and epoch <= row["parent_epoch"]:
+            row = self._row(row["parent"])
+        return row["number"]
+
+    def _is_anybody_there(self, number: int) -> bool:
+        query = "SELECT 1 FROM peers WHERE branch = ? AND active AND last_seen >= ?"
+        return self._connection.execute(query, (number, self._present_since)).fetchone() is not None
+
+    def _begin(self, lineage: str | None, kind: str, parent: int | None, epoch: int) -> int:
+        if parent is not None:
+            parent = self.holder(parent, epoch)
+        return self._connection.execute(
+            "INSERT INTO branches (lineage, kind, parent, parent_epoch, newest_epoch, time) VALUES (?, ?, ?, ?, ?, ?)",
+            (lineage, kind, parent, epoch, epoch, self._now),
+        ).lastrowid
+
+    def _row(self, number: int) -> sqlite3.Row:
+        return self._connection.execute("SELECT * FROM branches WHERE number = ?", (number,)).fetchone()
+
+    def _newest(self, number: int) -> int:
+        return self._row(number)["newest_epoch"]
+
+    def _reach(self, number: int, epoch: int) -> None:
+        query = "UPDATE branches SET newest_epoch = max(newest_epoch, ?) WHERE number = ?"
+        self._connection.execute(query, (epoch, number))

@@ -1,0 +1,159 @@
+"""The tables of a history file, their versions, and what a reader sees of them.
+
+A run that goes back to an earlier epoch trains some epochs again. Both trainings stay in the file: each is a branch,
+and every row belongs to one. Readers see the current branch with the part of its ancestors that it goes on from.
+
+Version 2 has branches; version 1 had one row per epoch, and is migrated when a monitor opens it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from training.errors import BadInput
+from training.publish.backup import backups
+
+SCHEMA_VERSION = 2
+"""Kept in SQLite's `user_version`."""
+FIRST_BRANCH = 1
+
+_BRANCHED = """
+CREATE TABLE branches (
+    number INTEGER PRIMARY KEY, lineage TEXT, kind TEXT NOT NULL,
+    parent INTEGER REFERENCES branches (number), parent_epoch INTEGER NOT NULL,
+    newest_epoch INTEGER NOT NULL, time REAL NOT NULL
+) STRICT;
+CREATE TABLE reports (
+    branch INTEGER NOT NULL, epoch INTEGER NOT NULL, name TEXT NOT NULL, peer_id TEXT NOT NULL,
+    loss REAL NOT NULL, samples INTEGER NOT NULL,
+    PRIMARY KEY (branch, epoch, name, peer_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE epochs (
+    branch INTEGER NOT NULL, epoch INTEGER NOT NULL, time REAL NOT NULL, loss REAL NOT NULL,
+    active_peers INTEGER NOT NULL, samples INTEGER NOT NULL, samples_per_second REAL,
+    PRIMARY KEY (branch, epoch)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE snapshots (
+    branch INTEGER NOT NULL, epoch INTEGER NOT NULL, time REAL NOT NULL, PRIMARY KEY (branch, epoch)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE pictures (
+    branch INTEGER NOT NULL, epoch INTEGER NOT NULL, number INTEGER NOT NULL,
+    prompt TEXT NOT NULL, file TEXT NOT NULL, shape INTEGER, colour INTEGER,
+    PRIMARY KEY (branch, epoch, number)
+) STRICT, WITHOUT ROWID
+"""
+_UNBRANCHED = """
+CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE peers (
+    name TEXT NOT NULL, peer_id TEXT NOT NULL,
+    last_seen REAL NOT NULL, active INTEGER NOT NULL, record_time REAL,
+    samples INTEGER NOT NULL, seconds REAL NOT NULL, samples_per_second REAL,
+    since_epoch INTEGER, since_samples INTEGER NOT NULL, branch INTEGER,
+    PRIMARY KEY (name, peer_id)
+) STRICT;
+CREATE TABLE events (
+    number INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL
+) STRICT
+"""
+_MOVED = ("reports", "epochs", "snapshots", "pictures")
+"""Tables whose rows got a branch in version 2."""
+
+_COLUMNS = {
+    "epochs": "epoch, time, loss, active_peers, samples, samples_per_second",
+    "reports": "epoch, name, peer_id, loss, samples",
+    "snapshots": "epoch, time",
+    "pictures": "epoch, number, prompt, file, shape, colour",
+}
+_PATH = """
+CREATE TEMP VIEW path AS
+WITH RECURSIVE up (branch, until) AS (
+    SELECT CAST(value AS INTEGER), 9223372036854775807 FROM run WHERE key = 'branch'
+    UNION ALL
+    SELECT parent, min(until, parent_epoch) FROM up JOIN branches ON number = branch WHERE parent IS NOT NULL
+) SELECT branch, until FROM up;
+"""
+
+
+def create(connection: sqlite3.Connection, now: float) -> None:
+    """Makes the tables of a new history; call it in a transaction."""
+    for statement in f"{_UNBRANCHED};{_BRANCHED}".split(";"):
+        connection.execute(statement)
+    _begin_first_branch(connection, newest_epoch=0, now=now)
+
+
+def migrate(connection: sqlite3.Connection, now: float) -> None:
+    """Makes a history of version 1 one of this version; call it in a transaction."""
+    for table in _MOVED:
+        connection.execute(f"ALTER TABLE {table} RENAME TO {table}_1")
+    for statement in _BRANCHED.split(";"):
+        connection.execute(statement)
+    connection.execute("ALTER TABLE peers ADD COLUMN branch INTEGER")
+    for table in reversed(_MOVED):  # pictures refer to snapshots
+        columns = _COLUMNS[table]
+        connection.execute(f"INSERT INTO {table} (branch, {columns}) SELECT {FIRST_BRANCH}, {columns} FROM {table}_1")
+        connection.execute(f"DROP TABLE {table}_1")
+    newest = connection.execute("SELECT coalesce(max(epoch), 0) FROM epochs").fetchone()[0]
+    _begin_first_branch(connection, newest_epoch=newest, now=now)
+    connection.execute("UPDATE peers SET branch = ? WHERE since_epoch IS NOT NULL", (FIRST_BRANCH,))
+
+
+def _begin_first_branch(connection: sqlite3.Connection, *, newest_epoch: int, now: float) -> None:
+    began = connection.execute("SELECT value FROM run WHERE key = 'started_at'").fetchone()
+    connection.execute(
+        "INSERT INTO branches VALUES (?, NULL, 'begun', NULL, 0, ?, ?)",
+        (FIRST_BRANCH, newest_epoch, float(began[0]) if began else now),
+    )
+    connection.execute("INSERT INTO run VALUES ('branch', ?)", (str(FIRST_BRANCH),))
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of a history, 0 for an empty file.
+
+    Raises:
+        BadInput: If it is not a history, or of a version that this program does not know.
+    """
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise no_history(path, error) from None
+    if version > SCHEMA_VERSION:
+        raise BadInput(
+            f"{path} has history version {version}; this program reads versions up to {SCHEMA_VERSION}. "
+            "Use the release that wrote it, or give another folder."
+        )
+    return version
+
+
+def show(connection: sqlite3.Connection, version: int) -> None:
+    """Makes the views that readers use: `shown_epochs` and so on, of the current branch, and `every_report`."""
+    if version > 1:
+        connection.executescript(
+            _PATH
+            + "".join(
+                f"CREATE TEMP VIEW shown_{table} AS SELECT {columns} FROM {table} JOIN path USING (branch) "
+                "WHERE epoch <= until;"
+                for table, columns in _COLUMNS.items()
+            )
+            + "CREATE TEMP VIEW every_report AS SELECT * FROM reports;"
+        )
+    else:
+        connection.executescript(
+            "".join(
+                f"CREATE TEMP VIEW shown_{table} AS SELECT {columns} FROM {table};"
+                for table, columns in _COLUMNS.items()
+            )
+            + "CREATE TEMP VIEW every_report AS SELECT 1 AS branch, * FROM reports;"
+        )
+
+
+def no_history(path: Path, error: Exception) -> BadInput:
+    """The error of a file that cannot be read as a history; it names the newest backup."""
+    newest = (backups(path.parent) or [None])[-1]
+    return BadInput(
+        f"{path} is no history of a run ({error}); move it and the files {path.name}-* away, or give another folder.",
+        cure=""
+        if newest is None
+        else f"Its newest backup is {newest}: copy that to {path} after moving the others away.",
+    )

@@ -1,0 +1,209 @@
+"""Which lineage of its run a peer trains, and when it has to go over to another one."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+
+from training.errors import TrainingError
+from training.processes.role import StopRequest
+from training.swarm.lineage import (
+    PATIENCE_SECONDS,
+    Lineage,
+    Word,
+    choose,
+    keep,
+    lineages_in,
+    posted_lineages,
+    posted_sites,
+    read_kept,
+)
+from training.swarm.metrics import read_records
+from training.swarm.servers import LARGEST_DOCUMENT_BYTES, SITE_SECONDS
+from training.volunteer.connection import Connection
+from training.volunteer.notices import Notices
+
+LOOK_SECONDS = 5.0
+"""How often a peer looks whether the run's servers announce another lineage than its own."""
+LOOKS = 3
+"""So many looks must agree before a peer leaves a lineage that no server announces any more: a busy node may have
+missed a word."""
+WAKE_SECONDS = 0.5
+"""A peer that waits notices within this time that its lineage is left."""
+
+
+class LeaveRequest:
+    """Asks a peer to stop what it does in its lineage, because the program is to stop or the lineage is left."""
+
+    def __init__(self, stop: StopRequest, belonging: Belonging):
+        self._stop, self._belonging = stop, belonging
+
+    @property
+    def asked(self) -> bool:
+        """Whether it is to stop."""
+        return self._stop.asked or self._belonging.is_left
+
+    def wait(self, seconds: float) -> bool:
+        """Sleeps this long, or until it is to stop; returns whether it is."""
+        until = time.monotonic() + seconds
+        while not self.asked and (left := until - time.monotonic()) > 0:
+            self._stop.wait(min(left, WAKE_SECONDS))
+        return self.asked
+
+
+class Belonging:
+    """The lineage of a peer; made when its node has found the run.
+
+    Args:
+        connection: To the run.
+        state_dir: Keeps the lineage for the next start.
+        notices: Tells the volunteer which lineage that is.
+    """
+
+    def __init__(self, connection: Connection, state_dir: Path, notices: Notices):
+        self._connection, self._state_dir, self._notices = connection, state_dir, notices
+        self._dht, self._run_id = connection.dht, connection.run.run_id
+        self._named = _servers_at(connection.settings.site)
+        self._looks: list[str] = []
+        self._other: Word | None = None
+        self.resting = threading.Lock()
+        """Hold it while processes are forked: a lock that the watching thread holds then is never released in them."""
+        self.lineage = self._settle()
+        threading.Thread(target=self._watch, daemon=True, name="lineage").start()
+
+    @property
+    def downloads(self) -> Path:
+        """Folder for checkpoints of the run's site."""
+        return self._state_dir / "checkpoints"
+
+    def until_left(self, stop: StopRequest) -> LeaveRequest:
+        """What a peer of this lineage listens to: to `stop`, and to whether the lineage is left."""
+        return LeaveRequest(stop, self)
+
+    @property
+    def _trusted(self) -> frozenset[str]:
+        return self._connection.redial.servers.ids | self._named
+
+    # -- what is known of the lineage ----------------------------------------------------------------------------------
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the run's servers have gone over to another lineage."""
+        return self._other is not None
+
+    def newest_epoch(self) -> int:
+        """The newest epoch that anybody has seen of it; 0 if it has no update."""
+        said: list[Word] = []
+        with suppress(TrainingError):
+            said += posted_lineages(self._dht, self._run_id)
+        with suppress(TimeoutError):
+            said += lineages_in(read_records(self._dht, self._run_id))
+        return max((word.epoch for word in said if word.lineage.id == self.lineage.id), default=0)
+
+    def sites(self) -> list[str]:
+        """Addresses at which the run's servers may have its checkpoints."""
+        sites = [*self._connection.redial.servers.sites]
+        if self._connection.settings.site is not None:
+            sites.append(self._connection.settings.site)
+        with suppress(TrainingError):
+            sites += posted_sites(self._dht, self._run_id, self._trusted)
+        return list(dict.fromkeys(sites))
+
+    # -- which one it is -----------------------------------------------------------------------------------------------
+
+    def go_over(self, epoch: int) -> None:
+        """From now on it is the one that the servers announce; `epoch` is how far this peer had come."""
+        other, self._other = self._other, None
+        self._looks.clear()
+        self._notices.warn(_going_over(self.lineage, epoch, other))
+        self._notices.events.write("branch", lineage=other.lineage.id, epoch=other.lineage.first_epoch)
+        self.lineage = other.lineage
+
+    def remember(self, epoch: int) -> None:
+        """Keeps the lineage and how far it is; a full disk is no reason to stop training."""
+        with suppress(OSError):
+            keep(self._state_dir, Word(lineage=self.lineage, epoch=epoch))
+
+    def _settle(self) -> Lineage:
+        """The lineage that a newcomer joins; a new one if nobody knows of any."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            said = posted_lineages(self._dht, self._run_id)
+            with suppress(TimeoutError):
+                said += lineages_in(read_records(self._dht, self._run_id))
+            choice = choose(said, self._trusted)
+            # A server that has just begun a lineage may not have seen yet that others train one.
+            has_begun = choice is not None and (choice.epoch or not any(word.epoch for word in said))
+            if (has_begun and choice.signer in self._trusted) or time.monotonic() >= deadline:
+                break
+            time.sleep(0.5)
+        kept = read_kept(self._state_dir)
+        if choice is None:
+            return kept.lineage if kept is not None else Lineage.begin()
+        if kept is not None and kept.lineage.id != choice.lineage.id:
+            self._notices.console.print(_other_lineage(kept, choice))
+        return choice.lineage
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            with self.resting, suppress(Exception):  # such as that the node has ended; the next look may be answered
+                own = str(self._connection.identity.peer_id)
+                self._look([word for word in posted_lineages(self._dht, self._run_id) if word.signer != own])
+
+    def _look(self, said: Sequence[Word]) -> None:
+        """Finds out whether this peer's lineage is left; `said` are the others' words."""
+        believed = [word for word in said if word.signer in self._trusted]
+        choice = choose(believed, self._trusted)
+        if choice is None or choice.lineage.id == self.lineage.id or self.lineage.descends_from(choice.lineage.id):
+            self._looks.clear()
+        elif choice.lineage.descends_from(self.lineage.id):
+            self._other = choice
+        elif not choice.epoch or any(word.lineage.id == self.lineage.id for word in believed):
+            self._looks.clear()
+        else:
+            self._looks.append(choice.lineage.id)
+            if self._looks[-LOOKS:] == [choice.lineage.id] * LOOKS:
+                self._other = choice
+
+
+def _going_over(own: Lineage, epoch: int, other: Word) -> str:
+    if other.lineage.descends_from(own.id):
+        return (
+            f"The run's maintainer has gone back to epoch {other.lineage.first_epoch}: this peer drops its weights of "
+            f"epoch {epoch} and goes over to the branch {other.lineage.id}."
+        )
+    return (
+        f"The run's servers announce the lineage {other.lineage.id} at epoch {other.epoch}, another training of the "
+        f"same recipe: this peer drops its weights of epoch {epoch} of {own.id} and goes over to that one."
+    )
+
+
+def _other_lineage(kept: Word, choice: Word) -> str:
+    if choice.lineage.descends_from(kept.lineage.id):
+        return (
+            f"The run has gone back to epoch {choice.lineage.first_epoch} since you left it at epoch {kept.epoch}; you "
+            f"join its branch {choice.lineage.id}."
+        )
+    return (
+        f"You have trained the lineage {kept.lineage.id} of this run before, up to epoch {kept.epoch}; its servers now "
+        f"announce {choice.lineage.id}, which is another training of the same recipe. You join that one."
+    )
+
+
+def _servers_at(site: str | None) -> frozenset[str]:
+    """The peer ids that the run's site names as its servers; none if there is no site or it does not answer."""
+    if site is None:
+        return frozenset()
+    try:
+        with urllib.request.urlopen(f"{site}/live/run.json", timeout=SITE_SECONDS) as answer:
+            document = json.loads(answer.read(LARGEST_DOCUMENT_BYTES))
+        return frozenset(server for server in document.get("servers", ()) if isinstance(server, str))
+    except (OSError, ValueError, HTTPException, AttributeError, TypeError):
+        return frozenset()

@@ -1,0 +1,40 @@
+"""The donor of last resort: the newest checkpoint of a run, from the site of its monitor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from training.config import RunConfig
+from training.errors import TrainingError
+from training.volunteer.belonging import Belonging, LeaveRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """What the run's sites have of a lineage."""
+
+    path: Path | None = None
+    """The newest checkpoint, downloaded; None if none has come."""
+    is_nothing: bool = False
+    """Whether a site has answered that there is no checkpoint."""
+
+
+def fetch_stored(belonging: Belonging, run: RunConfig, *, stop: LeaveRequest, console: Console) -> Stored:
+    """Downloads the newest checkpoint of the lineage from the first site that has one."""
+    from training.checkpoints.remote import fetch_latest
+
+    has_answered = False
+    for site in belonging.sites():
+        console.print(f"Nobody who has the run's weights is here; looking for a checkpoint at {site}.")
+        try:
+            found = fetch_latest(site, belonging.downloads, recipe=run, lineage=belonging.lineage.id, stop=stop)
+        except TrainingError as error:
+            console.print(f"{site} has given no checkpoint: {error.told}")
+            continue
+        if found is not None:
+            return Stored(path=found)
+        has_answered = True
+    return Stored(is_nothing=has_answered and not stop.asked)
