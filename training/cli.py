@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": "training.commands.doctor",
     "monitor": "training.commands.monitor",
     "serve": "training.commands.serve",
+    "restore": "training.commands.restore",
     "generate": "training.commands.generate",
     "evaluate": "training.commands.evaluate",
     "neighbours": "training.commands.neighbours",

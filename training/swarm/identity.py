@@ -59,6 +59,16 @@ class Identity:
         return RSASignatureValidator(self.private_key)
 
 
+def is_in_use(state_dir: Path) -> bool:
+    """Whether a process uses this state folder now."""
+    try:
+        with (state_dir / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
 def peer_id_of(subkey: bytes) -> PeerID | None:
     """The peer id of the key that signed a record; None if the subkey does not hold exactly one RSA key.
 

@@ -1,0 +1,149 @@
+"""A run that is more than those who train it now: all volunteers leave and others come; a maintainer goes back."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+
+import httpx
+import pytest
+
+from tests.programs import Programs, run_program, until
+from tests.training.roles import test_peer
+from training.checkpoints.checkpoint import checkpoint_epoch, list_checkpoints, load_checkpoint
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900)]
+shards = test_peer.shards
+
+EVERY = 4
+"""Epochs between two checkpoints."""
+
+
+class StoredRun(test_peer.Run):
+    """A run with a monitor."""
+
+    def __init__(self, folder, shards, programs):
+        super().__init__(folder, shards, programs)
+        self.recipe.write_text(
+            test_peer.tiny_recipe(
+                **{
+                    "metrics_every_seconds = 3.0": "metrics_every_seconds = 0.5\nmax_epochs_alone = 0",
+                    "checkpoint_every_epochs = 10": f"checkpoint_every_epochs = {EVERY}\nkeep_last = 100",
+                    "prompts = [": "other_prompts = [",
+                }
+            ).partition("other_prompts")[0]
+        )
+        self.run_dir = folder / "run"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.site = f"http://127.0.0.1:{self.port}"
+
+    def monitor(self, name="monitor"):
+        where = ("--run-dir", str(self.run_dir), "--port", str(self.port))
+        monitor = self.start(name, "monitor", "--recipe", str(self.recipe), "--initial-peers", self.address, *where)
+        self.event(name, "ready")
+        return monitor
+
+    def come(self, name, *arguments):
+        """A volunteer that knows the run's site."""
+        return self.join(name, *arguments, recipe=f"{self.site}/recipe.toml")
+
+    def document(self, name):
+        return httpx.get(f"{self.site}/live/{name}.json", timeout=10).json()
+
+    @property
+    def epochs(self):
+        return {row["epoch"]: row["samples"] for row in self.document("history")["epochs"]}
+
+    @property
+    def checkpoints(self):
+        return [checkpoint_epoch(path) for path in list_checkpoints(self.run_dir / "checkpoints")]
+
+
+@pytest.fixture
+def run(tmp_path, shards):
+    with Programs() as programs:
+        run = StoredRun(tmp_path, shards, programs)
+        run.bootstrap()
+        yield run
+
+
+def end(*programs):
+    for program in programs:
+        program.send_signal(signal.SIGTERM)
+    assert [program.wait(20) for program in programs] == [0] * len(programs)
+
+
+def test_all_volunteers_leave_and_others_come_and_the_maintainer_goes_back(run):
+    """The monitor is restarted while nobody is there. One volunteer knows the run's site, another one does not."""
+    monitor = run.monitor()
+    ada, grace = run.come("ada"), run.come("grace")
+    lineage = run.event("ada", "joined")["lineage"]
+    until(lambda: run.checkpoints and max(run.epochs, default=0) >= run.checkpoints[-1] + 2, within=120)
+    end(ada, grace)
+    until(lambda: run.document("state")["active_peers"] == 0)
+    before, stored = run.epochs, run.checkpoints[-1]
+    assert max(before) > stored >= EVERY
+    end(monitor)
+    monitor = run.monitor("monitor again")
+
+    barbara, edsger = run.come("barbara"), run.join("edsger")
+    joined = run.event("barbara", "joined")
+    assert (joined["epoch"], joined["state"]) == (stored, f"the checkpoint epoch-{stored:06d}")
+    assert joined["lineage"] == lineage
+    assert "nobody who has its weights is here" in run.log("edsger")
+    assert run.event("edsger", "joined")["state"] == "the state of another peer"
+    assert run.event("edsger", "joined")["epoch"] >= stored
+    until(lambda: len(run.document("history")["branches"]) == 2 and run.document("state")["epoch"] >= stored + 3)
+    assert_only_by(run, ["barbara", "edsger"], since=stored)
+    after = run.epochs
+    assert {epoch: after[epoch] for epoch in after if epoch <= stored} == {e: before[e] for e in before if e <= stored}
+    first, resumed = run.document("history")["branches"]
+    assert {row["epoch"]: row["samples"] for row in first["left"]} == {e: before[e] for e in before if e > stored}
+    assert (resumed["kind"], resumed["parent_epoch"]) == ("resumed", stored)
+    go_back(run, lineage, barbara, edsger, to=stored)
+
+
+def assert_only_by(run, names, *, since, after=0.0):
+    """All samples of the epochs since one are those that these volunteers have given after a moment.
+
+    The monitor reads records now and then: it may have missed one, so it may know of fewer samples, but not of more.
+    """
+    assert all(points[-1][0] <= since for name, points in run.document("losses")["peers"].items() if name not in names)
+    counted = {epoch: samples for epoch, samples in run.epochs.items() if epoch > since}
+    given = [event for name in names for event in run.events(name, "epoch") if event["time"] > after]
+    assert 0 < sum(counted.values()) <= sum(event["samples"] for event in given if event["epoch"] <= max(counted))
+
+
+def go_back(run, lineage, *volunteers, to):
+    """The two that train go over to the branch in the same processes, from the checkpoint.
+
+    One of them knows only the bootstrap peer, so that has to announce the branch as well.
+    """
+    later = [epoch for epoch in run.checkpoints if epoch > to]
+    command = [sys.executable, "-m", "training", "restore", "--run-dir", run.run_dir, "--to"]
+    wrong = run_program([*command, str(to + 1)])
+    assert wrong.returncode == 2 and f"has no checkpoint of epoch {to + 1}" in wrong.stderr
+    last = run.document("state")["epoch"]
+    done = run_program([*command, str(to), "--state-dir", run.folder / "bootstrap"])
+    assert done.returncode == 0, done.stderr
+    assert f"The run goes back to epoch {to}" in done.stdout
+    assert done.stdout.count("is running and announces it") == 2
+    for name in ("barbara", "edsger"):
+        branch = run.event(name, "branch")
+        joined = run.event(name, "joined", number=2)
+        assert joined["lineage"] == branch["lineage"] != lineage and joined["epoch"] >= branch["epoch"] == to
+        assert f"The run's maintainer has gone back to epoch {to}" in run.log(name)
+    assert run.events("monitor again", "branch")[0]["lineage"] == branch["lineage"]
+    until(lambda: run.document("history")["branches"][-1]["current"] and to + 2 <= run.document("state")["epoch"])
+    assert_only_by(run, ["barbara", "edsger"], since=to, after=branch["time"])
+    restored = run.document("history")["branches"][-1]
+    assert (restored["kind"], restored["parent_epoch"], restored["lineage"]) == ("restored", to, branch["lineage"])
+    assert last in [row["epoch"] for row in run.document("history")["branches"][1]["left"]]
+    assert "branch" in [event["kind"] for event in run.document("events")["events"]]
+    aside = [int(path.name) for path in (run.run_dir / "branches" / lineage).glob("*")]
+    assert set(later) <= set(aside) and min(aside) > to
+    assert load_checkpoint(run.run_dir / "checkpoints" / f"epoch-{to:06d}").lineage == branch["lineage"]
+    end(*volunteers)

@@ -1,0 +1,88 @@
+"""Sends a run back to an earlier checkpoint: orders a new branch, which the servers announce and volunteers go over to.
+
+The order is a file in the state folder of each server. A server that runs takes it within seconds, one that does not
+when it starts; so nothing of the run changes before the monitor, the only writer of its folder, changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.checkpoints.branches import STATE_FOLDER
+from training.checkpoints.checkpoint import (
+    ancestors_of,
+    checkpoint_epoch,
+    latest_checkpoint,
+    lineage_of,
+    list_checkpoints,
+    load_checkpoint,
+)
+from training.errors import BadInput
+from training.swarm.identity import is_in_use
+from training.swarm.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
+
+
+def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ()) -> list[str]:
+    """Orders it; returns what to tell the maintainer.
+
+    Args:
+        run_dir: Folder of the monitor.
+        epoch: Of the checkpoint; 0: begin anew.
+        state_dirs: State folders of bootstrap peers that are to announce it as well.
+
+    Raises:
+        BadInput: If there is no such checkpoint, it is damaged, or a folder is not that of a run with a lineage.
+    """
+    _check_checkpoint(run_dir, epoch)
+    branch = _lineage_of_run(run_dir).branch(epoch)
+    for folder in state_dirs:
+        if read_kept(folder) is None:
+            raise BadInput(
+                f"{folder} is not the state folder of a bootstrap peer: it knows no lineage.",
+                cure="Give the folder that the bootstrap peer has as --state-dir; start it once if it is new.",
+            )
+    said = [
+        f"The run goes back to epoch {epoch}, as the branch {branch.id}. What was trained after it is kept: the epochs "
+        f"in the history, the checkpoints in {run_dir / 'branches'}."
+    ]
+    for name, folder in [("monitor", run_dir / STATE_FOLDER), *(("bootstrap peer", folder) for folder in state_dirs)]:
+        folder.mkdir(parents=True, exist_ok=True)
+        keep(folder, Word(lineage=branch, epoch=epoch), BRANCH_FILE)
+        if is_in_use(folder):
+            said.append(f"The {name} of {folder} is running and announces it within seconds.")
+        else:
+            said.append(f"The {name} of {folder} is not running; it announces it as soon as you start it.")
+    if not state_dirs:
+        said.append(
+            "Volunteers who know only a bootstrap peer's address, not the site's or the monitor's, follow when that "
+            "peer announces it: give its folder with --state-dir."
+        )
+    return said
+
+
+def _check_checkpoint(run_dir: Path, epoch: int) -> None:
+    folder = run_dir / "checkpoints"
+    there = {checkpoint_epoch(path): path for path in list_checkpoints(folder)}
+    if epoch in there:
+        load_checkpoint(there[epoch])
+    elif epoch:
+        what = f"only those of epochs {', '.join(map(str, there))}" if there else "none at all"
+        raise BadInput(
+            f"{folder} has no checkpoint of epoch {epoch}, {what}.",
+            cure="Give --to the epoch of one of these, or 0 to begin anew.",
+        )
+
+
+def _lineage_of_run(run_dir: Path) -> Lineage:
+    kept = read_kept(run_dir / STATE_FOLDER)
+    if kept is not None:
+        return kept.lineage
+    latest = latest_checkpoint(run_dir / "checkpoints")
+    lineage = lineage_of(latest) if latest is not None else None
+    if lineage is None:
+        raise BadInput(
+            f"{run_dir} does not say which lineage its run is.",
+            cure="Start the monitor with this --run-dir once; it then keeps the lineage that it finds or begins.",
+        )
+    return Lineage(id=lineage, ancestors=ancestors_of(latest))
