@@ -259,11 +259,14 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
     """
     documents = RenderedDocuments()
     version = (lambda: watch.version) if watch is not None else (lambda: 0)
+    is_over = (lambda: watch.is_over) if watch is not None else (lambda: False)
 
     def compute(name: str, part: dict[str, int]) -> dict:
         return compute_document(name, history, now=clock(), watch=watch, part=part)
 
     def state() -> bytes:
+        if is_over():  # the last state: a kept one could be from before the stop, even if there is news
+            return render(compute("state", {}))
         return documents.get(("state",), partial(compute, "state", {}), version=version()).content
 
     async def document(request: Request) -> Response:
@@ -276,7 +279,6 @@ def _document_routes(history: HistoryReader, watch: Watch | None, clock: Callabl
         key = (name, *part.items())
         return answer(request, await documents.current(key, partial(compute, name, part), version=version()))
 
-    is_over = (lambda: watch.is_over) if watch is not None else (lambda: False)
     return [Route("/live/{name}.json", document), *stream_routes(Broadcast(state, is_over, version))]
 
 

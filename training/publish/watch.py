@@ -167,8 +167,10 @@ class Watch:
         # Without room on the disk, at least the pages that are open now learn it.
         with suppress(TrainingError):
             self._say(replace(watched, at=self._clock(), volunteers=there))
-        self._is_over, self._stopped_at = True, time.monotonic()
+        self._stopped_at = time.monotonic()
+        # In this order: whoever sees that it is over must not take a kept document from before for the last one.
         self.version += 1
+        self._is_over = True
 
     def _say(self, watched: Watched) -> None:
         self._watched = watched
