@@ -107,10 +107,11 @@ def write_history(path: Path) -> None:
                 yield epoch, f"member-{member:04d}", f"P{member}", 8 / (1 + epoch / 3000), 400
 
     connection.executemany(
-        "INSERT INTO reports (epoch, name, peer_id, loss, samples) VALUES (?, ?, ?, ?, ?)", reports()
+        "INSERT INTO reports (branch, epoch, name, peer_id, loss, samples) VALUES (1, ?, ?, ?, ?, ?)", reports()
     )
     connection.executemany(
-        "INSERT INTO epochs (epoch, time, loss, active_peers, samples, samples_per_second) VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO epochs (branch, epoch, time, loss, active_peers, samples, samples_per_second) "
+        "VALUES (1, ?, ?, ?, ?, ?, ?)",
         (
             (epoch, began + EVERY_SECONDS * epoch, 8 / (1 + epoch / 3000), PRESENT, PRESENT * 400, PRESENT * 80.0)
             for epoch in range(1, EPOCHS + 1)
@@ -125,9 +126,10 @@ def write_history(path: Path) -> None:
         ),
     )
     for epoch in range(PICTURES_EVERY, EPOCHS + 1, PICTURES_EVERY):
-        connection.execute("INSERT INTO snapshots (epoch, time) VALUES (?, ?)", (epoch, began + EVERY_SECONDS * epoch))
+        drawn_at = began + EVERY_SECONDS * epoch
+        connection.execute("INSERT INTO snapshots (branch, epoch, time) VALUES (1, ?, ?)", (epoch, drawn_at))
         connection.executemany(
-            "INSERT INTO pictures (epoch, number, prompt, file, shape, colour) VALUES (?, ?, ?, ?, 1, 1)",
+            "INSERT INTO pictures (branch, epoch, number, prompt, file, shape, colour) VALUES (1, ?, ?, ?, ?, 1, 1)",
             ((epoch, number, f"prompt {number}", "one.png") for number in range(PROMPTS)),
         )
     connection.commit()

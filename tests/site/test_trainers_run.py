@@ -37,6 +37,7 @@ class Report:
     name: str
     peer_id: str
     status: str = "training"
+    lineage: str | None = None
     epoch: int
     loss: float | None
     samples: int

@@ -20,7 +20,8 @@ def run(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="State folder of a bootstrap peer on this machine, which then announces it too; may be repeated.",
+            help="State folder of a bootstrap peer on this machine, which then announces it too; may be repeated. "
+            "That of `serve` is found by itself.",
         ),
     ] = None,
 ) -> None:

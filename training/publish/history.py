@@ -29,7 +29,7 @@ from typing import Literal, Protocol
 from training.config import parse_recipe
 from training.errors import BadInput, TrainingError
 from training.publish.branches import Branches
-from training.publish.schema import SCHEMA_VERSION, create, migrate, no_history, show, version_of
+from training.publish.schema import SCHEMA_VERSION, create, first_of, last_of, migrate, no_history, show, version_of
 
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
 
@@ -117,8 +117,7 @@ class HistoryReader:
         """As `epochs`, but of all except the last `exact` epochs only `points` rows: neighbours are averaged (the loss
         by samples) and listed under the last of them."""
         return self._rows(
-            """WITH bounds AS (SELECT (SELECT min(epoch) FROM shown_epochs) AS first,
-                (SELECT max(epoch) FROM shown_epochs) - ? AS until),
+            f"""WITH bounds AS (SELECT {first_of("epochs", "-1")} AS first, {last_of("epochs")} - ? AS until),
             width AS (SELECT until, 1 + max(0, until - first) / ? AS epochs FROM bounds)
             SELECT max(epoch) AS epoch, max(time) AS time, sum(loss * samples) / sum(samples) AS loss,
                 CAST(round(avg(active_peers)) AS INTEGER) AS active_peers, sum(samples) AS samples,
@@ -141,18 +140,17 @@ class HistoryReader:
         who came back went on from `parent_epoch`). `left` has its epochs that the run has gone back from.
         """
         with self._reading() as connection:
-            if version_of(connection, self.path) == 1:
-                return []
             branches = [dict(row) for row in connection.execute("SELECT * FROM branches ORDER BY number")]
             left = connection.execute(
                 """SELECT * FROM epochs WHERE NOT EXISTS
                 (SELECT 1 FROM path WHERE path.branch = epochs.branch AND epochs.epoch <= path.until)
                 ORDER BY branch, epoch"""
             ).fetchall()
-            current = connection.execute("SELECT value FROM run WHERE key = 'branch'").fetchone()[0]
+            current = connection.execute("SELECT max(branch) FROM path WHERE until = (SELECT max(until) FROM path)")
+            (number,) = current.fetchone()
         for branch in branches:
             del branch["newest_epoch"]
-            branch["current"] = branch["number"] == int(current)
+            branch["current"] = branch["number"] == number
             rows = [dict(row) for row in left if row["branch"] == branch["number"]]
             branch["left"] = [{key: value for key, value in row.items() if key != "branch"} for row in rows]
         return branches
@@ -160,9 +158,7 @@ class HistoryReader:
     def epoch_losses(self, last: int) -> list[float]:
         """The losses of the last so many epochs, oldest first; each is the median of what its volunteers reported."""
         rows = self._rows(
-            "SELECT epoch, loss FROM shown_reports "
-            "WHERE epoch > (SELECT max(epoch) FROM shown_reports) - ? ORDER BY epoch",
-            last,
+            f"SELECT epoch, loss FROM shown_reports WHERE epoch > {last_of('reports')} - ? ORDER BY epoch", last
         )
         return [median(row["loss"] for row in group) for _, group in groupby(rows, key=itemgetter("epoch"))]
 
@@ -207,8 +203,7 @@ class HistoryReader:
             names: Only these volunteers; None: all.
         """
         rows = self._rows(
-            """WITH bounds AS (SELECT (SELECT min(epoch) FROM shown_reports WHERE epoch > :since) AS first,
-                (SELECT max(epoch) FROM shown_reports) AS last),
+            f"""WITH bounds AS (SELECT {first_of("reports", ":since")} AS first, {last_of("reports")} AS last),
             width AS (SELECT 1 + coalesce(last - first, 0) / :points AS epochs FROM bounds)
             SELECT name, min(epoch) AS epoch, sum(loss * samples) / sum(samples) AS loss
             FROM shown_reports, width
@@ -242,7 +237,7 @@ class HistoryReader:
             """SELECT name, samples, seconds, active, last_seen, samples_per_second,
                 (SELECT peer_id FROM peers AS latest WHERE latest.name = totals.name
                  ORDER BY active DESC, last_seen DESC, peer_id LIMIT 1) AS peer_id,
-                (SELECT count(DISTINCT branch || ' ' || epoch) FROM every_report WHERE name = totals.name) AS epochs
+                (SELECT count(*) FROM (SELECT DISTINCT branch, epoch FROM reports WHERE name = totals.name)) AS epochs
             FROM (
                 SELECT name, sum(samples) AS samples, sum(seconds) AS seconds, max(active) AS active,
                     max(last_seen) AS last_seen, sum(iif(active, samples_per_second, NULL)) AS samples_per_second

@@ -124,10 +124,12 @@ def _facts(history: HistoryReader, epoch: int | None, *, now: float, watch: Watc
 
 
 def history_document(history: HistoryReader, *, since: int | None = None, points: int | None = None) -> dict:
-    """The epochs: all, those after `since`, or `points` means of the older ones and each of the newest."""
+    """The epochs: all, those after `since`, or `points` means of the older ones and each of the newest; and, unless
+    `since` is given, the branches."""
     if since is not None:
         return {"epochs": history.epochs(since)}
-    return {"epochs": history.epochs() if points is None else history.thinned_epochs(points)}
+    epochs = history.epochs() if points is None else history.thinned_epochs(points)
+    return {"epochs": epochs, "branches": history.branches()}
 
 
 def losses_document(
@@ -183,7 +185,7 @@ def compute_document(
         case "state":
             return state_document(history, now=now, live=live, watch=watch)
         case "history":
-            return {**history_document(history, **part), "branches": history.branches()}
+            return history_document(history, **part)
         case "losses":
             return losses_document(history, **part)
         case "leaderboard":

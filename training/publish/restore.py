@@ -22,6 +22,9 @@ from training.errors import BadInput
 from training.swarm.identity import is_in_use
 from training.swarm.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
 
+BOOTSTRAP_FOLDER = "bootstrap"
+"""State folder of the bootstrap peer, within the run's, where `serve` and the demo have it."""
+
 
 def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ()) -> list[str]:
     """Orders it; returns what to tell the maintainer.
@@ -29,7 +32,7 @@ def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
     Args:
         run_dir: Folder of the monitor.
         epoch: Of the checkpoint; 0: begin anew.
-        state_dirs: State folders of bootstrap peers that are to announce it as well.
+        state_dirs: State folders of bootstrap peers that are to announce it as well, beside the one within the run's.
 
     Raises:
         BadInput: If there is no such checkpoint, it is damaged, or a folder is not that of a run with a lineage.
@@ -42,6 +45,8 @@ def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
                 f"{folder} is not the state folder of a bootstrap peer: it knows no lineage.",
                 cure="Give the folder that the bootstrap peer has as --state-dir; start it once if it is new.",
             )
+    if read_kept(run_dir / BOOTSTRAP_FOLDER) is not None:
+        state_dirs = dict.fromkeys((run_dir / BOOTSTRAP_FOLDER, *state_dirs))
     said = [
         f"The run goes back to epoch {epoch}, as the branch {branch.id}. What was trained after it is kept: the epochs "
         f"in the history, the checkpoints in {run_dir / 'branches'}."

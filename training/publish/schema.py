@@ -73,6 +73,13 @@ WITH RECURSIVE up (branch, until) AS (
     SELECT parent, min(until, parent_epoch) FROM up JOIN branches ON number = branch WHERE parent IS NOT NULL
 ) SELECT branch, until FROM up;
 """
+_ONE_BRANCH = f"""
+CREATE TEMP VIEW path AS SELECT {FIRST_BRANCH} AS branch, 9223372036854775807 AS until;
+CREATE TEMP VIEW branches AS SELECT {FIRST_BRANCH} AS number, NULL AS lineage, 'begun' AS kind, NULL AS parent,
+    0 AS parent_epoch, 0 AS newest_epoch, CAST(value AS REAL) AS time FROM run WHERE key = 'started_at';
+""" + "".join(
+    f"CREATE TEMP VIEW {table} AS SELECT {FIRST_BRANCH} AS branch, * FROM main.{table};" for table in _COLUMNS
+)
 
 
 def create(connection: sqlite3.Connection, now: float) -> None:
@@ -127,25 +134,30 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def show(connection: sqlite3.Connection, version: int) -> None:
-    """Makes the views that readers use: `shown_epochs` and so on, of the current branch, and `every_report`."""
-    if version > 1:
-        connection.executescript(
-            _PATH
-            + "".join(
-                f"CREATE TEMP VIEW shown_{table} AS SELECT {columns} FROM {table} JOIN path USING (branch) "
-                "WHERE epoch <= until;"
-                for table, columns in _COLUMNS.items()
-            )
-            + "CREATE TEMP VIEW every_report AS SELECT * FROM reports;"
-        )
-    else:
-        connection.executescript(
-            "".join(
-                f"CREATE TEMP VIEW shown_{table} AS SELECT {columns} FROM {table};"
-                for table, columns in _COLUMNS.items()
-            )
-            + "CREATE TEMP VIEW every_report AS SELECT 1 AS branch, * FROM reports;"
-        )
+    """Makes the views that readers use: `path`, and of the current branch `shown_epochs` and so on.
+
+    In a history of version 1, all tables seem to have the one branch that such a history is.
+    """
+    shown = "".join(
+        f"CREATE TEMP VIEW shown_{table} AS SELECT {columns} "
+        f"FROM path CROSS JOIN {table} USING (branch) WHERE epoch <= until;"
+        for table, columns in _COLUMNS.items()
+    )
+    connection.executescript((_PATH if version > 1 else _ONE_BRANCH) + shown)
+
+
+def first_of(table: str, since: str) -> str:
+    """SQL of the first epoch of the current branch after another one; an index finds it, however long the run is."""
+    return f"""(SELECT min(first) FROM (SELECT
+        (SELECT min(epoch) FROM {table} WHERE {table}.branch = path.branch AND epoch > {since} AND epoch <= until)
+        AS first FROM path))"""
+
+
+def last_of(table: str) -> str:
+    """SQL of the last epoch of the current branch; see `first_of`."""
+    return f"""(SELECT max(last) FROM (SELECT
+        (SELECT max(epoch) FROM {table} WHERE {table}.branch = path.branch AND epoch <= until)
+        AS last FROM path))"""
 
 
 def no_history(path: Path, error: Exception) -> BadInput:

@@ -50,12 +50,13 @@ def names(folder):
     return [path.name for path in list_checkpoints(folder / "checkpoints")]
 
 
-def test_an_order_changes_nothing_but_says_who_takes_it(run_dir, tmp_path):
-    bootstrap = tmp_path / "bootstrap"
+@pytest.mark.parametrize("place", ["bootstrap", "elsewhere"], ids=["of `serve`", "another one"])
+def test_an_order_changes_nothing_but_says_who_takes_it(run_dir, tmp_path, place):
+    bootstrap = tmp_path / place
     identity = Identity(bootstrap)
     keep(bootstrap, Word(lineage=OLD, epoch=29))
     before = names(run_dir)
-    said = " ".join(order_restore(run_dir, 20, state_dirs=[bootstrap]))
+    said = " ".join(order_restore(run_dir, 20, state_dirs=[bootstrap] if place == "elsewhere" else []))
     assert names(run_dir) == before and read_kept(run_dir / STATE_FOLDER).lineage == OLD
     ordered = read_kept(run_dir / STATE_FOLDER, BRANCH_FILE)
     assert ordered.lineage.ancestors == ((OLD.id, 20),) and ordered.epoch == 20

@@ -28,7 +28,8 @@ class StoredRun(test_peer.Run):
         self.recipe.write_text(
             test_peer.tiny_recipe(
                 **{
-                    "metrics_every_seconds = 3.0": "metrics_every_seconds = 0.5\nmax_epochs_alone = 0",
+                    "metrics_every_seconds = 3.0": "metrics_every_seconds = 0.5",
+                    "max_epochs_alone = 10": "max_epochs_alone = 0",
                     "checkpoint_every_epochs = 10": f"checkpoint_every_epochs = {EVERY}\nkeep_last = 100",
                     "prompts = [": "other_prompts = [",
                 }
