@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import ClassVar
 
 from hivemind.dht import DHT
 from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2PDaemonError
-from hivemind.utils import ValueWithExpiration, get_dht_time
+from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 
 from training.config import RunConfig
 from training.errors import RefusedByRun, TrainingError
@@ -30,6 +32,25 @@ WORD_SECONDS = 600.0
 """How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
 LONGEST_WORD = 64
 """Characters of the longest announcement that is read, unless its kind may be longer."""
+
+
+class Node(DHT):
+    """hivemind's node, whose coroutines run to their end.
+
+    hivemind keeps no reference to the task that runs a coroutine, and asyncio keeps a weak one. While such a task waits
+    for an answer of the network daemon, nothing else refers to it either: the garbage collector may end it, and its
+    caller would wait in vain.
+    """
+
+    _held: ClassVar[set[asyncio.Task]] = set()
+
+    async def _run_coroutine(self, coro: Callable, future: MPFuture) -> None:
+        task = asyncio.current_task()
+        self._held.add(task)
+        try:
+            await super()._run_coroutine(coro, future)
+        finally:
+            self._held.discard(task)
 
 
 def start_dht(
@@ -60,7 +81,7 @@ def start_dht(
         parse(address)
     # A plain connection tells within seconds which addresses do not answer, and why; the node's own error may not.
     try:
-        dht = DHT(
+        dht = Node(
             initial_peers=answering(initial_peers) if initial_peers else [],
             record_validators=metrics.validators(run.run_id, identity),
             host_maddrs=list(host_maddrs),

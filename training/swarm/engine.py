@@ -12,6 +12,7 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `Matchmaking._check_reasons_to_reject` | matchmaking | peers of epochs that are far apart form a group |
 | `serialization._BASE_COMPRESSION_TYPES` | engine | its block-wise codec hides NaNs and needs bitsandbytes |
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
+| `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 """
 

@@ -281,8 +281,9 @@ class Progress:
         """How far all are, by their records; what was known before, if the look may not have been answered."""
         now, own = get_dht_time(), self.dht.peer_id.to_bytes()
         records = [LocalTrainingProgress.parse_obj(entry.value) for entry in (found or {}).values() if entry.value]
-        others = sum(record.peer_id != own for record in records)
         said_goodbye = len(records) < len(found or {})  # a peer that leaves stores None as its record
+        records = self._of_right_clocks(records, now, own)
+        others = sum(record.peer_id != own for record in records)
         known = self._sum(records, now, num_peers=others + 1 if others else len(records))
         if not (others or said_goodbye) and now - self._others_seen < self.lively_seconds:
             return replace(self._global, look_at=known.look_at)
@@ -290,6 +291,17 @@ class Progress:
         if others:
             self._others_seen = now
         return known
+
+    def _of_right_clocks(
+        self, records: list[LocalTrainingProgress], now: float, own: bytes
+    ) -> list[LocalTrainingProgress]:
+        """Leaves out the peers whose clocks are ahead: the DHT keeps such a record long after it has become wrong.
+
+        The others would wait for a peer that is gone, or follow it to an epoch that it has reached alone. If all others
+        are ahead, this peer's own clock is behind, and they count.
+        """
+        right = [record for record in records if record.time <= now + self.lively_seconds]
+        return right if any(record.peer_id != own for record in right) else records
 
     def _is_lively(self, record: LocalTrainingProgress, now: float) -> bool:
         lost = self._given_up.get(record.peer_id, -math.inf)

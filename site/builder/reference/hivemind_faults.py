@@ -213,6 +213,13 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
+            happens="Nothing refers to the task that runs a coroutine in the node's process. While it waits for the "
+            "network daemon, the garbage collector may end it, and its caller waits for ever.",
+            where="`dht/dht.py`: `_run_coroutine`",
+            here="The node keeps its tasks until they end.",
+            tests=("training/swarm/test_node.py::test_a_coroutine_that_waits_is_not_collected_as_garbage",),
+        ),
+        Fault(
             happens="If the program is killed, the processes of its DHT node and its averagers keep running.",
             where="`p2p/p2p_daemon.py`, `averaging/averager.py`",
             here="These processes end with the program.",

@@ -106,6 +106,20 @@ def test_a_peer_that_was_lost_in_an_average_is_not_waited_for_until_it_reports_a
     assert progress.lively_peers == 2
 
 
+@pytest.mark.swarm
+def test_a_peer_whose_clock_is_ahead_does_not_count(progress, node):
+    """The DHT keeps its record for minutes: the others would wait for it, or follow it to an epoch of its own."""
+    own, other = record(node.peer_id.to_bytes()), record(b"other")
+    known = see(progress, own, other, record(b"ahead", epoch=9, age=-300.0))
+    assert (known.epoch, known.num_peers, known.samples, progress.lively_peers) == (3, 2, 80, 2)
+
+
+@pytest.mark.swarm
+def test_if_all_others_are_ahead_this_peers_own_clock_is_behind(progress, node):
+    known = see(progress, record(node.peer_id.to_bytes()), record(b"other", epoch=4, age=-300.0))
+    assert (known.epoch, known.num_peers) == (4, 2)
+
+
 # -- how often a peer tells its samples --------------------------------------------------------------------------------
 
 
