@@ -89,8 +89,8 @@ class Evidence:
     """Samples of each epoch, in the monitor's history."""
     totals: dict[str, int] = field(default_factory=dict)
     """Samples of each volunteer in the history."""
-    branches: int = 1
-    """Lineages in the history."""
+    lineages: int = 1
+    """In the history."""
     checkpoints: list[tuple[float, int]] = field(default_factory=list)
     """Times and epochs."""
     remains: list[str] = field(default_factory=list)
@@ -241,7 +241,7 @@ def _read_history(path: Path, evidence: Evidence) -> None:
         evidence.history = dict(connection.execute("SELECT epoch, sum(samples) FROM epochs GROUP BY epoch"))
         evidence.totals = dict(connection.execute("SELECT name, sum(samples) FROM peers GROUP BY name"))
         with suppress(sqlite3.OperationalError):  # histories before lineages have no branches
-            evidence.branches = connection.execute("SELECT count(*) FROM branches").fetchone()[0]
+            evidence.lineages = connection.execute("SELECT count(DISTINCT lineage) FROM branches").fetchone()[0]
 
 
 def log_paths(folder: Path, volunteers: Iterable[str]) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from tests.chaos.plan import Fault
 from tests.chaos.stage import BOOTSTRAP, MONITOR, Stage
 
 CLOCK_SECONDS = 300.0
-SLOW_LINK, SLOW_DONOR = "1mbit", "100kbit"
+SLOW_LINK, SLOW_DONOR = "1mbit", "250kbit"
 BALLAST = "ballast"
 _CHUNK = bytes(1 << 20)
 

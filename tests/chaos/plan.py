@@ -25,7 +25,7 @@ KINDS: dict[str, Kind] = {
     "stop": Kind(text="a volunteer's machine sleeps", seconds=(30, 30), hits="volunteer"),
     "cut": Kind(text="a volunteer's link is cut", seconds=(15, 30), hits="volunteer"),
     "slow": Kind(text="a volunteer's link has 1 Mbit/s", seconds=(30, 45), hits="volunteer"),
-    "donor": Kind(text="a newcomer comes while one donor sends 100 kbit/s", seconds=(30, 30), hits="donor"),
+    "donor": Kind(text="a newcomer comes while one donor sends 250 kbit/s", seconds=(30, 30), hits="donor"),
     "clock": Kind(text="a volunteer comes back with a clock 5 minutes off", seconds=(30, 45), hits="volunteer"),
     "jump": Kind(text="a volunteer's clock jumps by 5 minutes", seconds=(30, 45), hits="volunteer"),
     "disk": Kind(text="the monitor's disk is full", seconds=(15, 25), hits="disk"),

@@ -41,9 +41,12 @@ READY_SECONDS, LEAVE_SECONDS = 120.0, 20.0
 def recipe(changes: dict[str, object]) -> str:
     """The demo's recipe with a tiny model, short epochs and frequent checkpoints."""
     text = (RECIPES / "demo.toml").read_text(encoding="utf-8")
-    tiny = {"hidden_size": 32, "num_heads": 1, "text_seq_len": 4, "image_grid": 2, "image_vocab_size": 64}
+    tiny = {"hidden_size": 16, "num_heads": 1, "head_dim": 16, "num_layers": 2, "shared_groups": 1}
+    tiny |= {"text_seq_len": 4, "image_grid": 2, "image_vocab_size": 64}
     codec = {"image_size": 16, "codebook_size": 64}
     swarm = {"target_batch_size": round(len(VOLUNTEERS) * EPOCH_SECONDS / SAMPLE_SECONDS), "total_epochs": 1_000_000}
+    # A group waits three windows for a peer that has died, so these decide what a death costs the survivors.
+    swarm |= {"matchmaking_seconds": 1.0, "request_timeout_seconds": 0.6}
     swarm |= {"metrics_every_seconds": 1.0, "metrics_expiration_seconds": 15.0}
     monitor = {"checkpoint_every_epochs": 5, "pictures_every_epochs": 1_000_000}
     for name, value in (tiny | codec | swarm | monitor | changes).items():

@@ -125,9 +125,9 @@ def test_a_second_beginning_is_a_split(good):
     assert any("ada began with fresh weights at 5:20" in split for split in verdict.splits(good))
 
 
-def test_two_lineages_and_two_branches_are_a_split(good):
+def test_two_lineages_of_volunteers_or_in_the_history_are_a_split(good):
     good.lives["ada"] = [replace(good.lives["ada"][0], lineage="b" * 16)]
-    good.branches = 2
+    good.lineages = 2
     assert len(verdict.splits(good)) == 2
 
 

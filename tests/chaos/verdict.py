@@ -242,8 +242,8 @@ def splits(evidence: Evidence) -> list[str]:
     lineages = sorted({life.lineage for lives in evidence.lives.values() for life in lives if life.lineage})
     if len(lineages) > 1:
         found.append(f"volunteers trained {len(lineages)} lineages: {', '.join(lineages)}")
-    if evidence.branches > 1:
-        found.append(f"the history has {evidence.branches} branches")
+    if evidence.lineages > 1:
+        found.append(f"the history has {evidence.lineages} lineages")
     return found
 
 
