@@ -53,6 +53,7 @@ def recipe(changes: dict[str, object]) -> str:
         text, found = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
         assert found == 1, f"the demo's recipe has {found} lines of {name}"
     text = re.sub(r"(?s)\nprompts = \[.*?\n\]", "", text)
+    text = text.replace("[monitor]\n", "[monitor]\nkeep_every_epochs = 0\n")  # else each tenth checkpoint is kept
     parse_recipe(text)
     return text
 
