@@ -2,7 +2,8 @@
 
 What the trainer's commands then do is executed in tests/training: the demo's test runs prepare, bootstrap, monitor,
 join, generate and evaluate, and tests/site/test_join_commands.py runs what the join page shows. The tutorial's blocks
-build on each other: tests/site/test_tutorial.py runs them in order.
+build on each other: tests/site/test_tutorial.py runs them in order. So do those of operate.md, which
+tests/site/test_operate_page.py runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SITE = ROOT / "site"
 
 def blocks() -> Iterator[tuple[str, str, str]]:
     """(place, language, text) of every block in the site's texts and the pieces that they include."""
-    for path in sorted(set(SITE.rglob("*.md")) - {SITE / "tutorial.md"}):
+    for path in sorted(set(SITE.rglob("*.md")) - {SITE / "tutorial.md", SITE / "operate.md"}):
         text = path.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1

@@ -37,6 +37,7 @@ PAGES = [
     "tutorial/",
     "accuracy/",
     "make-your-own-run/",
+    "operate/",
     "recipe/",
     "results/",
     "about-2021/",

@@ -10,7 +10,6 @@ from functools import cache, partial
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,18 +19,15 @@ from calculator.designer import micro_batch
 from calculator.devices import device_named
 from calculator.settings import DEFAULTS
 from tests.programs import Programs, run_program, until
+from tests.random_shards import write_shards
 from training.compute import choices, plan
 from training.compute.choices import Wishes, choose
 from training.compute.plan import built_on_paper, make_plan, training_of
 from training.config import RunConfig, load_recipe
-from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
-from training.data.tokenizer import Tokenizer
 from training.demo.children import read_events
 from training.model.transformer import build_model
 from training.simulate.forecast import collaboration_of
 from training.swarm.codecs import exchange_codec
-
-SAMPLES = 64
 
 EVERY = [
     (recipe, machine, link)
@@ -45,31 +41,6 @@ EVERY = [
 def command(recipe: str, machine: joining.Machine, link: str) -> str:
     samples = joining.micro_batch(load_recipe(recipe), machine.device)
     return joining.command(recipe, samples, link=link, kind=machine.kind)
-
-
-def write_shards(folder: Path, run: RunConfig) -> Path:
-    """Shards in the recipe's sizes, with random codes."""
-    folder.mkdir()
-    captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * (SAMPLES // 4)
-    codes = np.random.default_rng(0).integers(0, run.model.image_vocab_size, (SAMPLES, run.model.image_seq_len))
-    ids = [str(number) for number in range(SAMPLES)]
-    write_shard(folder / "train-00000.parquet", ids=ids, captions=captions, codes=codes.astype(np.uint16))
-    Tokenizer.train(captions, 64).save(folder / "tokenizer.json")
-    manifest = Manifest(
-        run_id=run.run_id,
-        input_digest="a" * 64,
-        image_seq_len=run.model.image_seq_len,
-        image_vocab_size=run.model.image_vocab_size,
-        text_vocab_size=7,
-        codec_digest="b" * 64,
-        reconstruction_error=0.0,
-        pictures=SAMPLES,
-        left_out={},
-        splits={"train": SplitEntry(samples=SAMPLES, shards=("train-00000.parquet",))},
-        files={path.name: describe_file(path) for path in folder.iterdir()},
-    )
-    (folder / "manifest.json").write_text(manifest.model_dump_json())
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from builder.markup.tables import code, stacked
 from calculator.page.words import show_count
-from training.config import RunConfig, load_recipe
+from training.config import NOT_IN_DIGEST, RunConfig, load_recipe
 
 SHOWN = ("dalle-2021", "demo")
 
@@ -37,6 +37,17 @@ def recipe_tables() -> str:
         shown = stacked(f"{title}, table", ("Field", *SHOWN), _rows(section, runs), kind="recipe")
         parts.append(f'<h2 id="{section}">{title} <code>[{section}]</code></h2>\n{shown}\n')
     return "\n".join(parts)
+
+
+def changeable_fields() -> str:
+    """Markdown: the fields that a maintainer may change in mid-run, as a sentence lists them."""
+    names = []
+    for name, which in NOT_IN_DIGEST.items():
+        if which is not True:
+            names += [f"`{name}.{field}`" for field in sorted(which)]
+        else:
+            names.append(f"everything in `[{name}]`" if name in TITLES else f"`{name}`")
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _rows(section: str, runs: list[RunConfig]) -> Iterator[tuple[str, ...]]:

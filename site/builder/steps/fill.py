@@ -80,6 +80,7 @@ def _calls() -> dict:
         "accuracy_table": accuracy.accuracy_table,
         "calculator_reference": commands.calculator_reference,
         "changelog": changes.changelog,
+        "changeable_fields": recipes.changeable_fields,
         "claims_table": claims.claims_table,
         "clone_command": f"git clone {repository()} training-transformers-together",
         "codec_loss": results.codec_loss,

@@ -1,0 +1,38 @@
+"""Prepared shards of random codes, for tests of programs that read shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from training.config import RunConfig
+from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
+from training.data.tokenizer import Tokenizer
+
+SAMPLES = 64
+
+
+def write_shards(folder: Path, run: RunConfig) -> Path:
+    """Shards in the recipe's sizes, with random codes."""
+    folder.mkdir()
+    captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * (SAMPLES // 4)
+    codes = np.random.default_rng(0).integers(0, run.model.image_vocab_size, (SAMPLES, run.model.image_seq_len))
+    ids = [str(number) for number in range(SAMPLES)]
+    write_shard(folder / "train-00000.parquet", ids=ids, captions=captions, codes=codes.astype(np.uint16))
+    Tokenizer.train(captions, 64).save(folder / "tokenizer.json")
+    manifest = Manifest(
+        run_id=run.run_id,
+        input_digest="a" * 64,
+        image_seq_len=run.model.image_seq_len,
+        image_vocab_size=run.model.image_vocab_size,
+        text_vocab_size=7,
+        codec_digest="b" * 64,
+        reconstruction_error=0.0,
+        pictures=SAMPLES,
+        left_out={},
+        splits={"train": SplitEntry(samples=SAMPLES, shards=("train-00000.parquet",))},
+        files={path.name: describe_file(path) for path in folder.iterdir()},
+    )
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    return folder

@@ -1,0 +1,270 @@
+"""The commands of the page "Operate a run", in its order, on a tiny run with a volunteer who never leaves.
+
+Names and addresses are those of this machine, files for /etc go into another folder. Not run: systemctl, which needs a
+machine started by systemd; podman, which needs a registry; and nox, whose sessions the tests run in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from builder.learn.recipes import changeable_fields
+from tests.programs import ROOT, run_program, until
+from tests.random_shards import write_shards
+from training.checkpoints.checkpoint import latest_checkpoint
+from training.cli import COMMANDS
+from training.config import RECIPES, load_recipe, parse_recipe
+from training.publish.history import HistoryReader
+
+PAGE = (ROOT / "site" / "operate.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TRAINER = ".venv/bin/nox -s training -- "
+TINY = {
+    "run_id": '"my-run"',
+    "hidden_size": 32,
+    "num_heads": 2,
+    "head_dim": 16,
+    "image_vocab_size": 64,
+    "codebook_size": 64,
+    "shuffle_buffer": 64,
+    "target_batch_size": 32,
+    "total_epochs": 100_000,
+    "metrics_every_seconds": 1.0,
+    "metrics_expiration_seconds": 8.0,
+    "max_epochs_alone": 0,
+    "checkpoint_every_epochs": 5,
+}
+
+
+def tiny_recipe() -> str:
+    text = (RECIPES / "demo.toml").read_text()
+    for name, value in TINY.items():
+        text, changed = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+        assert changed == 1, name
+    return text[: text.index("prompts = [")]
+
+
+class Guide:
+    """The page's commands, each of which is to be taken once and in order."""
+
+    def __init__(self, folder: Path):
+        self.commands = [line for block in BLOCK.findall(PAGE) for line in block.splitlines()]
+        self.folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+            self.port, self.dht_port = one.getsockname()[1], two.getsockname()[1]
+
+    def take(self, beginning: str) -> list[str]:
+        """The next command, for this machine; it must begin like this."""
+        command = self.commands.pop(0)
+        assert command.startswith(beginning), command
+        for site in ("http://run.example:8000", "https://run.example"):
+            command = command.replace(site, f"http://localhost:{self.port}")
+        command = command.replace("run.example", "localhost")
+        command = command.removeprefix("sudo ").replace(" /etc/", f" {self.folder}/etc/")
+        if command.startswith(TRAINER):
+            return [sys.executable, "-m", "training", *shlex.split(command.removeprefix(TRAINER))]
+        return shlex.split(command)
+
+    def run(self, beginning: str, *, where: Path | None = None, within: float = 240) -> str:
+        """Runs the next command to its end; its output."""
+        command = self.take(beginning)
+        ended = run_program(command, cwd=where or self.folder, env=environment(), within=within)
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+class Machine:
+    """Programs that run in a folder, with what they print."""
+
+    def __init__(self, programs, guide: Guide):
+        self.programs, self.guide = programs, guide
+        self.serving: subprocess.Popen | None = None
+        self.log = self.events = Path()
+        self.starts = 0
+
+    def serve(self, command: list[str], folder: Path) -> dict:
+        """Starts `serve` on loopback; its `ready` event."""
+        self.starts += 1
+        self.log, self.events = (self.guide.folder / f"serve-{self.starts}.{ending}" for ending in ("log", "jsonl"))
+        here = ["--host", "127.0.0.1", "--port", self.guide.port, "--dht-host", "127.0.0.1"]
+        here += ["--dht-port", self.guide.dht_port, "--log-json", self.events]
+        self.serving = self.start([*command, *here], self.log, folder)
+        return until(lambda: self.told("ready"), said=self.log.read_text)[0]
+
+    def start(self, command: list, log: Path, folder: Path) -> subprocess.Popen:
+        with log.open("w") as printed:
+            return self.programs.start(command, cwd=folder, env=environment(), stdout=printed, stderr=subprocess.STDOUT)
+
+    def told(self, event: str) -> list[dict]:
+        """What `serve` has logged of itself; it must still run."""
+        assert self.serving.poll() is None, self.log.read_text()
+        lines = self.events.read_text().splitlines() if self.events.exists() else []
+        return [one for one in map(json.loads, lines) if one["event"] == event and "role" not in one]
+
+    def end(self) -> None:
+        """Ctrl-C."""
+        self.serving.send_signal(signal.SIGINT)
+        assert self.serving.wait(30) == 0, self.log.read_text()
+
+    def state(self) -> dict:
+        """Of the dashboard; empty while nobody answers."""
+        with suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{self.guide.port}/live/state.json", timeout=5).json()
+        return {}
+
+    def until_epoch(self, least: int, others: Path) -> int:
+        """The dashboard's epoch, once it has come so far while a volunteer is there."""
+
+        def come_so_far():
+            state = self.state()
+            return state.get("active_peers") and (state["epoch"] or 0) >= least and state["epoch"]
+
+        return until(come_so_far, said=lambda: self.log.read_text() + others.read_text())
+
+
+def peers(ready: dict) -> list[str]:
+    """The keys of the servers that newcomers are told, each once: one may have several addresses of the same reach."""
+    return list(dict.fromkeys(address.rpartition("/p2p/")[2] for address in ready["initial_peers"]))
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(600)
+def test_the_pages_commands_operate_a_run(programs, tmp_path):
+    (tmp_path / "my-run.toml").write_text(tiny_recipe())
+    (tmp_path / "public").mkdir()
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    write_shards(tmp_path / "shards", load_recipe(str(tmp_path / "my-run.toml")))
+    guide = Guide(tmp_path)
+    machine = Machine(programs, guide)
+
+    first = machine.serve(guide.take(f"{TRAINER}serve"), tmp_path)
+    volunteer, printed = join(machine, first, tmp_path)
+    epoch = machine.until_epoch(3, printed)
+    machine.end()
+
+    second = machine.serve(guide.take(f"{TRAINER}serve"), tmp_path)
+    assert peers(second) == peers(first)
+    told = {address.rpartition("/p2p/")[0] for address in second["initial_peers"]}
+    assert told >= {f"/dns4/localhost/tcp/{port}" for port in (guide.dht_port, guide.dht_port + 1)}
+    epoch = machine.until_epoch(epoch + 3, printed)
+    guide.run(f"{TRAINER}doctor")
+    install(guide)
+    add_bootstrap_peer(guide, machine)
+
+    run_dir = tmp_path / "runs" / "my-run"
+    until(lambda: latest_checkpoint(run_dir / "checkpoints"), said=machine.log.read_text)
+    guide.run("tar --create --gzip")
+    guide.run(f"{TRAINER}monitor")
+    machine.end()
+    for lost in ("bootstrap", "monitor"):
+        shutil.rmtree(run_dir / lost)
+    (run_dir / "history.sqlite").write_bytes(b"destroyed")
+    guide.run("tar --extract --gzip")
+    guide.run("rm --force")
+    guide.run("cp backups/history.sqlite")
+
+    change_the_recipe(tmp_path / "my-run.toml")
+    guide.run("tar --create --file")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("shards", "public"):
+        (tmp_path / name).rename(elsewhere / name)
+    shutil.copy(tmp_path / "my-run.tar", elsewhere)
+    guide.run("tar --extract --file", where=elsewhere)
+    run_dir.rename(tmp_path / "left behind")
+    third = machine.serve(guide.take(f"{TRAINER}serve"), elsewhere)
+    assert peers(third) == peers(first)
+    document = httpx.get(f"http://127.0.0.1:{guide.port}/live/run.json").json()
+    assert document["title"] == "Another title"
+    machine.until_epoch(epoch + 3, printed)
+    assert volunteer.poll() is None
+    history = HistoryReader(elsewhere / "runs" / "my-run" / "history.sqlite")
+    assert history.epochs()[0]["epoch"] <= epoch
+    machine.end()
+
+    (elsewhere / "site").mkdir()
+    guide.run(f"{TRAINER}monitor", where=elsewhere)
+    assert json.loads((elsewhere / "site" / "live" / "run.json").read_text())["title"] == "Another title"
+    assert guide.take(".venv/bin/nox")[1:] == ["-s", "site"]
+    assert guide.commands == []
+
+
+def join(machine: Machine, ready: dict, folder: Path) -> tuple[subprocess.Popen, Path]:
+    """Starts a volunteer with the command that `serve` prints."""
+    words = shlex.split(ready["join_command"])
+    assert words[:4] == ["python", "-m", "training", "join"]
+    log = folder / "volunteer.log"
+    here = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--state-dir", folder / "volunteer", "--name", "ada"]
+    here += ["--threads", "1", "--micro-batch-size", "8", "--precision", "float32"]
+    return machine.start([sys.executable, *words[1:], *here], log, folder), log
+
+
+def install(guide: Guide) -> None:
+    """Installs the files of `deploy/` below another folder than /etc."""
+    for _ in range(4):
+        guide.run("sudo install")
+    installed = guide.folder / "etc" / "systemd" / "system" / "training-run.service"
+    enable = guide.take("sudo systemctl")
+    assert enable == ["systemctl", "enable", "--now", installed.stem]
+    settings = re.findall(r"^EnvironmentFile=/etc(\S+)$", installed.read_text(), re.MULTILINE)
+    assert [(guide.folder / f"etc{file}").is_file() for file in settings] == [True]
+    guide.run("sudo install")
+    assert (guide.folder / "etc" / "caddy" / "Caddyfile").is_file()
+    assert guide.take("sudo systemctl") == ["systemctl", "reload", "caddy"]
+    _, *flags, context = guide.take("podman build")
+    assert (ROOT / context / flags[flags.index("--file") + 1]).is_file()
+    name, *trainer = guide.take("podman run --rm")[3:]
+    assert name == flags[flags.index("--tag") + 1] and trainer[0] in COMMANDS
+
+
+def add_bootstrap_peer(guide: Guide, machine: Machine) -> None:
+    """Starts the further bootstrap peer, as on another machine, until it is ready."""
+    command = guide.take(f"{TRAINER}bootstrap")
+    command[command.index("--port") + 1] = "0"
+    command[command.index("--state-dir") + 1] = "another machine"
+    log = guide.folder / "bootstrap.log"
+    peer = machine.start(command, log, guide.folder)
+    until(lambda: re.search(r"^    /ip4/\S+/p2p/\w+$", log.read_text(), re.MULTILINE), said=log.read_text)
+    peer.terminate()
+    assert peer.wait(30) == 0
+
+
+def change_the_recipe(path: Path) -> None:
+    """Changes what may change in mid-run."""
+    text = path.read_text()
+    changed = re.sub(r"(?m)^title = .*$", 'title = "Another title"', text)
+    changed = changed.replace("checkpoint_every_epochs = 5", "checkpoint_every_epochs = 50")
+    assert parse_recipe(changed) != parse_recipe(text)
+    assert parse_recipe(changed).digest == parse_recipe(text).digest
+    path.write_text(changed)
+
+
+def test_every_state_that_the_dashboard_shows_is_explained():
+    source = (ROOT / "site" / "javascripts" / "feed.mjs").read_text()
+    of_status = source.split("const LABELS = {")[1].split("}")[0]
+    shown = set(re.findall(r'"([^"]+)"', of_status)) | set(re.findall(r'label: "([^"]+)"', source))
+    table = PAGE.split("## What the dashboard says\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([\w, ]+) \|", table, re.MULTILINE)[1:]
+    assert shown - {"Looking", "No run"} == {state for row in rows for state in row.split(", ")}  # those are of no run
+
+
+def test_the_fields_that_may_change_are_named():
+    fields = "`title`, `description`, `data.shards`, `swarm.max_epochs_alone` and everything in `[monitor]`"
+    assert changeable_fields() == fields
