@@ -78,6 +78,7 @@ class Report:
     loss: float = 2.0
     samples_per_second: float = 10.0
     seconds: float = 0.0
+    recent: tuple = ()
 
 
 def members_at(epoch: int) -> range:

@@ -44,6 +44,7 @@ class Report:
     samples_per_second: float
     seconds: float
     time: float
+    recent: tuple = ()
 
 
 @pytest.fixture(scope="module")

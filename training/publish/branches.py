@@ -25,6 +25,7 @@ class Branches:
 
     def __init__(self, connection: sqlite3.Connection, *, now: float, present_since: float):
         self._connection, self._now, self._present_since = connection, now, present_since
+        self._newest_before = dict(connection.execute("SELECT number, newest_epoch FROM branches").fetchall())
 
     @property
     def current(self) -> int:
@@ -109,6 +110,10 @@ class Branches:
             number = resumed
         self._reach(number, epoch)
         return number, begins
+
+    def newest_before(self, lineage: str | None) -> int:
+        """The newest epoch of a lineage that was known before this transaction."""
+        return self._newest_before.get(self.of_lineage(lineage), 0)
 
     def holder(self, number: int, epoch: int) -> int:
         """The branch that has an epoch: this one, or the ancestor that it goes on from."""

@@ -1,7 +1,8 @@
 """The run's history in one SQLite file: epochs, volunteers, events and pictures.
 
-Only the monitor writes, in one transaction per observation, so a kill at any moment loses at most the last one. An
-epoch's loss is the mean of its peers' losses, weighted by the samples that each contributed since its last epoch.
+Only the monitor writes, in one transaction per observation, so a kill at any moment loses at most the last one. A
+peer's record repeats its recent epochs, so that those are there too that ended while no monitor watched. An epoch's
+loss is the mean of its peers' losses, weighted by the samples that each contributed to it.
 Readers (the live API, the export) open the same file concurrently. A volunteer is a name: all peers with the same name,
 one after another or at once, add to one total, as one person's machines did in the 2021 run.
 
@@ -54,6 +55,8 @@ class PeerReport(Protocol):
     """All the time that this peer has trained."""
     time: float
     """When the peer wrote the record, by its own clock; a different value means that the record was renewed."""
+    recent: Sequence[tuple[int, float, int, float]]
+    """Its last epochs, oldest first, each with its loss, its samples and when it ended, by the peer's clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,27 +395,26 @@ class History(HistoryReader):
         now = self._clock()
         with self._writing() as connection:
             branches = self._branches(connection, now)
-            epochs = {
-                (branch, report.epoch)
-                for report in reports
-                if branches.of_lineage(report.lineage) is not None
-                and (branch := self._observe_one(connection, branches, report, now)) is not None
-            }
+            epochs: dict[tuple[int, int], float] = {}
+            for report in reports:
+                if branches.of_lineage(report.lineage) is not None:
+                    for epoch, ended_at in self._observe_one(connection, branches, report, now).items():
+                        epochs[epoch] = min(ended_at, epochs.get(epoch, math.inf))
             self._expire(connection, now)
-            for branch, epoch in epochs:
-                self._sum_up_epoch(connection, branch, epoch, now)
+            for (branch, epoch), ended_at in epochs.items():
+                self._sum_up_epoch(connection, branch, epoch, ended_at)
 
     def _branches(self, connection: sqlite3.Connection, now: float) -> Branches:
         return Branches(connection, now=now, present_since=now - self._expiration_seconds)
 
     def _observe_one(
         self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
-    ) -> int | None:
-        """Takes in one record; returns the branch of the new epoch that it reports, if it does."""
+    ) -> dict[tuple[int, int], float]:
+        """Takes in one record; returns the new epochs that it reports, as `{(branch, epoch): when it ended}`."""
         key = (report.name, report.peer_id)
-        known = self._known(connection, report, now)
+        known = self._known(connection, branches, report, now)
         if known["record_time"] == report.time:
-            return None
+            return {}
         self._note_coming_and_going(connection, known, report, now)
         base = known["since_epoch"]
         epochs = 1 if base is None else report.epoch - base
@@ -421,19 +423,21 @@ class History(HistoryReader):
         # A peer that has less than before, or nothing yet, was started again: it may go on from anywhere.
         has_restarted = _epoch_of(report) is None or (base is not None and report.epoch < base)
         branch = None if has_restarted else branches.note(known["branch"], report.lineage, report.epoch)
-        reported = None
+        reported = {}
         if finished:
-            since = report.epoch - 1 if base is None else base
+            since = _first_recent(report) - 1 if base is None else base
             branch, begins = branches.branch_of_report(branch, report.lineage, since, report.epoch)
             if begins:
                 text = f"all had left; those who have come back go on from epoch {since}"
                 self._add_event(connection, now, "branch", "the run", text)
-            reported = branches.holder(branch, report.epoch)
-            connection.execute(
-                "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)",
-                # The record may be read only once in several epochs; the samples then count evenly for all of them.
-                (reported, report.epoch, *key, report.loss, max(1, samples // epochs)),
-            )
+            # Without its recent epochs, the samples since the record before count evenly for all epochs since then.
+            last = (report.epoch, report.loss, max(1, samples // epochs), report.time)
+            for epoch, loss, given, ended_at in _recent(report, since) or [last]:
+                holder = branches.holder(branch, epoch)
+                reported[holder, epoch] = now - max(0.0, report.time - ended_at)
+                connection.execute(
+                    "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)", (holder, epoch, *key, loss, given)
+                )
         connection.execute(
             """UPDATE peers SET last_seen = max(last_seen, ?), active = ?, record_time = ?, samples = max(samples, ?),
             seconds = max(seconds, ?), samples_per_second = ?, since_epoch = ?, since_samples = ?, branch = ?
@@ -454,15 +458,21 @@ class History(HistoryReader):
         )
         return reported
 
-    def _known(self, connection: sqlite3.Connection, report: PeerReport, now: float) -> sqlite3.Row:
-        """What is known of a peer; it is entered if nothing is."""
+    def _known(self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float) -> sqlite3.Row:
+        """What is known of a peer; it is entered if nothing is.
+
+        One that came while no monitor watched also brings its recent epochs that are newer than all that were seen.
+        """
         key = (report.name, report.peer_id)
         query = "SELECT * FROM peers WHERE name = ? AND peer_id = ?"
         if (known := connection.execute(query, key).fetchone()) is not None:
             return known
+        unseen = _recent(report, branches.newest_before(report.lineage))
+        before = unseen[0][0] - 1 if unseen else _epoch_of(report)
+        samples = report.samples - sum(given for _, _, given, _ in unseen)
         connection.execute(
             "INSERT INTO peers VALUES (?, ?, ?, FALSE, NULL, 0, 0.0, NULL, ?, ?, NULL)",
-            (*key, now, _epoch_of(report), report.samples),
+            (*key, now, before, max(0, samples)),
         )
         return connection.execute(query, key).fetchone()
 
@@ -494,7 +504,7 @@ class History(HistoryReader):
             )
             self._add_event(connection, now, "unseen" if unseen else "left", name, text)
 
-    def _sum_up_epoch(self, connection: sqlite3.Connection, branch: int, epoch: int, now: float) -> None:
+    def _sum_up_epoch(self, connection: sqlite3.Connection, branch: int, epoch: int, ended_at: float) -> None:
         connection.execute(
             """INSERT INTO epochs
             SELECT branch, epoch, ?, sum(loss * samples) / sum(samples),
@@ -503,7 +513,7 @@ class History(HistoryReader):
             FROM reports WHERE branch = ? AND epoch = ? GROUP BY branch, epoch
             ON CONFLICT (branch, epoch) DO UPDATE SET loss = excluded.loss, samples = excluded.samples,
                 active_peers = excluded.active_peers, samples_per_second = excluded.samples_per_second""",
-            (now, branch, epoch),
+            (ended_at, branch, epoch),
         )
 
     def add_event(self, kind: EventKind, name: str, text: str) -> None:
@@ -543,6 +553,17 @@ def _lock_path(path: Path) -> Path:
 def _epoch_of(report: PeerReport) -> int | None:
     """The epoch of the peer's weights; a newcomer has none before it has taken over the run's state."""
     return None if report.status == "joining" and not report.epoch else report.epoch
+
+
+def _recent(report: PeerReport, since: int) -> list[tuple[int, float, int, float]]:
+    """The epochs after one that a record repeats, if it repeats its last one."""
+    recent = [one for one in report.recent if since < one[0] <= report.epoch and one[2] > 0]
+    return recent if recent and recent[-1][0] == report.epoch else []
+
+
+def _first_recent(report: PeerReport) -> int:
+    """The first epoch that a record tells of; its last one, if it repeats none before that."""
+    return min([report.epoch, *(epoch for epoch, _, _, _ in report.recent)])
 
 
 def _finite(value: float | None) -> float | None:

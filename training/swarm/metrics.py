@@ -7,18 +7,35 @@ refuses records that are unsigned, signed with another key, malformed or out of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hivemind.dht import DHT
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
-from pydantic.v1 import BaseModel, StrictFloat, confloat, conint, constr
+from pydantic.v1 import BaseModel, StrictFloat, confloat, conint, conlist, constr, validator
 
 from training.swarm.identity import Identity, peer_id_of
 
 _Count = conint(strict=True, ge=0, le=10**12)
 _Seconds = confloat(strict=True, ge=0, le=10**10)
+_Epoch = conint(strict=True, ge=0, le=10**9)
+LARGEST_LOSS = 10**6
+_Loss = confloat(strict=True, ge=0, le=LARGEST_LOSS)
+RECENT_EPOCHS = 64
+"""A record repeats so many of its peer's epochs, for a monitor that was away; about 25 bytes each."""
+
+
+class RecentEpoch(NamedTuple):
+    """An epoch that a peer has finished."""
+
+    epoch: _Epoch
+    loss: _Loss
+    """Mean over its samples."""
+    samples: _Count
+    """That it contributed."""
+    time: StrictFloat
+    """When it ended, by the peer's clock."""
 
 
 class PeerRecord(BaseModel):
@@ -32,9 +49,9 @@ class PeerRecord(BaseModel):
     """`joining` until the first sample, `waiting` while it waits for other peers, `leaving` in its last record."""
     lineage: constr(strict=True, regex=r"^[0-9a-f]{16}$") | None = None
     """Of its weights; see `training.swarm.lineage`. None while it has none."""
-    epoch: conint(strict=True, ge=0, le=10**9)
+    epoch: _Epoch
     """The peer's own epoch."""
-    loss: confloat(strict=True, ge=0, le=10**6) | None
+    loss: _Loss | None
     """Mean loss over its samples of the last complete epoch."""
     samples: _Count
     """Samples that it has contributed in total."""
@@ -58,6 +75,15 @@ class PeerRecord(BaseModel):
     """Version of the program."""
     time: StrictFloat
     """When the record was made, in seconds since 1970 by the peer's clock."""
+    recent: conlist(RecentEpoch, max_items=RECENT_EPOCHS) = []
+    """Its last epochs of this lineage, oldest first."""
+
+    @validator("recent")
+    def _in_order(cls, recent: list[RecentEpoch], values: dict[str, object]) -> list[RecentEpoch]:
+        epochs = [one.epoch for one in recent]
+        if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > values.get("epoch", 0)):
+            raise ValueError("recent epochs must ascend, up to the peer's own")
+        return recent
 
 
 class _Records(BaseModel):

@@ -129,7 +129,7 @@ class TrainingLoop:
         speed = report.samples / seconds if seconds else 0.0
         contribution = self.reporter.status.contribution.plus(report, seconds)
         contribution.write(self.contribution_file)
-        self.reporter.update(
+        self.reporter.end_epoch(
             PeerStatus(
                 status="training",
                 epoch=report.epoch,
@@ -137,7 +137,8 @@ class TrainingLoop:
                 samples_per_second=speed,
                 group_size=report.senders,
                 contribution=contribution,
-            )
+            ),
+            report.samples,
         )
         self.notices.events.write(
             "epoch",

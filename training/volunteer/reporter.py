@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,7 @@ from training.config import RunConfig
 from training.swarm.dht import DHT, WORD_SECONDS, post_recipe
 from training.swarm.identity import Identity
 from training.swarm.lineage import Word, post_lineage
-from training.swarm.metrics import MetricsBoard, PeerRecord
+from training.swarm.metrics import LARGEST_LOSS, RECENT_EPOCHS, MetricsBoard, PeerRecord, RecentEpoch
 from training.swarm.tokens import tell_tokens
 from training.volunteer.belonging import Belonging
 from training.volunteer.contribution import Contribution
@@ -53,6 +54,7 @@ class Reporter:
         self._board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
         self._version = importlib.metadata.version("training-transformers-together") if _installed() else "checkout"
         self.status = PeerStatus()
+        self._recent: deque[tuple[str, RecentEpoch]] = deque(maxlen=RECENT_EPOCHS)
         self._news, self._finished = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="reporter")
         self._thread.start()
@@ -61,6 +63,20 @@ class Reporter:
         """Replaces the status; the thread posts it soon."""
         self.status = status
         self._news.set()
+
+    def end_epoch(self, status: PeerStatus, samples: int) -> None:
+        """As `update`, after an epoch to which this peer has contributed so many samples."""
+        if status.loss is not None and status.loss > LARGEST_LOSS:
+            status = replace(status, loss=None)  # others would refuse the record
+        if status.loss is not None:
+            ended = RecentEpoch(epoch=status.epoch, loss=status.loss, samples=samples, time=time.time())
+            self._recent.append((self._belonging.lineage.id, ended))
+        self.update(status)
+
+    def _recent_epochs(self, lineage: str, last: int) -> list[RecentEpoch]:
+        """Epochs of a lineage up to one. One that was done again, by a peer that went back, counts as it was last."""
+        done = {one.epoch: one for of, one in list(self._recent) if of == lineage and one.epoch <= last}
+        return [done[epoch] for epoch in sorted(done)]
 
     def leave(self, timeout_seconds: float = 1.5) -> None:
         """Posts a last record, which says that the peer leaves, and withdraws its tokens."""
@@ -87,12 +103,12 @@ class Reporter:
             self._news.clear()
 
     def _post(self, status: PeerStatus):
-        done = status.contribution
+        done, lineage = status.contribution, self._belonging.lineage.id
         record = PeerRecord(
             name=self._name,
             peer_id=str(self._identity.peer_id),
             status=status.status,
-            lineage=self._belonging.lineage.id,
+            lineage=lineage,
             epoch=status.epoch,
             loss=status.loss,
             samples=done.samples,
@@ -106,6 +122,7 @@ class Reporter:
             bytes_received=done.bytes_received,
             version=self._version,
             time=time.time(),
+            recent=self._recent_epochs(lineage, status.epoch),
         )
         return self._board.post(record, self._identity)
 

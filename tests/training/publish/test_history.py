@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import signal
 import sqlite3
 import subprocess
@@ -33,6 +35,7 @@ class Report:
     samples_per_second: float = 5.0
     seconds: float = 2.0
     time: float = 0.0
+    recent: tuple = ()
 
 
 ALAN = {"name": "alan", "peer_id": "B"}
@@ -124,6 +127,76 @@ def test_epochs_missed_by_the_monitor_share_the_samples(history):
     history.observe([Report(epoch=13, samples=200, time=1)])
     assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(13, 20)]
     assert history.total_samples() == 200
+
+
+def recent(*epochs, samples=10, until=0.0):
+    """Recent epochs of a record, a second apart."""
+    return tuple((epoch, float(epoch), samples, until - (epochs[-1] - epoch)) for epoch in epochs)
+
+
+def test_epochs_that_ended_while_no_monitor_watched_are_told_afterwards(tmp_path):
+    """Also those of a volunteer that came and of one that left meanwhile; nothing counts twice."""
+    clock = Clock()
+    with contextlib.closing(open_history(tmp_path, clock)) as history:
+        begin(history)
+        history.observe([Report(epoch=2, samples=20, time=1, recent=recent(1, 2, until=1)), Report(**ALAN)])
+    clock.now = 2000.0
+    with contextlib.closing(open_history(tmp_path, clock)) as history:
+        ada = Report(epoch=6, samples=60, loss=6.0, time=900, recent=recent(1, 2, 3, 4, 5, 6, until=890))
+        cy = Report(
+            name="cy", peer_id="C", epoch=5, samples=900, time=800, recent=recent(1, 2, 4, 5, samples=30, until=791)
+        )
+        for _ in range(2):
+            history.observe([ada, cy])
+        rows = history.epochs()
+        assert {row["epoch"]: row["samples"] for row in rows} == {1: 10, 2: 10, 3: 10, 4: 40, 5: 40, 6: 10}
+        assert [row["time"] for row in rows[2:]] == [1987.0, 1988.0, 1989.0, 1990.0]
+        assert [row["loss"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert history.total_samples() == 960
+        history.observe([replace(ada, epoch=7, samples=75, time=901, recent=recent(4, 5, 6, 7, samples=15, until=901))])
+        assert history.last_epoch()["samples"] == 15 and len(history.branches()) == 1
+
+
+def test_what_a_newcomer_did_before_it_counted_for_this_run_is_not_told(history):
+    begin(history)
+    history.observe([Report(epoch=9, samples=90, time=1, recent=recent(8, 9))])
+    history.observe([Report(name="cy", peer_id="C", epoch=9, samples=900, recent=recent(7, 8, 9), time=2)])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(8, 10), (9, 10)]
+
+
+def test_recent_epochs_that_do_not_end_with_the_last_one_do_not_count(history):
+    history.observe([Report(epoch=0)])
+    history.observe([Report(epoch=4, samples=40, time=1, recent=recent(1, 2, 3))])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(4, 10)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    given_in_epochs=st.lists(st.lists(st.integers(1, 50), min_size=2, max_size=2), min_size=1, max_size=40),
+    read_every=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_each_epoch_has_exactly_the_samples_that_were_given_however_rarely_it_is_read(
+    tmp_path_factory, given_in_epochs, read_every
+):
+    history = open_history(tmp_path_factory.mktemp("history"))
+    begin(history)
+    epoch, reads = 0, itertools.cycle(read_every)
+    while epoch < len(given_in_epochs):
+        epoch = min(len(given_in_epochs), epoch + next(reads))
+        history.observe(
+            [
+                Report(
+                    **peer,
+                    epoch=epoch,
+                    samples=sum(row[number] for row in given_in_epochs[:epoch]),
+                    time=epoch,
+                    recent=tuple((at + 1, 2.0, given_in_epochs[at][number], at + 1.0) for at in range(epoch))[-10:],
+                )
+                for number, peer in enumerate(({}, ALAN))
+            ]
+        )
+    assert [row["samples"] for row in history.epochs()] == [sum(row) for row in given_in_epochs]
+    history.close()
 
 
 def test_since_gives_only_later_epochs(history):

@@ -8,7 +8,7 @@ from hivemind.utils import get_dht_time
 from training.config import load_recipe
 from training.swarm.dht import full_addresses, start_dht
 from training.swarm.identity import Identity, peer_id_of
-from training.swarm.metrics import MetricsBoard, PeerRecord
+from training.swarm.metrics import MetricsBoard, PeerRecord, RecentEpoch
 
 pytestmark = pytest.mark.swarm
 
@@ -60,6 +60,13 @@ def test_a_record_is_read_on_another_node_until_it_is_replaced(nodes):
     assert (latest.samples, latest.status, latest.loss) == (128, "leaving", None)
 
 
+def test_recent_epochs_are_read_as_they_were_posted(nodes):
+    (ada, first), (_, second) = nodes
+    recent = [RecentEpoch(epoch=epoch, loss=2.5, samples=10**6, time=time.time()) for epoch in range(64)]
+    assert first.post(record(ada, recent=recent, epoch=63, time=time.time()), ada).result(10)
+    assert next(r for r in second.read() if r.peer_id == str(ada.peer_id)).recent == recent
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -77,6 +84,13 @@ def test_a_record_is_read_on_another_node_until_it_is_replaced(nodes):
         {"invented": 1},
         {"micro_batch_size": 0},
         {"group_size": True},
+        {"recent": [(1, 2.0, 8, 1.0)] * 2},
+        {"recent": [(2, 2.0, 8, 1.0), (1, 2.0, 8, 1.0)]},
+        {"recent": [(4, 2.0, 8, 1.0)]},
+        {"recent": [(3, 2.0, -8, 1.0)]},
+        {"recent": [(3, 2.0, 8)]},
+        {"recent": [[3, 2.0, 8, 1.0]]},
+        {"recent": [(epoch, 2.0, 8, 1.0) for epoch in range(65)], "epoch": 100},
     ],
     ids=str,
 )
