@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -167,17 +167,30 @@ def download_state(
         landing=landing or Landing(),
     )
 
-    faults = []
+    faults: dict[str, list[str]] = {}
     for donor in sorted(donors, key=lambda donor: str(donor) in asked_last):
         try:
             return wait_for_result(download.ask(dht, donor, total_seconds))
         except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
-            faults.append(f"{donor}: {error or type(error).__name__}")
+            faults.setdefault(str(error) or type(error).__name__, []).append(str(donor))
             on_fault(str(donor), error)
     raise TrainingError(
-        f"No peer has sent a sound state ({'; '.join(faults)}).",
+        f"No peer has sent a sound state ({_told(faults)}).",
         cure="Start again in a minute; then other peers are asked.",
     )
+
+
+def _told(faults: Mapping[str, Sequence[str]]) -> str:
+    """Which donors have which faults: the same text whatever their order, and short however many they are.
+
+    >>> _told({"sent nothing": ["QmC", "QmA", "QmB"], "timed out": ["QmD"]})
+    'QmA and 2 others: sent nothing; QmD: timed out'
+    """
+    texts = []
+    for fault, donors in faults.items():
+        others = len(donors) - 1
+        texts.append(f"{min(donors)}{f' and {others} others' if others > 1 else ' and another' * others}: {fault}")
+    return "; ".join(sorted(texts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

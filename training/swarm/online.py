@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from training.config import RunConfig
-from training.errors import TrainingError
+from training.errors import BadInput, TrainingError
 from training.swarm.address_book import AddressBook
 from training.swarm.addresses import id_of
 from training.swarm.dht import answering, start_dht
@@ -57,17 +57,21 @@ def go_online(
     try:
         if faults and not servers.addresses:
             raise faults[0]
-        others = answering(others) if others else []
-    except TrainingError as error:
+        dht = start_dht(run, identity, initial_peers=answering(others) if others else [], **where)
+    except BadInput:
+        raise
+    except TrainingError as error:  # also if the servers that answered are gone before the node has called them
         if not known:
             raise
-        tell(f"No server of the run answers; calling the {known} peers that this one has met before.")
         dht = start_dht(run, identity, **where)
+        tell(f"No server of the run answers; calling the {known} peers that this one has met before.")
         redial = Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS)
         if not may_be_alone and not redial.reachability().peers:
-            raise TrainingError(f"{error.told} The {known} peers that this one has met before do not answer.") from None
+            raise TrainingError(
+                f"{error} The {known} peers that this one has met before do not answer either.",
+                cure="Look at the run's page, whether the run is still on; if it is, check your connection.",
+            ) from None
         return redial
-    dht = start_dht(run, identity, initial_peers=others, **where)
     # A peer that was here before is back among the others before it goes on. Otherwise a bootstrap peer would let
     # newcomers into a run that seems empty, and a monitor or a volunteer would not see those that train.
     return Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS if known else 0.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from hivemind.dht import DHT
 
 from training.config import RunConfig
-from training.errors import TrainingError
+from training.errors import TrainingError, reason_of
 from training.swarm.dht import WORD_SECONDS
 from training.swarm.identity import Identity
 from training.swarm.lineage import (
@@ -74,7 +74,7 @@ class ServerLineage:
         self._own_id, self._servers = str(identity.peer_id), servers
         self._site, self._tell = site, tell
         self._looked = self._posted = -math.inf
-        self._news, self._warned_of = True, ""
+        self._news, self._warned_of, self._is_kept = True, "", True
         first = read_kept(folder)
         if first is None and stored is not None:
             first = Word(lineage=stored, epoch=stored_epoch)
@@ -111,8 +111,8 @@ class ServerLineage:
                 self._follow([*posted_lineages(self._dht, self._run.run_id), *lineages_in(records)])
         if self.lineage.id != before or now - self._posted >= (LOOK_SECONDS if self._news else WORD_SECONDS / 3):
             self._posted, self._news = now, False
+            self._keep()
             word = Word(lineage=self.lineage, epoch=self.epoch)
-            keep(self._folder, word)
             post_lineage(self._dht, self._run.run_id, word, self._identity)
             if self._site is not None:
                 post_site(self._dht, self._run.run_id, self._site, self._identity)
@@ -138,8 +138,23 @@ class ServerLineage:
             return
         if branch.lineage.id != self.lineage.id:
             self._go_over(branch, "it was put into the state folder")
-            keep(self._folder, branch)  # before the order is deleted, so that a kill in between loses nothing
-        (self._folder / BRANCH_FILE).unlink()
+        if self._keep():  # before the order is deleted, so that neither a kill nor a full disk loses it
+            (self._folder / BRANCH_FILE).unlink()
+
+    def _keep(self) -> bool:
+        """Writes the lineage into the state folder; if that fails, says so once, and the next call tries again."""
+        try:
+            keep(self._folder, Word(lineage=self.lineage, epoch=self.epoch))
+        except OSError as error:
+            if self._is_kept:
+                self._tell(
+                    f"Warning: the run's lineage cannot be written to {self._folder}: {reason_of(error)}. It is still "
+                    "announced. Make room on the disk before this server is restarted."
+                )
+            self._is_kept = False
+        else:
+            self._is_kept = True
+        return self._is_kept
 
     def _note_epochs(self, records: Sequence[PeerRecord]) -> None:
         """The newest epoch of all times; anybody may claim any, so only those of the schedule count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
 import sys
@@ -13,6 +14,7 @@ import torch
 
 from tests.programs import run_program
 from training.errors import TrainingError
+from training.swarm import download
 from training.swarm.catching_up import CATCH_UP_EPOCHS, CatchingUp
 from training.swarm.download import TrainingState, _check_count
 
@@ -200,6 +202,10 @@ def test_download():
     assert "not finite" in results["nan"]
     assert results["delayed update"] == [[5, True], [6, False]]  # that of the epoch which has begun is still on its way
     assert "No peer has sent a sound state" in results["stalling"]
+
+
+def test_the_example():
+    assert doctest.testmod(download).failed == 0
 
 
 def test_a_state_that_was_cut_short_is_not_taken():

@@ -231,6 +231,24 @@ def test_an_order_to_go_back_is_followed_by_those_who_trust_the_server_that_has_
 
 
 @pytest.mark.swarm
+def test_a_server_goes_on_while_it_cannot_write_its_lineage_and_writes_it_later(nodes):
+    first, second, _ = nodes
+    keep(first.folder, Word(lineage=A, epoch=60))
+    server, branch = serve(first), A.branch(40)
+    keep(first.folder, Word(lineage=branch, epoch=40), BRANCH_FILE)
+    in_the_way = first.folder / STATE_FILE
+    in_the_way.unlink()
+    in_the_way.mkdir()
+    assert server.renew([]) and not server.renew([record(branch, 41)])
+    assert len([text for text in server_said if "cannot be written" in text]) == 1
+    assert (first.folder / BRANCH_FILE).exists()
+    until(lambda: any(one.lineage == branch and one.epoch == 41 for one in said_to(second)))
+    in_the_way.rmdir()
+    assert not server.renew([])
+    assert not (first.folder / BRANCH_FILE).exists() and read_kept(first.folder) == Word(lineage=branch, epoch=41)
+
+
+@pytest.mark.swarm
 def test_an_order_to_begin_anew_is_not_undone_by_those_who_train_still(nodes):
     first, _, volunteer = nodes
     keep(first.folder, Word(lineage=A, epoch=60))

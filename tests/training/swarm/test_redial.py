@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -77,6 +78,24 @@ class Peers:
             return all(set(self.seen(name).get("names", ())) >= set(names) for name in names)
 
         until(met, within=HEALED_SECONDS, said=lambda: str({name: self.seen(name) for name in names}))
+
+
+class Dying(socketserver.ThreadingTCPServer):
+    """A server that still accepts connections, but has no node any more."""
+
+    allow_reuse_address = True
+
+    def __init__(self, address):
+        place = ("127.0.0.1", int(address.split("/")[4]))
+        super().__init__(place, socketserver.BaseRequestHandler)  # which closes each connection at once
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +213,11 @@ def test_a_volunteer_comes_back_through_its_address_book_when_no_server_is_left(
     until(lambda: ada.split("/")[-1] in peers.seen("bob")["known"], within=60)
     peers.kill("boot", "bob")
     peers.start("bob", address)
+    peers.await_meeting("ada", "bob")
+    assert peers.seen("bob")["told"][0].startswith("No server of the run answers; calling the 2 peers")
+    peers.kill("bob")
+    with Dying(address):
+        peers.start("bob", address)
     peers.await_meeting("ada", "bob")
     assert peers.seen("bob")["told"][0].startswith("No server of the run answers; calling the 2 peers")
     peers.kill("bob")
