@@ -109,8 +109,8 @@ def starts_programs(path):
 
 
 def test_no_other_test_starts_programs_by_itself():
-    """A program that a test starts may."""
+    """A program that a test starts may, and so may chaos, whose programs end with their namespaces."""
     folder = Path(__file__).parent
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if starts_programs(path)}
-    allowed = {"programs.py", "training/demo/tiny_trainer.py"}
+    allowed = {"programs.py", "training/demo/tiny_trainer.py", "chaos/network.py", "chaos/stage.py"}
     assert files == allowed

@@ -43,7 +43,6 @@ BYTES_PER_PARAMETER, OTHER_BYTES = 16, 64 << 20
 MOST_CANDIDATES = 3
 """If the newest checkpoint is damaged or has just been deleted, so many in all are tried, ever older ones."""
 _CHUNK = 1 << 20
-_ELSEWHERE = "Nothing that you typed is wrong; wait for a volunteer who has the run's state, or tell its maintainer."
 
 
 class Stop(Protocol):
@@ -103,7 +102,10 @@ def fetch_latest(
             faults.append(f"{candidates[0].name}: {error}")
     if not faults:
         return None
-    raise TrainingError(f"No checkpoint of {site_url} has arrived whole ({'; '.join(faults)}).", cure=_ELSEWHERE)
+    raise TrainingError(
+        f"No checkpoint of {site_url} has arrived whole ({'; '.join(faults)}).",
+        cure="Nothing that you typed is wrong; wait for a volunteer who has the run's state, or tell its maintainer.",
+    )
 
 
 class _Stopped(Exception):

@@ -82,7 +82,8 @@ def run_serve(
     run = load_recipe(settings.recipe)
     if settings.announce_host and not settings.dht_port:
         raise BadInput(
-            "--announce-host needs a --dht-port other than 0, so that you can forward that port and the next."
+            "--announce-host needs a fixed port, which a router can forward, and the next one.",
+            cure="Give a --dht-port other than 0.",
         )
     _check_ip(settings.dht_host)
     with only_one(settings.run_dir, "`serve` or demo"), Stop() as stop:
@@ -265,7 +266,7 @@ def _check_ip(host: str) -> None:
         ip_address(host)
     except ValueError:
         raise BadInput(
-            f"--dht-host must be an IP address of this machine or 0.0.0.0, for all of them; it is {host!r}."
+            f"--dht-host is {host!r}, which is no IP address; give one of this machine, or 0.0.0.0 for all of them."
         ) from None
 
 

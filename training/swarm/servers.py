@@ -33,7 +33,7 @@ class Servers:
         self.sites = tuple(dict.fromkeys(one.rstrip("/") for one in given if is_site(one)))
         for site in self.sites:
             if not urlsplit(site).hostname:
-                raise BadInput(f"{site!r} is not the address of a site, such as https://run.example.")
+                raise BadInput(f"{site!r} is not the address of a site; give one such as https://run.example.")
         self._given = tuple(check_full(one) for one in given if not is_site(one))
         self._named: dict[str, tuple[str, ...]] = {}
 

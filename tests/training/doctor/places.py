@@ -17,9 +17,7 @@ from pathlib import Path
 from tests.programs import ROOT, run_program
 
 HERE = Path(__file__).parent
-CAN_UNSHARE = (
-    sys.platform == "linux" and subprocess.run(["unshare", "-rmn", "true"], capture_output=True).returncode == 0
-)
+CAN_UNSHARE = sys.platform == "linux" and run_program(["unshare", "-rmn", "true"]).returncode == 0
 """Whether this machine lets programs have mounts and networks of their own."""
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
