@@ -58,8 +58,10 @@ NOT_APPLICABLE = (
 )
 """Tests of hivemind that do not apply to this project's classes."""
 COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate")
-IN_PARALLEL = ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING_ONLY))
-"""Tests that compute in one thread; the others mostly wait for browsers and peers, so both run at the same time."""
+WITH_PEERS = ("doctor", "roles", "swarm")
+IN_PARALLEL = ("tests/calculator", *(f"tests/training/{folder}" for folder in (*COMPUTING_ONLY, *WITH_PEERS)))
+"""Tests that run beside the others: first those that compute in one thread, then those that mostly wait for peers. The
+others mostly wait for browsers and servers, and take about as long."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

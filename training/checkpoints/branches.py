@@ -7,12 +7,12 @@ The latest checkpoint in the folder is then the one that the run goes on from, f
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.checkpoints.checkpoint import checkpoint_epoch, lineage_of, list_checkpoints, set_lineage
 from training.errors import BadInput
+from training.storage.whole import move_folder
 
 if TYPE_CHECKING:
     from training.swarm.lineage import Lineage
@@ -48,8 +48,7 @@ def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
             set_lineage(path, lineage)  # newcomers ask for checkpoints of the branch
             continue
         place = _free(folder.parent / "branches" / (own or UNKNOWN) / f"{epoch:06d}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, place)
+        move_folder(path, place)
         moved.append(place)
     return moved
 

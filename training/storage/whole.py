@@ -106,6 +106,14 @@ def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
     shutil.rmtree(older, ignore_errors=True)
 
 
+def move_folder(path: Path, place: Path) -> None:
+    """Renames a folder to a place on the same disk where nothing is; folders above that are made."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(path, place)
+    flush(place.parent)
+    flush(path.parent)
+
+
 def delete_folder(path: Path) -> None:
     """Deletes a folder in one step for readers, whether or not the program is killed meanwhile: it is renamed first."""
     place = Path(os.path.realpath(path))

@@ -6,6 +6,7 @@ import gc
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -85,7 +86,8 @@ def visited(tmp_path, monkeypatch):
         def tell(step, **told):
             facts[step] = told
 
-        asyncio.run(visit(shared.asked.host_maddrs, tmp_path, whom, tell))
+        with ThreadPoolExecutor(1) as thread:  # Playwright's tests leave an event loop in the main one
+            thread.submit(asyncio.run, visit(shared.asked.host_maddrs, tmp_path, whom, tell)).result()
         gc.collect()  # Python 3.11 cannot parse code while hivemind's objects are finalized, which pytest does
 
         def told(step):

@@ -127,7 +127,7 @@ BEGAN = time.monotonic()
 PEERS = {"ada": 7, "bob": 11}  # samples in each epoch
 
 def records(epoch):
-    return [SimpleNamespace(name=name, peer_id=name, status="training", lineage=None, epoch=epoch,
+    return [SimpleNamespace(recent=(), name=name, peer_id=name, status="training", lineage=None, epoch=epoch,
         loss=8.0 / epoch if epoch else None, samples=samples * epoch, samples_per_second=1.0, seconds=float(epoch),
         time=float(epoch)) for name, samples in PEERS.items()]
 

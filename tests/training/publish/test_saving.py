@@ -57,7 +57,7 @@ def fill(host, epoch, value):
             parameter.fill_(value)
 
 def report(epoch, loss):
-    return SimpleNamespace(name="ada", peer_id="A", status="training", lineage=None, epoch=epoch, loss=loss,
+    return SimpleNamespace(recent=(), name="ada", peer_id="A", status="training", lineage=None, epoch=epoch, loss=loss,
         samples=100 * epoch + 1, samples_per_second=1.0, seconds=1.0, time=time.time())
 
 def role(stop):
@@ -149,7 +149,7 @@ def test_a_bad_state_is_not_saved_but_another_donors_is(results):
 def test_if_all_donors_are_bad_nothing_is_saved_until_one_is_good(results):
     kind, text = results["all bad"]
     assert kind == "NotGood"
-    assert text.count("sent weights that are not good: the norm of the weights") == 2
+    assert " and another: sent weights that are not good: the norm of the weights" in text
     assert results["none written"] is True
     assert results["well again"][-1] == [61, 1.0]
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import gc
 import importlib.metadata
 import re
 import tomllib
@@ -23,7 +24,12 @@ def is_private(name):
 
 
 def trees(folder):
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))}
+    gc.collect()  # Python 3.11 cannot parse code while hivemind's objects are finalized
+    gc.disable()
+    try:
+        return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))}
+    finally:
+        gc.enable()
 
 
 @functools.cache
