@@ -14,7 +14,7 @@ from training.processes.role import StopRequest
 from training.swarm.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
 from training.swarm.identity import Identity
 from training.swarm.listening import settle_ports
-from training.swarm.metrics import read_records
+from training.swarm.metrics import believable, read_records
 from training.swarm.online import go_online
 from training.swarm.server_lineage import ServerLineage
 from training.volunteer.invitation import command_for
@@ -111,13 +111,13 @@ def _welcome(
             waited = 0.0
             post_recipe(dht, run, identity)
         try:
-            records = read_records(dht, run.run_id)
+            records = believable(read_records(dht, run.run_id), run.schedule.total_epochs)
         except TimeoutError:
             continue
         lineage.renew(records)
         there = {r.peer_id: r.name for r in records if r.status != "leaving"}
         for peer_id in there.keys() - seen.keys():
-            console.print(f"{there[peer_id]} has joined ({len(there)} in all).")
+            console.print(f"{there[peer_id]} has joined ({len(there)} in all).", markup=False)
         for peer_id in seen.keys() - there.keys():
-            console.print(f"{seen[peer_id]} has left ({len(there)} in all).")
+            console.print(f"{seen[peer_id]} has left ({len(there)} in all).", markup=False)
         seen = there

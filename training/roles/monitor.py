@@ -41,7 +41,7 @@ from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full
 from training.swarm.identity import Identity
 from training.swarm.lineage import Lineage
 from training.swarm.listening import settle_ports
-from training.swarm.metrics import PeerRecord, read_records
+from training.swarm.metrics import PeerRecord, believable, read_records
 from training.swarm.online import go_online
 from training.swarm.redial import Redial
 from training.swarm.server_lineage import ServerLineage
@@ -290,7 +290,7 @@ def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig) -> list[P
     """Takes the peers' records into the history; none if they could not be read."""
     records: list[PeerRecord] = []
     try:
-        records = read_records(dht, run.run_id)
+        records = believable(read_records(dht, run.run_id), run.schedule.total_epochs)
         history.observe(records)
         watch.saw(records)
     except TimeoutError:

@@ -63,6 +63,8 @@ it on disk and announce it with the newest epoch that they have seen (server_lin
   (serving.py). Each knows who calls (`context.remote_id`): a check of the sender's ticket belongs at the top of these.
   A leader names the members of its group: check them in `Service._shares` as well.
 - Calls to the DHT node, which answers them in its own process; records are checked there (dht.py).
+- Whatever comes is unpacked by `bounds.unpack`, to a limited depth and size; bounds.py also says which records a node
+  stores at all. quota.py limits how often one peer may ask for the state.
 - Records in the DHT: dht.py (recipe), tokens.py, lineage.py, metrics.py, progress.py, and hivemind's own keys for
   groups and offers of states.
 

@@ -13,13 +13,17 @@ from typing import ClassVar
 
 from hivemind.dht import DHT
 from hivemind.dht.protocol import ValidationError
+from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
+from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2PDaemonError
 from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
+from pydantic.v1 import BaseModel, constr
 
 from training.config import RunConfig
 from training.errors import RefusedByRun, TrainingError
 from training.swarm import engine, metrics
 from training.swarm.addresses import check_full, parse, place_of
+from training.swarm.bounds import record_bounds
 from training.swarm.identity import Identity
 
 REACH_SECONDS = 5.0
@@ -30,8 +34,8 @@ ANSWER_TRIES, ANSWER_SECONDS = 4, 15.0
 """How often we ask the DHT, and how long we wait for each answer."""
 WORD_SECONDS = 600.0
 """How long a peer's announcement in the DHT, such as its recipe's digest, is valid; the peer renews it well before."""
-LONGEST_WORD = 64
-"""Characters of the longest announcement that is read, unless its kind may be longer."""
+LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
+"""Characters of the longest announcement, and of the longest of a lineage or a site, which servers make."""
 
 
 class Node(DHT):
@@ -83,7 +87,7 @@ def start_dht(
     try:
         dht = Node(
             initial_peers=answering(initial_peers) if initial_peers else [],
-            record_validators=metrics.validators(run.run_id, identity),
+            record_validators=record_validators(run.run_id, identity),
             host_maddrs=list(host_maddrs),
             announce_maddrs=list(announce_maddrs) or None,
             identity_path=str(identity.path),
@@ -103,6 +107,24 @@ def start_dht(
             "Check the addresses in --initial-peers (the id at the end included) and that the port is free."
         ) from None
     return dht
+
+
+class _Words(BaseModel):
+    """Schema of a run's announcements: `{run_id}_recipe` and so on."""
+
+    recipe: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_WORD)]
+    tokens: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_WORD)]
+    lineage: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_SERVER_WORD)]
+    site: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_SERVER_WORD)]
+
+
+def record_validators(run_id: str, identity: Identity) -> list[RecordValidatorBase]:
+    """With which a node signs its own records, and refuses those of others that are no records of a run.
+
+    A peer adds the one for its lineage's progress (`training.swarm.progress.progress_validator`).
+    """
+    words = SchemaValidator(_Words, prefix=run_id)
+    return [metrics.validator(run_id), words, *record_bounds(), identity.signer()]
 
 
 def check_node(dht: DHT) -> None:

@@ -33,6 +33,8 @@ from training.swarm.serving import StateService, offers_key
 
 DOWNLOAD_SECONDS = 1800.0
 """Longest download of the state from one donor, for a peer that trains."""
+SLOW_SECONDS, SLOWEST_BYTES_PER_SECOND = 15.0, 4096
+"""A donor that is slower than this on average, after the first seconds, is given up: it sends messages of nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,6 +239,11 @@ class _Download:
             if received > self.max_bytes:
                 raise TrainingError(f"sent more than {self.max_bytes} bytes", cure="Nothing: another peer is asked.")
             self.landing.arrived(received)
+            seconds = time.monotonic() - began
+            if seconds > SLOW_SECONDS and received < SLOWEST_BYTES_PER_SECOND * seconds:
+                raise TrainingError(
+                    f"has sent only {received} bytes in {seconds:.0f} s", cure="Nothing: another peer is asked."
+                )
             if message.metadata:
                 # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
                 metadata = MSGPackSerializer.loads(message.metadata)

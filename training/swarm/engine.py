@@ -14,6 +14,8 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
 | `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
+
+In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P
 from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.serializer import MSGPackSerializer
 
 from training.errors import TrainingError
+from training.swarm import bounds
 from training.swarm.codecs import BlockwiseCodec
 
 HIVEMIND_VERSION = "1.1.12"
@@ -57,6 +61,8 @@ def prepare() -> None:
         TrainingError: As `check_version` does.
     """
     check_version()
+    # Every part of hivemind unpacks with this, the values within values too; the processes that it forks inherit it.
+    MSGPackSerializer.loads = staticmethod(bounds.unpack)
     # Tensors on the wire name their codec by a number that hivemind looks up in this table. Its own codec for the
     # block-wise number needs bitsandbytes, sends its code table with every part, and turns a NaN into a number.
     _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -69,6 +70,7 @@ def is_in_use(state_dir: Path) -> bool:
     return False
 
 
+@lru_cache(maxsize=1024)
 def peer_id_of(subkey: bytes) -> PeerID | None:
     """The peer id of the key that signed a record; None if the subkey does not hold exactly one RSA key.
 

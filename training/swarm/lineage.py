@@ -21,7 +21,7 @@ from hivemind.dht import DHT
 
 from training.errors import BadInput, reason_of
 from training.storage.whole import write_whole
-from training.swarm.dht import post_word, posted_words
+from training.swarm.dht import LONGEST_SERVER_WORD, post_word, posted_words
 from training.swarm.identity import Identity, peer_id_of
 from training.swarm.metrics import PeerRecord
 
@@ -31,8 +31,6 @@ PATIENCE_SECONDS = 15.0
 """Whoever does not know the run's lineage waits so long for the servers at its initial peers to announce theirs."""
 MOST_ANCESTORS = 8
 """Older ones are forgotten, so that a word stays short."""
-LONGEST_WORD = 256
-"""Characters of the longest word of a lineage, or of a site."""
 _ID = re.compile(r"[0-9a-f]{16}")
 _EPOCH = re.compile(r"[0-9]{1,9}")
 
@@ -146,7 +144,7 @@ def posted_lineages(dht: DHT, run_id: str) -> list[Word]:
     Raises:
         TrainingError: If the DHT does not answer.
     """
-    words = posted_words(dht, f"{run_id}_lineage", longest=LONGEST_WORD)
+    words = posted_words(dht, f"{run_id}_lineage", longest=LONGEST_SERVER_WORD)
     return [word for signer, text in words.items() if (word := Word.read(text, str(peer_id_of(signer)))) is not None]
 
 
@@ -170,7 +168,7 @@ def posted_sites(dht: DHT, run_id: str, trusted: Collection[str]) -> list[str]:
     Raises:
         TrainingError: If the DHT does not answer.
     """
-    words = posted_words(dht, f"{run_id}_site", longest=LONGEST_WORD)
+    words = posted_words(dht, f"{run_id}_site", longest=LONGEST_SERVER_WORD)
     return sorted(
         url
         for signer, url in words.items()

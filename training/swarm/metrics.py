@@ -6,7 +6,9 @@ refuses records that are unsigned, signed with another key, malformed or out of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_high
 from typing import Literal, NamedTuple
 
 from hivemind.dht import DHT
@@ -20,8 +22,13 @@ from training.swarm.identity import Identity, peer_id_of
 _Count = conint(strict=True, ge=0, le=10**12)
 _Seconds = confloat(strict=True, ge=0, le=10**10)
 _Epoch = conint(strict=True, ge=0, le=10**9)
+EPOCHS_AHEAD = 20
+"""Peers whose records come late are further than others, by a few epochs."""
 LARGEST_LOSS = 10**6
 _Loss = confloat(strict=True, ge=0, le=LARGEST_LOSS)
+LONGEST_NAME = 40
+PLAIN = r"[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+\Z"
+"""Text without control characters and without what is invisible or changes the direction of the text around it."""
 RECENT_EPOCHS = 64
 """A record repeats so many of its peer's epochs, for a monitor that was away; about 25 bytes each."""
 
@@ -41,7 +48,7 @@ class RecentEpoch(NamedTuple):
 class PeerRecord(BaseModel):
     """A peer's record. Totals are over its whole life, including restarts with the same state folder."""
 
-    name: constr(strict=True, min_length=1, max_length=40, regex=r"^[^\x00-\x1f\x7f]+$")
+    name: constr(strict=True, min_length=1, max_length=LONGEST_NAME, regex=PLAIN)
     """Chosen by the volunteer; not unique."""
     peer_id: constr(strict=True, min_length=1, max_length=80)
     """Derived from the key that signed the record."""
@@ -71,7 +78,7 @@ class PeerRecord(BaseModel):
     """Total bytes of tensors that it has sent for averaging."""
     bytes_received: _Count
     """Total bytes of tensors that it has received for averaging."""
-    version: constr(strict=True, max_length=40)
+    version: constr(strict=True, max_length=40, regex=PLAIN)
     """Version of the program."""
     time: StrictFloat
     """When the record was made, in seconds since 1970 by the peer's clock."""
@@ -92,9 +99,22 @@ class _Records(BaseModel):
     metrics: dict[BytesWithPublicKey, PeerRecord]
 
 
-def validators(run_id: str, identity: Identity) -> list[RecordValidatorBase]:
-    """Validators with which a DHT node signs its own records and checks those of other peers."""
-    return [SchemaValidator(_Records, prefix=run_id), identity.signer()]
+def validator(run_id: str) -> RecordValidatorBase:
+    """Refuses what is no peer record under the key of peer records."""
+    return SchemaValidator(_Records, prefix=run_id)
+
+
+def believable(records: Sequence[PeerRecord], total_epochs: int) -> list[PeerRecord]:
+    """The records without those of epochs that the run cannot have reached: after its last one, or more than
+    `EPOCHS_AHEAD` after the epoch of half of all peers.
+
+    So a minority that claims to be far ahead misleads nobody. With fewer than three peers nobody knows who is right.
+    """
+    possible = [record for record in records if record.epoch <= total_epochs]
+    trained = [record.epoch for record in possible if record.status != "joining"]
+    if len(trained) < 3:
+        return possible
+    return [record for record in possible if record.epoch <= median_high(trained) + EPOCHS_AHEAD]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from training.config import RunConfig
 from training.swarm.alignment import AlignmentState, Event
 from training.swarm.catching_up import CatchingUp
 from training.swarm.codecs import exchange_codec
+from training.swarm.dht import check_node
 from training.swarm.early import EarlyDownload
 from training.swarm.epochs import EpochEnd, EpochReport
 from training.swarm.exchange import Exchange
@@ -147,8 +148,12 @@ class SwarmOptimizer:
 
         Args:
             batch_size: Samples of this micro-batch, over which its loss is a mean; None: as many as usual.
+
+        Raises:
+            TrainingError: If the process of the node or of an averager has ended.
         """
         samples = self._micro_batch_size if batch_size is None else batch_size
+        check_node(self.dht)
         self.updates.apply()
         # The progress compares epochs once in each epoch. The alignment remembers what it found, so that a peer that
         # fails to catch up tries again and does not train on.

@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 
 from hivemind.dht import DHT
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.dht.schema import SchemaValidator
-from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
+from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
+from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.performance_ema import PerformanceEMA
+from pydantic.v1 import BaseModel, StrictBool, confloat, conint
+
+from training.swarm.identity import peer_id_of
 
 REPORTS_SHARE = 1 / 8
 """A peer tells its samples again after this share of the time that is left of the epoch, so more and more often."""
@@ -26,6 +29,34 @@ LOOK_SECONDS = 5.0
 """A node that has not answered by then is busy; that says nothing of the others."""
 NEWCOMERS, NEWCOMERS_SHARE = 3, 0.2
 """A peer looks again as early as if so many peers, or this share of all, joined in the meantime (as in hivemind)."""
+
+
+class PeerProgress(BaseModel):
+    """A peer's record of its progress; hivemind's, in which numbers have no upper bounds."""
+
+    peer_id: bytes
+    epoch: conint(strict=True, ge=0, le=10**9)
+    samples_accumulated: conint(strict=True, ge=0, le=10**12)
+    """Of this epoch."""
+    samples_per_second: confloat(strict=True, ge=0, le=10**7)
+    time: confloat(strict=True, ge=0, le=10**11)
+    client_mode: StrictBool
+
+
+class _AllProgress(BaseModel):
+    """Schema of the key of progress: `{prefix}_progress`. A peer that has left stores None."""
+
+    progress: dict[BytesWithPublicKey, PeerProgress | None]
+
+
+def progress_validator(prefix: str) -> RecordValidatorBase:
+    """Refuses what is no progress under the key of progress. All nodes of a run need it: who asks for the records of
+    all peers gets none if one of them is malformed.
+
+    Args:
+        prefix: See `lineage.run_prefix`.
+    """
+    return SchemaValidator(_AllProgress, prefix=prefix)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +127,9 @@ class Progress:
         self._client_mode, self._record_seconds, self._refresh = client_mode, record_seconds, refresh
         signer = RSASignatureValidator(private_key)
         self._subkey = signer.local_public_key
-        dht.add_validators([SchemaValidator(TrainingProgressSchema, prefix=prefix), signer])
+        # Where peers sign with their identities, nobody can speak for another peer.
+        self._signed_by_peers = peer_id_of(self._subkey) == dht.peer_id
+        dht.add_validators([progress_validator(prefix), signer])
         self.performance = PerformanceEMA(alpha=0.1)
         self._others_seen = -math.inf
         self._given_up: dict[bytes, float] = {}
@@ -252,8 +285,8 @@ class Progress:
 
     # -- records in the DHT ----------------------------------------------------------------------------------------
 
-    def _record(self, *, epoch: int, samples: int) -> LocalTrainingProgress:
-        return LocalTrainingProgress(
+    def _record(self, *, epoch: int, samples: int) -> PeerProgress:
+        return PeerProgress(
             peer_id=self.dht.peer_id.to_bytes(),
             epoch=epoch,
             samples_accumulated=samples,
@@ -280,8 +313,13 @@ class Progress:
     def _combine(self, found: dict | None) -> GlobalProgress:
         """How far all are, by their records; what was known before, if the look may not have been answered."""
         now, own = get_dht_time(), self.dht.peer_id.to_bytes()
-        records = [LocalTrainingProgress.parse_obj(entry.value) for entry in (found or {}).values() if entry.value]
-        said_goodbye = len(records) < len(found or {})  # a peer that leaves stores None as its record
+        told = {subkey: entry.value for subkey, entry in (found or {}).items()}
+        said_goodbye = not all(told.values())  # a peer that leaves stores None as its record
+        records = [
+            record
+            for subkey, value in told.items()
+            if value and self._is_of(subkey, record := PeerProgress.parse_obj(value))
+        ]
         records = self._of_right_clocks(records, now, own)
         others = sum(record.peer_id != own for record in records)
         known = self._sum(records, now, num_peers=others + 1 if others else len(records))
@@ -292,9 +330,11 @@ class Progress:
             self._others_seen = now
         return known
 
-    def _of_right_clocks(
-        self, records: list[LocalTrainingProgress], now: float, own: bytes
-    ) -> list[LocalTrainingProgress]:
+    def _is_of(self, subkey: bytes, record: PeerProgress) -> bool:
+        """Whether the peer that signed a record is the one that it names."""
+        return not self._signed_by_peers or str(peer_id_of(subkey)) == str(PeerID(record.peer_id))
+
+    def _of_right_clocks(self, records: list[PeerProgress], now: float, own: bytes) -> list[PeerProgress]:
         """Leaves out the peers whose clocks are ahead: the DHT keeps such a record long after it has become wrong.
 
         The others would wait for a peer that is gone, or follow it to an epoch that it has reached alone. If all others
@@ -303,11 +343,11 @@ class Progress:
         right = [record for record in records if record.time <= now + self.lively_seconds]
         return right if any(record.peer_id != own for record in right) else records
 
-    def _is_lively(self, record: LocalTrainingProgress, now: float) -> bool:
+    def _is_lively(self, record: PeerProgress, now: float) -> bool:
         lost = self._given_up.get(record.peer_id, -math.inf)
         return record.time >= now - self.lively_seconds and record.time > lost
 
-    def _sum(self, records: list[LocalTrainingProgress], now: float, *, num_peers: int) -> GlobalProgress:
+    def _sum(self, records: list[PeerProgress], now: float, *, num_peers: int) -> GlobalProgress:
         """What the records say together; without any, this peer's own progress counts."""
         local, eps = self._local, self.performance.eps
         epoch = max([local.epoch, *(record.epoch for record in records if not record.client_mode)])

@@ -26,8 +26,10 @@ from training.swarm.lineage import (
     post_site,
     posted_lineages,
     read_kept,
+    run_prefix,
 )
 from training.swarm.metrics import PeerRecord, read_records
+from training.swarm.progress import progress_validator
 from training.swarm.servers import Servers
 
 LOOK_SECONDS = 4.0
@@ -81,6 +83,7 @@ class ServerLineage:
         if first is None:
             first = self._find() or Word(lineage=Lineage.begin(), epoch=0)
         self.lineage, self.epoch = first.lineage, max(first.epoch, stored_epoch)
+        self._check_progress()
         self.renew(())
 
     @property
@@ -96,7 +99,7 @@ class ServerLineage:
         """Call it every few seconds: keeps and announces what is new, and follows the others.
 
         Args:
-            records: Of all peers, as they are now.
+            records: Of all peers, as they are now; only believable ones.
 
         Returns:
             Whether the lineage is another one now.
@@ -157,9 +160,8 @@ class ServerLineage:
         return self._is_kept
 
     def _note_epochs(self, records: Sequence[PeerRecord]) -> None:
-        """The newest epoch of all times; anybody may claim any, so only those of the schedule count."""
-        told = [record.epoch for record in records if record.lineage == self.lineage.id]
-        newest = max((epoch for epoch in told if epoch <= self._run.schedule.total_epochs), default=0)
+        """The newest epoch of all times."""
+        newest = max((record.epoch for record in records if record.lineage == self.lineage.id), default=0)
         if newest > self.epoch:
             self.epoch, self._news = newest, True
 
@@ -205,3 +207,8 @@ class ServerLineage:
         began = f", which branched off at epoch {word.lineage.first_epoch}" if word.lineage.ancestors else ""
         self._tell(f"From now on this run is the lineage {word.lineage.id}{began}: {reason}.")
         self.lineage, self.epoch = word.lineage, word.epoch
+        self._check_progress()
+
+    def _check_progress(self) -> None:
+        """From now on this node refuses what is no progress of a peer of this lineage."""
+        self._dht.add_validators([progress_validator(run_prefix(self._run.run_id, self.lineage))])

@@ -23,6 +23,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.streaming import split_for_streaming
 from torch import Tensor
 
+from training.swarm.quota import Quota
 from training.swarm.streams import until_hung_up
 
 OFFER_SECONDS = 30.0
@@ -30,6 +31,9 @@ OFFER_SECONDS = 30.0
 TRAINER_SECONDS = 120.0
 """The trainer must hand over its state within this time. It is long because an update of a large model may be under
 way; a newcomer may have given up before."""
+DOWNLOADS, DOWNLOADS_OF_ONE, DOWNLOAD_PAUSE_SECONDS = 16, 6, 10.0
+"""Newcomers at a time; downloads of one newcomer in a row, and the pause before each further one. For each download the
+trainer copies its state."""
 
 Head = tuple[bytes, int]
 """A tensor's message without its bytes, and the number of these bytes."""
@@ -81,6 +85,7 @@ class StateService(ServicerBase):
         self._priority: float | None = None
         self._changed = asyncio.Event()
         self._declaring: asyncio.Task | None = None
+        self._quota = Quota(at_once=DOWNLOADS, of_one=DOWNLOADS_OF_ONE, seconds=DOWNLOAD_PAUSE_SECONDS)
 
     def offer(self, priority: float | None) -> None:
         """Offers the state to newcomers from now on; None withdraws the offer."""
@@ -114,12 +119,13 @@ class StateService(ServicerBase):
                 await asyncio.wait_for(self._changed.wait(), left)
 
     async def rpc_download_state(
-        self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
+        self, _request: averaging_pb2.DownloadRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """A newcomer requests the state; sends nothing if it is not offered."""
-        if self._priority is not None:
-            async for message in until_hung_up(self._messages()):
-                yield message
+        """A newcomer requests the state; sends nothing if it is not offered, or if that peer asks too often."""
+        with self._quota.request(context.remote_id) as allowed:
+            if allowed and self._priority is not None:
+                async for message in until_hung_up(self._messages()):
+                    yield message
 
     async def _messages(self) -> AsyncIterator[averaging_pb2.DownloadData]:
         if (state := await self._state()) is None:

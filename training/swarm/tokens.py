@@ -8,14 +8,14 @@ any error. So each peer, and the monitor, posts the digest of its shards' codec 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hivemind.dht import DHT
 
 from training.config import RunConfig
 from training.errors import RefusedByRun
 from training.swarm.dht import post_word, posted_words
-from training.swarm.identity import Identity
+from training.swarm.identity import Identity, peer_id_of
 
 
 def tell_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str) -> None:
@@ -31,7 +31,9 @@ def told_tokens(dht: DHT, run: RunConfig) -> dict[bytes, str]:
     return posted_words(dht, _key(run))
 
 
-def check_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str, *, shards: str) -> None:
+def check_tokens(
+    dht: DHT, run: RunConfig, identity: Identity, digest: str, *, shards: str, trusted: Collection[str] = ()
+) -> None:
     """Compares the tokens of this peer's shards with those that the other peers announce.
 
     Call it again after this peer has announced its own. Otherwise two first peers that start at the same time would not
@@ -43,12 +45,15 @@ def check_tokens(dht: DHT, run: RunConfig, identity: Identity, digest: str, *, s
         identity: This peer's; its own announcement does not count.
         digest: `Manifest.tokens_digest` of its shards.
         shards: Location of the shards, for the message.
+        trusted: Peer ids of the run's servers. If one of them announces any, the others' words do not count: strangers
+            could outvote the run.
 
     Raises:
         RefusedByRun: If more of the other peers announce some other tokens than announce these.
     """
     words = told_tokens(dht, run)
     words.pop(identity.signer().local_public_key, None)
+    words = {subkey: word for subkey, word in words.items() if word and str(peer_id_of(subkey)) in trusted} or words
     if (theirs := _outvoted_by(words, digest)) is not None:
         raise RefusedByRun(
             f"The tokens of {shards} ({digest}) are not those that the run {run.run_id} trains on ({theirs}): they are "

@@ -66,7 +66,8 @@ class Connection:
         Raises:
             RefusedByRun: If they do not.
         """
-        check_tokens(self.dht, self.run, self.identity, digest, shards=self.shards)
+        trusted = self.redial.servers.ids
+        check_tokens(self.dht, self.run, self.identity, digest, shards=self.shards, trusted=trusted)
 
     def download_early(self, lineage: Lineage) -> EarlyDownload:
         """Begins to download the run's state, if there is one, while the model is being built."""

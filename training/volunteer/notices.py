@@ -20,7 +20,7 @@ class Notices:
     def warn(self, text: str) -> None:
         """Writes a warning to console and event log."""
         self.events.write("warning", text=text)
-        self.console.print(f"[yellow]{text}[/yellow]")
+        self.console.print(text, style="yellow", markup=False)  # it may quote what another peer has sent
 
     def show(self, setting: Setting) -> None:
         """Prints a setting with its reason."""

@@ -38,6 +38,7 @@ def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> 
         threads=settings.threads,
         client_mode=settings.client_mode,
         announce_maddrs=settings.announce_maddrs,
+        name=settings.name,
     )
     if (few_files := check_files(run)) is not None:
         notices.warn(few_files)

@@ -6,6 +6,7 @@ warning.
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from training.config import RunConfig
 from training.errors import BadInput
 from training.optim.kernels import kernels
 from training.processes.environment import FILE_LIMIT, files_of_group
+from training.swarm.metrics import LONGEST_NAME, PLAIN
 
 MEASURABLE_BYTES = 1 << 23
 """The time of a smaller download depends more on latency than on bandwidth."""
@@ -59,6 +61,7 @@ def check_flags(
     threads: int | None,
     client_mode: bool,
     announce_maddrs: Sequence[str],
+    name: str | None = None,
 ) -> None:
     """Checks the volunteer's flags before anything is started.
 
@@ -80,6 +83,11 @@ def check_flags(
         raise BadInput(
             "--client-mode accepts no incoming connections, so --announce-maddrs has no address to announce; "
             "omit one of them."
+        )
+    if name is not None and not (len(name) <= LONGEST_NAME and re.match(PLAIN, name)):
+        raise BadInput(
+            f"--name {name!r} has {len(name)} characters: a name has 1 to {LONGEST_NAME}, without control characters "
+            "and others that are invisible; give another."
         )
 
 

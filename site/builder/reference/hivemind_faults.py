@@ -220,6 +220,34 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             tests=("training/swarm/test_node.py::test_a_coroutine_that_waits_is_not_collected_as_garbage",),
         ),
         Fault(
+            happens="Messages and records are unpacked before they are looked at, however deeply they are nested: "
+            "1.4 kB of tuples within tuples end the process of the node that gets them.",
+            where="`utils/serializer.py`: `_decode_ext_types`",
+            here="What comes is unpacked to a limited depth and size, in all processes.",
+            tests=(
+                "training/swarm/test_bounds.py::test_what_is_malformed_too_large_or_too_deep_is_refused",
+                "training/swarm/test_bounds.py::test_a_stranger_neither_ends_a_node_nor_stores_anything",
+            ),
+        ),
+        Fault(
+            happens="Anybody may store anything in the DHT: a value in place of all peers' records, records without a "
+            "signature, of any size, for years. Under keys that a peer has no schema for, it checks nothing.",
+            where="`dht/schema.py`: `allow_extra_keys`",
+            here="Each node stores only records that are signed by one peer and lie under its key, or single numbers "
+            "under a peer id, each small and for an hour at most.",
+            tests=(
+                "training/swarm/test_bounds.py::test_other_records_are_refused",
+                "training/swarm/test_bounds.py::test_a_stranger_neither_ends_a_node_nor_stores_anything",
+            ),
+        ),
+        Fault(
+            happens="A record of progress may name another peer than the one that has signed it, so one key makes any "
+            "number of peers.",
+            where="`optim/progress_tracker.py`: `peer_id`",
+            here="A record counts only if its signer is the peer that it names.",
+            tests=("training/swarm/test_bounds.py::test_nobody_speaks_for_another_peer_of_a_lineage",),
+        ),
+        Fault(
             happens="If the program is killed, the processes of its DHT node and its averagers keep running.",
             where="`p2p/p2p_daemon.py`, `averaging/averager.py`",
             here="These processes end with the program.",

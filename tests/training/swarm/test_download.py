@@ -19,16 +19,17 @@ from training.swarm.catching_up import CATCH_UP_EPOCHS, CatchingUp
 from training.swarm.download import TrainingState, _check_count
 
 PROGRAM = """
-import json, os, signal, sys, threading, time
+import asyncio, json, os, signal, sys, threading, time
 from training.processes.environment import prepare_environment
 prepare_environment()  # else torch shares memory by a janitor, and an averager hangs if that is slow to answer
 import hivemind, torch
 from hivemind.compression import NoCompression
 from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.proto import averaging_pb2, runtime_pb2
 from training.config import load_recipe
 from training.errors import TrainingError
 from training.processes.role import run_role
-from training.swarm import engine
+from training.swarm import download, engine, serving
 from training.swarm.alignment import AlignmentState, Event
 from training.swarm.download import download_state, find_donors
 from training.swarm.early import EarlyDownload
@@ -59,6 +60,15 @@ class Stalling(Host):
     def packed_state(self, codec, *, drifted):
         time.sleep(1000)
 
+def send_messages_of_nothing():
+    async def messages(self):
+        while True:
+            yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(chunks=10**9))
+            await asyncio.sleep(0.01)
+
+    messages_before, StateService._messages = StateService._messages, messages
+    return messages_before
+
 def die_on_the_way():
     messages = StateService._messages
 
@@ -69,6 +79,8 @@ def die_on_the_way():
 
     StateService._messages = first_message
 
+serving.DOWNLOADS_OF_ONE = 100
+download.SLOW_SECONDS = 1.0
 MODEL = torch.nn.Linear(300, 200)
 SHAPES = [parameter.shape for parameter in MODEL.parameters()]
 PATIENCE_SECONDS = 60
@@ -159,6 +171,15 @@ def role(stop):
     results["killed"] = killed.take() is None
     averager.offer_state(None)
     await_donors(False)
+    serving.DOWNLOADS_OF_ONE, messages = 2, send_messages_of_nothing()
+    fourth = hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    averager, _, _ = donor(fourth, epoch=5)
+    await_donors(True)
+    results["messages of nothing"] = attempt()
+    results["too often"] = [attempt() for _ in range(2)][1]
+    averager.offer_state(None)
+    await_donors(False)
+    StateService._messages = messages
     die_on_the_way()
     dying, _, _ = donor(first, epoch=5)
     await_donors(True)
@@ -202,6 +223,8 @@ def test_download():
     assert "not finite" in results["nan"]
     assert results["delayed update"] == [[5, True], [6, False]]  # that of the epoch which has begun is still on its way
     assert "No peer has sent a sound state" in results["stalling"]
+    assert "has sent only 0 bytes" in results["messages of nothing"]
+    assert "sent nothing" in results["too often"]
 
 
 def test_the_example():

@@ -8,7 +8,7 @@ from hivemind.utils import get_dht_time
 from training.config import load_recipe
 from training.swarm.dht import full_addresses, start_dht
 from training.swarm.identity import Identity, peer_id_of
-from training.swarm.metrics import MetricsBoard, PeerRecord, RecentEpoch
+from training.swarm.metrics import MetricsBoard, PeerRecord, RecentEpoch, believable
 
 pytestmark = pytest.mark.swarm
 
@@ -67,6 +67,29 @@ def test_recent_epochs_are_read_as_they_were_posted(nodes):
     assert next(r for r in second.read() if r.peer_id == str(ada.peer_id)).recent == recent
 
 
+def claims(*epochs, **changes):
+    return [PeerRecord.construct(epoch=epoch, status="training", **changes) for epoch in epochs]
+
+
+@pytest.mark.parametrize(
+    "epochs, believed",
+    [
+        ([5, 6, 10**6], [5, 6]),
+        ([5, 6, 400], [5, 6]),
+        ([5, 6, 26], [5, 6, 26]),
+        ([5, 401], [5]),
+        ([5, 400], [5, 400]),
+        ([5, 5, 5, 400, 400], [5, 5, 5]),
+        ([60, 60, 0], [60, 60, 0]),
+        ([], []),
+    ],
+)
+def test_a_minority_that_claims_to_be_far_ahead_is_not_believed(epochs, believed):
+    assert [record.epoch for record in believable(claims(*epochs), 400)] == believed
+    newcomers = [record.copy(update={"status": "joining"}) for record in claims(0, 0, 0)]
+    assert [record.epoch for record in believable([*claims(*epochs), *newcomers], 400)] == [*believed, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -80,6 +103,10 @@ def test_recent_epochs_are_read_as_they_were_posted(nodes):
         {"name": ""},
         {"name": "x" * 41},
         {"name": "a\nb"},
+        {"name": "a\n"},
+        {"name": "a\x9b31m"},
+        {"name": "\u202eeve"},
+        {"version": "\x1b[2J"},
         {"status": "owner"},
         {"invented": 1},
         {"micro_batch_size": 0},

@@ -95,7 +95,7 @@ def donor():
         return b"", torch.zeros(PARTS, dtype=torch.uint8), [(head, 1)] * PARTS
 
     states._state = state
-    return states.rpc_download_state(averaging_pb2.DownloadRequest(), None)
+    return states.rpc_download_state(averaging_pb2.DownloadRequest(), SimpleNamespace(remote_id="newcomer"))
 
 
 @pytest.mark.parametrize("handler", [leader, reducer, donor])

@@ -52,5 +52,18 @@ def test_who_has_other_tokens_than_the_others_is_refused_while_they_are_there(no
     check_tokens(second, RUN, eve, "b" * 16, shards="s")
 
 
+def test_the_words_of_servers_count_before_those_of_all_others(nodes, tmp_path):
+    (ada, first), (eve, second) = nodes
+    told(first, ada, "a" * 16)
+    told(second, eve, "e" * 16)
+    server = {"shards": "s", "trusted": [str(ada.peer_id)]}
+    newcomer = Identity(tmp_path / "newcomer")
+    check_tokens(second, RUN, newcomer, "a" * 16, **server)
+    with pytest.raises(RefusedByRun, match="a" * 16):
+        check_tokens(second, RUN, newcomer, "e" * 16, **server)
+    told(first, ada, "")
+    check_tokens(second, RUN, newcomer, "e" * 16, **server)  # the server has no shards to compare
+
+
 def test_most_words_count():
     assert doctest.testmod(tokens).failed == 0

@@ -53,12 +53,15 @@ def test_the_recipes_that_come_with_the_project_make_sense(name):
             {"client_mode": True, "announce_maddrs": ("/ip4/203.0.113.7/tcp/1",)},
             "--announce-maddrs has no address to announce",
         ),
+        ({"name": "x" * 41}, "has 41 characters: a name has 1 to 40"),
+        ({"name": ""}, "has 0 characters"),
+        ({"name": "a\x1b[2J"}, "without control characters"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(changes, words):
     with pytest.raises(BadInput, match=words):
         check_flags(DEMO, **flags(**changes))
-    check_flags(DEMO, **flags(micro_batch_size=256, threads=usable_cores()))
+    check_flags(DEMO, **flags(micro_batch_size=256, threads=usable_cores(), name="[/] ada \u00e9"))
 
 
 @pytest.fixture

@@ -1,0 +1,111 @@
+"""What a node accepts from others: messages that are unpacked in bounded depth, and records of the shape of ours.
+
+Whoever knows the address of a node may call it. hivemind 1.1.12 unpacks what comes before it looks at it, however
+deeply it is nested: 1.4 kB of tuples within tuples end the process with a segmentation fault. It stores any value under
+any key, for any time. So `unpack` takes the place of hivemind's unpacking in all processes of a peer, and each node has
+`record_bounds`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+
+import msgpack
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils import get_dht_time
+
+MOST_DEPTH = 6
+"""Packed objects within packed objects; the deepest that are sent have 3."""
+MOST_BYTES = 4 << 20
+"""Of one packed object: the records of all peers under one key of the DHT, or what describes a state's tensors."""
+MOST_RECORD_BYTES = 8192
+"""Of one record with its signature; a peer's metrics with its recent epochs take 3000."""
+MOST_RECORD_SECONDS = 3600.0
+"""How far ahead a record may expire: three times as long as any record of ours is valid."""
+TUPLE, DICTIONARY = 0x40, 0x50
+"""hivemind's extension types of msgpack: a tuple, and the records under one key of the DHT."""
+_OWNER = re.compile(rb"\[owner:ssh-rsa [A-Za-z0-9+/]{200,800}={0,2}\]")
+_PEER_ID = re.compile(rb"\x12\x20.{32}", re.DOTALL)
+"""SHA-256 as a multihash: the id of a peer with an RSA key, as all peers of a run have."""
+_depth = threading.local()
+
+
+def unpack(packed: bytes) -> object:
+    """What hivemind has packed with msgpack.
+
+    Raises:
+        ValueError: If it is malformed, too large or nested too deeply, or has objects of an unknown type.
+    """
+    depth = getattr(_depth, "now", 0)
+    if len(packed) > MOST_BYTES:
+        raise ValueError(f"a packed object has {len(packed)} bytes, more than {MOST_BYTES}")
+    if depth >= MOST_DEPTH:
+        raise ValueError(f"packed objects are nested more than {MOST_DEPTH} deep")
+    _depth.now = depth + 1
+    try:
+        return msgpack.unpackb(packed, ext_hook=_unpack_extension, raw=False)
+    except Exception as error:  # of many kinds, such as that of a key that cannot be one
+        raise ValueError(f"a packed object is malformed: {str(error) or type(error).__name__}") from None
+    finally:
+        _depth.now = depth
+
+
+def _unpack_extension(code: int, packed: bytes) -> object:
+    if code == TUPLE:
+        return tuple(unpack(packed))
+    if code == DICTIONARY:
+        return _unpack_dictionary(packed)
+    raise ValueError(f"a packed object has the unknown type {code:#x}")
+
+
+def _unpack_dictionary(packed: bytes) -> DictionaryDHTValue:
+    """As `DictionaryDHTValue.unpackb`."""
+    most, expiration_time, items = unpack(packed)
+    with DictionaryDHTValue(most).freeze() as records:  # else those that have expired would be dropped
+        for subkey, value, item_expires in items:
+            records.store(subkey, value, item_expires)
+        records.latest_expiration_time = expiration_time
+    return records
+
+
+def record_bounds() -> list[RecordValidatorBase]:
+    """Validators that refuse each record that is not of a shape in which this program stores some.
+
+    A record lies in a dictionary, under its signer's public key and nothing more, so that nobody has two; or under a
+    peer id, as hivemind's averagers announce themselves, and is a single number then.
+    """
+    return [_Place(), _Contents()]
+
+
+class _Place(RecordValidatorBase):
+    """Looks at a record before its signature is verified, which has priority 10."""
+
+    priority = 20
+
+    def validate(self, record: DHTRecord) -> bool:
+        if len(record.value) > MOST_RECORD_BYTES or len(record.subkey) > MOST_RECORD_BYTES:
+            return False
+        if not record.expiration_time - get_dht_time() <= MOST_RECORD_SECONDS:  # also refuses what is not a number
+            return False
+        try:
+            place = unpack(record.subkey)
+        except ValueError:
+            return False
+        return isinstance(place, bytes) and bool(_OWNER.fullmatch(place) or _PEER_ID.fullmatch(place))
+
+
+class _Contents(RecordValidatorBase):
+    """Looks at a record after its signature was verified and removed, before any schema does."""
+
+    priority = 5
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            value, place = unpack(record.value), unpack(record.subkey)
+        except ValueError:
+            return False
+        is_number = isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
+        return bool(_OWNER.fullmatch(place)) or value is None or is_number

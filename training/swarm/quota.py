@@ -1,0 +1,65 @@
+"""How often, and how many at a time, other peers may ask this one for something that costs it much."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+
+class Quota:
+    """Requests that are allowed: of each peer a few at once, and then one after another.
+
+    Args:
+        at_once: Of all peers.
+        of_one: Of one peer, at once as well as in a row.
+        seconds: After this time a peer may ask once more.
+        clock: Seconds; a test passes its own.
+
+    >>> now = [0.0]
+    >>> quota = Quota(at_once=3, of_one=2, seconds=10.0, clock=lambda: now[0])
+    >>> def ask(peer):
+    ...     with quota.request(peer) as allowed:
+    ...         return allowed
+    >>> [ask("ada"), ask("ada"), ask("ada"), ask("bob")]
+    [True, True, False, True]
+    >>> now[0] = 10.0
+    >>> [ask("ada"), ask("ada")]
+    [True, False]
+    """
+
+    def __init__(
+        self, *, at_once: int, of_one: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._at_once, self._of_one, self._seconds, self._clock = at_once, of_one, seconds, clock
+        self._open: Counter[Hashable] = Counter()
+        # For each peer the moment from which on it has all its requests again; who has asked last comes last.
+        self._rested_at: dict[Hashable, float] = {}
+
+    @contextmanager
+    def request(self, peer: Hashable) -> Iterator[bool]:
+        """A request, until the end of the block; whether it is allowed."""
+        allowed = self._open.total() < self._at_once and self._open[peer] < self._of_one and self._take(peer)
+        if allowed:
+            self._open[peer] += 1
+        try:
+            yield allowed
+        finally:
+            if allowed:
+                self._open[peer] -= 1
+                self._open += Counter()  # drops those that have no request any more
+
+    def _take(self, peer: Hashable) -> bool:
+        now = self._clock()
+        for other, rested_at in list(self._rested_at.items()):
+            if rested_at > now:
+                break
+            del self._rested_at[other]
+        rested_at = max(now, self._rested_at.get(peer, -math.inf)) + self._seconds
+        if rested_at > now + self._of_one * self._seconds:
+            return False
+        self._rested_at.pop(peer, None)
+        self._rested_at[peer] = rested_at
+        return True
