@@ -24,7 +24,7 @@ import pytest
 from builder.learn.recipes import changeable_fields
 from tests.programs import ROOT, run_program, until
 from tests.random_shards import write_shards
-from training.checkpoints.checkpoint import latest_checkpoint
+from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, list_checkpoints
 from training.cli import COMMANDS
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.publish.history import HistoryReader
@@ -180,6 +180,7 @@ def test_the_pages_commands_operate_a_run(programs, tmp_path):
     guide.run("rm --force")
     guide.run("cp backups/history.sqlite")
 
+    go_back(guide, run_dir)
     change_the_recipe(tmp_path / "my-run.toml")
     guide.run("tar --create --file")
     elsewhere = tmp_path / "elsewhere"
@@ -197,6 +198,7 @@ def test_the_pages_commands_operate_a_run(programs, tmp_path):
     assert volunteer.poll() is None
     history = HistoryReader(elsewhere / "runs" / "my-run" / "history.sqlite")
     assert history.epochs()[0]["epoch"] <= epoch
+    assert [branch["kind"] for branch in history.branches()] == ["begun", "restored"]
     machine.end()
 
     (elsewhere / "site").mkdir()
@@ -244,6 +246,14 @@ def add_bootstrap_peer(guide: Guide, machine: Machine) -> None:
     until(lambda: re.search(r"^    /ip4/\S+/p2p/\w+$", log.read_text(), re.MULTILINE), said=log.read_text)
     peer.terminate()
     assert peer.wait(30) == 0
+
+
+def go_back(guide: Guide, run_dir: Path) -> None:
+    """Orders the run to go back to its first checkpoint, while the servers are off."""
+    command = guide.take(f"{TRAINER}restore")
+    epoch = checkpoint_epoch(list_checkpoints(run_dir / "checkpoints")[0])
+    ended = run_program([str(epoch) if word == "4000" else word for word in command], cwd=guide.folder)
+    assert ended.returncode == 0 and f"goes back to epoch {epoch}" in ended.stdout, ended.stdout + ended.stderr
 
 
 def change_the_recipe(path: Path) -> None:

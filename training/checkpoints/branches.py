@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.checkpoints.checkpoint import checkpoint_epoch, lineage_of, list_checkpoints, set_lineage
+from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, lineage_of, list_checkpoints, set_lineage
 from training.errors import BadInput
 from training.storage.whole import move_folder
 
@@ -51,6 +51,15 @@ def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
         move_folder(path, place)
         moved.append(place)
     return moved
+
+
+def folder_name(path: Path) -> str:
+    """Names what is made of a checkpoint: its epoch, and its lineage if that is a branch.
+
+    In a branch, epochs come again that were in what it has branched off.
+    """
+    epoch = f"{checkpoint_epoch(path):06d}"
+    return f"{epoch}-{lineage_of(path)[:8]}" if ancestors_of(path) else epoch
 
 
 def _free(place: Path) -> Path:

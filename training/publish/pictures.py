@@ -42,7 +42,9 @@ class PictureDrawer:
         self._process: subprocess.Popen | None = None
 
     def draw(self, checkpoint: Path, folder: Path, *, seconds: float = DRAW_SECONDS) -> list[Picture]:
-        """Draws the checkpoint's prompts into `folder/EPOCH/NUMBER.png`, judged where the judge knows the words.
+        """Draws the checkpoint's prompts into `folder/NAME/NUMBER.png`, judged where the judge knows the words.
+
+        NAME is the checkpoint's epoch; in a branch its lineage follows, so that pictures of before stay.
 
         Raises:
             TrainingError: If the drawing fails, takes longer than `seconds`, or `close` is called meanwhile.
@@ -108,6 +110,7 @@ def main(shards: str) -> None:
 
 def _draw(shards: str, checkpoint_path: Path, folder: Path) -> list[dict]:
     """The fields of a `Picture` for each of the recipe's prompts, always drawn with the same seeds."""
+    from training.checkpoints.branches import folder_name
     from training.checkpoints.checkpoint import load_checkpoint
     from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
 
@@ -122,7 +125,7 @@ def _draw(shards: str, checkpoint_path: Path, folder: Path) -> list[dict]:
         sampling=Sampling.of_recipe(monitor),
         seed=checkpoint.config.seed,
     )
-    name = f"{checkpoint.epoch:06d}"
+    name = folder_name(checkpoint_path)
     (folder / name).mkdir(parents=True, exist_ok=True)
     pictures = []
     for number, picture in enumerate(drawn):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from training.checkpoints.branches import STATE_FOLDER, set_aside
+from training.checkpoints.branches import STATE_FOLDER, folder_name, set_aside
 from training.checkpoints.checkpoint import (
     FACTS_FILE,
     find_checkpoint,
@@ -101,6 +101,15 @@ def test_later_checkpoints_are_set_aside_once(run_dir, model):
     assert set_aside(run_dir / "checkpoints", branch) == [] and len(names(run_dir)) == 3
     (again,) = set_aside(run_dir / "checkpoints", branch.branch(20))
     assert again.parent.name == branch.id
+
+
+def test_pictures_of_a_branch_do_not_replace_those_of_before(run_dir, model):
+    branch = OLD.branch(20)
+    before = list_checkpoints(run_dir / "checkpoints")
+    assert [folder_name(path) for path in before] == ["000010", "000020", "000030"]
+    set_aside(run_dir / "checkpoints", branch)
+    again = save(run_dir, model, 30, branch)
+    assert folder_name(again) == f"000030-{branch.id[:8]}"
 
 
 def test_what_was_set_aside_before_is_not_replaced(run_dir, model):
