@@ -20,19 +20,37 @@ JOIN = (
 PROMPTS = ["a red circle", "a blue square"]
 
 
+def volunteer(place: int, name: str, *, now: float, epochs: int, gone: bool, over: bool) -> dict:
+    """A row of the leaderboard."""
+    return {
+        "name": name,
+        "peer_id": f"Qm{name}",
+        "samples": 3000 - 1000 * place,
+        "seconds": 3725.0,
+        "share": (3 - place) / 6,
+        "active": not gone and not over,
+        "last_seen": now - (60 if gone else 0),
+        "samples_per_second": None if gone else 50.0,
+        "epochs": epochs,
+    }
+
+
+def snapshot(epoch: int, now: float) -> dict:
+    """The pictures of an epoch."""
+    pictures = [
+        {"prompt": prompt, "file": f"/live/pictures/{epoch:06d}/{n}.png", "shape": n == 0, "colour": True}
+        for n, prompt in enumerate(PROMPTS)
+    ]
+    return {"epoch": epoch, "time": now, "pictures": pictures}
+
+
 def live_run(*, epochs: int, gone: tuple[str, ...] = (), status: str = "running") -> dict[str, dict]:
     """Documents of a run with three volunteers that has finished `epochs`; the loss at epoch e is 5 - e / 10."""
     now = time.time()
     names = ["ada", "<b>bob</b>", "cy"]
+    rates = {"active_peers": 3 - len(gone), "samples": 300, "samples_per_second": 150.0}
     rows = [
-        {
-            "epoch": epoch,
-            "time": now - 2 * (epochs - epoch),
-            "loss": 5 - epoch / 10,
-            "active_peers": 3 - len(gone),
-            "samples": 300,
-            "samples_per_second": 150.0,
-        }
+        {"epoch": epoch, "time": now - 2 * (epochs - epoch), "loss": 5 - epoch / 10, **rates}
         for epoch in range(1, epochs + 1)
     ]
     return {
@@ -64,38 +82,12 @@ def live_run(*, epochs: int, gone: tuple[str, ...] = (), status: str = "running"
         "losses": {"peers": {name: [[row["epoch"], row["loss"] + 0.1] for row in rows] for name in names}},
         "leaderboard": {
             "volunteers": [
-                {
-                    "name": name,
-                    "peer_id": f"Qm{name}",
-                    "samples": 3000 - 1000 * place,
-                    "seconds": 3725.0,
-                    "share": (3 - place) / 6,
-                    "active": name not in gone and status == "running",
-                    "last_seen": now - (60 if name in gone else 0),
-                    "samples_per_second": None if name in gone else 50.0,
-                    "epochs": epochs,
-                }
+                volunteer(place, name, now=now, epochs=epochs, gone=name in gone, over=status != "running")
                 for place, name in enumerate(names)
             ]
         },
         "pictures": {
-            "snapshots": [
-                {
-                    "epoch": epoch,
-                    "time": now,
-                    "pictures": [
-                        {
-                            "prompt": prompt,
-                            "file": f"/live/pictures/{epoch:06d}/{n}.png",
-                            "shape": n == 0,
-                            "colour": True,
-                        }
-                        for n, prompt in enumerate(PROMPTS)
-                    ],
-                }
-                for epoch in (10, 20)
-                if epoch <= epochs
-            ]
+            "snapshots": [snapshot(epoch, now) for epoch in (10, 20) if epoch <= epochs],
         },
         "events": {
             "events": [

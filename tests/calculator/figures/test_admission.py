@@ -52,6 +52,34 @@ def keys():
     return [crypto.RSAPrivateKey() for _ in range(5)]
 
 
+def authorizer_of(authority, clock):
+    """A class as in the example in hivemind's tests: tickets are checked by the authority's public key."""
+    from hivemind.proto.auth_pb2 import AccessToken
+    from hivemind.utils import auth
+    from hivemind.utils.crypto import RSAPrivateKey
+
+    class Authorizer(auth.TokenAuthorizerBase):
+        def __init__(self, key: RSAPrivateKey, token: AccessToken):
+            super().__init__(key)
+            self.token = token
+
+        async def get_token(self) -> AccessToken:
+            return self.token
+
+        def is_token_valid(self, token: AccessToken) -> bool:
+            unsigned = AccessToken()
+            unsigned.CopyFrom(token)
+            unsigned.signature = b""
+            if not authority.get_public_key().verify(unsigned.SerializeToString(), token.signature):
+                return False
+            return datetime.fromisoformat(token.expiration_time).timestamp() > clock[0]
+
+        def does_token_need_refreshing(self, token: AccessToken) -> bool:
+            return False
+
+    return Authorizer
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_hivemind_refuses_the_same_requests(name, keys, monkeypatch):
     """A request of hivemind's averager, signed with RSA keys; the same thing is wrong with it as in the figure."""
@@ -71,26 +99,7 @@ def test_hivemind_refuses_the_same_requests(name, keys, monkeypatch):
         token.signature = signer.sign(token.SerializeToString())
         return token
 
-    class Authorizer(auth.TokenAuthorizerBase):
-        """As the example in hivemind's tests: tickets are checked by the authority's public key."""
-
-        def __init__(self, key: RSAPrivateKey, token: AccessToken):
-            super().__init__(key)
-            self.token = token
-
-        async def get_token(self) -> AccessToken:
-            return self.token
-
-        def is_token_valid(self, token: AccessToken) -> bool:
-            unsigned = AccessToken()
-            unsigned.CopyFrom(token)
-            unsigned.signature = b""
-            if not authority.get_public_key().verify(unsigned.SerializeToString(), token.signature):
-                return False
-            return datetime.fromisoformat(token.expiration_time).timestamp() > clock[0]
-
-        def does_token_need_refreshing(self, token: AccessToken) -> bool:
-            return False
+    Authorizer = authorizer_of(authority, clock)
 
     def signed_request(key: RSAPrivateKey, token: AccessToken) -> PingRequest:
         sender = Authorizer(key, token)

@@ -69,6 +69,24 @@ def of_the_demo(processes):
     return found
 
 
+def what_is_left(run_dir, shards):
+    """Looks at the files of a demo that has ended; its history, and the epoch of its last checkpoint."""
+    history = HistoryReader(run_dir / "history.sqlite")
+    losses = [row["loss"] for row in history.epochs()]
+    assert all(0 < loss < 8 for loss in losses)
+    assert min(losses) < losses[0]  # it learns
+    picture = history.snapshots()[-1]["pictures"][0]
+    assert Image.open(run_dir / "pictures" / picture["file"]).size == (64, 64)
+    assert isinstance(picture["shape"], bool)
+    checkpoint = load_checkpoint(latest_checkpoint(run_dir / "checkpoints"))
+    assert checkpoint.codec_digest == read_manifest(shards).codec_digest
+    assert (
+        f"must train on the tokens {read_manifest(shards).tokens_digest}" in (run_dir / "logs/monitor.log").read_text()
+    )
+    assert checkpoint.epoch >= 2
+    return history, checkpoint.epoch
+
+
 @pytest.mark.swarm
 @pytest.mark.timeout(600)
 def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
@@ -123,26 +141,11 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     fourth.wait(15)
     assert until(lambda: not programs.running(), within=20)  # torch's janitor of shared memory stays for two seconds
 
-    history = HistoryReader(run_dir / "history.sqlite")
-    losses = [row["loss"] for row in history.epochs()]
-    assert all(0 < loss < 8 for loss in losses)
-    assert min(losses) < losses[0]  # it learns
-    picture = history.snapshots()[-1]["pictures"][0]
-    assert Image.open(run_dir / "pictures" / picture["file"]).size == (64, 64)
-    assert isinstance(picture["shape"], bool)
-    checkpoint = load_checkpoint(latest_checkpoint(run_dir / "checkpoints"))
-    assert checkpoint.codec_digest == read_manifest(shards).codec_digest
-    assert (
-        f"must train on the tokens {read_manifest(shards).tokens_digest}" in (run_dir / "logs/monitor.log").read_text()
-    )
-    saved = checkpoint.epoch
-    assert saved >= 2
-
+    history, saved = what_is_left(run_dir, shards)
     wanted = history.last_epoch()["epoch"] + 2  # the last epochs may have been too short for a last checkpoint
     again = start("--epochs", str(wanted))
     assert again.wait(timeout=180) == 0, log.read_text()
     assert programs.running() == []
     assert f"at epoch {saved} with the checkpoint epoch-{saved:06d}" in (run_dir / "logs" / "ada.log").read_text()
     epochs = [row["epoch"] for row in HistoryReader(run_dir / "history.sqlite").epochs()]
-    assert epochs[-1] >= wanted
-    assert epochs == sorted(set(epochs))
+    assert epochs[-1] >= wanted and epochs == sorted(set(epochs))

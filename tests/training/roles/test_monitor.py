@@ -154,6 +154,15 @@ def exported(run_dir, folder):
     return json.loads((folder / "live" / "state.json").read_text())
 
 
+def assert_is_of_its_epoch(loaded):
+    """The peer fills its weights and moments with the number of the epoch."""
+    assert loaded.epoch >= 4
+    assert all((tensor == loaded.epoch).all() for tensor in loaded.model.parameters())
+    moments = [tensor for name, tensor in loaded.extra_tensors.items() if name.endswith("moment1")]
+    assert moments
+    assert all((moment == loaded.epoch).all() for moment in moments)
+
+
 @pytest.mark.swarm
 def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     run_dir, port = tmp_path / "run", free_port()
@@ -165,11 +174,7 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
 
     checkpoint = while_it_runs((monitor, log), lambda: latest_checkpoint(run_dir / "checkpoints"))
     loaded = load_checkpoint(checkpoint)
-    assert loaded.epoch >= 4
-    assert all((tensor == loaded.epoch).all() for tensor in loaded.model.parameters())
-    moments = [tensor for name, tensor in loaded.extra_tensors.items() if name.endswith("moment1")]
-    assert moments
-    assert all((moment == loaded.epoch).all() for moment in moments)
+    assert_is_of_its_epoch(loaded)
     losses = document(port, "losses")["peers"]["ada"]
     assert all(loss == pytest.approx(8 / epoch) for epoch, loss in losses)
     known = document(port, "run")["initial_peers"]
@@ -196,9 +201,7 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
     state = exported(run_dir, tmp_path / "stopped")
     assert (state["status"], state["cause"]) == ("stopped", told[-1]["cause"])
     events = [json.loads(line)["event"] for line in (run_dir / "monitor.jsonl").read_text().splitlines()]
-    assert events[0] == "ready"
-    assert events[-1] == "stopped"
-    assert "checkpoint" in events
+    assert (events[0], events[-1]) == ("ready", "stopped") and "checkpoint" in events
     saved = load_checkpoint(latest_checkpoint(run_dir / "checkpoints")).epoch
     assert saved > loaded.epoch  # the last one, taken on leaving
 
