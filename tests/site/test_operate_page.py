@@ -252,7 +252,8 @@ def go_back(guide: Guide, run_dir: Path) -> None:
     """Orders the run to go back to its first checkpoint, while the servers are off."""
     command = guide.take(f"{TRAINER}restore")
     epoch = checkpoint_epoch(list_checkpoints(run_dir / "checkpoints")[0])
-    ended = run_program([str(epoch) if word == "4000" else word for word in command], cwd=guide.folder)
+    command = [str(epoch) if word == "4000" else word for word in command]
+    ended = run_program(command, cwd=guide.folder, env=environment())
     assert ended.returncode == 0 and f"goes back to epoch {epoch}" in ended.stdout, ended.stdout + ended.stderr
 
 
