@@ -84,6 +84,13 @@ CLAIMS = (
     ),
     Claim(
         page="join.md",
+        sentence="The whole demo, with three volunteers, runs in 4 GB of memory.",
+        tests=("training/demo/test_run.py::test_the_whole_demo_has_run_in_the_memory_that_the_pages_name",),
+        records=("demo_memory",),
+        not_known="Measured on Linux with the build of PyTorch for CPUs; a GPU's driver takes memory of its own.",
+    ),
+    Claim(
+        page="join.md",
         sentence="The command's micro-batch is the largest power of two that fits in memory with a margin.",
         tests=("site/test_join_commands.py::test_the_micro_batch_is_the_plans", "training/compute/test_plan.py"),
     ),
