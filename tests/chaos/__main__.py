@@ -32,6 +32,9 @@ def _flags(arguments: list[str]) -> argparse.Namespace:
         "--every", type=float, default=EVERY_SECONDS, metavar="S", help="mean pause between faults (20)"
     )
     parser.add_argument("--only", metavar="KINDS", help=f"kinds of faults, with commas: {', '.join(KINDS)}")
+    parser.add_argument(
+        "--delayed", action="store_true", help="peers compute the next epoch while they average (else they wait)"
+    )
     parser.add_argument("--soak", type=int, metavar="EPOCHS", help="no faults, but half of the rounds fail")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs here, even if nothing is wrong")
     flags = parser.parse_args(arguments)
@@ -71,7 +74,8 @@ def _chaos(flags: argparse.Namespace, folder: Path, programs) -> bool:
     from tests.chaos.stage import Stage
     from tests.chaos.verdict import judge
 
-    stage = Stage(folder, programs)
+    changes = {"delay_gradient_averaging": "true"} if flags.delayed else {}
+    stage = Stage(folder, programs, changes=changes)
     drawn = plan.draw(
         flags.seed,
         volunteers=stage.volunteers,

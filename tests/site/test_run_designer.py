@@ -52,13 +52,13 @@ def test_a_downloaded_recipe_starts_a_run(open_page, tmp_path, programs):
 def test_the_recipe_of_the_values_before_is_not_offered_while_python_computes(open_page):
     """Python is held up here, as it is by a slow network at its start."""
     page = open_page(PAGE)
-    held = []
-    page.route(re.compile(r"runtime/|\.whl|\.wasm"), lambda route: held.append(route))
+    held, holding = [], [True]
+    page.route(re.compile(r"runtime/|\.whl|\.wasm"), lambda route: held.append(route) if holding else route.continue_())
     page.get_by_label("Model").select_option("small")
     link = page.locator("[data-figure=designer] [data-slot=file]")
     expect(link).not_to_have_attribute("href", re.compile("."))
     expect(page.locator("[data-slot=file-text]")).to_contain_text("is being computed")
-    page.unroute_all()
+    holding.clear()
     for route in held:
         route.continue_()
     wanted = answer_of("designer", {"model": "small"})
