@@ -1,4 +1,4 @@
-"""The calculator on the command line: `python -m calculator MODEL [flags]`, `... batch`, `... swarm [flags]`."""
+"""The calculator on the command line: `python -m calculator MODEL [flags]`, or one of its other commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from calculator import fit, swarm_report
+from calculator import fit, inference_report, swarm_report
+from calculator.adapters import ALL_LINEAR
 from calculator.architectures import PRESETS
 from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
@@ -43,7 +44,8 @@ def flags_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m calculator",
         description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup per "
-        "line from standard input and writes one JSON result per line; `swarm` forecasts what volunteers reach.",
+        "line from standard input and writes one JSON result per line; `swarm` forecasts what volunteers reach; "
+        "`inference` says what generating text needs.",
         epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}, or any CUDA card by its memory in "
         "GiB, such as cuda-20gb.",
     )
@@ -77,12 +79,26 @@ def flags_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pcie-generation", type=int, choices=tuple(PCIE_BYTES_PER_SECOND), default=3, help="bus to the host, 16 lanes"
     )
+    _add_adapter_flags(parser)
     parser.add_argument(
         "--gpu",
         metavar="NAME",
         help="also say whether it fits this GPU, and what makes it fit; cuda-20gb is any CUDA card with 20 GiB",
     )
     return parser
+
+
+def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lora-rank", type=int, metavar="R", help="train LoRA's adapters beside the frozen model")
+    parser.add_argument(
+        "--lora-targets", default=ALL_LINEAR, metavar="NAMES", help="q_proj,v_proj or others; all-linear (default)"
+    )
+    parser.add_argument("--lora-dropout", type=float, default=0.0, metavar="P", help="dropout of the adapters' inputs")
+    parser.add_argument("--base-bits", type=int, metavar="BITS", help="of the frozen model: 32, 16 or 4 (QLoRA)")
+    parser.add_argument("--adapter-bits", type=int, metavar="BITS", help="of the adapters: 32 or 16")
+    parser.add_argument(
+        "--rest-32bit", action="store_true", help="embeddings, norms and head of a 4-bit model in 32 bits"
+    )
 
 
 def _checkpointing(text: str) -> bool | int:
@@ -100,6 +116,9 @@ def main(arguments: list[str] | None = None) -> int:
         words = sys.argv[1:] if arguments is None else arguments
         if words[:1] == ["swarm"]:
             print(_swarm(words[1:]))
+            return 0
+        if words[:1] == ["inference"]:
+            print(_inference(words[1:]))
             return 0
         # Afterwards the flags that are left are the fields of a `Setup`.
         flags = vars(flags_parser().parse_args(words))
@@ -135,6 +154,14 @@ def _swarm(words: list[str]) -> str:
     return swarm_report.run(vars(parser.parse_args(words)))
 
 
+def _inference(words: list[str]) -> str:
+    parser = _Parser(
+        prog="python -m calculator inference", description="The memory of generating text: weights, and cached tokens."
+    )
+    inference_report.add_flags(parser)
+    return inference_report.run(vars(parser.parse_args(words)), _read)
+
+
 def _batch() -> int:
     for line in sys.stdin:
         if line.strip():
@@ -162,7 +189,9 @@ def _read(path: str) -> object:
 
 def report(result: Estimate) -> str:
     """A table for people: GPU and host memory by part, the peak, and what is kept."""
-    lines = [f"{result.model}: {result.parameters:,} parameters", ""]
+    trained = result.trained_parameters
+    adapters = f", of which {trained:,} are trained" if trained < result.parameters else ""
+    lines = [f"{result.model}: {result.parameters:,} parameters{adapters}", ""]
     lines += _table("GPU memory at the peak", asdict(result.gpu), result.gpu.total)
     lines += ["", f"Peak: {result.peak.instant}", ""]
     lines += _table("Host memory", asdict(result.host), result.host.total)

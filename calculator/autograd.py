@@ -131,6 +131,37 @@ class Parameter(Matrix):
         super().__init__(None, prod(shape), itemsize, Node("accumulating", (), None, ()), shape)
 
 
+class Adapter:
+    """The two trained matrices of a LoRA adapter, and the probability with which their input is dropped."""
+
+    __slots__ = ("a", "b", "dropout")
+
+    def __init__(self, a: Parameter, b: Parameter, dropout: float) -> None:
+        self.a = a
+        self.b = b
+        self.dropout = dropout
+
+
+class FrozenWeight(Matrix):
+    """A tensor of the model that is not trained. Its own storage is always there and is not counted by the tape.
+
+    Args:
+        shape: Of the tensor.
+        itemsize: Bytes of a value with which it computes.
+        scales: 32-bit scales that are made of the quantized ones whenever it computes; None if it is not quantized.
+        adapter: Trained in its place.
+    """
+
+    __slots__ = ("adapter", "scales")
+
+    def __init__(
+        self, shape: tuple[int, ...], itemsize: int, scales: int | None = None, adapter: Adapter | None = None
+    ) -> None:
+        super().__init__(None, prod(shape), itemsize, None, shape)
+        self.scales = scales
+        self.adapter = adapter
+
+
 class Node:
     """A node of the backward graph: what it keeps, which nodes get its results, and what it allocates when it runs."""
 
@@ -380,10 +411,11 @@ class Tape:
                 self._recompute(frame)
                 self.name = node.name
             results = node.backward(gradients[0] if len(gradients) == 1 else gradients)
+            # What a kernel computes for an operand without gradient is freed with it.
+            results = [result if edge is not None else None for result, edge in zip(results, node.edges, strict=False)]
             if frame is not None:
                 self._release_recomputed(frame, node)
             if node.fits:
-                results = list(results)
                 for position, copies in enumerate(node.fits):
                     for count, itemsize in copies:
                         results[position] = self.new(count, itemsize)
@@ -398,7 +430,6 @@ class Tape:
             gradients = None
             edges = node.edges
             node.edges = ()
-            results = list(results)
             for position, edge in enumerate(edges):
                 if edge is None:
                     continue

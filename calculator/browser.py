@@ -62,6 +62,16 @@ FAMILY_TITLES = {
     "gptj": "GPT-J",
     "dalle": "DALL-E",
     "text-to-image": "This run's DALL-E",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2.5": "Qwen 2.5",
+    "qwen3": "Qwen 3",
+    "smollm2": "SmolLM",
+    "smollm3": "SmolLM",
+    "phi": "Phi",
+    "gemma": "Gemma",
+    "mixtral": "Mixtral",
+    "deepseek": "DeepSeek",
 }
 
 
@@ -193,12 +203,12 @@ def devices() -> str:
 
 
 def _listed(architecture: Architecture) -> dict:
-    # GPT-3 and the dense DALL-E are of GPT-2's family, but readers look for them under their own names.
+    # Several models have the code of one family, but readers look for them under their own names.
     prefix = architecture.name.split("-")[0]
-    family = prefix if prefix in ("gpt3", "dalle") and architecture.family == "gpt2" else architecture.family
+    own = architecture.family == "text-to-image" or prefix not in FAMILY_TITLES
     return {
         "name": architecture.name,
-        "family_title": FAMILY_TITLES[family],
+        "family_title": FAMILY_TITLES[architecture.family if own else prefix],
         "parameters": count_parameters(architecture),
     }
 

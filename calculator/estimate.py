@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from calculator.adapters import Lora, adapter_tensors, frozen_blocks
 from calculator.architectures import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.devices import MIB
 from calculator.optimizers import ADAMW, IN_32_BIT, OPTIMIZERS, Optimizer
-from calculator.parameters import FAMILIES, count_parameters, parameter_tensors, parameters_by_part
+from calculator.parameters import FAMILIES, ParameterTensor, count_parameters, parameter_tensors, parameters_by_part
 from calculator.recording import Levels
-from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, resolve
+from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
 from calculator.timeline import Instant, Options, play
 
 CUDA_CONTEXT_BYTES = 500 * 2**20
@@ -20,6 +22,10 @@ CUDA_CONTEXT_BYTES = 500 * 2**20
 calculators assume 650 MB (RahulSChand/gpu_poor, src/App.js) and 1000 MiB (furiousteabag/vram-calculator, README)."""
 CUBLAS_WORKSPACE_BYTES = 8_519_680
 """Workspace of cuBLAS, once per stream (pytorch, aten/src/ATen/cuda/CUDAContextLight.h, CUBLAS_WORKSPACE_CONFIG)."""
+
+FUSED_4BIT_TOKENS = 1536
+"""Rows up to which a kernel may read 4-bit weights as they are (bitsandbytes 0.50, backends/cuda/ops.py,
+_gemm_4bit_custom_max_m)."""
 
 SMALL_BLOCK, SMALL_SEGMENT = MIB, 2 * MIB
 LARGE_BLOCK, LARGE_SEGMENT = 10 * MIB, 20 * MIB
@@ -109,7 +115,10 @@ class Estimate:
 
     model: str
     parameters: int
+    """All of them, with LoRA's adapters."""
     parameters_by_part: dict[str, int]
+    trained_parameters: int
+    """Those that are trained: all, or LoRA's adapters."""
     gpu: GpuMemory
     saved_activations: int
     """Kept for backward at the end of forward, without autocast's copies of weights."""
@@ -160,38 +169,42 @@ def estimate(setup: Setup) -> Estimate:
     shared = architecture.shared_groups if setup.shared_groups is None else setup.shared_groups
     itemsize = 2 if setup.precision in ("bf16", "fp16") else 4
     optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
-    fixed = _fixed(architecture, shared, itemsize, optimizer, setup.embeddings_32bit)
-    timeline = play(architecture, _options(setup, architecture, shared, itemsize))
+    lora = lora_of(setup, architecture)
+    trained_itemsize = lora.adapter_itemsize if lora else itemsize
+    fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
+    timeline = play(architecture, _options(setup, architecture, shared, lora.rest_itemsize if lora else itemsize, lora))
 
     inputs = _input_bytes(setup, architecture)
     state = 0 if setup.offload_optimizer else fixed.state_bytes
-    weights = fixed.weight_bytes + _buffer_bytes(setup, architecture)
-    # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as the weights.
-    accumulated = fixed.weight_bytes if setup.accumulation_steps > 1 else 0
+    weights = fixed.frozen_bytes + fixed.trained_bytes + _buffer_bytes(setup, architecture)
+    # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
+    accumulated = fixed.trained_bytes if setup.accumulation_steps > 1 else 0
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = timeline.after_backward
     # In the update, activations are gone; `after.live` without its gradients is the loss, which stays until the end.
-    live = fixed.weight_bytes + step + after.live - after.gradients
-    updating = Instant("optimizer", "the update", Levels(live=live, gradients=fixed.weight_bytes))
+    live = fixed.trained_bytes + step + after.live - after.gradients
+    updating = Instant("optimizer", "the update", Levels(live=live, gradients=fixed.trained_bytes))
     instants = [_step_instant(instant, weights, state, inputs, accumulated) for instant in timeline.instants]
     instants.append(_step_instant(updating, weights, state, inputs))
     highest = max(instants, key=lambda instant: instant.bytes)
     gpu = GpuMemory(**{part: getattr(highest, part) for part in GpuMemory.__slots__})
+    whole = count_parameters(architecture, shared)
     return Estimate(
         model=architecture.name,
-        parameters=count_parameters(architecture, shared),
-        parameters_by_part=parameters_by_part(architecture, shared),
+        parameters=whole + fixed.values if lora else whole,
+        parameters_by_part=parameters_by_part(architecture, shared) | ({"adapters": fixed.values} if lora else {}),
+        trained_parameters=fixed.values,
         gpu=gpu,
         saved_activations=timeline.after_forward.activations,
         autocast_weight_copies=timeline.after_forward.weight_copies,
-        gradient_bytes=fixed.weight_bytes,
+        gradient_bytes=fixed.trained_bytes,
         optimizer_state_bytes=state,
         host=_host(setup, fixed, optimizer),
         peak=Peak(phase=highest.phase, instant=_sentence(highest, gpu)),
         timeline=tuple(instants),
         transfer=_transfer(setup, fixed),
         overhead=_overhead(fixed),
-        notes=_notes(setup, architecture),
+        notes=(*_notes(setup, architecture), *_adapter_notes(setup, architecture, lora)),
     )
 
 
@@ -200,40 +213,42 @@ class _Fixed:
     """Sizes that depend only on the parameters."""
 
     values: int
-    tensors: int
-    weight_bytes: int
+    """Trained parameters."""
+    frozen_bytes: int
+    """Parameters that LoRA does not train."""
+    trained_bytes: int
     copy_bytes: int
-    """A 32-bit copy of all parameters."""
+    """A 32-bit copy of all that is trained."""
     state_bytes: int
     host_state_bytes: int
     """State of the same optimizer when it updates the 32-bit copy on the host."""
     paged_bytes: int
     step_bytes: int
     unused_bytes: int
-    """The part of the allocator's segments that the weights leave unused."""
+    """The part of the allocator's segments that weights and gradients leave unused."""
 
 
 @lru_cache(maxsize=1024)
 def _fixed(
-    architecture: Architecture, shared_groups: int, itemsize: int, optimizer: Optimizer, embeddings_32bit: bool
+    architecture: Architecture,
+    shared_groups: int,
+    itemsize: int,
+    optimizer: Optimizer,
+    embeddings_32bit: bool,
+    lora: Lora | None,
 ) -> _Fixed:
-    values = tensors = weights = copies = host = paged = whole = largest = 0
-    previous = small = medium = unused = 0
-    state = optimizer.shared_bytes
-    host = optimizer.shared_bytes
-    for tensor in parameter_tensors(architecture, shared_groups):
+    model = parameter_tensors(architecture, shared_groups)
+    trained = adapter_tensors(architecture, lora) if lora else model
+    frozen = [(tensor.copies, block) for tensor in model for block in frozen_blocks(tensor, lora)] if lora else []
+    blocks = [(tensor.copies, allocated_bytes(tensor.count, itemsize)) for tensor in trained]
+    values = tensors = copies = paged = shared = state = host = 0
+    for tensor in trained:
         times, count = tensor.copies, tensor.count
-        block = allocated_bytes(count, itemsize)
         values += times * count
         tensors += times
-        weights += times * block
-        if block <= SMALL_BLOCK:
-            small += times * block
-        elif block < LARGE_BLOCK:
-            medium += times * block
-        else:
-            unused += times * (-block % SEGMENT_UNIT)
         copies += times * allocated_bytes(count, 4)
+        if tensor.count >= optimizer.eight_bit_from:
+            shared = optimizer.shared_bytes
         chosen, size = optimizer, itemsize
         if embeddings_32bit and optimizer.name in IN_32_BIT and tensor.is_embedding:
             chosen, size = IN_32_BIT[optimizer.name], 4
@@ -241,20 +256,59 @@ def _fixed(
         host += times * chosen.state_bytes(tensor, 4)
         if chosen.paged is not None:
             paged += times * (chosen.paged.bytes_of(count, size) - chosen.state_bytes(tensor, size))
-        step = optimizer.step_bytes(tensor, itemsize)
-        whole += times * step
-        # An optimizer that loops over tensors keeps the last one's temporary under its local name until the next
-        # one's is assigned to it, so the two exist at once: the order of the tensors decides the peak.
-        largest = max(largest, step + max(previous, optimizer.later_bytes(tensor, itemsize)))
-        previous = optimizer.kept_bytes(tensor, itemsize)
     if optimizer.step_counters:
         host += tensors * allocated_bytes(1, 4)
-    unused += -small % SMALL_SEGMENT + -medium % LARGE_SEGMENT
-    step_bytes = whole if optimizer.whole_step else largest
-    return _Fixed(values, tensors, weights, copies, state, host, paged, step_bytes, unused)
+    return _Fixed(
+        values=values,
+        frozen_bytes=sum(times * block for times, block in frozen),
+        trained_bytes=sum(times * block for times, block in blocks),
+        copy_bytes=copies,
+        state_bytes=state + shared,
+        host_state_bytes=host + shared,
+        paged_bytes=paged,
+        step_bytes=_step_bytes(trained, optimizer, itemsize, again=lora is not None),
+        unused_bytes=_unused_bytes(frozen + blocks) + _unused_bytes(blocks),
+    )
 
 
-def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: int) -> Options:
+def _step_bytes(trained: tuple[ParameterTensor, ...], optimizer: Optimizer, itemsize: int, *, again: bool) -> int:
+    """Bytes that the update takes temporarily.
+
+    Args:
+        trained: In the order of the model.
+        optimizer: Whose update it is.
+        itemsize: Bytes of a value of the parameters.
+        again: Whether the first tensor's next copy follows the last tensor, as a layer's adapters follow those of the
+            layer before.
+    """
+    steps = [optimizer.step_bytes(tensor, itemsize) for tensor in trained]
+    if optimizer.whole_step:
+        return sum(tensor.copies * step for tensor, step in zip(trained, steps, strict=True))
+    # An optimizer that loops over tensors keeps the last one's temporary under its local name until the next one's is
+    # assigned to it, so the two exist at once: the order of the tensors decides the peak.
+    largest, previous = 0, 0
+    if again and trained[0].copies > 1:
+        previous = optimizer.kept_bytes(trained[-1], itemsize)
+    for tensor, step in zip(trained, steps, strict=True):
+        largest = max(largest, step + max(previous, optimizer.later_bytes(tensor, itemsize)))
+        previous = optimizer.kept_bytes(tensor, itemsize)
+    return largest
+
+
+def _unused_bytes(blocks: list[tuple[int, int]]) -> int:
+    """What blocks leave unused in the allocator's segments; each is a number of equal ones, and their bytes."""
+    small = medium = unused = 0
+    for times, block in blocks:
+        if block <= SMALL_BLOCK:
+            small += times * block
+        elif block < LARGE_BLOCK:
+            medium += times * block
+        else:
+            unused += times * (-block % SEGMENT_UNIT)
+    return unused + -small % SMALL_SEGMENT + -medium % LARGE_SEGMENT
+
+
+def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: int, lora: Lora | None) -> Options:
     return Options(
         batch=setup.micro_batch_size,
         length=setup.sequence_length or architecture.sequence_length,
@@ -269,6 +323,7 @@ def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: in
         shared_groups=shared,
         reversible=architecture.reversible if setup.reversible is None else setup.reversible,
         accumulating=setup.accumulation_steps > 1,
+        lora=lora,
     )
 
 
@@ -320,7 +375,7 @@ def _host(setup: Setup, fixed: _Fixed, optimizer: Optimizer) -> HostMemory:
 
 def _transfer(setup: Setup, fixed: _Fixed) -> Transfer:
     """Gradients to the host and parameters to the device, in the device's precision."""
-    moved = 2 * fixed.weight_bytes if setup.offload_optimizer else 0
+    moved = 2 * fixed.trained_bytes if setup.offload_optimizer else 0
     return Transfer(bytes_per_step=moved, seconds=moved / PCIE_BYTES_PER_SECOND[setup.pcie_generation])
 
 
@@ -329,15 +384,21 @@ def _overhead(fixed: _Fixed) -> dict[str, int]:
     parts = {
         "cuda_context": CUDA_CONTEXT_BYTES,
         "cublas_workspace": CUBLAS_WORKSPACE_BYTES,
-        "allocator_rounding": 2 * fixed.unused_bytes,
+        "allocator_rounding": fixed.unused_bytes,
     }
     return {**parts, "total": sum(parts.values())}
 
 
 def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
     notes = []
-    if architecture.family == "gptj" and setup.attention == "sdpa":
-        notes.append("GPT-J's code has no fused attention, so its separate operations are counted.")
+    if not architecture.fusable and setup.attention == "sdpa":
+        title = {"gptj": "GPT-J", "gemma": "Gemma 2"}[architecture.family]
+        notes.append(f"{title}'s code has no fused attention, so its separate operations are counted.")
+    if architecture.num_experts:
+        notes.append(
+            "Tokens are sorted by expert, so that the most uneven routing takes as much memory as an even one "
+            "(transformers' grouped_mm)."
+        )
     if architecture.family == "text-to-image":
         notes.append("The run's model has its own attention: eager and sdpa make no difference.")
         if architecture.reversible if setup.reversible is None else setup.reversible:
@@ -352,6 +413,18 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
     if shared:
         notes.append("Layers i and j share all weights if i mod shared_groups equals j mod shared_groups.")
     return tuple(notes)
+
+
+def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) -> Iterator[str]:
+    if lora is None:
+        return
+    yield "LoRA as peft computes it: the model is frozen, so that a layer without adapters keeps no input for backward."
+    tokens = setup.micro_batch_size * (setup.sequence_length or architecture.sequence_length)
+    if lora.base_bits == 4 and tokens <= FUSED_4BIT_TOKENS:
+        yield (
+            f"With at most {FUSED_4BIT_TOKENS} tokens in a pass, bitsandbytes may multiply without making a weight's "
+            "16-bit copy in forward, depending on the GPU; the copy is counted."
+        )
 
 
 def _sentence(instant: StepInstant, gpu: GpuMemory) -> str:

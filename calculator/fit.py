@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
-from calculator.architectures import Architecture
-from calculator.devices import Device
+from calculator.devices import DEVICES, Device
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
 from calculator.setups import Setup, resolve
+from calculator.techniques import BUS, OTHER_DATA, SMALLER_PASSES, Technique, choices
 
 TIGHT_PERCENT = 6
 """A margin below this percentage of the usable memory is called tight. It is the largest error that tests allow the
@@ -20,9 +20,6 @@ ADVISED_SHARE = 0.9
 MOST_SUGGESTIONS = 5
 LONGEST = 1_000_000
 """The limit of a search where the model has none."""
-FORWARD_SHARE = 1 / 3
-"""Forward's share of a step's computation; backward is twice forward (Kaplan et al. 2020, arXiv:2001.08361, section
-2.1)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,28 +164,12 @@ def _largest(need: Callable[[int], int], most: int, device: Device) -> int:
     return fits
 
 
-@dataclass(frozen=True, slots=True)
-class _Technique:
-    """One way to save memory."""
-
-    title: str
-    changes: dict[str, object]
-    extra_computation: float = 0.0
-    rank: int = 0
-    """0 takes no extra time, 1 makes passes smaller, 2 uses the bus once per update, 3 trains another model."""
-
-    @property
-    def level(self) -> float:
-        """Its cost relative to the other options of the same choice."""
-        return self.extra_computation + self.changes.get("accumulation_steps", 0)
-
-
 def suggestions(setup: Setup, device: Device) -> list[Suggestion]:
-    """Sets of techniques that make a setup fit, the cheapest in time first; none if it fits, or if nothing helps.
+    """Sets of techniques that make a setup fit, the cheapest first; none if it fits, or if nothing helps.
 
-    Techniques that take no extra time come first (16-bit autocast, fused attention and update, 8-bit state), then
-    smaller passes with as many samples per update, transfers over the bus, recomputation, and last what trains another
-    model. A set that contains another set of the list is left out.
+    Sets that leave the training as it is come first, ordered by recomputation, transfers over the bus and smaller
+    passes; then those that change its rounding or optimizer, its data, and last its model. A set that contains another
+    set of the list is left out.
 
     Raises:
         BadSetup: If the setup is not possible.
@@ -197,16 +178,28 @@ def suggestions(setup: Setup, device: Device) -> list[Suggestion]:
         return []
     found: list[Suggestion] = []
     tight: list[Suggestion] = []
-    taken: list[tuple[_Technique | None, ...]] = []
+    taken: list[tuple[Technique | None, ...]] = []
+    nearly: list[tuple[Technique | None, ...]] = []
+    offered = list(choices(setup, device))
+    hopeless: dict[tuple, bool] = {}
     # Cheapest first, so that a set which only adds techniques to one that fits already is skipped without an estimate.
-    for techniques in sorted(product(*_techniques(setup, device)), key=_cost):
+    for techniques in sorted(product(*offered), key=_cost):
         if not any(techniques) or any(_is_more(techniques, enough) for enough in taken):
+            continue
+        changing = tuple([i for i, technique in enumerate(techniques) if technique and technique.rank > BUS])
+        key = (changing, *[techniques[i].title for i in changing])
+        if key not in hopeless:
+            hopeless[key] = _is_hopeless(setup, device, offered, techniques)
+        if hopeless[key]:
             continue
         suggestion = _suggestion(setup, device, [technique for technique in techniques if technique])
         if suggestion is None or not suggestion.verdict.fits:
             continue
         if suggestion.verdict.standing == "tight":
-            tight.append(suggestion)
+            # It may still be part of a set that fits with room to spare, so only the list of tight ones omits it.
+            if not any(_is_more(techniques, enough) for enough in nearly):
+                nearly.append(techniques)
+                tight.append(suggestion)
             continue
         taken.append(techniques)
         found.append(suggestion)
@@ -215,7 +208,35 @@ def suggestions(setup: Setup, device: Device) -> list[Suggestion]:
     return found or tight[:MOST_SUGGESTIONS]
 
 
-def _is_more(techniques: tuple[_Technique | None, ...], enough: tuple[_Technique | None, ...]) -> bool:
+def _is_hopeless(setup: Setup, device: Device, offered: list, techniques: tuple[Technique | None, ...]) -> bool:
+    """Whether a set's changes of the training do not suffice even with all that leaves the training as it is.
+
+    This spares the estimates of hundreds of sets where a model is much too large.
+    """
+    strongest = [
+        [chosen] if chosen and chosen.rank > BUS else [t for t in choice if not (t and t.rank > BUS)][-2:]
+        for choice, chosen in zip(offered, techniques, strict=True)
+    ]
+    needs = [_need(setup, device, [t for t in chosen if t]) for chosen in product(*strongest)]
+    return min((need for need in needs if need is not None), default=0) > device.usable_bytes
+
+
+def _need(setup: Setup, device: Device, chosen: Sequence[Technique]) -> int | None:
+    """Bytes that a setup needs with these techniques; None if they exclude each other."""
+    try:
+        return need_bytes(_changed(setup, chosen), device)
+    except BadSetup:
+        return None
+
+
+def _changed(setup: Setup, chosen: Sequence[Technique]) -> Setup:
+    changes: dict[str, object] = {}
+    for technique in chosen:
+        changes |= technique.changes
+    return replace(setup, **changes)
+
+
+def _is_more(techniques: tuple[Technique | None, ...], enough: tuple[Technique | None, ...]) -> bool:
     """Whether a set has, for each choice, the technique of a set that is enough, or a costlier one of its kind."""
     return all(
         less is None or more == less or (more is not None and more.level > less.level)
@@ -239,108 +260,83 @@ def advice(setup: Setup, device: Device) -> dict:
     if standing == "fits":
         sentence = f"It fits the {device.title} as it is."
     elif found:
-        sentence = f"Ways to make it fit the {device.title}, the cheapest in time first:"
+        sentence = f"Ways to make it fit the {device.title}, those first that change least about the training:"
     else:
-        sentence = f"No set of techniques makes it fit the {device.title}; choose a smaller model or a larger GPU."
+        sentence = f"No set of techniques makes it fit the {device.title}; {_larger(setup, device)}."
     return {"sentence": sentence, "suggestions": [suggestion.as_dict() for suggestion in found]}
 
 
-def _techniques(setup: Setup, device: Device) -> Iterator[list[_Technique | None]]:
-    """For each choice of the setup, the techniques that could replace it; None keeps it."""
-    architecture = resolve(setup)
-    if setup.precision == "fp32":
-        half = "bf16" if device.bfloat16 else "fp16"
-        yield [None, _Technique(f"16-bit autocast ({half})", {"precision": f"amp-{half}"})]
-    # GPT-J in transformers and the run's own model have one implementation of attention each.
-    if setup.attention == "eager" and architecture.family not in ("gptj", "text-to-image"):
-        yield [None, _Technique("fused attention", {"attention": "sdpa"})]
-    eight_bit = {"adamw": "adamw8bit", "lamb": "lamb8bit", "lion": "lion8bit"}.get(setup.optimizer)
-    if eight_bit:
-        # `optimizer_impl` goes back to its default: any other is refused for optimizers but AdamW.
-        other = [_Technique("8-bit optimizer state", {"optimizer": eight_bit, "optimizer_impl": "foreach"})]
-        if setup.optimizer == "adamw" and setup.optimizer_impl != "fused":
-            other.append(_Technique("fused update", {"optimizer_impl": "fused"}))
-        yield [None, *other]
-    yield [None, *_smaller_passes(setup)]
-    if not setup.offload_optimizer and not setup.optimizer.startswith("paged") and not device.unified:
-        yield [None, _Technique("optimizer on the host", {"offload_optimizer": True}, rank=2)]
-    yield [None, *_recomputing(setup, architecture)]
-    if not (setup.shared_groups or architecture.shared_groups) and architecture.num_layers > 4:
-        yield [None, _Technique("4 groups of layers that share weights", {"shared_groups": 4}, rank=3)]
-
-
-def _smaller_passes(setup: Setup) -> Iterator[_Technique]:
-    size, steps = setup.micro_batch_size, setup.accumulation_steps
-    while size % 2 == 0:
-        size, steps = size // 2, steps * 2
-        changes = {"micro_batch_size": size, "accumulation_steps": steps}
-        yield _Technique(f"micro-batches of {size}, accumulated over {steps}", changes, rank=1)
-
-
-def _recomputing(setup: Setup, architecture: Architecture) -> Iterator[_Technique]:
-    reversible = architecture.reversible if setup.reversible is None else setup.reversible
-    if reversible or setup.checkpointing is True or setup.checkpointing == 1:
-        return
-    layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
-    # Without checkpointing, as if the interval were longer than the stack.
-    every = int(setup.checkpointing) or layers + 1
-    for k, title in ((4, "checkpointing every 4th block"), (2, "checkpointing every 2nd block")):
-        if k < min(every, layers):
-            yield _Technique(title, {"checkpointing": k}, FORWARD_SHARE / k)
-    yield _Technique("checkpointing", {"checkpointing": True}, FORWARD_SHARE)
-    if architecture.family == "text-to-image":
-        yield _Technique("reversible layers", {"reversible": True, "checkpointing": False}, FORWARD_SHARE)
-
-
-def _cost(techniques: tuple[_Technique | None, ...]) -> tuple:
+def _cost(techniques: tuple[Technique | None, ...]) -> tuple:
     chosen = [technique for technique in techniques if technique is not None]
     ranks = [technique.rank for technique in chosen]
+    changing = sorted([rank for rank in ranks if rank > BUS], reverse=True)
     return (
-        # In this order: another model, recomputation, transfers, smaller passes, and how many techniques there are.
-        3 in ranks,
+        # In this order: changes of the training, the largest first; how far data are cut; recomputation, transfers,
+        # smaller passes, and how many techniques there are.
+        changing,
+        sum(technique.level for technique in chosen if technique.rank == OTHER_DATA),
         round(sum(technique.extra_computation for technique in chosen), 3),
-        2 in ranks,
+        BUS in ranks,
         max((technique.changes.get("accumulation_steps", 0) for technique in chosen), default=0),
         len(chosen),
     )
 
 
-def _suggestion(setup: Setup, device: Device, chosen: list[_Technique]) -> Suggestion | None:
-    changes: dict[str, object] = {}
-    for technique in chosen:
-        changes |= technique.changes
-    if "shared_groups" in changes and changes.get("checkpointing", True) is not True:
+def _suggestion(setup: Setup, device: Device, chosen: list[Technique]) -> Suggestion | None:
+    changed = _changed(setup, chosen)
+    if changed.shared_groups and not isinstance(changed.checkpointing, bool):
         return None  # shared weights are suggested only with full checkpointing or without any
-    changed = replace(setup, **changes)
     try:
         result = estimate(changed)
         judged = verdict(changed, device, result)
     except BadSetup:  # the techniques exclude each other
         return None
+    changes = {name: getattr(changed, name) for technique in chosen for name in technique.changes}
     changes = {name: value for name, value in changes.items() if value != getattr(setup, name)}
-    extra = sum(technique.extra_computation for technique in chosen)
-    seconds = 0.0
-    if changed.offload_optimizer and not setup.offload_optimizer:
-        seconds = result.transfer.seconds
-    costs = []
-    if extra:
-        costs.append(f"about {100 * extra:.0f} % more computation")
-    if seconds:
-        costs.append(f"{seconds:.2f} s over the bus for each update")
-    if any(technique.rank == 1 for technique in chosen):
-        costs.append("smaller passes, which may use the GPU less efficiently")
-    if any(technique.rank == 3 for technique in chosen):
-        costs.append("another model: the layers of a group share their weights")
+    seconds = result.transfer.seconds if changed.offload_optimizer and not setup.offload_optimizer else 0.0
     titles = tuple(technique.title for technique in chosen)
     needs = f"{_in_words(result, device)}, of {_gib(judged.usable_bytes)}"
     return Suggestion(
         techniques=titles,
         changes=changes,
-        extra_computation=extra,
+        extra_computation=sum(technique.extra_computation for technique in chosen),
         seconds_per_update=seconds,
         verdict=judged,
-        sentence=f"With {_listed(titles)} it needs {needs}; cost: {_listed(costs) or 'no extra time'}.",
+        sentence=f"With {_listed(titles)} it needs {needs}; cost: {_costs(changed, chosen, seconds)}.",
     )
+
+
+def _costs(changed: Setup, chosen: Sequence[Technique], seconds: float) -> str:
+    """What a set of techniques costs, in words."""
+    costs = []
+    extra = sum(technique.extra_computation for technique in chosen)
+    if extra:
+        costs.append(f"about {100 * extra:.0f} % more computation")
+    if seconds:
+        costs.append(f"{seconds:.2f} s over the bus for each update")
+    if any(technique.rank == SMALLER_PASSES for technique in chosen):
+        costs.append("smaller passes, which may use the GPU less efficiently")
+    for technique in chosen:
+        caveat = technique.offloaded_caveat if changed.offload_optimizer else ""
+        costs += [caveat or technique.caveat] if caveat or technique.caveat else []
+    return ", ".join(costs) or "no extra time"
+
+
+def _larger(setup: Setup, device: Device) -> str:
+    """What to do if no set of techniques suffices: the smallest GPU that the strongest set fits, at full length."""
+    strongest = [[t for t in choice if t is None or t.rank < OTHER_DATA][-2:] for choice in choices(setup, device)]
+    sets = [[t for t in chosen if t] for chosen in product(*strongest)]
+    larger = sorted(
+        [other for other in DEVICES.values() if other.usable_bytes > device.usable_bytes and not other.unified],
+        key=lambda other: other.usable_bytes,
+    )
+    for other in larger:
+        needs = [need for need in (_need(setup, other, chosen) for chosen in sets) if need is not None]
+        if needs and min(needs) <= other.usable_bytes:
+            return (
+                f"choose a smaller model, or a larger GPU: with all of them, the smallest listed is the {other.title}"
+            )
+    return "choose a smaller model: with all of them, it fits no single GPU of the list"
 
 
 def _notes(setup: Setup, device: Device) -> tuple[str, ...]:

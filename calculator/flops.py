@@ -8,7 +8,10 @@ from calculator.architectures import Architecture
 from calculator.devices import Device
 from calculator.errors import BadSetup
 from calculator.families.text_to_image import Layout, layout
+from calculator.parameters import parameter_tensors
 
+DECODERS = ("llama", "gemma", "mixture", "deepseek")
+"""Families of `calculator.families.decoder`."""
 UTILISATION = 0.3
 """Fraction of a GPU's published peak that training reaches. The INTELLECT-1 run reached 36 to 41 % on data-centre GPUs
 (arXiv:2412.01152, abstract). A reversible model computes its layers four times where three are counted, and 3/4 of that
@@ -19,17 +22,51 @@ Assumed; it limits small models on large GPUs."""
 
 
 @lru_cache(maxsize=64)
-def forward_flops(architecture: Architecture) -> int:
+def forward_flops(architecture: Architecture, length: int | None = None) -> int:
     """Operations of one sample's forward pass: 2 for each weight and token, and those of each attended pair of tokens.
 
-    Masked pairs and recomputation do not count.
+    Masked pairs and recomputation do not count, and of a mixture's experts only those that compute a token.
+
+    Args:
+        architecture: The model.
+        length: Tokens of a sequence; None: the model's own length.
 
     Raises:
-        BadSetup: For any family but the run's own, the only one that the trainer trains.
+        BadSetup: For families other than the run's own and today's decoders.
     """
-    a = architecture
-    if a.family != "text-to-image":
-        raise BadSetup(f"Speeds are known for text-to-image models, not for {a.name}.")
+    if architecture.family == "text-to-image":
+        return _text_to_image_flops(architecture)
+    if architecture.family not in DECODERS:
+        raise BadSetup(f"Operations are counted for text-to-image models and decoders, not for {architecture.name}.")
+    return _decoder_flops(architecture, length or architecture.sequence_length)
+
+
+def _decoder_flops(a: Architecture, length: int) -> int:
+    weights = a.vocab_size * a.hidden_size if a.tied_embeddings else 0
+    for tensor in parameter_tensors(a):
+        if len(tensor.shape) < 2 or tensor.part == "embeddings":
+            continue
+        used = tensor.count
+        if tensor.name.startswith("experts."):
+            used = tensor.count // a.num_experts * a.experts_per_token
+        weights += tensor.copies * used
+    widths = a.num_heads * (a.head_dim + (a.value_dim or a.head_dim))
+    kinds = [a.attention_kind(layer) for layer in range(a.num_layers)]
+    pairs = sum(_causal_pairs(length, a.sliding_window if "sliding" in kind else length) for kind in kinds)
+    return 2 * weights * length + 2 * widths * pairs
+
+
+def _causal_pairs(length: int, window: int) -> int:
+    """Pairs of tokens of which one sees the other, itself and at most `window` - 1 before it.
+
+    >>> _causal_pairs(4, 4), _causal_pairs(4, 2)
+    (10, 7)
+    """
+    window = min(window, length)
+    return window * (window + 1) // 2 + (length - window) * window
+
+
+def _text_to_image_flops(a: Architecture) -> int:
     place, inner, tokens = layout(a), a.num_heads * a.head_dim, a.sequence_length
     # Queries, keys, values and output; the two halves of the gated inner matrix, and the outer one.
     weights = 4 * a.hidden_size * inner + 3 * a.hidden_size * a.intermediate_size
@@ -68,7 +105,7 @@ def samples_per_second(
     """Samples per second, each with the operations of three forward passes, at a fraction of the published peak.
 
     Args:
-        architecture: A model of the run's own family.
+        architecture: A model whose operations `forward_flops` counts.
         device: A GPU with a published peak.
         utilisation: The fraction of the peak that training reaches.
         micro_batch_size: Samples per pass, which share the time to launch kernels; None: so many that it is negligible.

@@ -11,7 +11,7 @@ of values, not a shape: nothing else affects memory.
 
 from __future__ import annotations
 
-from calculator.autograd import WEIGHT_COPY, Matrix, Parameter, Storage, Tape, Tensor, rounded
+from calculator.autograd import WEIGHT_COPY, FrozenWeight, Matrix, Parameter, Storage, Tape, Tensor, rounded
 
 
 class Operations(Tape):
@@ -52,6 +52,11 @@ class Operations(Tape):
 
     def linear(self, x: Tensor, weight: Matrix, bias: Matrix | None = None, name: str = "linear") -> Tensor:
         """y = x Wᵀ (+ b) with W stored as (out, in): keeps x and the copy of W that it used."""
+        if type(weight) is FrozenWeight:
+            return self._frozen_linear(x, weight, bias, name)
+        return self._plain_linear(x, weight, bias, name)
+
+    def _plain_linear(self, x: Tensor, weight: Matrix, bias: Matrix | None, name: str) -> Tensor:
         outer, inner = weight.shape
         if self.autocast:
             if bias is not None:
@@ -72,19 +77,81 @@ class Operations(Tape):
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None, inner: int, outer: int, name: str) -> Tensor:
         itemsize = x.itemsize
         count, weight_count = x.count, weight.count
-        x_needs_gradient, biased = x.node is not None, bias is not None
+        x_needs_gradient, trained = x.node is not None, weight.node is not None
+        biased = bias is not None and bias.node is not None
 
         def backward(grad: Storage) -> tuple:
             to_x = self.new(count, itemsize) if x_needs_gradient else None
-            to_weight = self.new(weight_count, itemsize)
+            to_weight = self.new(weight_count, itemsize) if trained else None
             return (to_x, to_weight, grad) if biased else (to_x, to_weight)
 
         operands = (x, weight, bias) if biased else (x, weight)
         fits = ((), (), ((outer, itemsize),)) if biased else ()
-        node = self.record(name, operands, (x.storage, weight.storage if x_needs_gradient else None), backward, fits)
+        weight_kept = weight.storage if x_needs_gradient else None
+        # A frozen weight needs no gradient, so that its input is not kept.
+        saved = (x.storage, weight_kept) if trained else (weight_kept,)
+        node = self.record(name, operands, saved, backward, fits)
         self.name = name
         result = count // inner * outer
         return Tensor(self.new(result, itemsize), result, itemsize, node)
+
+    def _frozen_linear(self, x: Tensor, weight: FrozenWeight, bias: FrozenWeight | None, name: str) -> Tensor:
+        """A linear layer that is not trained, and its adapter if it has one (peft 0.21, lora/layer.py, lora/bnb.py).
+
+        result + B(A(dropout(x))) * scaling; names hold what the variables and calls of the real code hold.
+        """
+        quantized = weight.scales is not None
+        base = self._dequantizing_linear if quantized else self._plain_linear
+        result = base(x, weight, bias, name)
+        adapter = weight.adapter
+        if adapter is None:
+            return result
+        itemsize = result.itemsize
+        if quantized:
+            result = self.copy(result)
+        # Under autocast, only the adapter of a quantized layer leaves the cast of its input to autocast.
+        if not (quantized and self.autocast):
+            x = self.cast(x, adapter.a.itemsize, "adapter")
+        dropped = self.dropout(x, adapter.dropout)
+        low = self._plain_linear(dropped, adapter.a, None, "adapter")
+        del dropped
+        high = self._plain_linear(low, adapter.b, None, "adapter")
+        del low
+        scaled = self.scale(high, "adapter")
+        del high
+        if quantized and not self.autocast:
+            scaled = self.cast(scaled, itemsize, "adapter")
+        result = self.add(result, scaled, "adapter")
+        del scaled
+        return self.cast(result, itemsize, "adapter")
+
+    def _dequantizing_linear(self, x: Tensor, weight: FrozenWeight, bias: FrozenWeight | None, name: str) -> Tensor:
+        """A product with a weight of 4 bits: keeps nothing (bitsandbytes 0.50, Linear4bit.forward, MatMul4Bit).
+
+        Forward and backward each make the whole weight in 16 bits, and before that its 32-bit scales
+        (backends/cuda/ops.py, _dequant_linear_fallback; functional.py, dequantize_4bit).
+        """
+        before, (outer, inner) = x.itemsize, weight.shape
+        x = self.cast(x, 2, name)
+        count, weight_count, scales = x.count, weight.count, weight.scales
+
+        def backward(grad: Storage) -> tuple:
+            absmax = self.new(scales, 4)
+            dequantized = self.new(weight_count, 2)
+            del absmax
+            to_x = self.new(count, 2)
+            del dequantized
+            return (to_x,)
+
+        node = self.record(name, (x,), (), backward)
+        self.name = f"{name}, dequantizing its weight"
+        without_mean = self.new(scales, 4)
+        absmax = self.new(scales, 4)
+        dequantized = self.new(weight_count, 2)
+        result = count // inner * outer
+        product = Tensor(self.new(result, 2), result, 2, node)
+        del without_mean, absmax, dequantized
+        return self.cast(product, before, name)
 
     def matmul(
         self, a: Tensor, b: Tensor, count: int, name: str, *, copy: tuple[bool, bool] = (False, False)
@@ -134,6 +201,35 @@ class Operations(Tape):
         self.name = name
         return Tensor(self.new(x.count, itemsize), x.count, itemsize, node)
 
+    def subtract(self, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """a - b: keeps nothing; b's gradient is negative."""
+        count, itemsize = a.count, a.itemsize
+        node = self.record(name, (a, b), (), lambda grad: (grad, self.new(count, itemsize)))
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def written(self, whole: Tensor, x: Tensor, name: str) -> Tensor:
+        """A tensor after x has been copied into some of its channels (autograd's CopySlices).
+
+        Backward copies the whole gradient, and x's part of it; if the other channels need a gradient, it also makes
+        zeros that it writes into x's.
+        """
+        count, itemsize = whole.count, whole.itemsize
+        part, before, based = x.count, x.itemsize, whole.node is not None
+
+        def backward(grad: Storage) -> tuple:
+            result = self.new(count, itemsize)
+            to_x = self.new(part, itemsize)
+            zeros = self.new(part, itemsize) if based else None
+            if before != itemsize:
+                to_x = self.new(part, before)
+            del zeros
+            return (result if based else None), to_x
+
+        node = self.record(name, (whole, x), (), backward)
+        self.name = name
+        return Tensor(whole.storage, count, itemsize, node)
+
     def scale(self, x: Tensor, name: str = "scaling") -> Tensor:
         """x times a number: keeps nothing."""
         count, itemsize = x.count, x.itemsize
@@ -179,11 +275,11 @@ class Operations(Tape):
         result.node = self.record(name, (x,), (result.storage,), lambda grad: (self.new(count, itemsize),))
         return result
 
-    def gelu(self, x: Tensor) -> Tensor:
-        """GELU as one kernel: keeps x."""
+    def smooth(self, x: Tensor, name: str) -> Tensor:
+        """A function whose backward needs its operand (GELU, SiLU) as one kernel: keeps x."""
         count, itemsize = x.count, x.itemsize
-        node = self.record("GELU", (x,), (x.storage,), lambda grad: (self.new(count, itemsize),))
-        self.name = "GELU"
+        node = self.record(name, (x,), (x.storage,), lambda grad: (self.new(count, itemsize),))
+        self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
     def gelu_new(self, x: Tensor) -> Tensor:
@@ -206,7 +302,13 @@ class Operations(Tape):
         """One of the activations that an architecture may name."""
         if kind == "gelu_new":
             return self.gelu_new(x)
-        return self.gelu(x) if kind == "gelu" else self.elementwise(x, "ReLU")
+        return self.elementwise(x, "ReLU") if kind == "relu" else self.smooth(x, "SiLU" if kind == "silu" else "GELU")
+
+    def softcap(self, x: Tensor, name: str) -> Tensor:
+        """A bound by tanh: x divided by the bound, its tanh, times the bound."""
+        x = self.scale(x, name)
+        x = self.elementwise(x, name)
+        return self.scale(x, name)
 
     def dropout(self, x: Tensor, probability: float) -> Tensor:
         """Keeps a mask of one byte per value; with probability 0 it does nothing at all."""
@@ -233,11 +335,15 @@ class Operations(Tape):
 
     def split(self, x: Tensor, parts: int) -> list[Tensor]:
         """Equal views of one storage; backward joins their gradients into one tensor."""
+        return self.pieces(x, *[x.count // parts] * parts)
+
+    def pieces(self, x: Tensor, *counts: int) -> list[Tensor]:
+        """Views of one storage with these numbers of values; backward joins their gradients into one tensor."""
         count, itemsize = x.count, x.itemsize
         node = self.record("joining gradients", (x,), (), lambda grads: (self.new(count, itemsize),))
         if node is not None and not self.recomputing:
-            node.slots = [None] * parts
-        return [Tensor(x.storage, count // parts, itemsize, node, slot) for slot in range(parts)]
+            node.slots = [None] * len(counts)
+        return [Tensor(x.storage, part, itemsize, node, slot) for slot, part in enumerate(counts)]
 
     def part(self, x: Tensor, count: int) -> Tensor:
         """A view of some channels; backward writes its gradient into zeros of the whole tensor's size."""
@@ -251,10 +357,25 @@ class Operations(Tape):
         count = table.count // table.shape[0] * rows
         return Matrix(None, count, table.itemsize, self.part(table, count).node, shape)
 
+    def expanded(self, x: Tensor, times: int) -> Tensor:
+        """A view that shows x several times; the gradients are summed."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record("repeating keys and values", (x,), (), lambda grad: (self.new(count, itemsize),))
+        return Tensor(x.storage, count * times, itemsize, node)
+
+    def repeated(self, x: Tensor, times: int, name: str = "repeating keys and values") -> Tensor:
+        """Copies of x beside each other: keeps nothing; the gradients of the copies are summed."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record(name, (x,), (), lambda grad: (self.new(count, itemsize),))
+        self.name = name
+        return Tensor(self.new(count * times, itemsize), count * times, itemsize, node)
+
     def join(self, a: Tensor, b: Tensor, name: str = "joining") -> Tensor:
         """Concatenates two tensors (cat, stack): a copy that keeps nothing; both gradients are views of one."""
-        count, itemsize = a.count + b.count, a.itemsize
-        node = self.record(name, (a, b), (), lambda grad: (grad, grad))
+        count, itemsize = a.count + b.count, max(a.itemsize, b.itemsize)
+        # The gradients are views, which are cast if the operand was.
+        fits = tuple([((x.count, x.itemsize),) if x.itemsize != itemsize else () for x in (a, b)])
+        node = self.record(name, (a, b), (), lambda grad: (grad, grad), fits if fits != _NOTHING else ())
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -277,7 +398,15 @@ class Operations(Tape):
         return result
 
     def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
-        """T5's norm, in separate operations (transformers, T5LayerNorm): keeps x twice, in 32 bits and normalized."""
+        """In separate operations on x in 32 bits (transformers, LlamaRMSNorm): keeps it, and its normalized form."""
+        itemsize, rows = x.itemsize, x.count // weight.count
+        x = self.cast(x, 4, "RMS norm")
+        variance = self.mean(self.power(x, "RMS norm"), rows)
+        x = self.multiply(x, self.reciprocal_root(self.add_constant(variance, "RMS norm")), "RMS norm")
+        return self.multiply(weight, self.cast(x, itemsize, "RMS norm"), "RMS norm")
+
+    def t5_norm(self, x: Tensor, weight: Parameter) -> Tensor:
+        """The same, but only the variance is computed from a copy in 32 bits (T5LayerNorm): keeps that and x too."""
         rows = x.count // weight.count
         variance = self.mean(self.power(self.cast(x, 4, "RMS norm"), "RMS norm"), rows)
         x = self.multiply(x, self.reciprocal_root(self.add_constant(variance, "RMS norm")), "RMS norm")
@@ -334,6 +463,73 @@ class Operations(Tape):
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
+    # -- mixtures of experts -----------------------------------------------------------------------------------
+
+    def gathered(self, x: Tensor, count: int, indices: Storage, name: str) -> Tensor:
+        """Rows of x by their indices, which are kept; backward adds the gradient to zeros of x's size."""
+        before, itemsize = x.count, x.itemsize
+        node = self.record(name, (x,), (indices,), lambda grad: (self.new(before, itemsize),))
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def largest(self, x: Tensor, count: int) -> tuple[Tensor, Storage]:
+        """The `count` largest values and their 64-bit indices, which are kept; backward as for `gathered`."""
+        before, itemsize = x.count, x.itemsize
+        self.name = "choosing experts"
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        indices = self.new(count, 8)
+        result.node = self.record("choosing experts", (x,), (indices,), lambda grad: (self.new(before, itemsize),))
+        return result, indices
+
+    def summed(self, x: Tensor, count: int, name: str, itemsize: int = 0) -> Tensor:
+        """Sums of groups of values: keeps nothing; backward shows each gradient several times, without a copy."""
+        itemsize = max(x.itemsize, itemsize if self.autocast else 0)
+        node = self.record(name, (x,), (), _pass_on)
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def spread(self, x: Tensor, name: str) -> Tensor:
+        """A view whose gradient arrives expanded and is copied."""
+        count, itemsize = x.count, x.itemsize
+        node = self.record(name, (x,), (), lambda grad: (self.new(count, itemsize),))
+        return Tensor(x.storage, count, itemsize, node)
+
+    def divided(self, x: Tensor, divisor: Tensor, name: str) -> Tensor:
+        """x divided in place by a smaller tensor: keeps a copy of x, and the divisor."""
+        count, itemsize = x.count, x.itemsize
+        divisors = divisor.count
+
+        def backward(grad: Storage) -> tuple:
+            to_x = self.new(count, itemsize)
+            quotient = self.new(count, itemsize)
+            negative = self.new(count, itemsize)
+            product = self.new(count, itemsize)
+            del quotient, negative, product
+            return to_x, self.new(divisors, itemsize)
+
+        self.name = name
+        copy = self.new(count, itemsize)
+        node = self.record(name, (x, divisor), (copy, divisor.storage), backward)
+        return Tensor(x.storage, count, itemsize, node)
+
+    def grouped_product(self, x: Tensor, weight: Parameter, offsets: Storage, name: str) -> Tensor:
+        """Rows of x, sorted by expert, times the matrix of their expert: keeps x and the offsets of the experts' rows.
+
+        All experts together take as much memory however tokens are distributed among them (pytorch, _grouped_mm).
+        """
+        x = self.cast(x, weight.itemsize, name)
+        itemsize, count, weight_count = x.itemsize, x.count, weight.count
+        _experts, outer, inner = weight.shape
+
+        def backward(grad: Storage) -> tuple:
+            to_weight = self.new(weight_count, itemsize)
+            return self.new(count, itemsize), to_weight
+
+        node = self.record(name, (x, weight), (x.storage, offsets), backward)
+        self.name = name
+        result = count // inner * outer
+        return Tensor(self.new(result, itemsize), result, itemsize, node)
+
     def padded(self, x: Tensor, count: int, name: str) -> Tensor:
         """x with its rows padded to `count` values in total: keeps nothing."""
         before, itemsize = x.count, x.itemsize
@@ -375,17 +571,20 @@ class Operations(Tape):
 
     # -- attention ---------------------------------------------------------------------------------------------
 
-    def softmax(self, x: Tensor) -> Tensor:
-        """Keeps its result, in 32 bits under autocast. Backward holds grad * result in addition to its own result.
+    def softmax(self, x: Tensor, *, raised: bool = False) -> Tensor:
+        """Keeps its result, in 32 bits under autocast or if `raised` asks for them.
+
+        Backward holds grad * result in addition to its own result.
 
         CUDA's kernel reads float16 and writes 32 bits, and vice versa in backward, so float16 needs no cast; bfloat16
         is cast first (pytorch, aten/src/ATen/native/SoftMax.cpp, softmax).
         """
         count, before = x.count, x.itemsize
-        if not (self.autocast and self.half == "fp16" and before == 2):
-            x = self.raised(x)
+        raised = raised or self.autocast
+        if raised and not (self.half == "fp16" and before == 2):
+            x = self.cast(x, 4, "casting to 32 bit")
             before = x.itemsize
-        itemsize = 4 if self.autocast else before
+        itemsize = 4 if raised else before
         self.name = "softmax of the attention scores"
 
         def backward(grad: Storage) -> tuple:
@@ -394,6 +593,22 @@ class Operations(Tape):
             return (result,)
 
         result = Tensor(self.new(count, itemsize), count, itemsize)
+        result.node = self.record("softmax of the attention scores", (x,), (result.storage,), backward)
+        return result
+
+    def masked_softmax(self, x: Tensor, queries: int) -> Tensor:
+        """Softmax of 32-bit values that gives 0 for a row without any (pytorch, transformers/attention.cpp,
+        _safe_softmax): besides its result, it holds the softmax, a byte for each value and one for each row."""
+        count = x.count
+        self.name = "softmax of the attention scores"
+
+        def backward(grad: Storage) -> tuple:
+            result = self.new(count, 4)
+            self.workspace(rounded(4 * count))
+            return (result,)
+
+        result = Tensor(self.new(count, 4), count, 4)
+        self.workspace(rounded(4 * count) + rounded(count) + rounded(count // queries))
         result.node = self.record("softmax of the attention scores", (x,), (result.storage,), backward)
         return result
 
@@ -407,6 +622,8 @@ class Operations(Tape):
         length: int,
         head_dim: int,
         flash: bool,
+        expanded: int = 0,
+        result_count: int = 0,
         bias: Tensor | None = None,
         bias_count: int = 0,
         bias_allocated: int = 0,
@@ -419,22 +636,17 @@ class Operations(Tape):
             head_dim: H.
             flash: Whether it is the flash kernel; the other one is memory-efficient attention, which rounds rows up to
                 a multiple of 32.
+            expanded: Values of keys of all query heads, where several share one head of keys; backward makes gradients
+                of this size for keys and values before it sums them (flash_api.cpp, dk_expanded).
+            result_count: Values of the result, if values are not as wide as queries.
             bias: Added to the scores, shared by all sequences.
             bias_count: Values of the bias, expanded to all sequences.
             bias_allocated: Values of its gradient, whose rows are padded to a multiple of 16.
-
-        In 16 bits, backward accumulates the queries' gradient in 32 bits, rounded up to 128 rows by 32 channels, with
-        one number per row (pytorch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd, and
-        attention_backward.cu).
         """  # fmt: skip
         itemsize = query.itemsize
         counts = (query.count, key.count, value.count)
         biased = bias is not None and bias.node is not None
-        if itemsize == 4:
-            workspace = rounded(4 * rows * length)
-        else:
-            padded = -(-length // 128) * 128
-            workspace = 4 * rows * padded * (-(-head_dim // 32) * 32) + rounded(4 * rows * padded)
+        workspace = _attention_workspace(itemsize, rows, length, head_dim, expanded)
 
         def backward(grad: Storage) -> tuple:
             results = [self.new(count, itemsize) for count in counts]
@@ -444,7 +656,7 @@ class Operations(Tape):
             return tuple(results)
 
         self.name = "fused attention"
-        count = query.count
+        count = result_count or query.count
         result = Tensor(self.new(count, itemsize), count, itemsize)
         sums = self.new(rows * (length if flash else -(-length // 32) * 32), 4)
         random_state = (self.new(1, 8), self.new(1, 8))
@@ -457,6 +669,20 @@ class Operations(Tape):
             fits = ((), (), (), _fit(bias, bias_count, itemsize))
         result.node = self.record("fused attention", operands, kept, backward, fits)
         return result
+
+
+def _attention_workspace(itemsize: int, rows: int, length: int, head_dim: int, expanded: int) -> int:
+    """Bytes that the backward of fused attention holds besides its results.
+
+    In 16 bits, it accumulates the queries' gradient in 32 bits, rounded up to 128 rows by 32 channels, with one number
+    per row (pytorch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd, and
+    attention_backward.cu).
+    """
+    if itemsize == 4:
+        return rounded(4 * rows * length)
+    padded = -(-length // 128) * 128
+    workspace = 4 * rows * padded * (-(-head_dim // 32) * 32) + rounded(4 * rows * padded)
+    return workspace + 2 * rounded(2 * expanded)
 
 
 _NOTHING = ((), ())

@@ -61,7 +61,9 @@ class Optimizer:
     step_bytes: Callable[[ParameterTensor, int], int]
     """Bytes that the update of one tensor uses temporarily."""
     shared_bytes: int = 0
-    """Bytes kept once for all tensors (quantization maps)."""
+    """Bytes kept once for all tensors (quantization maps), if one of them has a state in 8 bits."""
+    eight_bit_from: int = 0
+    """Values of a tensor from which on its state is in 8 bits."""
     paged: Moments | None = None
     """The rule of a paged optimizer's state; states of large tensors live in memory shared by host and device."""
     step_counters: bool = False
@@ -137,7 +139,7 @@ def _adafactor_factors(tensor: ParameterTensor, itemsize: int) -> int:
     """Roots of the means over rows and columns; the update is scaled by their product."""
     if len(tensor.shape) < 2:
         return 0
-    return allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.shape[-1], 4)
+    return allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.count // tensor.shape[-2], 4)
 
 
 _MAPS_OF_ONE, _MAPS_OF_TWO = allocated_bytes(256, 4), 2 * allocated_bytes(256, 4)
@@ -178,6 +180,7 @@ def _paged_optimizer(name: str, title: str, rule: Moments, shared_bytes: int = 0
         state_bytes=_paged(rule),
         step_bytes=_nothing,
         shared_bytes=shared_bytes,
+        eight_bit_from=rule.min_8bit_size or 0,
         paged=rule,
     )
 
@@ -201,6 +204,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             state_bytes=_moments(_ADAMW_8BIT),
             step_bytes=_nothing,
             shared_bytes=_MAPS_OF_TWO,
+            eight_bit_from=_ADAMW_8BIT.min_8bit_size,
         ),
         _paged_optimizer("paged-adamw8bit", "AdamW, 8-bit, paged", _ADAMW_8BIT, shared_bytes=_MAPS_OF_TWO),
         _paged_optimizer("paged-adamw", "AdamW, paged", _ADAMW_PAGED),
@@ -220,6 +224,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             state_bytes=_moments(_LAMB_8BIT),
             step_bytes=_parameter_norm_if_32bit,
             shared_bytes=_MAPS_OF_TWO,
+            eight_bit_from=_LAMB_8BIT.min_8bit_size,
         ),
         Optimizer(
             name="lamb8bit-demo",
@@ -228,6 +233,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             state_bytes=_moments(_LAMB_8BIT_HOST),
             step_bytes=_nothing,
             shared_bytes=_MAPS_OF_TWO,
+            eight_bit_from=_LAMB_8BIT_HOST.min_8bit_size,
         ),
         Optimizer(name="lion", title="Lion", source=_BITSANDBYTES, state_bytes=_moments(_LION), step_bytes=_nothing),
         Optimizer(
@@ -237,6 +243,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             state_bytes=_moments(_LION_8BIT),
             step_bytes=_nothing,
             shared_bytes=_MAPS_OF_ONE,
+            eight_bit_from=_LION_8BIT.min_8bit_size,
         ),
         Optimizer(
             name="adafactor",

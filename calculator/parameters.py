@@ -8,13 +8,17 @@ from math import prod
 from types import ModuleType
 
 from calculator.architectures import Architecture
-from calculator.families import bert, gpt2, gptj, t5, text_to_image
+from calculator.families import bert, deepseek, gemma, gpt2, gptj, llama, mixture, t5, text_to_image
 
 FAMILIES: dict[str, ModuleType] = {
     "bert": bert,
     "t5": t5,
     "gpt2": gpt2,
     "gptj": gptj,
+    "llama": llama,
+    "gemma": gemma,
+    "mixture": mixture,
+    "deepseek": deepseek,
     "text-to-image": text_to_image,
 }
 """Each family's module: `parameters(architecture)` and `forward(context)`."""
@@ -58,6 +62,9 @@ def part_of(name: str, shape: tuple[int, ...]) -> str:
         "attention": "attention",
         "cross_attention": "attention",
         "feed_forward": "feed-forward",
+        "router": "feed-forward",
+        "experts": "feed-forward",
+        "shared": "feed-forward",
     }.get(first, "head")
 
 
@@ -88,6 +95,10 @@ def parameter_tensors(architecture: Architecture, shared_groups: int = 0) -> tup
         copies = 1
         if group.stack:
             copies = layers[group.stack]
+            if group.only:
+                copies = sum(group.only in architecture.attention_kind(layer) for layer in range(copies))
+            if not copies:
+                continue
             if group.shareable:
                 copies = distinct_layers(architecture, copies, shared_groups)
         tensors += [ParameterTensor(name, part_of(name, shape), shape, copies) for name, shape in group.shapes.items()]

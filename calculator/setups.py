@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from calculator.adapters import ALL_LINEAR, FAMILIES_WITH_ADAPTERS, Lora, modules_of
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.errors import BadSetup
 from calculator.optimizers import ADAMW, OPTIMIZERS
 
 PRECISIONS = ("amp-bf16", "amp-fp16", "fp32", "bf16", "fp16")
 ATTENTIONS = ("sdpa", "eager")
+BASE_BITS, ADAPTER_BITS = (4, 16, 32), (16, 32)
+MOST_RANK = 65_536
+"""Adapters of a higher rank are refused; the matrices beside which they stand are narrower."""
+ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "base_bits", "adapter_bits", "rest_32bit")
+"""Fields that mean something only with `lora_rank`."""
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
 """16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
 
@@ -55,6 +61,19 @@ class Setup:
     """Whether 8-bit optimizers keep 32-bit state for embeddings, as transformers' Trainer makes bitsandbytes do."""
     pcie_generation: int = 3
     """Generation of the PCIe bus between host and device, with 16 lanes: 3, 4 or 5."""
+    lora_rank: int | None = None
+    """Rank of LoRA's adapters, beside which the model is frozen; None: all parameters are trained."""
+    lora_targets: str = ALL_LINEAR
+    """The linear modules that have an adapter, by their names in transformers ("q_proj,v_proj"), or "all-linear"."""
+    lora_dropout: float | None = 0.0
+    """Dropout probability of the adapters' inputs; None: 0."""
+    base_bits: int | None = None
+    """Bits of the frozen weights: 32, 16 or 4 (QLoRA: linear layers in NF4); None: those of `precision`."""
+    adapter_bits: int | None = None
+    """Bits of the adapters, 32 or 16; None: 16 if everything is 16-bit, else 32, as peft makes them."""
+    rest_32bit: bool = False
+    """Whether a 4-bit model has its embeddings, norms and head in 32 bits, as `prepare_model_for_kbit_training` makes
+    them."""
 
 
 def setup_from(values: Mapping[str, object]) -> Setup:
@@ -104,8 +123,88 @@ def resolve(setup: Setup) -> Architecture:
         _whole("checkpointing", setup.checkpointing, 1, layers, or_else="false, true, or k for every k-th block")
     if setup.shared_groups is not None:
         _whole("shared_groups", setup.shared_groups, 1, layers)
+        if architecture.mixed:
+            raise BadSetup(f"Layers of {architecture.name} have different weights; omit shared_groups.")
     _check_combinations(setup, architecture)
+    _check_adapters(setup, architecture)
     return architecture
+
+
+def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
+    """How the adapters of a checked setup are; None if all parameters are trained."""
+    if setup.lora_rank is None:
+        return None
+    modules = modules_of(architecture)
+    names = modules if setup.lora_targets == ALL_LINEAR else setup.lora_targets.split(",")
+    pure = setup.precision in ("bf16", "fp16")
+    bits = setup.base_bits or (16 if pure else 32)
+    return Lora(
+        rank=setup.lora_rank,
+        targets=frozenset([modules[name.strip()] for name in names]),
+        dropout=setup.lora_dropout or 0.0,
+        adapter_itemsize=(setup.adapter_bits or (16 if pure else 32)) // 8,
+        base_bits=bits,
+        rest_itemsize=4 if bits == 32 or setup.rest_32bit else 2,
+    )
+
+
+def _check_adapters(setup: Setup, architecture: Architecture) -> None:
+    if setup.lora_rank is None:
+        for field in fields(Setup):
+            if field.name in ADAPTER_FIELDS and getattr(setup, field.name) != field.default:
+                raise BadSetup(f"{field.name} is for LoRA; give lora_rank as well, or omit {field.name}.")
+        return
+    if architecture.family not in FAMILIES_WITH_ADAPTERS:
+        raise BadSetup(
+            f"LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of another "
+            "family, so omit lora_rank."
+        )
+    _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
+    _check_targets(setup, architecture)
+    _probability("lora_dropout", setup.lora_dropout)
+    if setup.base_bits == 8:
+        raise BadSetup(
+            "base_bits 8 is not counted: bitsandbytes keeps the columns of outliers beside 8-bit weights, and how many "
+            "there are depends on the data; choose 16 or 4."
+        )
+    for name, accepted in (("base_bits", BASE_BITS), ("adapter_bits", ADAPTER_BITS)):
+        value = getattr(setup, name)
+        if value is not None:
+            _one_of(name, value, accepted)
+            _whole(name, value, min(accepted), max(accepted))  # 16.0 equals 16, but it is no number of bits
+    if not isinstance(setup.rest_32bit, bool):
+        raise BadSetup(f"rest_32bit is true or false, not {_shown(setup.rest_32bit)}.")
+    if setup.rest_32bit and setup.base_bits != 4:
+        raise BadSetup("rest_32bit is for a model in 4 bits; give base_bits 4 as well, or omit rest_32bit.")
+    if setup.shared_groups or architecture.shared_groups:
+        raise BadSetup("LoRA trains a model as it is published, whose layers share no weights; omit shared_groups.")
+    _check_base_precision(setup)
+
+
+def _check_targets(setup: Setup, architecture: Architecture) -> None:
+    modules = modules_of(architecture)
+    if not isinstance(setup.lora_targets, str):
+        raise BadSetup(f"lora_targets is a text such as q_proj,v_proj, not {_shown(setup.lora_targets)}.")
+    if setup.lora_targets == ALL_LINEAR:
+        return
+    for name in setup.lora_targets.split(","):
+        if name.strip() not in modules:
+            raise BadSetup(
+                f"lora_targets is {ALL_LINEAR}, or some of {', '.join(modules)} with commas between them, not "
+                f"{_shown(setup.lora_targets)}."
+            )
+
+
+def _check_base_precision(setup: Setup) -> None:
+    """Refuses frozen weights that their layer's input does not match."""
+    if setup.precision == "fp32" and setup.base_bits not in (None, 32):
+        raise BadSetup(f"precision fp32 needs base_bits 32; for {setup.base_bits} bits choose amp-bf16 or bf16.")
+    if setup.precision == "fp32" and setup.adapter_bits == 16:
+        raise BadSetup("precision fp32 needs adapter_bits 32; for 16 bits choose amp-bf16 or bf16.")
+    if setup.precision in ("bf16", "fp16") and setup.base_bits == 32:
+        raise BadSetup(f"precision {setup.precision} makes everything 16-bit; choose base_bits 16 or 4, or amp-bf16.")
+    if setup.precision in ("bf16", "fp16") and setup.rest_32bit:
+        raise BadSetup(f"precision {setup.precision} makes everything 16-bit; omit rest_32bit, or choose amp-bf16.")
 
 
 def _check_lengths(setup: Setup, architecture: Architecture) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
-from calculator.architectures import Architecture, ParameterGroup
-from calculator.autograd import Parameter
+from calculator.adapters import NF4_BLOCK, Lora
+from calculator.architecture import Architecture, ParameterGroup
+from calculator.autograd import Adapter, FrozenWeight, Matrix, Parameter
 from calculator.families.context import Context, Layer
 from calculator.operations import Operations
 from calculator.parameters import FAMILIES, distinct_layers
@@ -45,6 +46,13 @@ class Options:
     accumulating: bool
     folded: bool = True
     """Whether layers that cost the same are played once; otherwise every layer is played."""
+    lora: Lora | None = None
+    """None: all parameters are trained."""
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapters; 0 without any."""
+        return self.lora.rank if self.lora else 0
 
 
 class Instant(NamedTuple):
@@ -90,22 +98,34 @@ def play(architecture: Architecture, options: Options) -> Timeline:
             shared_groups=options.shared_groups,
             reversible=options.reversible,
             folded=options.folded,
+            adapted=options.lora is not None,
         )
         for stack, layers in _stacks(architecture)
     }
     return _put_together(_segments(architecture, options, plans), plans)
 
 
-GIVEN_BY_SETUP = ("batch", "length", "target_length")
+GIVEN_BY_SETUP = ("batch", "length", "target_length", "lora_rank")
 GIVEN_BY_MODEL = (
     "hidden_size",
     "num_heads",
+    "num_key_value_heads",
     "head_dim",
     "intermediate_size",
     "vocab_size",
     "max_positions",
     "token_types",
     "rotary_dim",
+    "sliding_window",
+    "num_experts",
+    "experts_per_token",
+    "expert_size",
+    "shared_experts",
+    "expert_groups",
+    "open_groups",
+    "query_rank",
+    "latent_dim",
+    "value_dim",
     "relative_buckets",
     "image_vocab_size",
 )
@@ -162,7 +182,13 @@ def _without_lengths(options: Options) -> Options:
         shared_groups=0,
         reversible=options.reversible,
         accumulating=options.accumulating,
+        lora=options.lora and _without_rank(options.lora),
     )
+
+
+@lru_cache(maxsize=64)
+def _without_rank(lora: Lora) -> Lora:
+    return replace(lora, rank=0, dropout=float(lora.dropout > 0))
 
 
 def _stacks(architecture: Architecture) -> Iterator[tuple[str, int]]:
@@ -208,6 +234,7 @@ def _plan(
     shared_groups: int,
     reversible: bool,
     folded: bool,
+    adapted: bool,
 ) -> Plan:
     """Which layers of a stack cost the same.
 
@@ -223,6 +250,7 @@ def _plan(
     # Whether a copy of a shared weight is kept depends on which earlier layers with that weight were checkpointed, so
     # hardly two layers are alike: play all of them.
     whole = not folded or (every > 1 and len(last_use) < layers)
+    kinds = [architecture.attention_kind(index) for index in range(layers)]
     keys = []
     for index, group in enumerate(groups):
         uses = (first_use[group] == index, last_use[group] == index)
@@ -237,9 +265,13 @@ def _plan(
             place = index if index < 2 * period or last else (2 * period, index % period)
         elif architecture.num_decoder_layers:
             place = (min(index, 2 if every else 1), last)
+        elif architecture.shares_tables:
+            # The first layer of a kind is the first to keep its mask and rotary tables, and the last to release them.
+            # With adapters it may be the second layer: the first one's queries may need no gradient.
+            place = kinds.index(kinds[index]) == index if index > 1 or not adapted else f"layer {index}"
         else:
             place = min(index, 1) if every or reversible else 0
-        keys.append((stack, place, checkpointed, uses, architecture.attention_kind(index)))
+        keys.append((stack, place, checkpointed, uses, kinds[index]))
     if whole:
         played = set(range(layers))
     elif every > 1:
@@ -291,7 +323,8 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
     architecture = replace(
         architecture, **dict(zip(GIVEN_BY_MODEL, formulas.given[len(GIVEN_BY_SETUP) :], strict=True))
     )
-    outside, stacks = _weighted(architecture, plans, options.itemsize)
+    making = partial(_made, itemsize=options.itemsize, lora=options.lora, rank=lengths.pop("lora_rank"))
+    outside, stacks = _weighted(architecture, plans, making)
     context = Context(
         tape=tape,
         architecture=architecture,
@@ -315,24 +348,26 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
 
 
 def _weighted(
-    architecture: Architecture, plans: dict[str, Plan], itemsize: int
-) -> tuple[dict[str, Parameter], dict[str, list[Layer]]]:
+    architecture: Architecture, plans: dict[str, Plan], making: Callable[[ParameterGroup], dict[str, Matrix]]
+) -> tuple[dict[str, Matrix], dict[str, list[Layer]]]:
     """The parameters outside of the layers, and the played layers of each stack with theirs."""
-    outside: dict[str, Parameter] = {}
+    outside: dict[str, Matrix] = {}
     stacks = {
         stack: [Layer((plan.keys[index], index), {}, plan.keys[index][2], plan.keys[index][4]) for index in plan.played]
         for stack, plan in plans.items()
     }
     for group in FAMILIES[architecture.family].parameters(architecture):
         if not group.stack:
-            outside |= _made(group, itemsize)
+            outside |= making(group)
             continue
         plan = plans[group.stack]
-        shared: dict[int, dict[str, Parameter]] = {}
+        shared: dict[int, dict[str, Matrix]] = {}
         for index, layer in zip(plan.played, stacks[group.stack], strict=True):
+            if group.only not in layer.kind:
+                continue
             owner = plan.groups[index] if group.shareable else index
             if owner not in shared:
-                shared[owner] = _made(group, itemsize)
+                shared[owner] = making(group)
             layer.weights.update(shared[owner])
     return outside, stacks
 
@@ -351,8 +386,20 @@ def _play_through(context: Context) -> None:
     tape.forget()
 
 
-def _made(group: ParameterGroup, itemsize: int) -> dict[str, Parameter]:
-    return {name: Parameter(shape, itemsize) for name, shape in group.shapes.items()}
+def _made(group: ParameterGroup, itemsize: int, lora: Lora | None, rank: int) -> dict[str, Matrix]:
+    if lora is None:
+        return {name: Parameter(shape, itemsize) for name, shape in group.shapes.items()}
+    return {name: _frozen(name, shape, lora, rank) for name, shape in group.shapes.items()}
+
+
+def _frozen(name: str, shape: tuple[int, ...], lora: Lora, rank: int) -> FrozenWeight:
+    adapter = None
+    if lora.has_adapter(name):
+        outer, inner = shape
+        a, b = (Parameter(sizes, lora.adapter_itemsize) for sizes in ((rank, inner), (outer, rank)))
+        adapter = Adapter(a, b, lora.dropout)
+    scales = -(-shape[0] * shape[1] // NF4_BLOCK) if lora.is_quantized(name) else None
+    return FrozenWeight(shape, lora.itemsize(name), scales, adapter)
 
 
 def _put_together(segments: list[Segment], plans: dict[str, Plan]) -> Timeline:

@@ -25,11 +25,27 @@ class AttentionShape:
     """T, tokens that attend."""
     keys: int
     """S, tokens that are attended to."""
+    key_heads: int = 0
+    """K, heads of keys and values, each of which several query heads use; 0: as many as query heads."""
+    value_dim: int = 0
+    """Width of a head of values, if it is not `head_dim`."""
+    by_head: bool = False
+    """Whether queries and keys lie in memory as (B, N, T, H), because an operation has joined them so."""
 
     @property
     def scores(self) -> int:
         """Values of the score matrix, B * N * T * S."""
         return self.batch * self.num_heads * self.queries * self.keys
+
+    @property
+    def group(self) -> int:
+        """Query heads that use the same keys and values."""
+        return self.num_heads // self.key_heads if self.key_heads else 1
+
+    @property
+    def expanded(self) -> bool:
+        """Whether all query heads use the same keys, so that repeating these is a view."""
+        return self.group > 1 and self.key_heads == 1
 
     @property
     def reordered(self) -> bool:
@@ -52,7 +68,9 @@ def eager_attention(
     dropout: float,
     mask_itemsize: int = 0,
     bias: Tensor | None = None,
-    cast_weights: bool = False,
+    weights_itemsize: int = 0,
+    raised: bool = False,
+    softcap: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Scores, softmax, dropout and the weighted sum, as separate operations (transformers, eager_attention_forward).
 
@@ -60,32 +78,47 @@ def eager_attention(
         dropout: Probability on the attention weights.
         mask_itemsize: Bytes of a value of the mask that is added to the scores; 0 without a mask.
         bias: A learned bias that is added to the scores.
-        cast_weights: Whether the weights are cast to the values' precision before dropout (GPT-2).
+        weights_itemsize: Bytes of a value to which the weights are cast before dropout; 0: they are not cast.
+        softcap: Whether a tanh bounds the scores (Gemma 2).
+        raised: Whether the softmax is in 32 bits even without autocast (Llama).
 
     Returns:
         The result, (B, T, N * H), and the weights, which the code of transformers holds until the layer ends.
     """
     weights = t.scale(attention_scores(t, query, key, shape), "attention scores")
+    if softcap:
+        weights = t.softcap(weights, "attention scores")
     if bias is not None:
         weights = t.add(weights, bias, "relative position bias")
     if mask_itemsize:
         weights = t.add_constant(weights, "attention mask", mask_itemsize)
-    weights = t.softmax(weights)
-    if cast_weights:
-        weights = t.cast(weights, value.itemsize, "casting the attention weights")
+    weights = t.softmax(weights, raised=raised)
+    if weights_itemsize:
+        weights = t.cast(weights, weights_itemsize, "casting the attention weights")
     weights = t.dropout(weights, dropout)
     return weighted_sum(t, weights, value, shape), weights
 
 
 def attention_scores(t: Operations, query: Tensor, key: Tensor, shape: AttentionShape) -> Tensor:
     """The product of queries and keys, (B, N, T, S)."""
-    return t.matmul(query, key, shape.scores, "attention scores", copy=(shape.copied, shape.copied))
+    # Repeated keys have just been copied, so that a product can read them as they are. Expanded ones are copied by a
+    # cast, if there is one.
+    cast = t.autocast and key.itemsize == 4
+    moved = (shape.group == 1 and not shape.by_head) or (shape.expanded and not cast)
+    copy = (shape.copied and not shape.by_head, shape.copied and moved)
+    return t.matmul(query, key, shape.scores, "attention scores", copy=copy)
 
 
 def weighted_sum(t: Operations, weights: Tensor, value: Tensor, shape: AttentionShape) -> Tensor:
     """The weighted sum of the values, copied to (B, T, N * H)."""
-    count = shape.batch * shape.queries * shape.num_heads * shape.head_dim
-    result = t.matmul(weights, value, count, "weighted sum of the values", copy=(False, shape.copied))
+    count = shape.batch * shape.queries * shape.num_heads * (shape.value_dim or shape.head_dim)
+    result = t.matmul(
+        weights,
+        value,
+        count,
+        "weighted sum of the values",
+        copy=(False, shape.copied and (shape.group == 1 or shape.expanded)),
+    )
     if shape.copied:
         result = t.view(result)
     return t.copy(result)
@@ -100,36 +133,96 @@ def fused_attention(
     *,
     dropout: float,
     bias: Tensor | None = None,
+    masked: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` as CUDA dispatches it (sdp_utils.cpp).
 
     Flash attention takes 16-bit operands without a bias and heads up to 256 wide, which are padded to a multiple of 8.
     The memory-efficient kernel takes the rest if the head width is a multiple of 8 (of 4 in 32 bits); the rows of a
     bias are padded to a multiple of 16. Everything else runs in separate operations.
+
+    Args:
+        dropout: Probability on the attention weights.
+        bias: A learned bias that is added to the scores.
+        masked: Whether there is a mask of a byte for each pair of tokens, which becomes a bias for each sequence.
     """
     if bias is not None:
         bias = t.lowered(bias)
     value = t.lowered(value)
     key = t.lowered(key)
     query = t.lowered(query)
+    if masked:
+        bias = t.tensor(shape.batch * shape.queries * shape.keys, query.itemsize)
+    width, even = shape.head_dim, -(-shape.head_dim // 8) * 8
+    if query.itemsize == 2 and bias is None and width <= 256 and shape.value_dim in (0, width):
+        return _flash(t, (query, key, value), shape, even)
+    if width % (4 if query.itemsize == 4 else 8) or shape.group > 1:
+        return _unfused(t, query, key, value, shape, dropout=dropout, bias=bias)
+    return _memory_efficient(t, query, key, value, shape, bias)
+
+
+def _flash(t: Operations, operands: tuple[Tensor, ...], shape: AttentionShape, even: int) -> Tensor:
     rows, width = shape.batch * shape.num_heads, shape.head_dim
-    if query.itemsize == 2 and bias is None and width <= 256:
-        count, even = query.count, -(-width // 8) * 8
-        if even != width:
-            query, key, value = (t.padded(x, x.count // width * even, "attention heads") for x in (query, key, value))
-        result = t.fused_attention(query, key, value, rows=rows, length=shape.queries, head_dim=even, flash=True)
-        return t.copy(t.part(result, count)) if even != width else result
-    if width % (4 if query.itemsize == 4 else 8):
-        query, key = t.scale(t.view(query), "attention scores"), t.scale(key, "attention scores")
-        weights = attention_scores(t, query, key, shape)
-        if bias is not None:
-            weights = t.add(weights, bias, "attention bias")
-        weights = t.dropout(t.softmax(weights), dropout)
-        return weighted_sum(t, weights, t.view(value), shape)
+    count = operands[0].count
+    if even != width:
+        operands = tuple(t.padded(x, x.count // width * even, "attention heads") for x in operands)
+    expanded = rows * shape.keys * even if shape.group > 1 else 0
+    result = t.fused_attention(*operands, rows=rows, length=shape.queries, head_dim=even, flash=True, expanded=expanded)
+    if even != width:
+        return t.copy(t.part(result, count))
+    return t.copy(result) if shape.by_head and shape.reordered else result
+
+
+def _memory_efficient(
+    t: Operations, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, bias: Tensor | None
+) -> Tensor:
     counts = {}
     if bias is not None:
-        lengthened = shape.num_heads * shape.queries * (-(-shape.keys // 16) * 16)
+        lengthened = bias.count // shape.keys * (-(-shape.keys // 16) * 16)
         if shape.keys % 16:
             bias = t.part(t.padded(bias, lengthened, "attention bias"), bias.count)
         counts = {"bias": bias, "bias_count": shape.scores, "bias_allocated": shape.batch * lengthened}
-    return t.fused_attention(query, key, value, rows=rows, length=shape.queries, head_dim=width, flash=False, **counts)
+    rows = shape.batch * shape.num_heads
+    if shape.value_dim:
+        counts["result_count"] = rows * shape.queries * shape.value_dim
+    return t.fused_attention(
+        query, key, value, rows=rows, length=shape.queries, head_dim=shape.head_dim, flash=False, **counts
+    )
+
+
+def _unfused(
+    t: Operations,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: AttentionShape,
+    *,
+    dropout: float,
+    bias: Tensor | None,
+) -> Tensor:
+    """Separate operations where no kernel fits (pytorch, attention.cpp, _scaled_dot_product_attention_math).
+
+    Queries and keys are scaled before their product, and a mask hides later tokens.
+    """
+    query = t.scale(t.view(query) if shape.group == 1 else query, "attention scores")
+    if shape.group > 1:
+        mask = _causal_mask(t, shape)
+        key = t.repeated(key, shape.group)
+        value = t.repeated(value, shape.group)
+    else:
+        mask, value = None, t.view(value)
+    weights = attention_scores(t, query, t.scale(key, "attention scores"), shape)
+    if bias is not None:
+        weights = t.add(weights, bias, "attention bias")
+    weights = t.dropout(t.masked_softmax(weights, shape.queries) if mask else t.softmax(weights), dropout)
+    return weighted_sum(t, weights, value, shape)
+
+
+def _causal_mask(t: Operations, shape: AttentionShape) -> Tensor:
+    """The mask as numbers, made of one of a byte for each pair of tokens and of its lower triangle."""
+    ones = t.tensor(shape.queries * shape.keys, 1)
+    lower = t.tensor(shape.queries * shape.keys, 1)
+    del ones
+    mask = t.tensor(shape.queries * shape.keys, 4)
+    del lower
+    return mask

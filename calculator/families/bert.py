@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calculator.architectures import Architecture, ParameterGroup
+from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, allocated_bytes
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context

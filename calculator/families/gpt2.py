@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calculator.architectures import Architecture, ParameterGroup
+from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
@@ -97,7 +97,7 @@ def _attention(c: Context, w: dict, hidden: Tensor, mask: Tensor | None) -> tupl
             shape,
             dropout=c.attention_dropout,
             mask_itemsize=mask.itemsize,
-            cast_weights=True,
+            weights_itemsize=value.itemsize,
         )
     attended = t.addmm(attended, w["attention.out.weight"], w["attention.out.bias"])
     return t.dropout(attended, c.dropout), weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calculator.architectures import Architecture, ParameterGroup
+from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, allocated_bytes
 from calculator.families.attention import AttentionShape, attention_scores, weighted_sum
 from calculator.families.context import Context

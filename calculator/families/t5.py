@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calculator.architectures import Architecture, ParameterGroup
+from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, rounded
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
@@ -62,7 +62,7 @@ def _encoder(c: Context) -> Tensor:
         hidden, own_bias, _none = c.run(layer, _encoder_block, hidden, bias)
         bias = own_bias
     t.enter("between")
-    return t.dropout(t.rms_norm(hidden, c.weights["encoder.norm"]), c.dropout)
+    return t.dropout(t.t5_norm(hidden, c.weights["encoder.norm"]), c.dropout)
 
 
 def _decoder(c: Context, encoded: Tensor, tokens: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _decoder(c: Context, encoded: Tensor, tokens: Tensor) -> Tensor:
         hidden, own_bias, own_cross_bias = c.run(layer, _decoder_block, hidden, mask, bias, encoded, cross_bias)
         bias, cross_bias = own_bias, own_cross_bias
     t.enter("head")
-    return t.dropout(t.rms_norm(hidden, c.weights["decoder.norm"]), c.dropout)
+    return t.dropout(t.t5_norm(hidden, c.weights["decoder.norm"]), c.dropout)
 
 
 def _encoder_block(c: Context, w: dict, hidden: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, None]:
@@ -109,7 +109,7 @@ def _self_attention(
     c: Context, w: dict, hidden: Tensor, mask: Tensor | None, bias: Tensor | None, stack: str, length: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     t = c.tape
-    normed = t.rms_norm(hidden, w["attention.norm"])
+    normed = t.t5_norm(hidden, w["attention.norm"])
     attended, bias, weights = _attention(c, w, "attention", normed, normed, length, length, mask, bias, stack)
     return t.add(hidden, t.dropout(attended, c.dropout)), bias, weights
 
@@ -118,7 +118,7 @@ def _cross_attention(
     c: Context, w: dict, hidden: Tensor, encoded: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     t = c.tape
-    normed = t.rms_norm(hidden, w["cross_attention.norm"])
+    normed = t.t5_norm(hidden, w["cross_attention.norm"])
     attended, bias, weights = _attention(
         c, w, "cross_attention", normed, encoded, c.target_length, c.length, None, bias, ""
     )
@@ -200,7 +200,7 @@ def _no_bias(c: Context, shape: AttentionShape, itemsize: int) -> Tensor:
 
 def _feed_forward_layer(c: Context, w: dict, hidden: Tensor) -> Tensor:
     t = c.tape
-    fed = t.rms_norm(hidden, w["feed_forward.norm"])
+    fed = t.t5_norm(hidden, w["feed_forward.norm"])
     fed = _feed_forward(c, w, fed)
     return t.add(hidden, t.dropout(fed, c.dropout))
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isqrt
 
-from calculator.architectures import Architecture, ParameterGroup
+from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Parameter, Storage, Tensor, allocated_bytes, rounded
 from calculator.families.context import Context, Layer
 from calculator.operations import Operations

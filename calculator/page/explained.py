@@ -6,7 +6,7 @@ from calculator.devices import Device
 from calculator.estimate import Estimate
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.page.words import show_bytes, show_count
-from calculator.setups import PCIE_BYTES_PER_SECOND, Setup
+from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
 KEPT = "Source: the tensors that each operation saves for backward in PyTorch, tools/autograd/derivatives.yaml."
@@ -19,23 +19,22 @@ CONTEXT = (
 def explanations(setup: Setup, result: Estimate, device: Device | None) -> dict[str, str]:
     """A text for every number in the two tables and the verdict, by the name of its place."""
     optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
-    size = 2 if setup.precision in ("bf16", "fp16") else 4
-    count = show_count(result.parameters)
+    count = show_count(result.trained_parameters)
     if setup.offload_optimizer:
         state = "Nothing stays on the GPU: the optimizer runs on the host."
     else:
-        state = f"{optimizer.title}: {_per_parameter(result.optimizer_state_bytes, result.parameters)}."
-    host_state = _per_parameter(result.host.optimizer_state, result.parameters)
+        state = f"{optimizer.title}: {_per_parameter(result.optimizer_state_bytes, result.trained_parameters)}."
+    host_state = _per_parameter(result.host.optimizer_state, result.trained_parameters)
     copies = f"{count} parameters × 4 bytes" if setup.offload_optimizer else "Nothing: the optimizer is on the GPU"
     return {
         "gpu-weights": (
-            f"{count} parameters × {size} bytes, every tensor rounded up to 512 bytes, and the model's buffers. "
-            f"{ALLOCATOR}"
+            f"{_weights(setup, result)}, every tensor rounded up to 512 bytes, and the model's buffers. {ALLOCATOR}"
         ),
         "gpu-gradients": (
-            f"As many values as weights: {show_bytes(result.gradient_bytes)} in total. At the peak "
-            f"{show_bytes(result.gpu.gradients)} of them are allocated. Source: PyTorch's autograd makes a gradient "
-            "when backward reaches its weight and keeps it for the optimizer."
+            f"As many values as {'adapters have' if setup.lora_rank else 'weights'}: "
+            f"{show_bytes(result.gradient_bytes)} in total. At the peak {show_bytes(result.gpu.gradients)} of them are "
+            "allocated. Source: PyTorch's autograd makes a gradient when backward reaches its weight and keeps it for "
+            "the optimizer."
         ),
         "gpu-optimizer_state": f"{state} Source: {optimizer.source}.",
         "gpu-activations": (
@@ -69,6 +68,20 @@ def explanations(setup: Setup, result: Estimate, device: Device | None) -> dict[
             "Source: hivemind, optim/state_averager.py, delta_rule_averaging."
         ),
     }
+
+
+def _weights(setup: Setup, result: Estimate) -> str:
+    """Counts of parameters and their bytes."""
+    lora = lora_of(setup, resolve(setup))
+    trained = show_count(result.trained_parameters)
+    if lora is None:
+        return f"{trained} parameters × {2 if setup.precision in ('bf16', 'fp16') else 4} bytes"
+    frozen = show_count(result.parameters - result.trained_parameters)
+    adapters = f"{trained} parameters of adapters × {lora.adapter_itemsize} bytes"
+    if lora.base_bits == 4:
+        scales = f"in linear layers half a byte and scales (NF4, double quantization), else {lora.rest_itemsize} bytes"
+        return f"{frozen} frozen parameters: {scales}; {adapters}"
+    return f"{frozen} frozen parameters × {lora.rest_itemsize} bytes, {adapters}"
 
 
 def _overhead(result: Estimate) -> str:

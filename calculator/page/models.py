@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calculator.adapters import FAMILIES_WITH_ADAPTERS
 from calculator.architectures import Architecture, from_config
 
 
@@ -17,6 +18,7 @@ def own_values(model: Architecture) -> dict:
         "reversible": model.reversible,
         "two_stacks": bool(model.num_decoder_layers),
         "text_to_image": model.family == "text-to-image",
+        **({"adapters": True} if model.family in FAMILIES_WITH_ADAPTERS else {}),
     }
 
 

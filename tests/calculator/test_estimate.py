@@ -326,7 +326,7 @@ REFUSED = {
     "offload_optimizer is true or false": {"model": "gpt2", "offload_optimizer": 1},
     "delta_rule adds a copy": {"model": "gpt2", "delta_rule": True},
     "A paged optimizer": {"model": "gpt2", "optimizer": "paged-adamw8bit", "offload_optimizer": True},
-    "model_type 'llama' is not supported": {"config": {"model_type": "llama"}},
+    "model_type 'olmo' is not supported": {"config": {"model_type": "olmo"}},
     "is not divisible by its 7 heads": {"config": {"model_type": "gpt2", "n_head": 7}},
     "n_layer in config is a whole number": {"config": {"model_type": "gpt2", "n_layer": "many"}},
     "A setup is an object": [],

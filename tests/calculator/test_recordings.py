@@ -7,20 +7,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calculator import timeline
+from calculator.adapters import FAMILIES_WITH_ADAPTERS, Lora, modules_of
 from calculator.architectures import PRESETS
 from calculator.sizes import Formulas, Size
 from calculator.timeline import Options
 
-COURSES, SIZES = 40, 12
+COURSES, SIZES = 60, 12
 MODELS = ("gpt2", "bert-base", "t5-small", "t5-3b", "gpt-j-6b", "dalle-2021")
+DECODERS = (
+    "llama-3.2-1b",
+    "qwen2.5-0.5b",
+    "qwen3-0.6b",
+    "smollm3-3b",
+    "phi-3-mini",
+    "gemma-2-2b",
+    "gemma-3-1b",
+    "mixtral-8x7b",
+    "deepseek-v3",
+)
 
 
 def _course(draw: random.Random):
     """A model and how its step is done, without sizes."""
-    name = draw.choice(MODELS)
+    name = draw.choice(MODELS + DECODERS)
     architecture = dataclasses.replace(
         PRESETS[name],
-        num_layers=draw.randint(1, 4),
+        num_layers=draw.randint(1, 5),
         num_decoder_layers=draw.randint(1, 4) if PRESETS[name].num_decoder_layers else 0,
     )
     own = architecture.family == "text-to-image"
@@ -41,11 +53,28 @@ def _course(draw: random.Random):
         dropout=draw.choice((0.0, 0.1)),
         attention_dropout=draw.choice((0.0, 0.1)),
         checkpoint_every=0 if reversible else draw.choice((0, 0, 1, 2)),
-        shared_groups=draw.choice((0, 0, 2)),
+        shared_groups=0 if architecture.mixed else draw.choice((0, 0, 2)),
         reversible=reversible,
         accumulating=draw.random() < 0.2,
     )
-    return architecture, options
+    return architecture, _adapted(draw, architecture, options)
+
+
+def _adapted(draw: random.Random, architecture, options: Options) -> Options:
+    """The same, for some decoders with LoRA."""
+    if architecture.family not in FAMILIES_WITH_ADAPTERS or options.shared_groups or draw.random() < 0.4:
+        return options
+    bits = draw.choice((4, 16, 32)) if options.autocast else 32 if options.itemsize == 4 else draw.choice((4, 16))
+    modules = list(modules_of(architecture).values())
+    lora = Lora(
+        rank=8,
+        targets=frozenset(draw.sample(modules, draw.randint(1, len(modules)))),
+        dropout=draw.choice((0.0, 0.1)),
+        adapter_itemsize=draw.choice((2, 4)) if options.autocast else options.itemsize,
+        base_bits=bits,
+        rest_itemsize=2 if bits == 16 or (not options.autocast and bits == 4) else 4,
+    )
+    return dataclasses.replace(options, lora=lora, itemsize=lora.rest_itemsize)
 
 
 def _sized(draw: random.Random, architecture, options: Options):
@@ -56,6 +85,16 @@ def _sized(draw: random.Random, architecture, options: Options):
         hidden_size=heads * head_dim,
         num_heads=heads,
         head_dim=head_dim,
+        num_key_value_heads=draw.choice([n for n in (1, 2, 3) if heads % n == 0])
+        * bool(architecture.num_key_value_heads),
+        rotary_dim=architecture.rotary_dim and head_dim // (2 if architecture.latent_dim else 1),
+        sliding_window=architecture.sliding_window and draw.choice((10, 40)),
+        num_experts=architecture.num_experts and 8,
+        experts_per_token=architecture.experts_per_token and draw.choice((1, 3)),
+        expert_size=architecture.expert_size and draw.choice((8, 24)),
+        query_rank=architecture.query_rank and draw.choice((16, 40)),
+        latent_dim=architecture.latent_dim and draw.choice((16, 24)),
+        value_dim=architecture.value_dim and draw.choice((8, 12)),
         intermediate_size=draw.choice((16, heads * head_dim, 200)),
         vocab_size=draw.choice((50, 1000)),
         image_vocab_size=20 if architecture.image_vocab_size else 0,
@@ -67,6 +106,7 @@ def _sized(draw: random.Random, architecture, options: Options):
         length=options.length if fixed else draw.choice((1, 2, 16, 31, 64)),
         target_length=draw.choice((1, 16, 33)) if architecture.num_decoder_layers else 0,
         dropout=options.dropout * draw.choice((1, 2)),
+        lora=options.lora and dataclasses.replace(options.lora, rank=draw.choice((1, 7, 16))),
     )
 
 

@@ -10,6 +10,8 @@ import random
 
 import pytest
 
+from calculator.adapters import modules_of
+from calculator.architectures import from_config
 from calculator.estimate import estimate
 from calculator.setups import Setup
 from tests.calculator.test_parameters import architecture_of
@@ -24,14 +26,20 @@ class _FusedAttention(torch.autograd.Function):
     """Keeps what CUDA's kernels keep: operands, result, a number a row, two of the random state.
 
     Flash attention takes 16 bit without a bias; the memory-efficient kernel takes the rest and rounds rows up to 32.
+    Several query heads may share a head of keys and values.
     """
 
     @staticmethod
     def forward(ctx, query, key, value, bias, scale):
-        scores = query.float() @ key.float().transpose(-1, -2) * scale
+        keys, values = (x.float().repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = query.float() @ keys.transpose(-1, -2) * scale
         weights = torch.softmax(scores if bias is None else scores + bias, -1)
-        # as the kernels lay it out: heads beside each other, so that joining them copies nothing
-        result = (weights @ value.float()).to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        # flash attention lays its result out as the queries lie, the other kernel with heads beside each other, so that
+        # joining them copies nothing
+        result = torch.empty_like(query) if query.itemsize == 2 and bias is None else None
+        if result is None:
+            result = query.new_empty(*(query.shape[n] for n in (0, 2, 1)), value.shape[-1]).transpose(1, 2)
+        result.copy_(weights @ values)
         rows = query.shape[2] if query.itemsize == 2 and bias is None else -(-query.shape[2] // 32) * 32
         sums = torch.zeros(*query.shape[:2], rows)
         seed, offset = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
@@ -50,6 +58,7 @@ class CudaRules(torch.overrides.TorchFunctionMode):
         super().__init__()
         self.half = autocast
         self.copies = {}
+        self.frozen_copies = []
 
     def _cast(self, value, dtype):
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == dtype:
@@ -58,7 +67,10 @@ class CudaRules(torch.overrides.TorchFunctionMode):
             if id(value) not in self.copies:
                 self.copies[id(value)] = value.to(dtype)
             return self.copies[id(value)]
-        return value.to(dtype)
+        cast = value.to(dtype)
+        if isinstance(value, torch.nn.Parameter):  # autocast does not remember copies of frozen parameters
+            self.frozen_copies.append(cast)
+        return cast
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -81,8 +93,9 @@ class CudaRules(torch.overrides.TorchFunctionMode):
     def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **kwargs):
         if self.half is not None:
             query, key, value, attn_mask = (self._cast(x, self.half) for x in (query, key, value, attn_mask))
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            raise AssertionError("nothing is padded: transformers makes no mask on CUDA")
+        if attn_mask is not None and attn_mask.dtype == torch.bool:  # of a sliding window; rows are padded to 16
+            rows, keys = attn_mask.shape[-2:]
+            attn_mask = query.new_zeros(len(query), 1, rows, -(-keys // 16) * 16)[..., :keys]
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         return _FusedAttention.apply(query, key, value, attn_mask, scale)
 
@@ -103,7 +116,7 @@ def _saved_bytes(model, run, rules=None) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), rules:
         inputs, _loss = run(model)  # the loss holds the graph
-    for tensor in [*inputs, *rules.copies.values()]:
+    for tensor in [*inputs, *rules.copies.values(), *rules.frozen_copies]:
         kept.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(kept.values())
 
@@ -177,14 +190,96 @@ def _t5(s):
     ), transformers.T5ForConditionalGeneration  # fmt: skip
 
 
+def _llama(s):
+    draw = random.Random(str(s))
+    kind = draw.choice(["llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3"])
+    keys = draw.choice([heads for heads in (1, 2, 3, 4) if s["heads"] % heads == 0])
+    s["width"] = s["heads"] * draw.choice([8, 16, 32])
+    # In 32 bits, torch has no fused kernel for grouped queries; its separate operations are in the reference steps.
+    if keys < s["heads"] and s["precision"] == "fp32":
+        s["attention"] = "eager"
+    values = {
+        "vocab_size": s["vocab"], "hidden_size": s["width"], "intermediate_size": s["inner"],
+        "num_hidden_layers": s["layers"], "num_attention_heads": s["heads"], "num_key_value_heads": keys,
+        "tie_word_embeddings": s["gated"], "attention_dropout": s["dropout"], "use_cache": False, "pad_token_id": 0,
+    }  # fmt: skip
+    if kind in ("llama", "mistral", "qwen3"):
+        values["head_dim"] = s["width"] // s["heads"]
+    if kind in ("llama", "smollm3"):
+        values |= {"attention_bias": draw.random() < 0.5, "mlp_bias": draw.random() < 0.5}
+    if kind in ("mistral", "phi3"):
+        values["sliding_window"] = draw.choice([None, s["length"] // 2 + 1, s["length"] + 1])
+    if kind in ("qwen2", "qwen3"):
+        values |= {"use_sliding_window": True, "sliding_window": s["length"] // 2 + 1, "max_window_layers": 1}
+    if kind == "phi3":
+        values["resid_pdrop"] = s["dropout"]
+    return transformers.AutoConfig.for_model(kind, **values), transformers.AutoModelForCausalLM
+
+
+def _gemma(s):
+    draw = random.Random(str(s))
+    kind = draw.choice(["gemma2", "gemma3_text"])
+    keys = draw.choice([heads for heads in (1, 2, 3, 4) if s["heads"] % heads == 0])
+    if kind == "gemma2" or (keys < s["heads"] and s["precision"] == "fp32"):
+        s["attention"] = "eager"  # Gemma 2's code has no other; for the rest see `_llama`
+    return transformers.AutoConfig.for_model(
+        kind, vocab_size=s["vocab"], hidden_size=s["width"], intermediate_size=s["inner"],
+        num_hidden_layers=s["layers"] + 1, num_attention_heads=s["heads"], num_key_value_heads=keys,
+        head_dim=draw.choice([8, 16, 32]), tie_word_embeddings=s["gated"], attention_dropout=s["dropout"],
+        sliding_window=draw.choice([s["length"] // 2 + 1, s["length"] + 1]), use_cache=False,
+        layer_types=[draw.choice(["sliding_attention", "full_attention"]) for _ in range(s["layers"] + 1)],
+    ), transformers.AutoModelForCausalLM  # fmt: skip
+
+
+def _mixture(s):
+    draw = random.Random(str(s))
+    # DeepSeek-V3's router makes nodes that die before forward ends, but the hooks see them too.
+    kind = draw.choice(["mixtral", "qwen3_moe"])
+    # Autocast runs more operations of a router in 32 bits than `CudaRules`; they are in the traced steps.
+    s["precision"] = draw.choice(["fp32", "bf16"])
+    s["width"], s["inner"] = s["heads"] * 16, 8 * draw.randint(1, 20)
+    values = {
+        "vocab_size": s["vocab"], "hidden_size": s["width"], "intermediate_size": s["inner"],
+        "num_hidden_layers": s["layers"], "num_attention_heads": s["heads"], "num_key_value_heads": s["heads"],
+        "tie_word_embeddings": s["gated"], "attention_dropout": s["dropout"], "use_cache": False,
+        "moe_intermediate_size": s["inner"], "num_experts_per_tok": draw.choice([1, 2]),
+    }  # fmt: skip
+    if kind == "mixtral":
+        values["num_local_experts"] = 4
+    if kind == "qwen3_moe":
+        values |= {"num_experts": 4, "head_dim": 16, "norm_topk_prob": draw.random() < 0.5, "mlp_only_layers": [1]}
+    return transformers.AutoConfig.for_model(kind, **values), transformers.AutoModelForCausalLM
+
+
+def test_routing_does_not_change_what_a_mixture_keeps():
+    """All tokens to the same two experts, or to those that a random router chooses."""
+    config = transformers.AutoConfig.for_model(
+        "mixtral", vocab_size=50, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=8, use_cache=False, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
+    step = _language_step(3, 20, 50)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.mlp.gate.weight)  # equal chances: the first two are taken for every token
+    uneven = _saved_bytes(model, step)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.mlp.gate.weight)
+    assert _saved_bytes(model, step) == uneven
+    assert any("most uneven routing" in note for note in estimate(Setup(config=config.to_dict())).notes)
+
+
+FAMILIES = (_gpt2, _bert, _gptj, _t5, _llama, _gemma, _mixture)
+
+
 @pytest.mark.parametrize("seed", range(CONFIGURATIONS))
 def test_saved_activations_of_transformers(seed):
-    build = (_gpt2, _bert, _gptj, _t5)[seed % 4]
+    build = FAMILIES[seed % len(FAMILIES)]
     s = _sizes(random.Random(seed))
     config, model_class = build(s)
     config._attn_implementation = s["attention"]
     autocast = torch.bfloat16 if s["precision"].startswith("amp-") else None
-    model = model_class(config).to(torch.bfloat16 if s["precision"] == "bf16" else torch.float32).train()
+    make = getattr(model_class, "from_config", model_class)
+    model = make(config).to(torch.bfloat16 if s["precision"] == "bf16" else torch.float32).train()
     target = s["target"] if build is _t5 else None
     step = _language_step(s["batch"], s["length"], s["vocab"], target)
     expected = _saved_bytes(model, step, CudaRules(autocast))
@@ -200,6 +295,55 @@ def test_saved_activations_of_transformers(seed):
         )
     )
     assert result.saved_activations == expected, (build.__name__, s)
+
+
+class _Adapted(torch.nn.Module):
+    """W x + (alpha / r) B A dropout(x) with W frozen (Hu et al. 2021, arXiv:2106.09685), cast as peft casts."""
+
+    def __init__(self, base, rank, dropout, dtype):
+        super().__init__()
+        self.base, self.dropout = base, dropout
+        self.a = torch.nn.Parameter(torch.zeros(rank, base.in_features, dtype=dtype))
+        self.b = torch.nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype))
+
+    def forward(self, x):
+        linear, dropout = torch.nn.functional.linear, torch.nn.functional.dropout
+        result = self.base(x)
+        x = x.to(self.a.dtype)
+        return (result + linear(linear(dropout(x, self.dropout), self.a), self.b) * 2.0).to(result.dtype)
+
+
+def _adapt(model, targets, rank, dropout, dtype):
+    model.requires_grad_(False)
+    for layer in model.model.layers:
+        for path, module in list(layer.named_modules()):
+            if path.split(".")[-1] in targets:
+                layer.set_submodule(path, _Adapted(module, rank, dropout, dtype))
+
+
+@pytest.mark.parametrize("seed", range(0, CONFIGURATIONS, 50))
+def test_saved_activations_of_adapters(seed):
+    """Adapters written after the published formula; the traced steps in test_reference_steps.py have peft's own."""
+    draw = random.Random(f"adapters {seed}")
+    s = _sizes(draw)
+    config, model_class = (_llama, _gemma)[seed // 50 % 2](s)
+    config._attn_implementation = s["attention"]
+    half = s["precision"] != "fp32"
+    autocast = torch.bfloat16 if s["precision"].startswith("amp-") else None
+    bits = 32 if not half else draw.choice((16, 32)) if autocast else 16
+    adapter_bits = draw.choice((16, 32)) if half else 32
+    model = model_class.from_config(config).to(torch.bfloat16 if bits == 16 else torch.float32).train()
+    modules = list(modules_of(from_config(config.to_dict())))
+    targets = draw.sample(modules, draw.randint(1, len(modules)))
+    rank, dropout = draw.choice((1, 5, 16)), draw.choice((0.0, 0.1))
+    _adapt(model, targets, rank, dropout, torch.bfloat16 if adapter_bits == 16 else torch.float32)
+    expected = _saved_bytes(model, _language_step(s["batch"], s["length"], s["vocab"]), CudaRules(autocast))
+    setup = Setup(
+        config=config.to_dict(), micro_batch_size=s["batch"], sequence_length=s["length"], precision=s["precision"],
+        attention=s["attention"], dropout=s["dropout"], lora_rank=rank, lora_targets=",".join(targets),
+        lora_dropout=dropout, base_bits=bits, adapter_bits=adapter_bits,
+    )  # fmt: skip
+    assert estimate(setup).saved_activations == expected, setup
 
 
 @pytest.mark.parametrize("reversible", [True, False])

@@ -100,8 +100,8 @@ def test_codes_take_thirteen_bits_a_token():
 
 
 @pytest.mark.parametrize("buffer", [1, 8, 64, 512])
-def test_buffers_mix_as_those_of_the_trainer(buffer):
-    """The trainer's samples run through `datasets`; over some seeds both shift samples as far."""
+def test_buffers_mix_as_those_of_datasets(buffer):
+    """The 2021 run's samples went through `datasets`; over some seeds both shift samples as far."""
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"place": list(range(shuffling.LENGTH))}).to_iterable_dataset()
     seeds = range(6)

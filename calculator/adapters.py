@@ -1,0 +1,105 @@
+"""LoRA: a frozen model with small trained matrices beside its linear layers (Hu et al. 2021, arXiv:2106.09685).
+
+peft adds to a linear layer y = W x the term (alpha / r) B A dropout(x), where A has the shape (r, in) and B (out, r).
+W stays as it is, in 32 or 16 bits, or in 4 bits as bitsandbytes quantizes it for QLoRA (Dettmers et al. 2023,
+arXiv:2305.14314): NF4 in blocks of 64 values, whose scales are quantized again (double quantization).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from calculator.architecture import Architecture
+from calculator.autograd import allocated_bytes
+from calculator.parameters import ParameterTensor, parameter_tensors
+
+FAMILIES_WITH_ADAPTERS = ("llama", "gemma")
+ALL_LINEAR = "all-linear"
+NF4_BLOCK, SCALES_BLOCK = 64, 256
+"""Values that share a scale, and scales that share one of their own (bitsandbytes 0.50, functional.quantize_4bit)."""
+NF4_CODE, DYNAMIC_CODE = 16, 256
+"""32-bit values of the two maps from codes to numbers, of which each weight has its own copies."""
+MODULES = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "attention.qkv": "qkv_proj",
+    "attention.out": "o_proj",
+    "feed_forward.gate": "gate_proj",
+    "feed_forward.in": "up_proj",
+    "feed_forward.out": "down_proj",
+}
+"""Our names of a layer's linear modules, and those of transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """How a frozen model is trained through adapters."""
+
+    rank: int
+    targets: frozenset[str]
+    """Linear modules that have an adapter, by our names."""
+    dropout: float
+    """Probability with which the adapters' inputs are dropped."""
+    adapter_itemsize: int
+    """Bytes of a trained value."""
+    base_bits: int
+    """Bits of a frozen value in a layer's linear modules."""
+    rest_itemsize: int
+    """Bytes of any other frozen value: embeddings, norms and head."""
+
+    def itemsize(self, name: str) -> int:
+        """Bytes of a value with which a frozen parameter computes."""
+        # bitsandbytes' forward casts a bias to the precision in which it multiplies, for good (Linear4bit.forward).
+        return 2 if self.base_bits == 4 and name.rpartition(".")[0] in MODULES else self.rest_itemsize
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether a parameter is stored in 4 bits."""
+        return self.base_bits == 4 and name.endswith(".weight") and name.rpartition(".")[0] in MODULES
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether a parameter is the weight of a module with an adapter."""
+        return name.endswith(".weight") and name.rpartition(".")[0] in self.targets
+
+
+def modules_of(architecture: Architecture) -> dict[str, str]:
+    """The linear modules of a layer: their names in transformers, and ours, in the model's order."""
+    weights = [tensor.name for tensor in parameter_tensors(architecture) if tensor.name.endswith(".weight")]
+    own = [name.removesuffix(".weight") for name in weights]
+    joined = {"feed_forward.in": "gate_up_proj"} if architecture.joined_projections else {}
+    return {joined.get(name, MODULES[name]): name for name in own if name in MODULES}
+
+
+def frozen_blocks(tensor: ParameterTensor, lora: Lora) -> list[int]:
+    """Bytes of each block that one frozen parameter takes: one, or six if it is quantized."""
+    if not lora.is_quantized(tensor.name):
+        return [allocated_bytes(tensor.count, lora.itemsize(tensor.name))]
+    return [allocated_bytes(count, itemsize) for count, itemsize in quantized_parts(tensor.count)]
+
+
+def quantized_parts(count: int) -> Iterator[tuple[int, int]]:
+    """Values and bytes of a value of each tensor of an NF4 weight with double quantization.
+
+    Args:
+        count: Values of the weight.
+    """
+    blocks = -(-count // NF4_BLOCK)
+    yield -(-count // 2), 1  # two codes in a byte
+    yield blocks, 1  # scales
+    yield -(-blocks // SCALES_BLOCK), 4  # scales of the scales
+    yield 1, 4  # the mean of the scales, which is subtracted before they are quantized
+    yield NF4_CODE, 4
+    yield DYNAMIC_CODE, 4
+
+
+def adapter_tensors(architecture: Architecture, lora: Lora) -> tuple[ParameterTensor, ...]:
+    """Every kind of trained tensor, in the order of the real model: A and B of each module, layer by layer."""
+    tensors = []
+    for tensor in parameter_tensors(architecture):
+        if lora.has_adapter(tensor.name):
+            outer, inner = tensor.shape
+            module = tensor.name.removesuffix(".weight")
+            tensors.append(ParameterTensor(f"{module}.lora_a", "adapters", (lora.rank, inner), tensor.copies))
+            tensors.append(ParameterTensor(f"{module}.lora_b", "adapters", (outer, lora.rank), tensor.copies))
+    return tuple(tensors)

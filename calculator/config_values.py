@@ -1,0 +1,71 @@
+"""Reads single values of a Hugging Face `config.json`, and refuses wrong ones in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from calculator.errors import BadSetup
+
+
+def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
+    """The size under the first of `names` that the config has."""
+    for name in names:
+        value = config.get(name)
+        # transformers writes null where the model has the default.
+        if value is None:
+            continue
+        # bool first, since true is a whole number to Python.
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
+            raise BadSetup(f"{name} in config is a whole number from 1 to 10000000, not {value!r:.60}.")
+        return value
+    if default is None:
+        raise BadSetup(f"config has no {names[0]}.")
+    return default
+
+
+def share(config: Mapping[str, object], default: float, name: str) -> float:
+    """The probability under this name."""
+    value = config.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise BadSetup(f"{name} in config is a number from 0 to below 1, not {value!r:.60}.")
+    return value
+
+
+def activation_of(
+    config: Mapping[str, object], default: str, name: str, accepted: tuple[str, ...] = ("relu", "gelu", "gelu_new")
+) -> str:
+    """The activation under this name."""
+    value = config.get(name, default)
+    if value not in accepted:
+        raise BadSetup(f"{name} in config is one of {', '.join(accepted)}, not {value!r:.60}.")
+    return value
+
+
+def switched_off(config: Mapping[str, object], **names: object) -> None:
+    """Refuses values of options that change the structure in a way that the calculator does not model."""
+    for name, expected in names.items():
+        value = config.get(name, expected)
+        if value not in (expected, None):
+            raise BadSetup(f"{name} in config is only supported as {expected!r}, not {value!r:.60}.")
+
+
+def head_width(hidden_size: int, num_heads: int) -> int:
+    """The width of a head, where heads divide the whole width."""
+    if hidden_size % num_heads:
+        raise BadSetup(f"The width {hidden_size} in config is not divisible by its {num_heads} heads.")
+    return hidden_size // num_heads
+
+
+def flag(config: Mapping[str, object], default: bool, name: str) -> bool:
+    """The switch under this name; null stands for the default."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise BadSetup(f"{name} in config is true or false, not {value!r:.60}.")
+    return value
+
+
+def tied(config: Mapping[str, object], default: bool) -> bool:
+    """Whether the output head is the token embedding."""
+    return flag(config, default, "tie_word_embeddings")

@@ -1,0 +1,143 @@
+"""Memory of generating text: the weights, and the cache of keys and values of every token so far.
+
+The cache is what transformers' DynamicCache holds once a token after the prompt has been computed. Engines with paged
+blocks, such as vLLM, reserve whole blocks. What a kernel needs while it runs is not counted: it is small, as only one
+token per sequence is computed at a time.
+
+>>> from calculator.architectures import PRESETS
+>>> cache_bytes(PRESETS["llama-3.1-8b"], batch=1, length=8192) == 2**30
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from calculator.architecture import Architecture
+from calculator.autograd import allocated_bytes
+from calculator.devices import Device
+from calculator.errors import BadSetup
+from calculator.estimate import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
+from calculator.parameters import FAMILIES, parameter_tensors
+
+DECODERS = ("gpt2", "gptj", "llama", "gemma", "mixture", "deepseek")
+"""Families that generate text token by token with one stack."""
+MOST_SEQUENCES = 1_000_000
+"""The limit of the search for the largest batch."""
+ITEMSIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes of a value of weights or cache, by the name of its type."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferenceMemory:
+    """Bytes on the device while text is generated."""
+
+    weights: int
+    """Parameters and buffers."""
+    cache: int
+    """Keys and values, or what they are computed from."""
+    overhead: int
+    """The CUDA context and workspace, which no figure of PyTorch includes."""
+
+    @property
+    def total(self) -> int:
+        """The sum of the parts."""
+        return self.weights + self.cache + self.overhead
+
+
+def cache_values_per_token(architecture: Architecture) -> int:
+    """Values that one layer caches for each token: of latent attention, the latent and the rotated channels."""
+    if architecture.latent_dim:
+        return architecture.latent_dim + architecture.rotary_dim
+    return 2 * architecture.key_heads * architecture.head_dim
+
+
+def cached_tokens(architecture: Architecture, kind: str, length: int, block: int = 1) -> int:
+    """Tokens of a sequence that a layer caches: all, or as many as its window has, in whole blocks.
+
+    Args:
+        architecture: The model.
+        kind: Of the layer; see `Architecture.attention_kind`.
+        length: Tokens so far.
+        block: Tokens of a block, which is reserved as a whole.
+    """
+    if "sliding" in kind:
+        length = min(length, architecture.sliding_window)
+    return -(-length // block) * block
+
+
+def cache_bytes(architecture: Architecture, *, batch: int, length: int, itemsize: int = 2, block: int = 1) -> int:
+    """Bytes of the cache of all layers.
+
+    Args:
+        architecture: The model.
+        batch: Sequences at once.
+        length: Tokens of each, prompt and answer together.
+        itemsize: Bytes of a cached value.
+        block: See `cached_tokens`.
+
+    Raises:
+        BadSetup: If the model does not generate text with one stack.
+    """
+    if architecture.family not in DECODERS:
+        raise BadSetup(f"{architecture.name} does not generate text token by token; choose a decoder, such as gpt2.")
+    kinds = [architecture.attention_kind(layer) for layer in range(architecture.num_layers)]
+    tokens = sum(cached_tokens(architecture, kind, length, block) * kinds.count(kind) for kind in dict.fromkeys(kinds))
+    return batch * tokens * cache_values_per_token(architecture) * itemsize
+
+
+def inference_memory(
+    architecture: Architecture,
+    *,
+    batch: int = 1,
+    length: int,
+    weights: str = "bf16",
+    cache: str = "bf16",
+    block: int = 1,
+) -> InferenceMemory:
+    """Memory of generating text up to a length; arguments as for `cache_bytes`, types by their names in `ITEMSIZES`.
+
+    Raises:
+        BadSetup: If a number is out of range, or the model does not generate text with one stack.
+    """
+    longest = architecture.max_positions or MOST_SEQUENCES
+    for name, value, most in (("batch", batch, MOST_SEQUENCES), ("length", length, longest), ("block", block, 65_536)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise BadSetup(f"{name} is a whole number from 1 to {most}, not {value!r:.60}.")
+    for name, value in (("weights", weights), ("cache", cache)):
+        if value not in ITEMSIZES:
+            raise BadSetup(f"{name} is one of {', '.join(ITEMSIZES)}, not {value!r:.60}.")
+    size = ITEMSIZES[weights]
+    held = sum(tensor.copies * allocated_bytes(tensor.count, size) for tensor in parameter_tensors(architecture))
+    return InferenceMemory(
+        weights=held + FAMILIES[architecture.family].buffer_bytes(architecture, size),
+        cache=cache_bytes(architecture, batch=batch, length=length, itemsize=ITEMSIZES[cache], block=block),
+        overhead=CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES,
+    )
+
+
+def longest_context(architecture: Architecture, device: Device, **options: object) -> int:
+    """The most tokens per sequence that fit; 0 if not even one does. Options as for `inference_memory`."""
+    most = architecture.max_positions or MOST_SEQUENCES
+    return _most(lambda length: _fits(architecture, device, length=length, **options), most)
+
+
+def largest_batch(architecture: Architecture, device: Device, **options: object) -> int:
+    """The most sequences at once that fit; 0 if not even one does. Options as for `inference_memory`."""
+    return _most(lambda batch: _fits(architecture, device, batch=batch, **options), MOST_SEQUENCES)
+
+
+def _fits(architecture: Architecture, device: Device, **options: object) -> bool:
+    need = inference_memory(architecture, **options)
+    # With unified memory there is no CUDA context.
+    return need.total - (need.overhead if device.unified else 0) <= device.usable_bytes
+
+
+def _most(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number from 1 to `most` that fits, by bisection: a larger one never needs less."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

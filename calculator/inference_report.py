@@ -1,0 +1,81 @@
+"""`python -m calculator inference`: the memory of generating text, as a report or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from calculator.architecture import Architecture
+from calculator.architectures import from_config
+from calculator.devices import device_named
+from calculator.errors import BadSetup
+from calculator.inference import ITEMSIZES, inference_memory, largest_batch, longest_context
+from calculator.page.words import show_bytes
+from calculator.setups import Setup, resolve
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    parser.add_argument("model", nargs="?", help="a preset")
+    parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once")
+    parser.add_argument("--length", type=int, metavar="T", help="tokens of each, prompt and answer (at most 4096)")
+    parser.add_argument("--weights", choices=ITEMSIZES, default="bf16")
+    parser.add_argument("--cache", choices=ITEMSIZES, default="bf16", help="type of cached keys and values")
+    parser.add_argument("--block", type=int, default=1, metavar="N", help="tokens of a paged block, such as vLLM's 16")
+    parser.add_argument("--gpu", metavar="NAME", help="also say the longest context and the largest batch that fit it")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(flags: dict, read: Callable[[str], object]) -> str:
+    """What the command prints.
+
+    Args:
+        flags: By name.
+        read: Reads the JSON file of a config.
+
+    Raises:
+        BadSetup: If the flags describe nothing that generates text.
+    """
+    as_json, gpu = flags.pop("json"), flags.pop("gpu")
+    answer = answered(_model(flags.pop("model"), flags.pop("config"), read), gpu, **flags)
+    return json.dumps(answer) if as_json else _report(answer)
+
+
+def _model(name: str | None, path: str | None, read: Callable[[str], object]) -> Architecture:
+    if (name is None) == (path is None):
+        raise BadSetup("Give a model or --config FILE, one of the two; `python -m calculator --help` lists the models.")
+    return resolve(Setup(model=name)) if path is None else from_config(read(path))
+
+
+def answered(architecture: Architecture, gpu: str | None, *, length: int | None = None, **options: object) -> dict:
+    """The answer as plain data: the parts, and for a GPU the longest context and the largest batch that fit."""
+    length = length or architecture.sequence_length
+    memory = inference_memory(architecture, length=length, **options)
+    answer = {"model": architecture.name, "length": length, **options, **asdict(memory), "total": memory.total}
+    if gpu is None:
+        return answer
+    device = device_named(gpu)
+    batch = options.pop("batch", 1)
+    return answer | {
+        "gpu": device.title,
+        "usable_bytes": device.usable_bytes,
+        "longest_context": longest_context(architecture, device, batch=batch, **options),
+        "largest_batch": largest_batch(architecture, device, length=length, **options),
+    }
+
+
+def _report(answer: Mapping[str, object]) -> str:
+    lines = [f"{answer['model']}: {answer['batch']} x {answer['length']:,} tokens", ""]
+    names = {"weights": "Weights", "cache": "Cached keys and values", "overhead": "CUDA itself", "total": "Total"}
+    lines += [f"{words:<28}{show_bytes(answer[name]):>14} {answer[name]:>22,} B" for name, words in names.items()]
+    if "gpu" in answer:
+        lines += [
+            "",
+            f"{show_bytes(answer['usable_bytes'])} of the {answer['gpu']} can be used.",
+            f"Longest context that fits, all else unchanged: {answer['longest_context']:,} tokens.",
+            f"Largest batch that fits, all else unchanged: {answer['largest_batch']:,}.",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,166 @@
+"""The ways to save memory: what each changes in a setup, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from calculator.adapters import FAMILIES_WITH_ADAPTERS
+from calculator.architecture import Architecture
+from calculator.devices import Device
+from calculator.setups import Setup, resolve
+
+FORWARD_SHARE = 1 / 3
+"""Forward's share of a step's computation; backward is twice forward (Kaplan et al. 2020, arXiv:2001.08361, section
+2.1)."""
+SAME, SMALLER_PASSES, BUS, OTHER_TRAINING, ADAPTERS, OTHER_DATA, OTHER_MODEL = range(7)
+"""What a technique costs, beginning with the least: nothing, passes that use the GPU less well, transfers over the bus
+once per update, another rounding or optimizer, adapters beside a frozen model, less context per sample, and another
+model."""
+LORA_RANK = 16
+"""The advised rank of adapters. It decides little: the published gains end between 8 and 64 (Dettmers et al. 2023,
+arXiv:2305.14314, appendix A.1)."""
+SHORTER = ((7, 8), (3, 4), (1, 2), (1, 4), (1, 8))
+"""Fractions of a sequence's length that are tried."""
+SHORTEST = 64
+"""No shorter sequences are advised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """One way to save memory."""
+
+    title: str
+    changes: dict[str, object]
+    rank: int = SAME
+    extra_computation: float = 0.0
+    """Recomputation as a share of a step's computation."""
+    level: float = 0.0
+    """How far it goes, relative to the other techniques of the same choice; the setup's own way has 0."""
+    caveat: str = ""
+    """What it changes about the training."""
+    offloaded_caveat: str = ""
+    """The same where the host makes the update, if that is another."""
+
+
+def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
+    """For each choice of the setup, the techniques that could replace it, the one that saves most last; None keeps it.
+
+    Weights are shared only in models of which no trained weights are published: those of others are of no use then.
+    """
+    architecture = resolve(setup)
+    yield [None, *_precisions(setup, architecture, device)]
+    # The run's own model has one implementation of attention.
+    if setup.attention == "eager" and architecture.fusable and architecture.family != "text-to-image":
+        yield [None, Technique("fused attention", {"attention": "sdpa"})]
+    yield [None, *_optimizers(setup, architecture)]
+    yield [None, *_smaller_passes(setup)]
+    if not setup.offload_optimizer and not setup.optimizer.startswith("paged") and not device.unified:
+        yield [None, Technique("optimizer on the host", {"offload_optimizer": True}, BUS)]
+    yield [None, *_recomputing(setup, architecture)]
+    yield [None, *_adapters(setup, architecture)]
+    yield [None, *_shorter(setup, architecture)]
+    shared = setup.shared_groups or architecture.shared_groups
+    if not architecture.released and not shared and architecture.num_layers > 4:
+        caveat = "another model: the layers of a group share their weights"
+        yield [
+            None,
+            Technique("4 groups of layers that share weights", {"shared_groups": 4}, OTHER_MODEL, 0, 1, caveat),
+        ]
+
+
+def _precisions(setup: Setup, architecture: Architecture, device: Device) -> Iterator[Technique]:
+    half = "bf16" if device.bfloat16 else "fp16"
+    if setup.precision == "fp32":
+        yield Technique(f"16-bit autocast ({half})", {"precision": f"amp-{half}"}, level=1)
+    # The trainer of the run's own model always keeps weights in 32 bits.
+    if setup.precision in ("bf16", "fp16") or architecture.family == "text-to-image":
+        return
+    scaled = "" if half == "bf16" else "; float16 needs a scaled loss"
+    yield Technique(
+        f"weights and gradients in 16 bits ({half})",
+        {"precision": half},
+        OTHER_TRAINING,
+        level=2,
+        caveat=f"updates that are small beside their weight are rounded away{scaled}",
+        offloaded_caveat=f"gradients of 16 bits, though the host updates weights of 32{scaled}",
+    )
+
+
+def _optimizers(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
+    if setup.optimizer == "adamw" and setup.optimizer_impl != "fused" and not setup.offload_optimizer:
+        yield Technique("fused update", {"optimizer_impl": "fused"}, level=1)
+    eight_bit = {"adamw": "adamw8bit", "lamb": "lamb8bit", "lion": "lion8bit"}.get(setup.optimizer)
+    # `optimizer_impl` goes back to its default: any other is refused for optimizers but AdamW.
+    if eight_bit:
+        yield Technique("8-bit optimizer state", {"optimizer": eight_bit, "optimizer_impl": "foreach"}, level=2)
+    if setup.optimizer.startswith("adamw") and architecture.family != "text-to-image":
+        changes = {"optimizer": "adafactor", "optimizer_impl": "foreach"}
+        caveat = "another optimizer, which needs its own learning rate"
+        yield Technique("Adafactor", changes, OTHER_TRAINING, level=3, caveat=caveat)
+
+
+def _smaller_passes(setup: Setup) -> Iterator[Technique]:
+    size, steps = setup.micro_batch_size, setup.accumulation_steps
+    while size % 2 == 0:
+        size, steps = size // 2, steps * 2
+        changes = {"micro_batch_size": size, "accumulation_steps": steps}
+        title = f"micro-batches of {size}, accumulated over {steps}"
+        yield Technique(title, changes, SMALLER_PASSES, level=steps)
+
+
+def _recomputing(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
+    reversible = architecture.reversible if setup.reversible is None else setup.reversible
+    if reversible or setup.checkpointing is True or setup.checkpointing == 1:
+        return
+    layers = min(architecture.num_layers, architecture.num_decoder_layers or architecture.num_layers)
+    # Without checkpointing, as if the interval were longer than the stack.
+    every = int(setup.checkpointing) or layers + 1
+    for k, title in ((4, "checkpointing every 4th block"), (2, "checkpointing every 2nd block")):
+        if k < min(every, layers):
+            yield _again(title, {"checkpointing": k}, FORWARD_SHARE / k)
+    yield _again("checkpointing", {"checkpointing": True}, FORWARD_SHARE)
+    if architecture.family == "text-to-image":
+        yield _again("reversible layers", {"reversible": True, "checkpointing": False}, FORWARD_SHARE)
+
+
+def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
+    """LoRA and QLoRA, for models of which trained weights are published."""
+    if architecture.family not in FAMILIES_WITH_ADAPTERS or not architecture.released:
+        return
+    rounded = "the frozen weights are rounded to 4 bits"
+    if setup.lora_rank is None:
+        caveat = "only adapters are trained, beside the frozen model"
+        rank = {"lora_rank": LORA_RANK}
+        yield Technique(f"LoRA of rank {LORA_RANK}", {**rank, "base_bits": 16}, ADAPTERS, level=1, caveat=caveat)
+        title, caveat = f"QLoRA of rank {LORA_RANK} (a 4-bit model)", f"{caveat}, whose weights are rounded to 4 bits"
+        yield Technique(title, {**rank, "base_bits": 4}, ADAPTERS, level=2, caveat=caveat)
+        return
+    if setup.base_bits in (None, 32) and setup.precision.startswith("amp-"):
+        yield Technique("frozen weights in 16 bits", {"base_bits": 16}, OTHER_TRAINING, level=1)
+    if setup.base_bits != 4:
+        yield Technique("frozen weights in 4 bits (QLoRA)", {"base_bits": 4}, ADAPTERS, level=2, caveat=rounded)
+
+
+def _again(title: str, changes: dict[str, object], share: float) -> Technique:
+    return Technique(title, changes, extra_computation=share, level=share)
+
+
+@lru_cache(maxsize=64)
+def _lengths(length: int) -> tuple[int, ...]:
+    """Shorter lengths that are tried, multiples of 8 because other lengths make kernels slower."""
+    tried = [length * part // whole // 8 * 8 for part, whole in SHORTER]
+    return tuple(dict.fromkeys(size for size in tried if SHORTEST <= size < length))
+
+
+def _shorter(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
+    """Shorter sequences, where the model's length is not fixed; both stacks keep their proportion."""
+    if architecture.family in ("text-to-image", "vit"):
+        return
+    own = setup.sequence_length or architecture.sequence_length
+    target = setup.target_length or architecture.target_length
+    for length in _lengths(own):
+        changes = {"sequence_length": length} | ({"target_length": target * length // own} if target else {})
+        caveat = f"samples of {own} tokens must be cut"
+        yield Technique(f"sequences of {length} tokens", changes, OTHER_DATA, level=own - length, caveat=caveat)

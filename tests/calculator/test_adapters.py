@@ -1,0 +1,161 @@
+"""LoRA and QLoRA: adapters and quantized weights as the libraries make them, refusals, and what a public report says.
+
+The steps of `benchmarks/lora_steps.json` were traced with peft and are in test_reference_steps.py. Here stand the parts
+that real tensors on a CPU show.
+"""
+
+import dataclasses
+import random
+
+import pytest
+
+from calculator import BadSetup, Setup, estimate
+from calculator.adapters import Lora, modules_of, quantized_parts
+from calculator.architectures import PRESETS
+from calculator.timeline import Options, play
+
+LLAMA = "llama-3.2-1b"
+QLORA = Setup(model=LLAMA, lora_rank=16, base_bits=4, sequence_length=2048)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (64, 64), (300, 70), (257, 65), (1024, 513)])
+def test_bytes_of_a_4_bit_weight_are_those_that_bitsandbytes_makes(shape):
+    torch = pytest.importorskip("torch")
+    functional = pytest.importorskip("bitsandbytes.functional")
+    packed, state = functional.quantize_4bit(torch.randn(shape), compress_statistics=True, quant_type="nf4")
+    made = [packed, state.absmax, state.state2.absmax, state.offset, state.code, state.state2.code]
+    assert len({tensor.data_ptr() for tensor in made}) == 6
+    sizes = [(tensor.numel(), tensor.element_size()) for tensor in made]
+    assert list(quantized_parts(shape[0] * shape[1])) == sizes
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen2.5-0.5b", "phi-3-mini", "gemma-2-2b", "gemma-3-1b"])
+def test_modules_are_the_linear_ones_of_the_model_of_transformers(name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    a = PRESETS[name]
+    kinds = {"llama": "llama", "qwen2.5": "qwen2", "phi": "phi3", "gemma": "gemma3_text" if a.head_norms else "gemma2"}
+    config = transformers.AutoConfig.for_model(
+        kinds[name.split("-")[0]], num_hidden_layers=1, vocab_size=64, hidden_size=a.hidden_size, head_dim=a.head_dim,
+        num_attention_heads=a.num_heads, num_key_value_heads=a.key_heads, intermediate_size=a.intermediate_size,
+        pad_token_id=0,
+    )  # fmt: skip
+    with torch.device("meta"):
+        layer = transformers.AutoModelForCausalLM.from_config(config).model.layers[0]
+    linear = {path.split(".")[-1]: m for path, m in layer.named_modules() if isinstance(m, torch.nn.Linear)}
+    assert list(modules_of(a)) == list(linear)
+    trained = sum(7 * (m.in_features + m.out_features) for m in linear.values())
+    assert estimate(Setup(model=name, lora_rank=7)).trained_parameters == trained * a.num_layers
+
+
+def test_only_adapters_have_gradients_and_optimizer_state():
+    full = estimate(Setup(model=LLAMA))
+    lora = estimate(Setup(model=LLAMA, lora_rank=16))
+    assert lora.parameters == full.parameters + lora.trained_parameters
+    assert lora.parameters_by_part["adapters"] == lora.trained_parameters
+    assert lora.gradient_bytes == 4 * lora.trained_parameters < full.gradient_bytes / 100
+    assert lora.optimizer_state_bytes == 2 * lora.gradient_bytes
+
+
+def test_a_frozen_layer_keeps_no_input():
+    """With adapters on v_proj only, the inputs of the feed-forward's products are kept by no one."""
+    length = {"sequence_length": 2048, "precision": "bf16"}
+    one, all_layers = (
+        estimate(Setup(model=LLAMA, lora_rank=16, lora_targets=targets, **length)).saved_activations
+        for targets in ("v_proj", "all-linear")
+    )
+    full = estimate(Setup(model=LLAMA, **length)).saved_activations
+    a = PRESETS[LLAMA]
+    gated = 2 * 2048 * a.intermediate_size * a.num_layers  # the input of down_proj, in 16 bits
+    assert one + gated <= all_layers
+    assert full - one >= gated
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_short_model_gives_what_every_layer_gives(seed):
+    """Layers that cost the same are played once; which do depends on the adapters too."""
+    draw = random.Random(seed)
+    model = draw.choice(("qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "phi-3-mini"))
+    a = dataclasses.replace(PRESETS[model], num_layers=draw.randint(1, 9))
+    autocast = draw.random() < 0.5
+    modules = list(modules_of(a).values())
+    lora = Lora(
+        rank=8, targets=frozenset(draw.sample(modules, draw.randint(1, len(modules)))), dropout=0.1,
+        adapter_itemsize=2, base_bits=draw.choice((4, 16)), rest_itemsize=2,
+    )  # fmt: skip
+    options = Options(
+        batch=2, length=96, target_length=0, autocast=autocast, itemsize=2, half="bf16", dropout=0.1,
+        fused_attention=draw.random() < 0.5, attention_dropout=0.1, checkpoint_every=draw.choice((0, 0, 1, 2, 3)),
+        shared_groups=0, reversible=False, accumulating=draw.random() < 0.3, lora=lora,
+    )  # fmt: skip
+    short, whole = play(a, options), play(a, dataclasses.replace(options, folded=False))
+    assert max(i.levels.live for i in short.instants) == max(i.levels.live for i in whole.instants)
+    for end in ("after_forward", "after_backward"):
+        assert getattr(short, end)._replace(instant="") == getattr(whole, end)._replace(instant="")
+
+
+def test_fewer_bits_take_less():
+    totals = [
+        estimate(dataclasses.replace(QLORA, base_bits=bits, checkpointing=True)).gpu.total for bits in (32, 16, 4)
+    ]
+    assert totals == sorted(totals, reverse=True) and len(set(totals)) == 3
+    wide = estimate(dataclasses.replace(QLORA, rest_32bit=True)).gpu.weights - estimate(QLORA).gpu.weights
+    assert wide == pytest.approx(2 * 128_256 * 2048, rel=0.01)  # the embedding, which is the head too
+
+
+def test_an_8b_qlora_takes_9_gib_where_another_estimator_said_21():
+    """unsloth pull request 10815: "Llama 3.1 8B with default settings [...] about 21 GB instead of 9 GB".
+
+    It gives neither batch nor length. This is one sequence of 2048 tokens with checkpointing, and an 8-bit AdamW.
+    """
+    setup = Setup(
+        model="llama-3.1-8b", lora_rank=16, base_bits=4, optimizer="adamw8bit", checkpointing=True, sequence_length=2048
+    )
+    assert 8.5 < estimate(setup).gpu.total / 2**30 < 9.5
+
+
+REFUSED = {
+    "lora_rank is a whole number from 1": {"lora_rank": 0},
+    "lora_targets is all-linear, or some of q_proj, k_proj, v_proj, o_proj, gate_proj": {
+        "lora_rank": 8, "lora_targets": "q_proj,query"
+    },
+    "lora_targets is a text": {"lora_rank": 8, "lora_targets": ["q_proj"]},
+    "lora_dropout is null or a number": {"lora_rank": 8, "lora_dropout": 1.5},
+    "base_bits 8 is not counted: bitsandbytes keeps the columns of outliers": {"lora_rank": 8, "base_bits": 8},
+    "base_bits is one of 4, 16, 32": {"lora_rank": 8, "base_bits": 2},
+    "base_bits is a whole number": {"lora_rank": 8, "base_bits": 16.0},
+    "adapter_bits is one of 16, 32": {"lora_rank": 8, "adapter_bits": 4},
+    "base_bits is for LoRA; give lora_rank as well": {"base_bits": 4},
+    "lora_targets is for LoRA": {"lora_targets": "q_proj"},
+    "rest_32bit is for a model in 4 bits": {"lora_rank": 8, "rest_32bit": True},
+    "rest_32bit is true or false": {"lora_rank": 8, "base_bits": 4, "rest_32bit": 1},
+    "precision fp32 needs base_bits 32": {"lora_rank": 8, "precision": "fp32", "base_bits": 4},
+    "precision fp32 needs adapter_bits 32": {"lora_rank": 8, "precision": "fp32", "adapter_bits": 16},
+    "precision bf16 makes everything 16-bit; choose base_bits": {"lora_rank": 8, "precision": "bf16", "base_bits": 32},
+    "precision bf16 makes everything 16-bit; omit rest_32bit": {
+        "lora_rank": 8, "precision": "bf16", "base_bits": 4, "rest_32bit": True
+    },
+    "LoRA trains a model as it is published": {"lora_rank": 8, "shared_groups": 2},
+    "LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; mixtral-8x7b": {
+        "lora_rank": 8, "model": "mixtral-8x7b"
+    },
+    "gpt2 is of another family, so omit lora_rank": {"lora_rank": 8, "model": "gpt2"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sentence", "values"), REFUSED.items())
+def test_what_is_not_counted_is_refused_in_a_sentence(sentence, values):
+    with pytest.raises(BadSetup) as refused:
+        estimate(Setup(**{"model": LLAMA, **values}))
+    assert sentence in str(refused.value)
+    assert str(refused.value).endswith(".")
+
+
+def test_no_dropout_of_adapters_is_written_as_null_too():
+    assert estimate(dataclasses.replace(QLORA, lora_dropout=None)) == estimate(QLORA)
+
+
+def test_a_short_4_bit_pass_is_said_to_be_an_upper_bound():
+    short, long = (estimate(dataclasses.replace(QLORA, sequence_length=length)).notes for length in (1536, 1537))
+    assert any("depending on the GPU" in note for note in short)
+    assert not any("depending on the GPU" in note for note in long)
