@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from training.config import RunConfig
-from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
+from training.data.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
 from training.data.tokenizer import Tokenizer
 
 SAMPLES = 64
@@ -15,7 +15,7 @@ SAMPLES = 64
 
 def write_shards(folder: Path, run: RunConfig) -> Path:
     """Shards in the recipe's sizes, with random codes."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * (SAMPLES // 4)
     codes = np.random.default_rng(0).integers(0, run.model.image_vocab_size, (SAMPLES, run.model.image_seq_len))
     ids = [str(number) for number in range(SAMPLES)]
@@ -31,8 +31,12 @@ def write_shards(folder: Path, run: RunConfig) -> Path:
         reconstruction_error=0.0,
         pictures=SAMPLES,
         left_out={},
-        splits={"train": SplitEntry(samples=SAMPLES, shards=("train-00000.parquet",))},
+        splits={
+            "train": SplitEntry(samples=SAMPLES, shards=("train-00000.parquet",)),
+            "held-out": SplitEntry(samples=0, shards=()),
+        },
         files={path.name: describe_file(path) for path in folder.iterdir()},
+        index={"train-00000.parquet": describe_shard(folder / "train-00000.parquet")},
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
     return folder

@@ -1,69 +1,82 @@
 """Makes shards of pictures and captions: filter, crop, encode, write (paper, section 3.2).
 
 The work is done in a hidden folder beside the target, one shard after the other; the folder is renamed when it is
-complete. If the work is interrupted, the next call with the same input continues after the last finished shard.
+complete. If the work is interrupted, the next call with the same input continues after the last finished shard. Rows
+wait in a table on disk (`training.data.rows`), so that memory does not grow with the set.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import random
-import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 
-from training.config import DataConfig, RunConfig
+from training.config import RunConfig
 from training.data.captions import SPLITS, Split
-from training.data.shards import (
-    MANIFEST_FILE,
-    TOKENIZER_FILE,
-    FileEntry,
-    Manifest,
-    SplitEntry,
-    describe_file,
-    read_manifest,
-    write_shard,
-)
+from training.data.card import write_card
+from training.data.fetch import Fetcher
+from training.data.finishing import NOTE_SUFFIX, Progress, described, digest_of, finish, finished, part_folder
+from training.data.pictures import Picture, Pictures
+from training.data.rows import Row, RowTable
+from training.data.shards import ROW_GROUP, TOKENIZER_FILE, Manifest, SplitEntry, write_shard
+from training.data.sources import read_addresses, read_captions, read_folder
 from training.data.tokenizer import Tokenizer
 from training.errors import BadInput, reason_of
 from training.model.codec import CONFIG_FILE, WEIGHTS_FILE, ImageCodec, load_codec, save_codec, train_small_codec
-from training.storage.whole import replace_folder, write_whole
+from training.storage.whole import write_whole
 
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the current work, the amount done, and the total."""
 ROWS_PER_SHARD = 4096
-"""Rows of captions.jsonl per shard, including those that are left out."""
-ENCODED_TOGETHER = 256
-"""Pictures in memory at a time."""
+"""Rows per shard, including those whose pictures turn out to be unusable."""
 CODEC_PICTURES = 8192
 """The number of random pictures on which a codec is trained."""
 LARGEST_WORD_VOCABULARY = 4096
 """The most text ids for which a word-level tokenizer is trained; recipes with more need a tokenizer file."""
+LEFT_OUT_FILE = "left-out.jsonl"
+"""Names the pictures that were left out, with the reasons."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One line of captions.jsonl."""
+class Input:
+    """The pictures and captions that a set is made of; `training.data.sources` lists the kinds."""
 
-    file: str
-    caption: str
-    split: Split
-    unsafe: bool
-    """Marked as not safe for work (`"nsfw": true`, or LAION's `"NSFW"`)."""
+    images: Path | None = None
+    """Folder of the pictures or tars, or a tar."""
+    captions: Path | None = None
+    """JSON lines or CSV; None: captions are beside the pictures."""
+    urls: Path | None = None
+    """Parquet file, or a folder of such, with addresses of pictures; instead of the other two."""
+
+    def __post_init__(self) -> None:
+        if (self.images is None) == (self.urls is None) or (self.urls is not None and self.captions is not None):
+            raise BadInput(
+                "Pictures come from --images, with or without --captions, or from --urls alone. Give one of both, or "
+                "--text."
+            )
+
+    def rows(self) -> Iterator[Row | str]:
+        """All rows, and reasons for lines that are none."""
+        if self.urls is not None:
+            return read_addresses(self.urls)
+        return read_folder(self.images) if self.captions is None else read_captions(self.captions)
+
+    def files(self) -> list[Path]:
+        """The files in which the rows are, tars included."""
+        if self.urls is not None:
+            return sorted(self.urls.glob("*.parquet")) if self.urls.is_dir() else [self.urls]
+        tars = [self.images] if self.images.suffix == ".tar" else sorted(self.images.glob("*.tar"))
+        return tars if self.captions is None else [self.captions]
 
 
 def prepare(
-    images: Path,
-    captions: Path,
+    source: Input,
     out: Path,
     run: RunConfig,
     *,
@@ -72,13 +85,15 @@ def prepare(
     codec_steps: int = 1600,
     replace: bool = False,
     seed: int = 0,
+    workers: int | None = None,
+    licence: str | None = None,
+    fetcher: Fetcher | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> tuple[Manifest, bool]:
     """Makes a folder of shards.
 
     Args:
-        images: Folder of the pictures.
-        captions: JSON lines with `file` (within `images`), `caption`, and optionally `split` and `nsfw`.
+        source: The pictures and captions.
         out: Folder to make.
         run: Recipe with the model, codec and data sections to use.
         codec_file: A trained codec. Default: `run.codec.weights`, or a small codec trained on the pictures.
@@ -86,6 +101,9 @@ def prepare(
         codec_steps: Gradient steps for training a codec.
         replace: Whether an `out` made from other input may be replaced.
         seed: Seed of the samples' order and the codec's training.
+        workers: Pictures that are decoded at the same time; None: as many as there are cores.
+        licence: Of pictures and captions, for the data card.
+        fetcher: Fetches pictures of `source.urls`; None: one that reaches public addresses only.
         progress: See `Progress`.
 
     Returns:
@@ -94,212 +112,222 @@ def prepare(
     Raises:
         BadInput: If an input cannot be used. Single broken pictures are only counted.
     """
-    rows, left_out = read_rows(captions)
-    digest = _input_digest(images, captions, rows, run, [codec_file, tokenizer_file], [codec_steps, seed], progress)
-    if (finished := _finished(out, digest, replace=replace)) is not None:
-        return finished, False
-    work = out.with_name(f".{out.name}.part-{digest[:12]}")
-    work.mkdir(parents=True, exist_ok=True)
-    kept = _filtered(rows, run.data, left_out, seed)
-    tokenizer = _tokenizer(kept, run, tokenizer_file)
-    tokenizer.save(work / TOKENIZER_FILE)
-    codec = _codec(images, kept, run, codec_file, work, codec_steps, seed, progress)
-    splits, squared_error = _encode(images, kept, work, run, codec, left_out, progress)
-
-    manifest = Manifest(
-        run_id=run.run_id,
-        input_digest=digest,
-        image_seq_len=run.model.image_seq_len,
-        image_vocab_size=run.model.image_vocab_size,
-        text_vocab_size=tokenizer.vocab_size,
-        codec_digest=json.loads((work / CONFIG_FILE).read_text())["digest"],
-        reconstruction_error=squared_error / sum(split.samples for split in splits.values()),
-        pictures=len(rows) + left_out["broken line"],
-        left_out=dict(sorted(left_out.items())),
-        splits=splits,
-        files=_files(work, splits),
-    )
-    _finish(work, out, manifest)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    place = {"prefix": f".{out.name}.rows-", "dir": out.parent, "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(**place) as folder:
+        table = RowTable(Path(folder), source.rows(), run.data)
+        pictures = Pictures(source.images, run, workers=workers, fetcher=fetcher)
+        files, settings = [codec_file, tokenizer_file], [codec_steps, seed]
+        digest = _input_digest(source, table, pictures, run, files, settings, progress)
+        if (there := finished(out, digest, replace=replace)) is not None:
+            return there, False
+        work = _Work(part_folder(out, digest), table, pictures, run, seed, progress)
+        manifest = work.make(digest, codec_file, tokenizer_file, codec_steps)
+        write_card(work.folder, manifest, run, licence=licence)
+        _list_left_out(work.folder)
+        finish(work.folder, out, manifest)
     return manifest, True
 
 
-def _finished(out: Path, digest: str, *, replace: bool) -> Manifest | None:
-    """The manifest of existing shards made from the same input; None if there is work to do.
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Shards in the making; what is finished stays if the work is interrupted."""
 
-    Raises:
-        BadInput: If something else is there that may not be replaced.
-    """
-    if (out / MANIFEST_FILE).exists():
-        manifest = read_manifest(out)
-        if manifest.input_digest == digest:
-            return manifest
-        if not replace:
-            raise BadInput(f"{out} holds shards of other input. Give another --out, or --replace.")
-    elif out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty and holds no prepared shards. Give another --out.")
-    return None
+    folder: Path
+    table: RowTable
+    pictures: Pictures
+    run: RunConfig
+    seed: int
+    progress: Progress
 
+    def make(self, digest: str, codec_file: Path | None, tokenizer_file: Path | None, codec_steps: int) -> Manifest:
+        """Makes all files; the manifest, which is not written yet."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tokenizer = _tokenizer(self.table, self.run, tokenizer_file)
+        tokenizer.save(self.folder / TOKENIZER_FILE)
+        codec = self._codec(codec_file, codec_steps)
+        splits, totals = self._encode(codec)
+        return Manifest(
+            run_id=self.run.run_id,
+            input_digest=digest,
+            image_seq_len=self.run.model.image_seq_len,
+            image_vocab_size=self.run.model.image_vocab_size,
+            text_vocab_size=tokenizer.vocab_size,
+            codec_digest=json.loads((self.folder / CONFIG_FILE).read_text())["digest"],
+            reconstruction_error=totals.squared_error / totals.samples,
+            pictures=self.table.read,
+            picture_bytes=totals.picture_bytes,
+            left_out=dict(sorted(totals.left_out.items())),
+            splits=splits,
+            **described(self.folder, splits, [WEIGHTS_FILE, CONFIG_FILE]),
+        )
 
-def _encode(
-    images: Path,
-    kept: list[Row],
-    work: Path,
-    run: RunConfig,
-    codec: ImageCodec,
-    left_out: Counter[str],
-    progress: Progress,
-) -> tuple[dict[Split, SplitEntry], float]:
-    """Encodes all rows into shards; returns the splits and the sum of the pictures' mean squared errors.
+    def _encode(self, codec: ImageCodec) -> tuple[dict[Split, SplitEntry], _Note]:
+        """Encodes all rows into shards; the splits, and what all shards' notes say together.
 
-    Raises:
-        BadInput: If no picture can be trained on.
-    """
-    splits: dict[Split, SplitEntry] = {}
-    done, squared_error = 0, 0.0
-    for split in SPLITS:
-        chosen = [row for row in kept if row.split == split]
-        names, count = [], 0
-        for start in range(0, len(chosen), ROWS_PER_SHARD):
-            part = chosen[start : start + ROWS_PER_SHARD]
-            # By the place of its rows: a shard without a usable picture is not among `names`. If the next shard had the
-            # same number, the note of the former would be found, and the rows would count as finished.
-            name = f"{split}-{start // ROWS_PER_SHARD:05d}.parquet"
-            note = _shard(
-                images, part, work / name, run, codec, lambda n, at=done: progress("Encoding", at + n, len(kept))
+        Raises:
+            BadInput: If no picture can be trained on.
+        """
+        splits: dict[Split, SplitEntry] = {}
+        totals, done = _Note(left_out=Counter(self.table.left_out)), 0
+        for split in SPLITS:
+            names, samples = [], 0
+            for start in range(0, self.table.count(split), ROWS_PER_SHARD):
+                rows = self.table.shuffled(split, start, start + ROWS_PER_SHARD, seed=str(self.seed))
+                # By the place of its rows: a shard without a usable picture is not among `names`. If the next shard had
+                # the same number, the note of the former would be found, and the rows would count as finished.
+                name = f"{split}-{start // ROWS_PER_SHARD:05d}.parquet"
+                note = self._shard(rows, self.folder / name, codec, done)
+                done += len(rows)
+                totals.add(note)
+                names += [name] if note.samples else []
+                samples += note.samples
+            splits[split] = SplitEntry(samples=samples, shards=tuple(names))
+        if not splits["train"].samples:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in totals.left_out.items()) or "there are no rows"
+            raise BadInput(f"No picture is left to train on ({reasons}). Check --images, --captions or --urls.")
+        return splits, totals
+
+    def _shard(self, rows: list[Row], path: Path, codec: ImageCodec, done: int) -> _Note:
+        """Encodes rows into one shard, unless it is already finished; notes the result in a file beside it."""
+        note_path = path.with_suffix(NOTE_SUFFIX)
+        if note_path.exists():
+            self.progress("Encoding", done + len(rows), self.table.kept)
+            return _Note.read(note_path)
+        note = _Note()
+        ids, captions, codes = [], [], []
+        for found in self.pictures.batches(rows):
+            usable = []
+            for row, picture in zip(rows[note.rows :], found, strict=False):
+                if isinstance(picture, str):
+                    note.leave_out(row, picture)
+                else:
+                    usable.append((row, picture))
+            if usable:
+                codes.append(note.encode([picture for _, picture in usable], codec))
+                ids += [row.file for row, _ in usable]
+                captions += [row.caption for row, _ in usable]
+            note.rows += len(found)
+            self.progress("Encoding", done + note.rows, self.table.kept)
+        if ids:
+            write_shard(path, ids=ids, captions=captions, codes=np.concatenate(codes))
+        # Only after the shard: a note without a shard would make the next start skip these rows.
+        note.write(note_path)
+        return note
+
+    def _codec(self, codec_file: Path | None, steps: int) -> ImageCodec:
+        """The codec to encode with; its files are in the folder afterwards."""
+        # Work on this input was interrupted. A codec trained again may differ from the one of the finished shards.
+        if (self.folder / CONFIG_FILE).exists():
+            return load_codec(self.folder, self.run.codec)
+        source = codec_file or (Path(self.run.codec.weights) if self.run.codec.weights else None)
+        if source is not None:
+            codec = load_codec(source, self.run.codec)
+        elif self.run.codec.kind != "small":
+            raise BadInput(
+                f"`prepare` cannot train a codec of the kind {self.run.codec.kind!r}. Give its weights with --codec "
+                "FILE."
             )
-            done += len(part)
-            left_out.update(note["left_out"])
-            if note["samples"]:
-                names.append(name)
-            count += note["samples"]
-            squared_error += note["squared_error"]
-        splits[split] = SplitEntry(samples=count, shards=tuple(names))
-    if not splits["train"].samples:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "captions.jsonl is empty"
-        raise BadInput(f"No picture is left to train on ({reasons}). Check --images and --captions.")
-    return splits, squared_error
-
-
-def read_rows(captions: Path) -> tuple[list[Row], Counter[str]]:
-    """The rows of captions.jsonl, and the number of invalid lines, which are left out.
-
-    Raises:
-        BadInput: If the file cannot be read.
-    """
-    rows: list[Row] = []
-    left_out: Counter[str] = Counter()
-    try:
-        with captions.open(encoding="utf-8-sig", errors="replace") as lines:
-            for line in lines:
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                    file, caption, split = row["file"], row["caption"], row.get("split", "train")
-                    if not (isinstance(file, str) and isinstance(caption, str) and split in SPLITS):
-                        raise ValueError("file and caption are text, split is " + " or ".join(SPLITS))
-                    if b"\0" in file.encode() + caption.encode():  # encode: half of a surrogate pair is not valid text
-                        raise ValueError("no file name has a null character, and no text needs one")
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    left_out["broken line"] += 1
-                    continue
-                unsafe = row.get("nsfw") in (True, "NSFW")
-                rows.append(Row(file=file, caption=caption.strip(), split=split, unsafe=unsafe))
-    except OSError as error:
-        raise BadInput(
-            f"The captions in {captions} cannot be read: {reason_of(error)}. Give a file of JSON lines with --captions."
-        ) from None
-    return rows, left_out
-
-
-def square_picture(path: Path, *, image_size: int, max_aspect_ratio: float) -> np.ndarray | str:
-    """A picture cropped to its central square and resized.
-
-    Returns:
-        uint8 (3, image_size, image_size), or the reason for leaving it out.
-    """
-    try:
-        with Image.open(path) as opened:
-            width, height = opened.size
-            if max(width, height) > max_aspect_ratio * min(width, height):
-                return "extreme aspect ratio"
-            if opened.format == "JPEG":
-                # The JPEG decoder then skips detail by a factor of 2, 4 or 8, and still gives at least twice the final
-                # size.
-                opened.draft("RGB", (2 * image_size, 2 * image_size))
-            # Phones store a turned picture with a note about how it is turned.
-            picture = ImageOps.exif_transpose(opened)
-            if picture.mode.startswith("I;16"):  # Pillow's own conversion clips everything above 255
-                picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-            elif picture.mode in ("I", "F"):
-                return "unreadable file"  # such files do not say which value is white
-            if picture.has_transparency_data:
-                # Transparent pixels may have any colour; on a page, readers see white behind them.
-                picture = picture.convert("RGBA")
-                picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-            picture = picture.convert("RGB")
-    except FileNotFoundError:
-        return "missing file"
-    except Exception:  # Pillow raises many kinds of errors for broken files; each means that the file is unreadable
-        return "unreadable file"
-    if picture.size != (image_size, image_size):
-        picture = ImageOps.fit(picture, (image_size, image_size), Image.Resampling.LANCZOS)
-    return np.asarray(picture).transpose(2, 0, 1)
-
-
-def _filtered(rows: list[Row], data: DataConfig, left_out: Counter[str], seed: int) -> list[Row]:
-    """The rows that the recipe accepts, shuffled."""
-    kept = []
-    for row in rows:
-        if len(row.caption) < data.min_caption_characters:
-            left_out["short caption"] += 1
-        elif row.unsafe:
-            left_out["marked unsafe"] += 1
         else:
-            kept.append(row)
-    # Shuffled here, so that each shard, which a peer reads as a whole, is a random sample of all pictures.
-    random.Random(seed).shuffle(kept)
-    return kept
+            codec = self._trained_codec(steps)
+        save_codec(codec, self.folder)
+        return codec
+
+    def _trained_codec(self, steps: int) -> ImageCodec:
+        chosen = self.table.shuffled("train", 0, CODEC_PICTURES, seed=f"{self.seed}/codec")
+        found: list[np.ndarray] = []
+        for batch in self.pictures.batches(chosen):
+            found += [picture.pixels for picture in batch if isinstance(picture, Picture)]
+            self.progress("Opening pictures for the codec", len(found), len(chosen))
+        if not found:
+            raise BadInput(f"None of {len(chosen)} pictures can be opened. Check --images or --urls.")
+        return train_small_codec(
+            torch.from_numpy(np.stack(found)),
+            self.run.codec,
+            steps=steps,
+            seed=self.seed,
+            progress=lambda done, total, loss: self.progress("Training the image codec", done, total),
+        )
 
 
-def _path(images: Path, row: Row) -> Path:
-    """The path of the picture; for a name that leads out of the folder, a path that does not exist."""
-    name = PurePath(row.file)
-    return images / (".outside" if name.is_absolute() or ".." in name.parts else name)
+class _Note:
+    """What became of the rows of a shard, or of several."""
+
+    def __init__(self, *, left_out: Counter[str] | None = None):
+        self.rows = self.samples = self.picture_bytes = 0
+        self.squared_error = 0.0
+        self.left_out: Counter[str] = Counter() if left_out is None else left_out
+        self.listed: list[dict[str, str]] = []
+        """The pictures that were left out; of one shard only."""
+
+    def leave_out(self, row: Row, reason: str) -> None:
+        """Notes a row without a usable picture."""
+        self.left_out[reason] += 1
+        self.listed.append({"file": row.file, "reason": reason})
+
+    def encode(self, pictures: list[Picture], codec: ImageCodec) -> np.ndarray:
+        """Codes of pictures, uint16 (n, image tokens)."""
+        pixels = torch.from_numpy(np.stack([picture.pixels for picture in pictures])).float() / 255
+        codes = codec.encode(pixels)
+        self.squared_error += float((codec.decode(codes) - pixels).square().mean(dim=(1, 2, 3)).sum())
+        self.samples += len(pictures)
+        self.picture_bytes += sum(picture.file_bytes for picture in pictures)
+        return codes.numpy().astype(np.uint16)
+
+    def add(self, other: _Note) -> None:
+        """Adds the counts of another note."""
+        for name in ("rows", "samples", "picture_bytes", "squared_error"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.left_out.update(other.left_out)
+
+    def write(self, path: Path) -> None:
+        """Keeps the note, whole or not at all."""
+        write_whole(path, json.dumps(vars(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> _Note:
+        """A kept note."""
+        note = cls()
+        vars(note).update(json.loads(path.read_text()))
+        note.left_out = Counter(note.left_out)
+        return note
 
 
 def _input_digest(
-    images: Path,
-    captions: Path,
-    rows: list[Row],
+    source: Input,
+    table: RowTable,
+    pictures: Pictures,
     run: RunConfig,
     files: list[Path | None],
     settings: list[int],
     progress: Progress,
 ) -> str:
-    digest = hashlib.sha256(captions.read_bytes())
     shaping = run.data.model_dump(include={"min_caption_characters", "max_aspect_ratio"})
-    sizes = {"text_vocab_size": run.model.text_vocab_size, "rows_per_shard": ROWS_PER_SHARD}
-    digest.update(json.dumps([run.codec.model_dump(), shaping, sizes, settings], sort_keys=True).encode())
-    for file in files:
+    sizes = {"text_vocab_size": run.model.text_vocab_size, "rows_per_shard": ROWS_PER_SHARD, "row_group": ROW_GROUP}
+    described = json.dumps([run.codec.model_dump(), shaping, sizes, settings], sort_keys=True)
+    digest = hashlib.sha256(described.encode())
+    for file in chain(files, source.files()):
         try:
-            digest.update(b"-" if file is None else hashlib.sha256(file.read_bytes()).digest())
+            digest.update(b"-" if file is None else digest_of(file))
         except OSError as error:
             raise BadInput(
                 f"{file} cannot be read: {reason_of(error)}.",
                 cure="Check that the file is there, whole, and readable for you.",
             ) from None
-    for done, row in enumerate(rows):
-        try:
-            digest.update(hashlib.sha256(_path(images, row).read_bytes()).digest())
-        except OSError:
-            # If the picture is there at the next start, the digest differs, and the shards are made again.
-            digest.update(b"missing")
-        progress("Reading the pictures", done + 1, len(rows))
+    for done, row in enumerate(table):
+        if row.tar is None:  # else it was read with its tar
+            digest.update(f"{row.file}\0{row.caption}".encode())
+        if row.tar is None and row.url is None:
+            try:
+                digest.update(digest_of(pictures.path(row)))
+            except OSError:
+                # If the picture is there at the next start, the digest differs, and the shards are made again.
+                digest.update(b"missing")
+        progress("Reading the pictures", done + 1, table.kept)
     return digest.hexdigest()
 
 
-def _tokenizer(kept: list[Row], run: RunConfig, tokenizer_file: Path | None) -> Tokenizer:
+def _tokenizer(table: RowTable, run: RunConfig, tokenizer_file: Path | None) -> Tokenizer:
     room = run.model.text_vocab_size
     if tokenizer_file is not None:
         tokenizer = Tokenizer.from_file(tokenizer_file)
@@ -309,7 +337,7 @@ def _tokenizer(kept: list[Row], run: RunConfig, tokenizer_file: Path | None) -> 
             "with --tokenizer FILE, such as the tokenizer.json of T5."
         )
     else:
-        tokenizer = Tokenizer.train((row.caption for row in kept if row.split == "train"), room)
+        tokenizer = Tokenizer.train((row.caption for row in table if row.split == "train"), room)
     if tokenizer.vocab_size > room:
         raise BadInput(
             f"The tokenizer has {tokenizer.vocab_size} ids, the recipe's model.text_vocab_size is {room}. Use a "
@@ -318,105 +346,8 @@ def _tokenizer(kept: list[Row], run: RunConfig, tokenizer_file: Path | None) -> 
     return tokenizer
 
 
-def _codec(
-    images: Path,
-    kept: list[Row],
-    run: RunConfig,
-    codec_file: Path | None,
-    work: Path,
-    steps: int,
-    seed: int,
-    progress: Progress,
-) -> ImageCodec:
-    """The codec to encode with; its files are in `work` afterwards."""
-    # Work on this input was interrupted. A codec trained again may differ from the one that made the finished shards.
-    if (work / CONFIG_FILE).exists():
-        return load_codec(work, run.codec)
-    source = codec_file or (Path(run.codec.weights) if run.codec.weights else None)
-    if source is not None:
-        codec = load_codec(source, run.codec)
-    elif run.codec.kind != "small":
-        raise BadInput(
-            f"`prepare` cannot train a codec of the kind {run.codec.kind!r}. Give its weights with --codec FILE."
-        )
-    else:
-        training = [row for row in kept if row.split == "train"]
-        chosen = random.Random(seed).sample(training, min(CODEC_PICTURES, len(training)))
-        pictures = []
-        for found in _pictures(images, chosen, run):
-            pictures += [picture for picture in found if not isinstance(picture, str)]
-            progress("Opening pictures for the codec", len(pictures), len(chosen))
-        if not pictures:
-            raise BadInput(f"None of {len(chosen)} pictures in {images} can be opened. Check --images.")
-        codec = train_small_codec(
-            torch.from_numpy(np.stack(pictures)),
-            run.codec,
-            steps=steps,
-            seed=seed,
-            progress=lambda done, total, loss: progress("Training the image codec", done, total),
-        )
-    save_codec(codec, work)
-    return codec
-
-
-def _pictures(images: Path, rows: list[Row], run: RunConfig) -> Iterator[list[np.ndarray | str]]:
-    """The rows' pictures, or the reasons for leaving them out, in order, `ENCODED_TOGETHER` at a time."""
-
-    def read(row: Row) -> np.ndarray | str:
-        return square_picture(
-            _path(images, row), image_size=run.codec.image_size, max_aspect_ratio=run.data.max_aspect_ratio
-        )
-
-    # Threads are enough: Pillow decodes without holding Python's lock.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(rows), ENCODED_TOGETHER):
-            yield list(pool.map(read, rows[start : start + ENCODED_TOGETHER]))
-
-
-def _shard(
-    images: Path, rows: list[Row], path: Path, run: RunConfig, codec: ImageCodec, progress: Callable[[int], None]
-) -> dict:
-    """Encodes rows into one shard, unless it is already finished; notes the result in a file beside it."""
-    note_path = path.with_suffix(".note.json")
-    if note_path.exists():
-        progress(len(rows))
-        return json.loads(note_path.read_text())
-    left_out: Counter[str] = Counter()
-    ids, captions, codes = [], [], []
-    squared_error = 0.0
-    done = 0
-    for found in _pictures(images, rows, run):
-        batch = rows[done : done + len(found)]
-        done += len(found)
-        left_out.update(picture for picture in found if isinstance(picture, str))
-        usable = [(row, picture) for row, picture in zip(batch, found, strict=True) if not isinstance(picture, str)]
-        if usable:
-            pictures = torch.from_numpy(np.stack([picture for _, picture in usable])).float() / 255
-            encoded = codec.encode(pictures)
-            squared_error += float((codec.decode(encoded) - pictures).square().mean(dim=(1, 2, 3)).sum())
-            ids += [row.file for row, _ in usable]
-            captions += [row.caption for row, _ in usable]
-            codes.append(encoded.numpy().astype(np.uint16))
-        progress(done)
-    if ids:
-        write_shard(path, ids=ids, captions=captions, codes=np.concatenate(codes))
-    note = {"samples": len(ids), "left_out": dict(left_out), "squared_error": squared_error}
-    # Only after the shard: a note without a shard would make the next start skip these rows.
-    write_whole(note_path, json.dumps(note))
-    return note
-
-
-def _files(work: Path, splits: dict[Split, SplitEntry]) -> dict[str, FileEntry]:
-    shards = sorted(name for split in splits.values() for name in split.shards)
-    return {name: describe_file(work / name) for name in [WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, *shards]}
-
-
-def _finish(work: Path, out: Path, manifest: Manifest) -> None:
-    """Adds the manifest and renames the folder; only then removes an older one, and unfinished work on other input."""
-    for note in work.glob("*.note.json"):
-        note.unlink()
-    # Last, since a folder with a manifest counts as complete.
-    (work / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    replace_folder(work, out)
-    for unfinished in out.parent.glob(f".{out.name}.part-*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _list_left_out(work: Path) -> None:
+    with (work / LEFT_OUT_FILE).open("w", encoding="utf-8") as listed:
+        for note in sorted(work.glob(f"*{NOTE_SUFFIX}")):
+            for one in _Note.read(note).listed:
+                listed.write(json.dumps(one, ensure_ascii=False) + "\n")

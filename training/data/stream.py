@@ -1,50 +1,48 @@
-"""Streams prepared shards as endless batches, from a folder or from any static web server.
+"""Streams prepared shards as endless batches, from a folder or over the network.
 
-A peer fetches one shard at a time, checks it against the manifest's SHA-256, and keeps it in its cache, where it is
-checked again whenever it is read; the cache has a limit (`training.data.cache`). The codec is fetched only when
-pictures are to be decoded. The samples pass through a `datasets.IterableDataset`, which shuffles the order of the
-shards and, in a buffer, the samples; each peer has its own seed for this.
+A peer fetches a row group at a time (`training.data.blocks`), in an order of its own (`training.data.order`), and keeps
+what it has fetched in a cache with a limit (`training.data.cache`). While the trainer computes on one window of the
+order, threads fetch the next one. If they cannot, the trainer goes on with samples that were fetched before; these
+count as repeated, and the peer's place in its order stays where it is.
 """
 
 from __future__ import annotations
 
+import mmap
+import queue
+import random
+import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
-from http.client import HTTPException, IncompleteRead
-from pathlib import Path
+from itertools import islice
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-from torch import LongTensor
+from torch import BoolTensor, LongTensor
 
 from training.config import ModelConfig
-from training.data.cache import CACHE_GB, default_cache, make_room, mark_used
-from training.data.captions import Split
-from training.data.shards import (
-    MANIFEST_FILE,
-    TOKENIZER_FILE,
-    FileEntry,
-    Manifest,
-    check_file,
-    check_fit,
-    is_same_file,
-    parse_manifest,
-    read_manifest,
-    read_shard,
-)
-from training.data.tokenizer import Tokenizer
+from training.data.blocks import Blocks, DamagedError
+from training.data.layouts import TextRows
+from training.data.order import Order, Place, Window
+from training.data.sets import Shards
+from training.data.shards import check_fit, check_text_fit
+from training.data.source import TRIES, MissingError, UnreachableError, pause_seconds
 from training.errors import BadInput
-from training.model.codec import CONFIG_FILE, WEIGHTS_FILE
-from training.storage.whole import whole_file
 
-TRIES, TRY_TIMEOUT_SECONDS = 4, 30.0
-"""How often a file is requested at most, and the time-out of each request."""
-
-LARGEST_MANIFEST_BYTES = 1 << 28
+WINDOW_BYTES = 20_000_000
+"""Codes or tokens of one window, of which two are in memory at a time: 9765 samples of 1024 codes."""
+FETCHED_AT_A_TIME = 4
+"""Row groups that are fetched over the network at the same time."""
+PATIENCE_SECONDS = 10.0
+"""The trainer waits so long for the next window before it goes on with samples that were fetched before."""
+REPEATED_BLOCKS = 8
+"""Row groups that are taken from the cache together."""
+LOOK_SECONDS = 0.05
+"""How often a waiting trainer looks whether it should wait on."""
+DAMAGED_IN_A_ROW = 16
+"""After so many row groups in a row that cannot be used, there is no use in trying more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,200 +55,325 @@ class Batch:
     """(B, image tokens), row by row."""
     captions: list[str]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Shards:
-    """Opened shards of one split. Files are fetched at their first use."""
-
-    source: str
-    """Folder, or URL without a slash at its end."""
-    split: Split
-    manifest: Manifest
-    folder: Path
-    """The folder of the files, including those that are still to be fetched."""
-    tokenizer: Tokenizer
-    cache_bytes: int
-    """Disk space that fetched shards may take, in this run and others."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """File names of the split's shards."""
-        return self.manifest.splits[self.split].shards
-
-    @property
-    def samples(self) -> int:
-        """Samples of the split."""
-        return self.manifest.splits[self.split].samples
-
-    def file(self, name: str) -> Path:
-        """A file beside the manifest, fetched if necessary and checked.
-
-        Raises:
-            BadInput: If it cannot be fetched, or differs from the manifest's description.
-        """
-        entry = self.manifest.files[name]
-        if not _is_url(self.source) or not name.endswith(".parquet"):
-            return _file(self.source, self.folder, name, entry)
-        if not (self.folder / name).is_file():
-            make_room(self.folder.parent, needed_bytes=entry.bytes, limit_bytes=self.cache_bytes)
-        path = _file(self.source, self.folder, name, entry)
-        mark_used(path)
-        return path
-
-    @property
-    def codec_folder(self) -> Path:
-        """Folder with the codec's two files, for `training.model.codec.load_codec`."""
-        self.file(WEIGHTS_FILE)
-        return self.file(CONFIG_FILE).parent
+    def __len__(self) -> int:
+        return len(self.codes)
 
 
-def open_shards(
-    source: str | Path, split: Split = "train", *, cache: Path | None = None, cache_gb: float = CACHE_GB
-) -> Shards:
-    """Opens prepared shards.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextBatch:
+    """Blocks of text of one micro-batch."""
 
-    Args:
-        source: A folder, or an http(s) URL under which a folder's files are served.
-        split: One of `SPLITS` in `training.data.captions`.
-        cache: Folder for fetched files; None is `default_cache()`.
-        cache_gb: Disk space that fetched shards may take, in GB (10**9 bytes).
+    tokens: LongTensor
+    """(B, T)."""
+    starts: BoolTensor
+    """(B, T): whether a document begins at this token. `starts.cumsum(1)` numbers the documents of a block: attention
+    between tokens with different numbers crosses a border."""
 
-    Raises:
-        BadInput: If they cannot be read, or the split has no samples.
-    """
-    source = str(source).rstrip("/")
-    manifest = open_manifest(source)
-    if _is_url(source):
-        # Named by the input's digest: shards that are prepared again at the same address do not mix with older files.
-        folder = (cache or default_cache()) / "shards" / manifest.input_digest[:24]
-        folder.mkdir(parents=True, exist_ok=True)
-    else:
-        folder = Path(source)
-    if split not in manifest.splits or not manifest.splits[split].samples:
-        raise BadInput(
-            f"The shards at {source} have no {split!r} samples, only: {_counts(manifest)}.",
-            cure="Give shards with that part; `prepare` makes all.",
-        )
-    if TOKENIZER_FILE not in manifest.files:
-        raise BadInput(f"The shards at {source} have no {TOKENIZER_FILE}. Prepare them again.")
-    tokenizer = Tokenizer.from_file(_file(source, folder, TOKENIZER_FILE, manifest.files[TOKENIZER_FILE]))
-    return Shards(
-        source=source,
-        split=split,
-        manifest=manifest,
-        folder=folder,
-        tokenizer=tokenizer,
-        cache_bytes=int(cache_gb * 1e9),
-    )
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
-def open_manifest(source: str) -> Manifest:
-    """The manifest of prepared shards, never taken from the cache.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Block:
+    """Samples of a block, ready to be drawn."""
 
-    Args:
-        source: As for `open_shards`.
+    captions: list[str]
+    text: np.ndarray
+    """(rows, T_text), in the smallest type that has room for the tokenizer's ids."""
+    codes: np.ndarray
+    """uint16 (rows, image tokens)."""
 
-    Raises:
-        BadInput: If it cannot be read.
-    """
-    if not _is_url(source):
-        return read_manifest(Path(source))
-    address = f"{source.rstrip('/')}/{MANIFEST_FILE}"
-    return parse_manifest(_fetch(address, limit=LARGEST_MANIFEST_BYTES), source=address)
+    def __len__(self) -> int:
+        return len(self.captions)
 
 
-def sample_stream(
-    shards: Shards, *, model: ModelConfig, shuffle_buffer: int, peer_seed: int, micro_batch_size: int
-) -> Iterator[Batch]:
-    """Endless batches; the order differs between passes over the shards and between seeds.
+class Samples(Protocol):
+    """The samples of opened shards, and the orders in which peers take them."""
+
+    shards: Shards
+    blocks: Blocks
+    order: Order
+
+    def read(self, block: int, *, is_offline: bool = False) -> Sized:
+        """The samples of a block, ready to be drawn; raises as `Blocks.read`."""
+
+    def batch(self, drawn: Sequence[tuple[Any, int]]) -> Batch | TextBatch:
+        """A micro-batch of samples, each given as what `read` has returned and a row of it."""
+
+
+class SampleSet:
+    """Pictures and captions.
 
     Args:
         shards: From `open_shards`.
         model: The recipe's model; its sizes must be those of the shards.
-        shuffle_buffer: Samples in the shuffle buffer.
-        peer_seed: Any integer; equal seeds give equal batches.
-        micro_batch_size: B.
+        shuffle_buffer: Samples that are mixed with each other, if there is memory for so many.
 
     Raises:
-        BadInput: If the shards were prepared for another model, or a file is broken.
+        BadInput: If the shards were prepared for another model, or hold no pictures.
     """
-    check_fit(shards.manifest, model, source=shards.source)
-    return _batches(shards, model, shuffle_buffer, peer_seed, micro_batch_size)
+
+    def __init__(self, shards: Shards, *, model: ModelConfig, shuffle_buffer: int):
+        check_fit(shards.manifest, model, source=shards.source)
+        self.shards, self._text_seq_len = shards, model.text_seq_len
+        sample_bytes = np.dtype(np.uint16).itemsize * model.image_seq_len
+        self.blocks, self.order = _blocks_and_order(shards, shuffle_buffer, sample_bytes)
+        self._id_type = np.min_scalar_type(shards.tokenizer.vocab_size)
+
+    def read(self, block: int, *, is_offline: bool = False) -> _Block:
+        """See `Samples.read`; captions are tokenized."""
+        rows = self.blocks.read(block, is_offline=is_offline)
+        text = self.shards.tokenizer.encode(rows.captions, self._text_seq_len).numpy()
+        return _Block(captions=rows.captions, text=_in_own_pages(text, self._id_type), codes=_in_own_pages(rows.codes))
+
+    def batch(self, drawn: Sequence[tuple[_Block, int]]) -> Batch:
+        """See `Samples.batch`."""
+        return Batch(
+            text=torch.from_numpy(np.stack([block.text[row] for block, row in drawn]).astype(np.int64)),
+            codes=torch.from_numpy(np.stack([block.codes[row] for block, row in drawn]).astype(np.int64)),
+            captions=[block.captions[row] for block, row in drawn],
+        )
 
 
-def _batches(
-    shards: Shards, model: ModelConfig, shuffle_buffer: int, peer_seed: int, micro_batch_size: int
-) -> Iterator[Batch]:
-    import datasets
+class TextSet:
+    """Blocks of text.
 
-    rows = datasets.IterableDataset.from_generator(
-        partial(_rows, shards),
-        features=datasets.Features(
-            {"caption": datasets.Value("string"), "codes": datasets.List(datasets.Value("uint16"))}
-        ),
-        # `datasets` shuffles the order of a list among these arguments: the order of the shards.
-        gen_kwargs={"names": list(shards.names)},
-        # numpy takes no negative seed.
-    ).shuffle(seed=peer_seed % 2**32, buffer_size=shuffle_buffer)
-    # Kept from one pass to the next, so that the last samples of a pass are not lost.
-    captions: list[str] = []
-    codes: list = []
-    for epoch in range(2**31):
-        # Without this, each pass would have the same order.
-        rows.set_epoch(epoch)
-        for row in rows:
-            captions.append(row["caption"])
-            codes.append(row["codes"])
-            if len(captions) == micro_batch_size:
-                yield Batch(
-                    text=shards.tokenizer.encode(captions, model.text_seq_len),
-                    codes=torch.tensor(codes, dtype=torch.long),
-                    captions=captions,
-                )
-                captions, codes = [], []
+    Args:
+        shards: From `open_shards`, of the kind `text`.
+        block_length: T, tokens of a sample for which the model is made.
+        vocab_size: Ids for which the model has room.
+        shuffle_buffer: Samples that are mixed with each other, if there is memory for so many.
 
+    Raises:
+        BadInput: If the shards were prepared for another model, or hold no text.
+    """
 
-def _rows(shards: Shards, names: list[str]) -> Iterator[dict]:
-    for name in names:
-        for sample in read_shard(shards.file(name)):
-            yield {"caption": sample.caption, "codes": sample.codes}
+    def __init__(self, shards: Shards, *, block_length: int, vocab_size: int, shuffle_buffer: int):
+        check_text_fit(shards.manifest, block_length=block_length, vocab_size=vocab_size, source=shards.source)
+        self.shards = shards
+        sample_bytes = shards.manifest.token_type.itemsize * block_length
+        self.blocks, self.order = _blocks_and_order(shards, shuffle_buffer, sample_bytes)
+
+    def read(self, block: int, *, is_offline: bool = False) -> TextRows:
+        """See `Samples.read`."""
+        rows = self.blocks.read(block, is_offline=is_offline)
+        return TextRows(tokens=_in_own_pages(rows.tokens), starts=_in_own_pages(rows.starts))
+
+    def batch(self, drawn: Sequence[tuple[TextRows, int]]) -> TextBatch:
+        """See `Samples.batch`."""
+        tokens = np.stack([block.tokens[row] for block, row in drawn]).astype(np.int64)
+        starts = np.stack([block.starts[row] for block, row in drawn])
+        return TextBatch(
+            tokens=torch.from_numpy(tokens),
+            starts=torch.from_numpy(np.unpackbits(starts, axis=1, count=tokens.shape[1]).astype(bool)),
+        )
 
 
-def _is_url(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
+def _blocks_and_order(shards: Shards, shuffle_buffer: int, sample_bytes: int) -> tuple[Blocks, Order]:
+    blocks = Blocks(shards.manifest, shards.names, shards.files, shards.cache)
+    if blocks.rows.sum() != shards.samples:
+        raise BadInput(
+            f"The shards at {shards.source} have {blocks.rows.sum()} samples, their manifest says {shards.samples}.",
+            cure="Fetch or prepare the shards again.",
+        )
+    content = f"{shards.manifest.input_digest} {shards.split}"
+    window = min(shuffle_buffer, WINDOW_BYTES // sample_bytes)
+    return blocks, Order(blocks.rows, window_samples=window, content=content)
 
 
-def _counts(manifest: Manifest) -> str:
-    return ", ".join(f"{entry.samples} {split}" for split, entry in manifest.splits.items())
+def _in_own_pages(values: np.ndarray, kind: np.dtype | None = None) -> np.ndarray:
+    """A copy whose memory goes back to the system when it is dropped; the allocator would keep 30 MB of two windows."""
+    kind = values.dtype if kind is None else kind
+    copy = np.frombuffer(mmap.mmap(-1, values.size * kind.itemsize), dtype=kind).reshape(values.shape)
+    copy[:] = values
+    return copy
 
 
-def _file(source: str, folder: Path, name: str, entry: FileEntry) -> Path:
-    path = folder / name
-    if not _is_url(source):
-        check_file(path, entry, source=str(path))
-        return path
-    if not is_same_file(path, entry):
-        # Checked before it gets its name, so that a broken download is never taken for a cached file.
-        with whole_file(path) as draft:
-            draft.write_bytes(_fetch(f"{source}/{urllib.parse.quote(name)}", limit=entry.bytes))
-            check_file(draft, entry, source=f"{source}/{name}")
-    return path
+class SampleStream:
+    """Endless batches of a set, from a place in the order of a peer on.
 
+    - `waiting_seconds` grows: the link or the server is too slow for this trainer; a server that is nearer helps.
+    - `skipped_samples` grows: the set is damaged where it lies, and should be copied there again.
+    - `repeated_samples` grows: the server did not answer, and the trainer went on with what it had.
 
-def _fetch(url: str, *, limit: int) -> bytes:
-    """The body of a URL, at most `limit` + 1 bytes; failed and interrupted requests are repeated."""
-    for attempt in range(TRIES):
+    Args:
+        samples: The set.
+        place: Of the first sample.
+        micro_batch_size: B.
+        tell: Called with a sentence when something is wrong, and when it is right again.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        *,
+        place: Place,
+        micro_batch_size: int,
+        tell: Callable[[str], None] = lambda text: None,
+    ):
+        self.order = samples.order
+        self.place = place
+        """Of the sample that comes next; all before it were given, except those skipped."""
+        self.waiting_seconds, self.skipped_samples, self.repeated_samples = 0.0, 0, 0
+        self._samples, self._blocks, self._size, self._tell = samples, samples.blocks, micro_batch_size, tell
+        self._trouble, self._is_told, self._damaged = "", False, 0
+        self._closed, self._tasks = threading.Event(), queue.SimpleQueue()
+        self._threads = FETCHED_AT_A_TIME if samples.shards.files.is_remote else 1
+        for _ in range(self._threads):
+            # Daemons: a program that ends does not wait for a server that is silent.
+            threading.Thread(target=self._work, daemon=True, name="samples").start()
+        self._windows = samples.order.windows(place)
+        self._last: _Loading | None = None
+        self._coming = self._begin_window()
+        self._drawn = self._draw()
+
+    def __iter__(self) -> Iterator[Batch | TextBatch]:
+        return self
+
+    def __next__(self) -> Batch | TextBatch:
+        """The next batch.
+
+        Raises:
+            BadInput: If no samples come and none are there, or too many are damaged.
+        """
+        drawn = list(islice(self._drawn, self._size))
+        self.place = drawn[-1][2]
+        return self._samples.batch([(block, row) for block, row, _ in drawn])
+
+    def close(self) -> None:
+        """Stops fetching; no batch can be had afterwards."""
+        self._closed.set()
+        for _ in range(self._threads):
+            self._tasks.put(None)
+
+    # -- the trainer's thread ---------------------------------------------------------------------------------------
+
+    def _draw(self) -> Iterator[tuple[Sized, int, Place]]:
+        """Samples as a block and a row of it, each with the place behind it."""
+        place = self.place
+        while True:
+            window, found = self._next_window()
+            for number, (at, row) in enumerate(window.picks.tolist(), start=1):
+                if window.start is not None:
+                    place = self.order.behind(window.start, number)
+                elif self._coming.done.is_set():
+                    break
+                else:
+                    self.repeated_samples += 1
+                if found[at] is not None:
+                    yield found[at], row, place
+
+    def _next_window(self) -> tuple[Window, list[Sized | None]]:
+        """The next window of the order, or one of samples that were fetched before."""
+        began = time.monotonic()
         try:
-            with urllib.request.urlopen(url, timeout=TRY_TIMEOUT_SECONDS) as response:
-                # One byte more than expected is enough to see that a file is too long.
-                body = response.read(limit + 1)
-                if response.length and len(body) <= limit:  # `read` does not report that the connection was lost
-                    raise IncompleteRead(body, response.length)
-                return body
-        except (OSError, HTTPException) as error:
-            # Below 500 the address is wrong or refused (404, 403), and asking again does not help.
-            gone = isinstance(error, urllib.error.HTTPError) and error.code < 500
-            if gone or attempt == TRIES - 1:
-                raise BadInput(f"{url} cannot be fetched: {error}. Check the address and the network.") from None
-            time.sleep(0.5 * 2**attempt)
-    raise AssertionError("the last try returns or raises")
+            while not self._coming.done.wait(LOOK_SECONDS):
+                has_waited = time.monotonic() - began > PATIENCE_SECONDS
+                if (self._trouble or has_waited) and (repeated := self._repeated_window()) is not None:
+                    return repeated
+                if self._trouble and self._last is None:
+                    raise BadInput(f"{self._trouble}. Check the address and the network.")
+        finally:
+            self.waiting_seconds += time.monotonic() - began
+        self._last = self._coming
+        if self._is_told:
+            self._tell("The shards come again.")
+            self._is_told = False
+        self._count_damage(self._last)
+        self._coming = self._begin_window()
+        return self._last.window, self._last.found
+
+    def _begin_window(self) -> _Loading:
+        loading = _Loading(next(self._windows))
+        for at in range(len(loading.window.blocks)):
+            self._tasks.put((loading, at))
+        return loading
+
+    def _count_damage(self, loading: _Loading) -> None:
+        if loading.error is not None:
+            raise loading.error
+        for block, rows, fault in zip(loading.window.blocks, loading.found, loading.faults, strict=True):
+            self._damaged = 0 if rows is not None else self._damaged + 1
+            if rows is None:
+                self.skipped_samples += int(self._blocks.rows[block])
+                self._tell(f"Skipped {self._blocks.rows[block]} samples, {self._blocks.name(block)}: {fault}.")
+            if self._damaged >= min(DAMAGED_IN_A_ROW, len(self._blocks.rows)):
+                source, last = self._samples.shards.source, self._blocks.name(block)
+                raise BadInput(
+                    f"{self._damaged} parts in a row of the shards at {source} cannot be used; the last is {last}: "
+                    f"{fault}. Prepare or fetch the shards again."
+                )
+
+    def _repeated_window(self) -> tuple[Window, list[Sized | None]] | None:
+        """Samples from the cache, or else those of the last window; None if there are none."""
+        cached = self._blocks.cached()
+        blocks = random.sample(cached, min(len(cached), REPEATED_BLOCKS))
+        found = [rows for rows in map(self._cached_rows, blocks) if rows is not None]
+        if not found and self._last is not None:
+            found = [rows for rows in self._last.found if rows is not None]
+        if not found:
+            return None
+        if not self._is_told:
+            reason = self._trouble or f"the next samples did not come within {PATIENCE_SECONDS:.0f} s"
+            self._tell(f"Training goes on with samples that were fetched before: {reason}.")
+            self._is_told = True
+        picks = [(at, row) for at, rows in enumerate(found) for row in range(len(rows))]
+        random.shuffle(picks)
+        return Window(start=None, blocks=(), picks=np.array(picks)), found
+
+    def _cached_rows(self, block: int) -> Sized | None:
+        try:
+            return self._samples.read(block, is_offline=True)
+        except (DamagedError, MissingError):
+            return None
+
+    # -- the threads that fetch -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            loading, at = task
+            try:
+                loading.put(at, *self._fetch(loading.window.blocks[at]))
+            except Exception as error:  # a fault of the program; the trainer's thread raises it
+                loading.fail(error)
+
+    def _fetch(self, block: int) -> tuple[Sized | None, str]:
+        """The samples of a block, or None and why it cannot be used; tries on while the source gives nothing."""
+        failures = TRIES
+        while not self._closed.is_set():
+            try:
+                rows = self._samples.read(block)
+                self._trouble = ""
+                return rows, ""
+            except (DamagedError, MissingError) as error:
+                return None, str(error)
+            except UnreachableError as error:
+                self._trouble = str(error)
+            self._closed.wait(pause_seconds(failures))
+            failures += 1
+        return None, "the stream is closed"
+
+
+class _Loading:
+    """A window whose blocks are being fetched."""
+
+    def __init__(self, window: Window):
+        self.window = window
+        self.found: list[Sized | None] = [None] * len(window.blocks)
+        self.faults = [""] * len(window.blocks)
+        self.error: Exception | None = None
+        self.done = threading.Event()
+        self._left, self._lock = len(window.blocks), threading.Lock()
+
+    def put(self, at: int, rows: Sized | None, fault: str) -> None:
+        """A block has been fetched, or cannot be."""
+        self.found[at], self.faults[at] = rows, fault
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                self.done.set()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more comes."""
+        self.error = error
+        self.done.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 import torch
 from tokenizers.models import WordLevel
@@ -17,7 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.trainers import WordLevelTrainer
 from torch import LongTensor
 
-from training.errors import BadInput
+from training.errors import BadInput, reason_of
 from training.storage.whole import write_whole
 
 PADDING, UNKNOWN = "[PAD]", "[UNK]"
@@ -73,14 +74,18 @@ class Tokenizer:
             BadInput: If it is not one, or its id 0 is not padding.
         """
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
-        except BadInput:
-            raise
-        except Exception as error:  # the library raises bare Exception for every fault of a file
+            content = Path(path).read_bytes()
+        except OSError as error:
             raise BadInput(
-                f"{path} is no tokenizer.json of the tokenizers library: {error}.",
-                cure="Give a tokenizer.json, or leave it out and one is trained.",
+                f"{path} cannot be read: {reason_of(error)}.",
+                cure="Check that the file is there, whole, and readable for you.",
             ) from None
+        return cls.parse(content, source=str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, *, source: str) -> Tokenizer:
+        """A tokenizer from the content of a `tokenizer.json`; raises as `from_file`."""
+        return cls(read_inner(content, source=source))
 
     @property
     def vocab_size(self) -> int:
@@ -89,13 +94,28 @@ class Tokenizer:
 
     def encode(self, captions: list[str], text_seq_len: int) -> LongTensor:
         """Ids (B, T_text) of captions, truncated to `text_seq_len` or padded with 0, without special tokens."""
-        ids = torch.zeros(len(captions), text_seq_len, dtype=torch.long)
+        ids = np.zeros((len(captions), text_seq_len), dtype=np.int64)
         # The fast variant leaves out each token's position in the text, which is not needed here.
         for row, encoding in enumerate(self._inner.encode_batch_fast(captions, add_special_tokens=False)):
             kept = encoding.ids[:text_seq_len]
-            ids[row, : len(kept)] = torch.tensor(kept, dtype=torch.long)
-        return ids
+            ids[row, : len(kept)] = kept
+        return torch.from_numpy(ids)
 
     def save(self, path: Path) -> None:
         """Writes `tokenizer.json`, whole or not at all."""
         write_whole(path, self._inner.to_str(pretty=True))
+
+
+def read_inner(content: bytes, *, source: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer from the content of a `tokenizer.json`.
+
+    Raises:
+        BadInput: If it is not one.
+    """
+    try:
+        return tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises bare Exception for every fault of a file
+        raise BadInput(
+            f"{source} is no tokenizer.json of the tokenizers library: {error}.",
+            cure="Give a tokenizer.json, or leave it out and one is trained.",
+        ) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.doctor.children import NoAnswer
-from training.doctor.finding import Fault, Finding, fine, skipped
+from training.doctor.finding import Fault, Finding, Unusable, fine, skipped
 from training.doctor.web import Unfetched, fetch, is_url
 from training.errors import BadInput
 
@@ -23,7 +23,7 @@ MISSING = Fault(
 )
 DAMAGED = Fault(
     name="shards-damaged",
-    why="`join` ends at a file that is not the one that its manifest describes.",
+    why="`join` leaves out what is not as the manifest describes it, and ends if nothing else is there.",
     remedy="Fetch or prepare the shards again. If they come from the run's site, tell its maintainer.",
 )
 UNSUITABLE = Fault(
@@ -44,7 +44,6 @@ SLOW_LINK = Fault(
 )
 FAULTS = (MISSING, DAMAGED, UNSUITABLE, OTHER_TOKENS, SLOW_LINK)
 
-LARGEST_MANIFEST_BYTES = 1 << 26
 PROBE_BYTES, PROBE_SECONDS = 4 << 20, 2.0
 """The link is measured by so much of a shard at most."""
 READ_SECONDS = 3.0
@@ -53,12 +52,8 @@ LEAST_BYTES = 1 << 18
 """The time of a smaller download depends more on latency than on bandwidth."""
 
 
-class NoShards(Exception):
+class NoShards(Unusable):
     """The manifest cannot be read; `finding` says why."""
-
-    def __init__(self, finding: Finding):
-        super().__init__(finding.found)
-        self.finding = finding
 
 
 def read(source: str) -> tuple[Manifest, float | None]:
@@ -67,11 +62,12 @@ def read(source: str) -> tuple[Manifest, float | None]:
     Raises:
         NoShards: If it cannot be read or is damaged.
     """
-    from training.data.shards import MANIFEST_FILE, parse_manifest, read_manifest
+    from training.data.sets import open_manifest
+    from training.data.shards import LARGEST_MANIFEST_BYTES, MANIFEST_FILE, parse_manifest
 
     try:
         if not is_url(source):
-            return read_manifest(Path(source)), None
+            return open_manifest(source, kind=None), None  # `check_shards` says that it is of another kind
         address = f"{source.rstrip('/')}/{MANIFEST_FILE}"
         fetched = fetch(address, limit=LARGEST_MANIFEST_BYTES)
         return parse_manifest(fetched.body, source=address), fetched.clock_ahead
@@ -93,7 +89,7 @@ def check_shards(shared: Shared) -> Finding:
         manifest = shared.manifest()
     except NoShards as error:
         return error.finding
-    if not is_url(source):
+    if "://" not in source:
         try:
             _check_files(Path(source), manifest)
         except BadInput as error:

@@ -1,12 +1,14 @@
-"""`draw` and `prepare` as a maintainer calls them."""
+"""`draw`, `prepare` and `data` as a maintainer calls them."""
+
+import json
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from training.commands import draw, prepare
+from training.commands import data, draw, prepare
 from training.data.captions import SPLITS
-from training.data.stream import open_shards
+from training.data.sets import open_shards
 from training.errors import BadInput
 
 
@@ -15,6 +17,7 @@ def call():
     app = typer.Typer()
     app.command(name="draw")(draw.run)
     app.command(name="prepare")(prepare.run)
+    app.command(name="data")(data.run)
 
     def call(*arguments):
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -45,3 +48,39 @@ def test_help_names_every_flag(call):
 def test_a_missing_folder_is_bad_input(call, tmp_path):
     with pytest.raises(BadInput, match="--captions"):
         call("prepare", "--images", tmp_path, "--captions", tmp_path / "none.jsonl", "--out", tmp_path / "shards")
+
+
+def test_from_text_to_shards(call, tmp_path):
+    lines = [json.dumps({"text": f"The fox has the ball number {number}. " * 3}) for number in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{"]))
+    flags = ["--text", tmp_path / "a.jsonl", "--vocabulary", 300, "--block-length", 32, "--out", tmp_path / "shards"]
+    result = call("prepare", *flags)
+    shards = open_shards(tmp_path / "shards", kind="text")
+    assert f"Prepared {shards.samples} train, 0 held-out, 0 new-pairs blocks of 32 tokens in " in result.output
+    assert f"Tokens: {32 * shards.samples}, each one of {shards.tokenizer.vocab_size}, in 16 bit." in result.output
+    assert "Left out of 61 documents: 1 broken line." in result.output
+    again = call("prepare", *flags, "--push", tmp_path / "copy").output
+    assert "Nothing to do" in again and f"Sent 4 files to {tmp_path / 'copy'}." in again
+    assert open_shards(tmp_path / "copy", kind="text").samples == shards.samples
+    assert "Nothing to send: all files are at " in call("prepare", *flags, "--push", tmp_path / "copy").output
+    result = call("data", tmp_path / "shards", "--out", tmp_path / "below" / "page.html", "--count", 5)
+    assert result.exit_code == 0 and "Wrote 5 samples of " in result.output
+    assert "the ball number" in (tmp_path / "below" / "page.html").read_text()
+    with pytest.raises(BadInput, match="There is no part 'valid'; there are train, held-out, new-pairs"):
+        call("data", tmp_path / "shards", "--split", "valid")
+    with pytest.raises(BadInput, match="have no 'held-out' samples"):
+        call("data", tmp_path / "shards", "--split", "held-out")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--text", "a", "--vocabulary", 300, "--images", "b", "--workers", 2], "--images, --workers: .* for pictures"),
+        (["--images", "b", "--block-length", 32], "--block-length: this is for text, and there is no --text"),
+        (["--text", "a"], "--tokenizer, or a number of ids with --vocabulary"),
+        ([], "Give one of both, or --text"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_named(call, tmp_path, flags, words):
+    with pytest.raises(BadInput, match=words):
+        call("prepare", *flags, "--out", tmp_path / "shards")

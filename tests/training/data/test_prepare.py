@@ -2,18 +2,29 @@
 
 import json
 import random
+import struct
+import tarfile
+import zlib
 
+import markdown
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
+import yaml
+from PIL import Image, ImageFile
 
+from tests.shard_server import shard_server
 from training.config import load_recipe
+from training.data import pictures as pictures_module
 from training.data import prepare as prepare_module
 from training.data.captions import caption_of, draw_scene
 from training.data.draw import draw_picture, draw_set
-from training.data.prepare import prepare, square_picture
-from training.data.shards import check_file, read_manifest, read_shard
+from training.data.fetch import Fetcher
+from training.data.pictures import square_picture
+from training.data.prepare import Input, prepare
+from training.data.shards import check_file, read_manifest, read_shard, write_shard
 from training.data.tokenizer import Tokenizer
 from training.errors import BadInput
 from training.model.codec import load_codec, save_codec, train_small_codec
@@ -41,9 +52,8 @@ def make(drawn, codec_folder, tmp_path):
     def make(images=drawn, **settings):
         captions = settings.pop("captions", images / "captions.jsonl")
         out = settings.pop("out", tmp_path / "shards")
-        return prepare(
-            images, captions, out, settings.pop("run", RUN), codec_file=codec_folder / "codec.safetensors", **settings
-        )
+        source = settings.pop("source", None) or Input(images=images, captions=captions)
+        return prepare(source, out, settings.pop("run", RUN), codec_file=codec_folder / "codec.safetensors", **settings)
 
     return make
 
@@ -70,6 +80,7 @@ def test_codes_captions_and_splits_are_those_of_the_pictures(make, drawn, codec_
     assert found == 60 == sum(entry.samples for entry in manifest.splits.values())
     for name, entry in manifest.files.items():
         check_file(tmp_path / "shards" / name, entry, source=name)
+    assert set(manifest.index) == {name for entry in manifest.splits.values() for name in entry.shards}
 
 
 def test_samples_are_mixed(make, tmp_path):
@@ -124,7 +135,6 @@ def test_interrupted_work_goes_on_after_the_last_finished_shard(make, tmp_path, 
     monkeypatch.setattr(
         prepare_module, "write_shard", lambda path, **rows: (written.append(path.name), write_shard(path, **rows))
     )
-    write_shard = prepare_module.__dict__["read_manifest"].__globals__["write_shard"]
     make()
     assert "train-00000.parquet" not in written and "train-00001.parquet" not in written and written
     for path in (tmp_path / "whole").iterdir():
@@ -168,7 +178,12 @@ def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
         for name in ("banner.png", "float.tif", "torn.png", "text.png", "gone.png")
     ]
     rows += [{"file": "../outside.png", "caption": "a caption"}, {"file": "photo.jpg", "caption": "x "}]
-    rows += [{"file": "photo.jpg", "caption": "a caption", "nsfw": "NSFW"}, {"file": "photo.jpg"}, ["photo.jpg"]]
+    rows += [
+        {"file": "photo.jpg", "caption": "ü" * 2049},
+        {"file": "photo.jpg", "caption": "a caption", "nsfw": "NSFW"},
+        {"file": "photo.jpg"},
+        ["photo.jpg"],
+    ]
     write_rows(folder, rows)
     with (folder / "captions.jsonl").open("a") as file:
         file.write('{"file": "photo.jpg", "capt\n\n')
@@ -179,6 +194,7 @@ def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
     assert manifest.left_out == {
         "broken line": 5,
         "extreme aspect ratio": 1,
+        "long caption": 1,
         "marked unsafe": 1,
         "missing file": 2,
         "short caption": 1,
@@ -236,3 +252,127 @@ def test_missing_captions_and_large_vocabularies_are_refused(make, drawn, tmp_pa
     small = RUN.model_copy(update={"model": RUN.model.model_copy(update={"text_vocab_size": 8})})
     with pytest.raises(BadInput, match="smaller tokenizer"):
         make(run=small, tokenizer_file=tmp_path / "t.json")
+
+
+def png_of(width, height):
+    """A PNG whose header claims a size, with some bytes of its first line: a small file of a huge picture."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    lines = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(13_300, 13_300), (6001, 4000), (100_000, 100_000), (2**31 - 1, 2**31 - 1)])
+def test_a_small_file_of_a_huge_picture_is_left_out_unread(tmp_path, size, monkeypatch):
+    """The first one has 177 million pixels: decoded, half a gigabyte."""
+    (tmp_path / "bomb.png").write_bytes(png_of(*size))
+    assert (tmp_path / "bomb.png").stat().st_size < 1000
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda picture: pytest.fail("it is decoded"))
+    assert square_picture(tmp_path / "bomb.png", image_size=64, max_aspect_ratio=2.0) == "huge picture"
+
+
+def test_a_picture_up_to_the_limit_is_kept(tmp_path, monkeypatch):
+    """A JPEG also beyond it: its decoder skips detail."""
+    monkeypatch.setattr(pictures_module, "LARGEST_PIXELS", 200 * 150)
+    for size, name in {(200, 150): "a.png", (200, 151): "b.png", (800, 600): "c.jpg"}.items():
+        Image.new("RGB", size, (200, 10, 10)).save(tmp_path / name)
+        found = square_picture(tmp_path / name, image_size=64, max_aspect_ratio=2.0)
+        if name == "b.png":
+            assert found == "huge picture"
+        else:
+            assert abs(found[:, 30, 30].astype(int) - (200, 10, 10)).max() < 6
+
+
+def samples_in(folder):
+    names = json.loads((folder / "manifest.json").read_text())["splits"]["train"]["shards"]
+    return {sample.caption: sample.codes.tolist() for name in names for sample in read_shard(folder / name)}
+
+
+@pytest.fixture
+def few(drawn, tmp_path):
+    """Twelve pictures and their captions, which differ."""
+    rows = [json.loads(line) for line in (drawn / "captions.jsonl").read_text().splitlines()]
+    captions = {row["caption"]: row["file"] for row in rows if row["split"] == "train"}
+    return {caption: (drawn / file).read_bytes() for caption, file in list(captions.items())[:12]}
+
+
+def test_the_same_pictures_from_every_kind_of_set_have_the_same_codes(make, few, tmp_path):
+    texts, lines = tmp_path / "texts", tmp_path / "lines"
+    texts.mkdir()
+    lines.mkdir()
+    with tarfile.open(tmp_path / "few.tar", "w") as tar:
+        for number, (caption, content) in enumerate(few.items()):
+            for folder in (texts, lines):
+                (folder / f"{number}.png").write_bytes(content)
+            (texts / f"{number}.txt").write_text(caption)
+            for file in (texts / f"{number}.png", texts / f"{number}.txt"):
+                tar.add(file, arcname=file.name)
+    write_rows(lines, [{"file": f"{number}.png", "caption": caption} for number, caption in enumerate(few)])
+    make(source=Input(images=texts), out=tmp_path / "a")
+    make(source=Input(images=lines, captions=lines / "captions.jsonl"), out=tmp_path / "b")
+    make(source=Input(images=tmp_path / "few.tar"), out=tmp_path / "c")
+    with shard_server(lines, ranged=False) as server:
+        addresses = {"URL": [f"{server.url}/{number}.png" for number in range(12)], "TEXT": list(few)}
+        addresses = {name: [*values, values[0]] for name, values in addresses.items()}
+        addresses["URL"][-1] = f"{server.url}/gone.png"
+        pq.write_table(pa.table(addresses), tmp_path / "list.parquet")
+        reach = Fetcher(lambda address: address == "127.0.0.1")
+        manifest, _ = make(source=Input(urls=tmp_path / "list.parquet"), out=tmp_path / "d", fetcher=reach)
+        assert manifest.left_out == {"not found at its address": 1}
+        listed = [json.loads(line) for line in (tmp_path / "d" / "left-out.jsonl").read_text().splitlines()]
+        assert listed == [{"file": f"{server.url}/gone.png", "reason": "not found at its address"}]
+    found = [samples_in(tmp_path / name) for name in "abcd"]
+    assert found[0] == found[1] == found[2] == found[3] and found[0].keys() == few.keys()
+
+
+def test_addresses_inside_the_network_are_left_out(make, few, tmp_path):
+    with shard_server(tmp_path, ranged=False) as server:
+        pq.write_table(pa.table({"URL": [f"{server.url}/0.png"], "TEXT": ["a cat"]}), tmp_path / "list.parquet")
+        with pytest.raises(BadInput, match="1 private address"):
+            make(source=Input(urls=tmp_path / "list.parquet"))
+        assert server.requests == []
+
+
+def test_pictures_come_from_one_kind_of_input(tmp_path):
+    for given in ({}, {"images": tmp_path, "urls": tmp_path}, {"urls": tmp_path, "captions": tmp_path}):
+        with pytest.raises(BadInput, match="or from --urls alone"):
+            Input(**given)
+
+
+def test_the_card_says_what_the_set_is(make, drawn, tmp_path):
+    manifest, _ = make(licence="cc-by-4.0")
+    text = (tmp_path / "shards" / "README.md").read_text()
+    header = yaml.safe_load(text.split("---")[1])
+    assert header["license"] == "cc-by-4.0" and header["task_categories"] == ["text-to-image"]
+    kept = {
+        sample.id
+        for entry in manifest.splits.values()
+        for name in entry.shards
+        for sample in read_shard(tmp_path / "shards" / name)
+    }
+    pictures = sum((drawn / name).stat().st_size for name in kept)
+    shards = sum(path.stat().st_size for path in (tmp_path / "shards").glob("*.parquet"))
+    assert manifest.picture_bytes == pictures
+    assert f"| Picture files over shards, bytes | {pictures / shards:.1f} |" in text
+    assert f"| Samples, train | {manifest.splits['train'].samples} |" in text
+    assert Image.open(tmp_path / "shards" / "samples.png").size == (8 * 64, 2 * 64)
+
+
+def test_captions_are_text_on_the_card(make, drawn, tmp_path):
+    """Neither a picture from elsewhere nor a tag."""
+    rows = [json.loads(line) for line in (drawn / "captions.jsonl").read_text().splitlines()]
+    rows = [{**row, "caption": "![x](http://elsewhere/x.png) <img src=x>"} for row in rows if row["split"] == "train"]
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make(captions=tmp_path / "captions.jsonl")
+    shown = markdown.markdown((tmp_path / "shards" / "README.md").read_text().split("as the codec shows them")[1])
+    assert shown.count("<img") == 1 and 'src="samples.png"' in shown
+
+
+def test_the_number_of_workers_changes_nothing(make, tmp_path):
+    make(out=tmp_path / "one", workers=1)
+    make(out=tmp_path / "many", workers=7)
+    for path in (tmp_path / "one").iterdir():
+        assert (tmp_path / "many" / path.name).read_bytes() == path.read_bytes()

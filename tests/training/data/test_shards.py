@@ -1,12 +1,14 @@
 """Shards on disk: what is written is read, compressed as said, and a broken file is named."""
 
+import hashlib
 import json
+import struct
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from training.data.shards import check_file, describe_file, parse_manifest, read_shard, write_shard
+from training.data.shards import check_file, describe_file, describe_shard, parse_manifest, read_shard, write_shard
 from training.errors import BadInput
 
 rng = np.random.default_rng(0)
@@ -31,8 +33,28 @@ def test_samples_come_back_in_order(shard):
 
 def test_columns_are_brotli_compressed_in_small_row_groups(shard):
     metadata = pq.ParquetFile(shard).metadata
-    assert metadata.num_row_groups == 3 and metadata.row_group(0).num_rows == 512
+    assert [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)] == [256] * 4 + [176]
     assert {metadata.row_group(0).column(at).compression for at in range(3)} == {"BROTLI"}
+
+
+def test_codes_of_13_bits_take_little_more_than_13_bits(shard):
+    metadata = pq.ParquetFile(shard).metadata
+    taken = sum(metadata.row_group(at).column(2).total_compressed_size for at in range(metadata.num_row_groups))
+    dictionaries = 1200 * 16 * 2  # a row group with 4096 random codes repeats few of them
+    assert 1200 * 16 * 13 / 8 < taken < 1.1 * 1200 * 16 * 13 / 8 + dictionaries
+
+
+def test_the_index_finds_each_row_group(shard):
+    """Read as the format says: the footer's length and magic number are the file's last eight bytes."""
+    index, content = describe_shard(shard), shard.read_bytes()
+    assert (index.rows, index.group_rows) == (1200, 256)
+    assert content[-4:] == b"PAR1" and index.footer_bytes == struct.unpack("<I", content[-8:-4])[0] + 8
+    assert index.footer_sha256 == hashlib.sha256(content[-index.footer_bytes :]).hexdigest()
+    metadata = pq.ParquetFile(shard).metadata
+    begins = [metadata.row_group(at).column(0).data_page_offset for at in range(5)]
+    ends = [*begins[1:], len(content) - index.footer_bytes]
+    digests = [hashlib.sha256(content[begin:end]).hexdigest()[:32] for begin, end in zip(begins, ends, strict=True)]
+    assert metadata.metadata[b"row_group_sha256"].decode().split() == digests
 
 
 def test_another_parquet_reader_sees_plain_columns(shard):

@@ -1,0 +1,164 @@
+"""Fetches pictures from the addresses of a list: many at a time, few from one host, and none from inside the network.
+
+A list of addresses comes from strangers. A connection is made only to public addresses of the Internet, checked when it
+is made, so that no name and no redirection leads to this machine or its neighbours. A host that says in `X-Robots-Tag`
+that its pictures are not for training is obeyed (`noai`, `noimageai`, `noindex`, `noimageindex`, as for img2dataset).
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from training.data.source import TRY_AGAIN_CODES, pause_seconds
+
+CONNECTIONS, CONNECTIONS_PER_HOST = 64, 4
+FETCH_TRIES, SILENT_SECONDS, PICTURE_SECONDS = 3, 10.0, 30.0
+"""How often a picture is asked for, how long a host may be silent, and how long all of a picture may take."""
+LARGEST_PICTURE_BYTES = 1 << 25
+OPTED_OUT = ("noai", "noimageai", "noindex", "noimageindex")
+USER_AGENT = "training-transformers-together (obeys X-Robots-Tag: noai)"
+REDIRECTIONS = 5
+
+
+class LeftOutError(Exception):
+    """A picture that is left out; the text is the reason."""
+
+
+class Fetcher:
+    """Fetches pictures, from as many threads as ask.
+
+    Args:
+        is_allowed: Whether a connection to an IP address may be made; None: only to public ones.
+    """
+
+    def __init__(self, is_allowed: Callable[[str], bool] | None = None):
+        allowed = is_allowed or is_public
+        self._opener = urllib.request.OpenerDirector()  # without its handlers for files, FTP and proxies
+        redirections = urllib.request.HTTPRedirectHandler()
+        redirections.max_redirections = REDIRECTIONS
+        for handler in (
+            _Guarded(allowed),
+            redirections,
+            urllib.request.HTTPErrorProcessor(),
+            urllib.request.HTTPDefaultErrorHandler(),
+            urllib.request.UnknownHandler(),  # refuses what is neither http:// nor https://
+        ):
+            self._opener.add_handler(handler)
+        self._hosts: dict[str, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(CONNECTIONS_PER_HOST))
+        self._lock = threading.Lock()
+
+    def fetch(self, url: str) -> bytes:
+        """A picture's bytes.
+
+        Raises:
+            LeftOutError: If it is not to be had, too large, or not for training.
+        """
+        with self._lock:
+            host = self._hosts[(urlsplit(url).hostname or "")]
+        for failures in range(1, FETCH_TRIES + 1):
+            try:
+                with host:
+                    return self._read(url)
+            except urllib.error.HTTPError as error:
+                if error.code < 500 and error.code not in TRY_AGAIN_CODES:
+                    raise LeftOutError("not found at its address") from None
+            except _PrivateAddressError:
+                raise LeftOutError("private address") from None
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                if isinstance(getattr(error, "reason", None), _PrivateAddressError):
+                    raise LeftOutError("private address") from None
+            if failures < FETCH_TRIES:
+                time.sleep(pause_seconds(failures))
+        raise LeftOutError("host does not answer")
+
+    def _read(self, url: str) -> bytes:
+        request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
+        deadline = time.monotonic() + PICTURE_SECONDS
+        with self._opener.open(request, timeout=SILENT_SECONDS) as response:
+            if is_opted_out(response.headers.get_all("X-Robots-Tag") or []):
+                raise LeftOutError("opted out of training")
+            content = bytearray()
+            while chunk := response.read1(1 << 16):
+                content += chunk
+                if len(content) > LARGEST_PICTURE_BYTES:
+                    raise LeftOutError("huge file")
+                if time.monotonic() > deadline:
+                    raise TimeoutError("it comes too slowly")
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
+            return bytes(content)
+
+
+def is_opted_out(tags: list[str]) -> bool:
+    """Whether values of `X-Robots-Tag` forbid training; `noai` for one named agent counts for that agent alone.
+
+    >>> is_opted_out(["noarchive, NoAI"]), is_opted_out(["otherbot: noai"]), is_opted_out([])
+    (True, False, False)
+    """
+    for tag in tags:
+        agent, separator, rest = tag.partition(":")
+        directives = rest if separator and "," not in agent else tag
+        if separator and "," not in agent and agent.strip().lower() != USER_AGENT.split()[0]:
+            continue
+        if any(directive.strip().lower() in OPTED_OUT for directive in directives.split(",")):
+            return True
+    return False
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the Internet's, and not of this machine, its network, or a group.
+
+    >>> is_public("93.184.216.34"), is_public("10.0.0.1"), is_public("::ffff:127.0.0.1"), is_public("169.254.169.254")
+    (True, False, False, False)
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None)
+    return (mapped is None or is_public(str(mapped))) and ip.is_global and not ip.is_multicast
+
+
+class _PrivateAddressError(OSError):
+    """A name or redirection leads to an address that is not the Internet's."""
+
+
+class _Guarded(urllib.request.AbstractHTTPHandler):
+    """Opens connections to allowed addresses only."""
+
+    def __init__(self, is_allowed: Callable[[str], bool]):
+        super().__init__()
+        self._is_allowed, self._context = is_allowed, ssl.create_default_context()
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """For `urllib.request`."""
+        return self.do_open(lambda host, **settings: self._guard(http.client.HTTPConnection(host, **settings)), request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """For `urllib.request`."""
+        return self.do_open(
+            lambda host, **settings: self._guard(http.client.HTTPSConnection(host, context=self._context, **settings)),
+            request,
+        )
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def _guard(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+        # `http.client` connects through this attribute. The address that is checked is the one that is connected to:
+        # a name that is resolved twice could have another address the second time.
+        connection._create_connection = self._connect
+        return connection
+
+    def _connect(self, address: tuple[str, int], timeout: float, source_address: object = None) -> socket.socket:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        allowed = [place for *_, place in found if self._is_allowed(place[0])]
+        if not allowed:
+            raise _PrivateAddressError(f"{address[0]} is no public address")
+        return socket.create_connection(allowed[0][:2], timeout)

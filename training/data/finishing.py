@@ -1,0 +1,86 @@
+"""What `prepare` does alike for pictures and for text: when work on a set is finished, and how it gets its place."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from training.data.captions import Split
+from training.data.shards import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    SplitEntry,
+    TextManifest,
+    describe_file,
+    describe_shard,
+    read_manifest,
+)
+from training.errors import BadInput
+from training.storage.whole import delete_drafts, replace_folder, write_whole
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the current work, the amount done, and the total."""
+NOTE_SUFFIX = ".note.json"
+"""Of a file beside a shard in the making, which says what became of its input; it is written after the shard."""
+
+
+def part_folder(out: Path, digest: str) -> Path:
+    """The folder in which a set is made of an input; the next call with the same input finds what is finished there."""
+    return out.with_name(f".{out.name}.part-{digest[:12]}")
+
+
+def finished(out: Path, digest: str, *, replace: bool) -> Manifest | TextManifest | None:
+    """The manifest of existing shards made from the same input; None if there is work to do.
+
+    Raises:
+        BadInput: If something else is there that may not be replaced.
+    """
+    if (out / MANIFEST_FILE).exists():
+        manifest = read_manifest(out)
+        if manifest.input_digest == digest:
+            _delete_notes(out)  # of a call that was killed when it was about to
+            return manifest
+        if not replace:
+            raise BadInput(f"{out} holds shards of other input. Give another --out, or --replace.")
+    elif out.exists() and any(out.iterdir()):
+        raise BadInput(f"{out} is not empty and holds no prepared shards. Give another --out.")
+    return None
+
+
+def digest_of(file: Path) -> bytes:
+    """SHA-256 of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
+
+
+def described(
+    work: Path, splits: dict[Split, SplitEntry], others: Iterable[str] = ()
+) -> dict[str, dict[str, BaseModel]]:
+    """What the manifest says of the files: shards, tokenizer and others."""
+    shards = sorted(name for split in splits.values() for name in split.shards)
+    return {
+        "files": {name: describe_file(work / name) for name in [*others, TOKENIZER_FILE, *shards]},
+        "index": {name: describe_shard(work / name) for name in shards},
+    }
+
+
+def finish(work: Path, out: Path, manifest: Manifest | TextManifest) -> None:
+    """Adds the manifest and renames the folder; only then removes an older one, and unfinished work on other input."""
+    delete_drafts(work)  # of a call that was killed while it wrote
+    write_whole(work / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
+    replace_folder(work, out)
+    # Not before: killed in between, the next call would make every shard again.
+    _delete_notes(out)
+    for unfinished in chain(out.parent.glob(f".{out.name}.part-*"), out.parent.glob(f".{out.name}.rows-*")):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _delete_notes(folder: Path) -> None:
+    for note in folder.glob(f"*{NOTE_SUFFIX}"):
+        note.unlink()

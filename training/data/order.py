@@ -1,0 +1,157 @@
+"""The order of a peer's samples: a permutation by index over the whole set, so that three numbers say where a peer is.
+
+A pass takes every sample once. The blocks of the set (row groups of shards, which are fetched as a whole) are permuted
+over the whole set; so many of them as the recipe's `shuffle_buffer` has room for form a window, and the samples of a
+window are permuted. The first windows of a pass have 1, 2, 4, ... blocks, so that the first batch waits for one block
+only. Another seed, pass or window has other permutations. Nothing is stored: a restarted peer computes the order again.
+
+    place = Place(seed=7)
+    for window in order.windows(place):
+        for block, row in window.picks: ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from training.storage.whole import write_whole
+
+ROUNDS = 8
+"""Rounds of the Feistel network; four with independent keys suffice for large sets (Luby and Rackoff 1988)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a peer is in its order: the next sample is the one at `position` of this pass."""
+
+    seed: int
+    """In [0, 2**32)."""
+    finished_passes: int = 0
+    position: int = 0
+
+    def write(self, path: Path, *, order: Order) -> None:
+        """Keeps the place in a file, whole or not at all."""
+        write_whole(path, f"{self.seed} {self.finished_passes} {self.position} {order.digest}\n")
+
+
+def read_place(path: Path, *, order: Order) -> Place | None:
+    """The place kept in a file; None if there is none, or it is a place in another order."""
+    try:
+        words = re.fullmatch(r"(\d+) (\d+) (\d+) (\w+)\n", path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    if words is None or words[4] != order.digest or int(words[3]) >= order.samples:
+        return None
+    return Place(seed=int(words[1]), finished_passes=int(words[2]), position=int(words[3]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """Samples that are mixed with each other."""
+
+    start: Place | None
+    """The place of its first pick, which those of the others follow; None for samples that are drawn once more."""
+    blocks: tuple[int, ...]
+    """Numbers of its blocks."""
+    picks: np.ndarray
+    """int64 (n, 2): for each sample, in order, the index of its block in `blocks` and its row in that block."""
+
+
+class Order:
+    """The orders of a set, one for each seed and pass.
+
+    Args:
+        block_rows: Samples of each block.
+        window_samples: Samples that are mixed with each other, at most; a window has at least one block.
+        content: Identifies the samples, so that no place is taken for one in another set of the same sizes.
+
+    Raises:
+        ValueError: If there are no samples.
+    """
+
+    def __init__(self, block_rows: Sequence[int], *, window_samples: int, content: str = ""):
+        self._rows = np.asarray(block_rows, dtype=np.int64)
+        if not len(self._rows) or self._rows.min() < 1:
+            raise ValueError("an order needs blocks with samples")
+        self.samples = int(self._rows.sum())
+        """Samples of a pass."""
+        self.window_blocks = max(1, window_samples // int(self._rows.max()))
+        described = self._rows.tobytes() + f"{self.window_blocks} {content}".encode()
+        self.digest = hashlib.sha256(described).hexdigest()[:16]
+        """Differs between sets: a position means something in its own order only."""
+
+    def windows(self, place: Place) -> Iterator[Window]:
+        """The windows from a place on, pass after pass, for ever; the first one begins at the place itself."""
+        while True:
+            yield from self._pass(place)
+            place = replace(place, finished_passes=place.finished_passes + 1, position=0)
+
+    def behind(self, start: Place, count: int) -> Place:
+        """The place `count` samples behind another one of the same pass; behind the last one, the next pass begins."""
+        more, position = divmod(start.position + count, self.samples)
+        return Place(seed=start.seed, finished_passes=start.finished_passes + more, position=position)
+
+    def _pass(self, place: Place) -> Iterator[Window]:
+        key = f"{place.seed}/{place.finished_passes}"
+        count = len(self._rows)
+        blocks = permuted(np.arange(count), count, key)
+        ends = np.cumsum(self._rows[blocks])
+        first, size = 0, 1
+        while first < count:
+            last = min(first + size, count)
+            if place.position < ends[last - 1]:
+                begin = int(ends[first - 1]) if first else 0
+                picks = self._picks(blocks[first:last], f"{key}/{first}")[max(place.position - begin, 0) :]
+                start = replace(place, position=max(place.position, begin))
+                yield Window(start=start, blocks=tuple(blocks[first:last].tolist()), picks=picks)
+            first, size = last, min(2 * size, self.window_blocks)
+
+    def _picks(self, blocks: np.ndarray, key: str) -> np.ndarray:
+        ends = np.cumsum(self._rows[blocks])
+        samples = permuted(np.arange(ends[-1]), int(ends[-1]), key)
+        at = np.searchsorted(ends, samples, side="right")
+        return np.stack([at, samples - (ends - self._rows[blocks])[at]], axis=1)
+
+
+def permuted(places: np.ndarray, count: int, key: str) -> np.ndarray:
+    """What stands at places of a permutation of `range(count)`, computed for these places alone.
+
+    A Feistel network permutes the numbers of an even number of bits. From a number outside of `range(count)`, it walks
+    on until it is inside again (Black and Rogaway 2002, "cycle walking"), on average less than four steps.
+
+    Args:
+        places: Integers in [0, count), of any shape.
+        count: Length of the permutation.
+        key: Another key gives another permutation; the same on every machine and in every version of numpy.
+
+    >>> sorted(permuted(np.arange(5), 5, "key").tolist())
+    [0, 1, 2, 3, 4]
+    """
+    half = max(1, (int(count - 1).bit_length() + 1) // 2)
+    keys = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest(), dtype="<u8")
+    values = _feistel(places.astype(np.uint64), half, keys)
+    while (outside := values >= count).any():
+        values[outside] = _feistel(values[outside], half, keys)
+    return values.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
+    """Permutes numbers of 2 * `half` bits: each round replaces one half by the other, mixed with the round's key."""
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = values >> bits, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right ^ key) & mask)
+    return left << bits | right
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele et al. 2014): each bit of the result depends on all bits of the value."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)

@@ -1,0 +1,93 @@
+"""Packs documents into blocks of one length: one behind the other, with an end-of-text token between them.
+
+Nothing is padded: a document that does not fit goes on in the next block. So that attention across documents can be
+cut, a block also says at which of its positions a document begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """Blocks of T tokens."""
+
+    tokens: np.ndarray
+    """(blocks, T), in the type of the packer."""
+    starts: np.ndarray
+    """bool (blocks, T): whether a document begins at this token."""
+
+
+@dataclass(kw_only=True)
+class Packer:
+    """Packs the documents of one split, in the order in which they are added.
+
+    A packer can be stopped and made again from its `rest`: the blocks are those of one that was not.
+    """
+
+    block_length: int
+    """T."""
+    end_of_text: int
+    """The id between two documents; it belongs to the first one."""
+    kind: np.dtype
+    """Of the tokens."""
+    is_open: bool = False
+    """Whether a document was added, behind which the end of text is still to come."""
+    parts: list[np.ndarray] = field(default_factory=list)
+    """Tokens that are not taken yet."""
+    starts: list[int] = field(default_factory=list)
+    """Where documents begin in `parts`, counted from the first token."""
+    size: int = 0
+    """Tokens in `parts`."""
+    length: int = 0
+    """Tokens of the last document, as far as it was added."""
+    finished: list[int] = field(default_factory=list)
+    """Tokens of each document before it, since this packer was made."""
+
+    def add(self, ids: np.ndarray, *, begins: bool) -> None:
+        """Adds a document, or more of the last one."""
+        if begins:
+            if self.is_open:
+                self._append(np.array([self.end_of_text]))
+                self.finished.append(self.length)
+            self.starts.append(self.size)
+            self.length = 0
+        self.is_open = True
+        self.length += len(ids)
+        self._append(ids)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that are full."""
+        return self.size // self.block_length
+
+    def take(self) -> Packed:
+        """The full blocks, which the packer forgets."""
+        full = self.blocks * self.block_length
+        tokens = np.concatenate([np.zeros(0, self.kind), *self.parts])
+        starts = np.zeros(full, dtype=bool)
+        starts[[at for at in self.starts if at < full]] = True
+        self.parts, self.size = [tokens[full:].copy()], self.size - full  # a view would keep all of them
+        self.starts = [at - full for at in self.starts if at >= full]
+        shape = (-1, self.block_length)
+        return Packed(tokens=tokens[:full].reshape(shape), starts=starts.reshape(shape))
+
+    @property
+    def rest(self) -> dict[str, object]:
+        """What `from_rest` needs, as JSON can say it; fewer than T tokens after `take`."""
+        tokens = [int(one) for part in self.parts for one in part]
+        return {"tokens": tokens, "starts": list(self.starts), "is_open": self.is_open, "length": self.length}
+
+    @classmethod
+    def from_rest(cls, rest: dict, **settings: object) -> Packer:
+        """A packer that goes on where another one stopped; `settings` are the first three fields."""
+        packer = cls(is_open=rest["is_open"], starts=list(rest["starts"]), length=rest["length"], **settings)
+        packer._append(np.array(rest["tokens"], dtype=np.int64))
+        return packer
+
+    def _append(self, ids: np.ndarray) -> None:
+        self.parts.append(ids.astype(self.kind))
+        self.size += len(ids)

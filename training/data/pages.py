@@ -1,0 +1,110 @@
+"""What the pages of a Parquet column claim to hold, read before anything is allocated for it.
+
+A page's header says how long the page is once decompressed, and Arrow allocates that much: 2 kB from a server could
+take all memory. The headers are read here first (Thrift's compact protocol; parquet.thrift, `PageHeader`) and compared
+with what a block of a shard can need at most. Damaged or hostile pages raise ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+PAGE_ENCODINGS = (0, 2, 8)
+"""PLAIN, PLAIN_DICTIONARY and RLE_DICTIONARY, those of shards. Values encoded as differences can share their bytes, so
+that the size of a page does not bound that of its values."""
+DEEPEST = 3
+"""A header holds a header of its kind, and that one statistics."""
+_INTEGERS, _BINARY, _STRUCT = (3, 4, 5, 6), 8, 12
+_UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY, _DATA_2 = 2, 3, 5, 7, 8
+
+
+def check_pages(content: memoryview, *, values: int, largest_bytes: int) -> None:
+    """Checks all pages of a column chunk.
+
+    Args:
+        content: The chunk's bytes.
+        values: Values that the column has in this row group.
+        largest_bytes: The most that its pages may take together once decompressed.
+
+    Raises:
+        ValueError: If they claim more, or are no pages.
+    """
+    found = inflated = 0
+    for header in _headers(content):
+        inflated += header[_UNCOMPRESSED]
+        if header[_UNCOMPRESSED] < 0 or inflated > largest_bytes:
+            raise ValueError(f"its pages claim {inflated} bytes; there is room for {largest_bytes}")
+        kind = next((kind for kind in (_DATA, _DATA_2, _DICTIONARY) if isinstance(header.get(kind), dict)), None)
+        if kind is None:
+            raise ValueError("a page is neither data nor a dictionary")
+        count, encoding = header[kind].get(1), header[kind].get(4 if kind == _DATA_2 else 2)
+        if encoding not in PAGE_ENCODINGS or not isinstance(count, int) or count < 0:
+            raise ValueError("a page has another encoding than those of shards")
+        if kind != _DICTIONARY:
+            found += count
+        elif 4 * count > header[_UNCOMPRESSED]:  # a number takes four bytes, and so does the length of a text
+            raise ValueError(f"a dictionary claims {count} values in {header[_UNCOMPRESSED]} bytes")
+    if found != values:
+        raise ValueError(f"its pages have {found} values instead of {values}")
+
+
+def _headers(content: memoryview) -> Iterator[dict]:
+    at = 0
+    while at < len(content):
+        reader = _Thrift(content, at)
+        header = reader.struct(DEEPEST)
+        sizes = header.get(_UNCOMPRESSED), header.get(_COMPRESSED)
+        if not all(isinstance(size, int) for size in sizes) or not 0 <= sizes[1] <= len(content) - reader.at:
+            raise ValueError("a page is longer than its column")
+        yield header
+        at = reader.at + sizes[1]
+
+
+class _Thrift:
+    """Reads structures of integers, flags, bytes and structures; page headers have nothing else."""
+
+    def __init__(self, content: memoryview, at: int):
+        self._content, self.at = content, at
+
+    def struct(self, depth: int) -> dict:
+        """Number of a field -> its value; bytes are skipped."""
+        if depth == 0:
+            raise ValueError("a page's header is nested too deeply")
+        fields: dict = {}
+        number = 0
+        while (first := self._byte()) != 0:
+            number = number + (first >> 4) if first >> 4 else self._signed()
+            fields[number] = self._value(first & 15, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> object:
+        if kind in (1, 2):
+            return kind == 1
+        if kind in _INTEGERS:
+            return self._byte() if kind == 3 else self._signed()
+        if kind == _BINARY:
+            length = self._number()
+            self.at += length
+            return None
+        if kind == _STRUCT:
+            return self.struct(depth - 1)
+        raise ValueError("a page's header holds what none has")
+
+    def _byte(self) -> int:
+        if not self.at < len(self._content):
+            raise ValueError("a page's header has no end")
+        self.at += 1
+        return self._content[self.at - 1]
+
+    def _number(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number in a page's header has no end")
+
+    def _signed(self) -> int:
+        value = self._number()
+        return value >> 1 ^ -(value & 1)

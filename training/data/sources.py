@@ -1,0 +1,183 @@
+"""The rows of all kinds of sets that people have: a captions file, texts beside pictures, tars, lists of addresses.
+
+    captions.jsonl     {"file": "1.png", "caption": "a red circle"}, and optionally "split" and "nsfw"
+    captions.csv       the same, with a line of names
+    1.png, 1.txt       a folder without a captions file: the text beside a picture is its caption
+    00000.tar          webdataset: 1.jpg and 1.txt, or 1.json with "caption"
+    list.parquet       URL, TEXT and optionally NSFW, WIDTH and HEIGHT: LAION's lists
+
+A line that cannot be used gives the reason instead of a row.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from training.data.captions import SPLITS
+from training.data.layouts import LARGEST_CAPTION_BYTES
+from training.data.rows import Row
+from training.errors import BadInput, reason_of
+
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+LARGEST_NOTE_BYTES = 1 << 20
+"""Of a text or JSON beside a picture."""
+BROKEN = "broken line"
+
+
+def read_captions(captions: Path) -> Iterator[Row | str]:
+    """The rows of a captions file, JSON lines or CSV.
+
+    Raises:
+        BadInput: If the file cannot be read.
+    """
+    try:
+        with captions.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+            yield from _csv_rows(lines) if captions.suffix.lower() == ".csv" else _json_rows(lines)
+    except OSError as error:
+        raise BadInput(
+            f"The captions in {captions} cannot be read: {reason_of(error)}. Give a file of JSON lines, or a .csv, "
+            "with --captions."
+        ) from None
+
+
+def read_folder(images: Path) -> Iterator[Row | str]:
+    """The rows of a folder without a captions file: of its tars if it has any, else of pictures with texts beside."""
+    tars = [images] if images.suffix == ".tar" else sorted(images.glob("*.tar"))
+    if tars:
+        for tar in tars:
+            yield from _tar_rows(tar)
+    else:
+        yield from _text_rows(images)
+
+
+def read_addresses(lists: Path) -> Iterator[Row | str]:
+    """The rows of a Parquet file, or a folder of such, that lists addresses of pictures and their captions.
+
+    Raises:
+        BadInput: If a file cannot be read, or lacks the columns.
+    """
+    files = sorted(lists.glob("*.parquet")) if lists.is_dir() else [lists]
+    if not files:
+        raise BadInput(f"{lists} has no Parquet files. Give a list of addresses with --urls.")
+    for file in files:
+        try:
+            with pq.ParquetFile(file) as opened:
+                names = {name.upper(): name for name in opened.schema_arrow.names}
+                if not {"URL", "TEXT"} <= names.keys():
+                    raise BadInput(
+                        f"{file} has the columns {opened.schema_arrow.names}; a list of addresses has URL and TEXT.",
+                        cure="Give a list as LAION's with --urls.",
+                    )
+                wanted = [name for name in ("URL", "TEXT", "NSFW", "WIDTH", "HEIGHT") if name in names]
+                for batch in opened.iter_batches(batch_size=4096, columns=[names[name] for name in wanted]):
+                    for values in zip(*(batch.column(names[name]).to_pylist() for name in wanted), strict=True):
+                        yield _address_row(dict(zip(wanted, values, strict=True)))
+        except (pa.ArrowException, OSError) as error:
+            raise BadInput(f"{file} cannot be read: {reason_of(error)}. Give a Parquet file with --urls.") from None
+
+
+def _json_rows(lines: Iterable[str]) -> Iterator[Row | str]:
+    for line in lines:
+        if line.strip():
+            try:
+                yield _row(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                yield BROKEN
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[Row | str]:
+    rows = csv.DictReader(lines)
+    while True:
+        try:
+            fields = next(rows)
+            given = {name: value for name, value in fields.items() if value}
+            given["nsfw"] = given.get("nsfw", "").upper() in ("TRUE", "1", "NSFW")
+            yield _row({"caption": "", **given})
+        except StopIteration:
+            return
+        except (csv.Error, ValueError, KeyError, TypeError, AttributeError):
+            yield BROKEN
+
+
+def _row(fields: dict, **where: object) -> Row:
+    """A row from the fields of a line.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: If it is none.
+    """
+    file, caption, split = fields["file"], fields["caption"], fields.get("split", "train")
+    if not (isinstance(file, str) and isinstance(caption, str) and split in SPLITS):
+        raise ValueError("file and caption are text, split is " + " or ".join(SPLITS))
+    if b"\0" in file.encode() + caption.encode():  # encode: half of a surrogate pair is not valid text
+        raise ValueError("no file name has a null character, and no text needs one")
+    return Row(file=file, caption=caption.strip(), split=split, unsafe=fields.get("nsfw") in (True, "NSFW"), **where)
+
+
+def _text_rows(images: Path) -> Iterator[Row | str]:
+    if not images.is_dir():
+        raise BadInput(f"{images} is no folder. Give the folder of the pictures with --images.")
+    for picture in sorted(images.rglob("*")):
+        if picture.suffix.lower() in PICTURE_SUFFIXES:
+            try:
+                with picture.with_suffix(".txt").open("rb") as file:
+                    text = file.read(LARGEST_NOTE_BYTES)
+                yield _row({"file": picture.relative_to(images).as_posix(), "caption": text.decode("utf-8-sig")})
+            except FileNotFoundError:
+                yield "no caption"
+            except (OSError, ValueError):
+                yield BROKEN
+
+
+def _tar_rows(tar: Path) -> Iterator[Row | str]:
+    """Members of a sample follow each other and have the same name up to the first dot, as webdataset writes them."""
+    try:
+        with tarfile.open(tar, "r:") as opened:  # a compressed one has no places that can be read alone
+            key, parts = None, {}
+            for member in opened:
+                if not member.isfile():
+                    continue
+                folder, _, name = member.name.rpartition("/")
+                stem, _, suffix = name.partition(".")
+                if (folder, stem) != key:
+                    yield from _tar_row(tar, key, parts)
+                    key, parts = (folder, stem), {}
+                small = member.size <= LARGEST_NOTE_BYTES and suffix.lower() in ("txt", "json")
+                parts[suffix.lower()] = (member, opened.extractfile(member).read() if small else None)
+            yield from _tar_row(tar, key, parts)
+    except (tarfile.TarError, OSError, EOFError):
+        yield "broken tar"
+
+
+def _tar_row(tar: Path, key: object, parts: dict) -> Iterator[Row | str]:
+    picture = next((part for suffix, (part, _) in parts.items() if f".{suffix}" in PICTURE_SUFFIXES), None)
+    if key is None or picture is None:
+        return
+    try:
+        fields = json.loads(parts["json"][1] or b"{}") if "json" in parts else {}
+        if "txt" in parts:
+            fields["caption"] = (parts["txt"][1] or b"").decode()
+        if "NSFW" in fields:
+            fields["nsfw"] = fields["NSFW"]
+        where = {"tar": tar.name, "offset": picture.offset_data, "size": picture.size}
+        yield _row({**fields, "file": f"{tar.name}/{picture.name}"}, **where) if "caption" in fields else "no caption"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        yield BROKEN
+
+
+def _address_row(fields: dict) -> Row | str:
+    try:
+        sides = [float(fields.get(name) or 0) for name in ("WIDTH", "HEIGHT")]
+        ratio = max(sides) / min(sides) if min(sides) > 0 else 1.0
+        row = {"file": fields["URL"], "caption": fields["TEXT"], "nsfw": fields.get("NSFW")}
+        if not fields["URL"].startswith(("http://", "https://")) or len(fields["URL"]) > LARGEST_CAPTION_BYTES:
+            return "no web address"
+        return _row(row, url=fields["URL"], aspect_ratio=ratio)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return BROKEN

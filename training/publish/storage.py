@@ -1,0 +1,54 @@
+"""Storage that fsspec knows: a folder, `s3://`, and whatever else is installed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from training.errors import BadInput
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+
+def open_storage(address: str, *, what: str, flag: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of an address, and the path in it. `s3://` takes s3fs, or else the S3 client in pyarrow.
+
+    Args:
+        address: A folder, or an address that fsspec knows, such as `s3://BUCKET/PATH`.
+        what: What is to be kept there, for messages.
+        flag: Which flag has named it, for messages.
+
+    Raises:
+        BadInput: If it names no place, or a library for it is not installed. Nothing is sent yet.
+    """
+    import fsspec  # seldom needed, and slow to load
+
+    try:
+        return fsspec.core.url_to_fs(address)
+    except ImportError as error:
+        if not address.startswith("s3://"):
+            raise BadInput(
+                f"{address} cannot be used: {error}.",
+                cure=f"Install the library that the message names, or give another {flag}.",
+            ) from None
+        return _arrows_s3(address)
+    except ValueError as error:
+        raise BadInput(
+            f"{address} is no place for {what}: {error}.",
+            cure=f"Give {flag} a folder, or an address such as s3://BUCKET/PATH.",
+        ) from None
+
+
+def _arrows_s3(address: str) -> tuple[AbstractFileSystem, str]:
+    """The S3 client in pyarrow, as a file system of fsspec; it takes keys and region from the environment by itself.
+
+    AWS_ENDPOINT_URL names another server than Amazon's, as it does for Amazon's own tools.
+    """
+    from fsspec.implementations.arrow import ArrowFSWrapper
+    from pyarrow.fs import S3FileSystem
+
+    server = urlsplit(os.environ.get("AWS_ENDPOINT_URL", ""))
+    elsewhere = {"endpoint_override": server.netloc, "scheme": server.scheme} if server.netloc else {}
+    return ArrowFSWrapper(S3FileSystem(**elsewhere)), address.removeprefix("s3://").rstrip("/")
