@@ -1,0 +1,106 @@
+"""What a peer checks of another one's ticket, by itself and without a message to anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from training.trust.bans import BanList, Pulse
+from training.trust.ticket import ANY_LINEAGE, CLOCK_SECONDS, Ticket, read_ticket
+
+AWAY_SECONDS = 120.0
+"""The server is away if it has signed nothing that this peer knows for so long."""
+RETURN_SECONDS = 600.0
+"""For so long after the server has come back, tickets hold as if it were away: all peers need to renew theirs first."""
+
+Fault = Literal["malformed", "other peer", "other run", "other lineage", "early", "expired", "banned"]
+
+
+class TicketRefused(ValueError):
+    """A ticket does not hold; `fault` says why, in a word that the checking program may go by."""
+
+    def __init__(self, fault: Fault, told: str):
+        super().__init__(told)
+        self.fault = fault
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What a peer knows when it checks a ticket."""
+
+    public_key: str
+    """The membership key, from the recipe."""
+    run_id: str
+    lineages: frozenset[str] | None = None
+    """The lineage that this peer trains, and those that it has branched off: when a maintainer goes back to an earlier
+    epoch, tickets go on holding. None: any, for what does not depend on the weights, such as the DHT."""
+    bans: BanList | None = None
+    """The newest that it knows."""
+    server_since: float | None = None
+    """Since when the server has been there without a gap, as `ServerSight` has seen it; None: it is away."""
+
+
+def check_ticket(text: str | bytes, *, peer_id: str, rules: Rules, now: float) -> Ticket:
+    """The ticket that a peer has shown, if it holds. It reads only what it is given, in less than a
+    millisecond.
+
+    Args:
+        text: As it came, from anybody.
+        peer_id: Of the peer that shows it, as the connection or the signature of its record proves it.
+        rules: See there.
+        now: Seconds since 1970.
+
+    Raises:
+        TicketRefused: If it does not hold.
+    """
+    ticket = read_ticket(text, rules.public_key)
+    if ticket is None:
+        raise TicketRefused("malformed", "It is no ticket that this run's membership server has signed.")
+    if ticket.peer_id != peer_id:
+        raise TicketRefused("other peer", f"It is the ticket of {ticket.peer_id}, not of {peer_id}.")
+    if ticket.run_id != rules.run_id:
+        raise TicketRefused("other run", f"It is a ticket for {ticket.run_id}, not for {rules.run_id}.")
+    if rules.lineages is not None and ticket.lineage not in rules.lineages - {ANY_LINEAGE}:
+        raise TicketRefused("other lineage", f"It is a ticket for the lineage {ticket.lineage}, which is not trained.")
+    if now < ticket.issued - CLOCK_SECONDS:
+        raise TicketRefused("early", f"It will be given only in {ticket.issued - now:.0f} s.")
+    if now >= _end(ticket, rules, now) + CLOCK_SECONDS:
+        raise TicketRefused("expired", f"It ended {now - _end(ticket, rules, now):.0f} s ago.")
+    if rules.bans is not None and rules.bans.bars(ticket):
+        raise TicketRefused("banned", f"{ticket.account} may no longer take part.")
+    return ticket
+
+
+def _end(ticket: Ticket, rules: Rules, now: float) -> int:
+    """When a ticket is over: its grace counts only as long as its peer cannot have renewed it."""
+    could_renew = rules.server_since is not None and now - rules.server_since >= RETURN_SECONDS
+    return ticket.expires if could_renew else ticket.ends
+
+
+@dataclass(slots=True)
+class ServerSight:
+    """Whether the membership server is there, as this peer can tell from what the server has signed.
+
+    That may come from the server itself, or through other peers: tickets, ban lists and pulses.
+    """
+
+    _first: float | None = field(default=None, init=False)
+    _newest: float = field(default=0.0, init=False)
+
+    def note(self, issued: float) -> None:
+        """Takes note of something that the server has signed; `issued` is when, in seconds since 1970."""
+        if self._first is None or issued - self._newest > AWAY_SECONDS:
+            self._first = issued
+        self._newest = max(self._newest, issued)
+
+    def since(self, now: float) -> float | None:
+        """See `Rules.server_since`."""
+        return self._first if now - self._newest <= AWAY_SECONDS else None
+
+
+def newer_bans(known: BanList | None, heard: BanList | Pulse | None) -> BanList | None:
+    """The ban list to go by, of the one that a peer has and what it has heard, both from `read_bans`: an older list
+    that somebody repeats lifts no ban."""
+    if not isinstance(heard, BanList):
+        return known
+    return heard if known is None or (heard.version, heard.issued) > (known.version, known.issued) else known

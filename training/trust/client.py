@@ -1,0 +1,271 @@
+"""Gets tickets and the ban list from a run's membership server.
+
+What the server answers is believed only as far as the membership key has signed it. A Hugging Face token is sent to the
+server of the recipe, only if the volunteer has asked for that, and only if the server wants to see it; redirects are
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+from training.config import RunConfig
+from training.errors import BadInput, TrainingError, reason_of
+from training.trust.bans import LARGEST_BANS_BYTES, BanList, Pulse, read_bans
+from training.trust.keys import is_public_key
+from training.trust.policy import MOST_WORK_BITS
+from training.trust.proof import Identity, find_work, proof_message
+from training.trust.refusals import REASONS, refuse
+from training.trust.ticket import ANY_LINEAGE, Ticket, read_ticket
+
+TICKET_SECONDS, BANS_SECONDS = 20.0, 5.0
+"""Longest silence of the server. For a ticket it may have to ask the Hub."""
+LARGEST_ANSWER_BYTES = 8192
+_ATTEMPTS = 3
+"""With a fresh nonce each, if the one before was too old: the work takes its time, or the server was started again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """What a volunteer may show."""
+
+    invitation: str | None = None
+    """Code of an invitation."""
+    hub_token: Callable[[], str | None] | None = None
+    """Gives the Hugging Face token; None: the volunteer has not asked to show it."""
+
+    def best(self) -> tuple[str, str] | None:
+        """Kind and text of the credential to show; None if there is none.
+
+        Raises:
+            BadInput: If the volunteer has no token, or what is given is none.
+        """
+        if self.invitation is not None:
+            return "invitation", _plain(self.invitation, "--invitation")
+        if self.hub_token is not None:
+            token = self.hub_token()
+            if token is None:
+                raise BadInput(
+                    "--hugging-face shows who you are on the Hugging Face Hub, but this machine has no token; run "
+                    "`hf auth login`, or set HF_TOKEN."
+                )
+            return "hub", _plain(token, "the Hugging Face token")
+        return None
+
+
+class MembershipClient:
+    """Asks the server that a recipe names.
+
+    Args:
+        run: The recipe; its run is not open.
+        identity: Of the peer that the tickets are for.
+        credentials: What to show.
+        tell: Prints what the volunteer should know.
+
+    Raises:
+        BadInput: If the recipe's key is none.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        identity: Identity,
+        credentials: Credentials,
+        *,
+        tell: Callable[[str], None] = lambda sentence: None,
+    ):
+        if run.membership.key is None or run.membership.url is None or not is_public_key(run.membership.key):
+            raise BadInput(f"membership.key of the recipe of {run.run_id} is no key; fetch the recipe again.")
+        self.url, self.public_key = run.membership.url.rstrip("/"), run.membership.key
+        self._run_id, self._identity, self._credentials, self._tell = run.run_id, identity, credentials, tell
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def ticket(self, lineage: str = ANY_LINEAGE) -> str:
+        """A new ticket for this peer and a lineage.
+
+        Raises:
+            BadInput: If a credential is to be shown and there is none such on this machine.
+            RefusedByRun: If the server gives none.
+            TrainingError: If it does not answer, or has a fault that may pass.
+        """
+        challenge, refused = self._challenge(), ""
+        try:
+            text = self._ask(challenge, lineage, ("none", ""))
+            if self._read(text).standing == "vouched" or self._credentials == Credentials():
+                return text
+        except _Refused as error:
+            # A member whom the server knows need not show anything again.
+            refused = error.reason
+            if refused not in ("no-credential", "show-again"):
+                refuse(error.reason, error.seconds, challenge["organizations"])
+        return self._with_credential(challenge, lineage, refused)
+
+    def bans(self, known: int | None) -> BanList | Pulse:
+        """The ban list, or a pulse if this peer knows the newest version.
+
+        Raises:
+            TrainingError: If the server does not answer with a list that the membership key has signed.
+        """
+        path = "/bans" if known is None else f"/bans?known={known}"
+        answer = self._get(path, LARGEST_BANS_BYTES, within=BANS_SECONDS)
+        heard = read_bans(answer, self.public_key, self._run_id)
+        if heard is None:
+            self._is_wrong("its ban list is not signed with the recipe's key")
+        return heard
+
+    def _with_credential(self, challenge: dict, lineage: str, refused: str) -> str:
+        for _ in range(_ATTEMPTS):
+            credential = self._credentials.best() or self._work(challenge)
+            if credential is None:
+                refuse(refused, 0, challenge["organizations"])
+            if credential[0] == "hub":
+                self._tell(f"Your Hugging Face token is shown to {self.url}, which asks the Hub who you are.")
+            try:
+                text = self._ask(challenge, lineage, credential)
+                self._read(text)
+                return text
+            except _Refused as error:
+                if error.reason != "nonce-over":
+                    refuse(error.reason, error.seconds, challenge["organizations"])
+            challenge = self._challenge()
+        self._is_wrong("it calls each of its own nonces too old")
+
+    def _work(self, challenge: dict) -> tuple[str, str] | None:
+        bits = challenge["work_bits"]
+        if not bits:
+            return None
+        self._tell("This run is open to all who compute some work first, which takes up to a minute.")
+        return "work", find_work(challenge["nonce"], str(self._identity.peer_id), bits)
+
+    def _challenge(self) -> dict[str, Any]:
+        answer = self._json(f"/challenge?peer_id={quote(str(self._identity.peer_id))}")
+        try:
+            facts = {"nonce": str(answer["nonce"]), "work_bits": int(answer["work_bits"])}
+            organizations = [str(name) for name in answer["organizations"]]
+            is_right = (answer["run_id"], answer["key"]) == (self._run_id, self.public_key)
+        except (KeyError, TypeError, ValueError):
+            self._is_wrong("it is no membership server")
+        if not is_right or not 0 <= facts["work_bits"] <= MOST_WORK_BITS:
+            self._is_wrong("it is the server of another run, or the recipe is old")
+        names = ", ".join(name for name in organizations if name.isascii() and name.isprintable())
+        return {**facts, "organizations": names[:200]}
+
+    def _ask(self, challenge: dict, lineage: str, credential: tuple[str, str]) -> str:
+        message = proof_message(
+            public=self.public_key,
+            run_id=self._run_id,
+            lineage=lineage,
+            peer_id=str(self._identity.peer_id),
+            nonce=challenge["nonce"],
+            credential=credential,
+        )
+        asked = {
+            "peer_id": str(self._identity.peer_id),
+            "public_key": self._identity.public_key.decode(),
+            "lineage": lineage,
+            "nonce": challenge["nonce"],
+            "signature": self._identity.sign(message).decode(),
+            "credential": {"kind": credential[0], "text": credential[1]},
+        }
+        answer = self._json("/tickets", asked)
+        if not isinstance(answer.get("ticket"), str):
+            self._is_wrong("it answers without a ticket")
+        return answer["ticket"]
+
+    def _read(self, text: str) -> Ticket:
+        ticket = read_ticket(text, self.public_key)
+        is_own = ticket is not None and ticket.peer_id == str(self._identity.peer_id)
+        if not is_own or ticket.run_id != self._run_id:
+            self._is_wrong("its ticket is not signed with the recipe's key, or is not for this peer")
+        return ticket
+
+    # -- HTTP ----------------------------------------------------------------------------------------------------------
+
+    def _json(self, path: str, asked: dict | None = None) -> dict:
+        try:
+            answer = json.loads(self._get(path, LARGEST_ANSWER_BYTES, asked, within=TICKET_SECONDS))
+        except (ValueError, RecursionError):
+            self._is_wrong("its answer is no JSON")
+        if not isinstance(answer, dict):
+            self._is_wrong("its answer is no JSON object")
+        return answer
+
+    def _get(self, path: str, largest_bytes: int, asked: dict | None = None, *, within: float) -> bytes:
+        """The body of an answer.
+
+        Raises:
+            _Refused: If the server refuses in its own words.
+            TrainingError: If there is no answer, or another one.
+        """
+        body = None if asked is None else json.dumps(asked).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data=body, headers={"Content-Type": "application/json"})
+        try:
+            with self._opener.open(request, timeout=within) as answer:
+                content = answer.read(largest_bytes + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                refused = _refusal_in(error)
+            if refused is not None:
+                raise refused from None
+            self._is_wrong(f"it answers with HTTP {error.code}")
+        except (OSError, HTTPException, ValueError) as error:
+            raise TrainingError(
+                f"The membership server {self.url} does not answer: {_one_line(error)}.",
+                cure="Check your connection; if it works, ask the run's maintainer whether the server is on.",
+            ) from None
+        if len(content) > largest_bytes:
+            self._is_wrong(f"its answer has more than {largest_bytes} bytes")
+        return content
+
+    def _is_wrong(self, what: str) -> NoReturn:
+        raise TrainingError(
+            f"The membership server {self.url} cannot be used: {what}.",
+            cure="Fetch the run's recipe again; if that does not help, ask the run's maintainer.",
+        ) from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A credential goes to the address of the recipe and to no other."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+class _Refused(Exception):
+    """The server's refusal, by one of `REASONS`."""
+
+    def __init__(self, reason: str, seconds: int = 0):
+        super().__init__(reason)
+        self.reason, self.seconds = reason, seconds
+
+
+def _refusal_in(error: urllib.error.HTTPError) -> _Refused | None:
+    try:
+        told = json.loads(error.read(LARGEST_ANSWER_BYTES))
+        reason, seconds = told["refused"], min(max(int(told.get("seconds", 0)), 0), 3600)
+    except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return _Refused(reason, seconds) if isinstance(reason, str) and reason in REASONS else None
+
+
+def _plain(text: str, what: str) -> str:
+    stripped = text.strip()
+    if not stripped or len(stripped) > 512 or not all("!" <= letter <= "~" for letter in stripped):
+        raise BadInput(
+            f"{what} is empty, too long, or has characters that no code has; copy it again, whole.",
+            cure="Copy it again, whole.",
+        )
+    return stripped
+
+
+def _one_line(error: Exception) -> str:
+    reason = getattr(error, "reason", error)
+    text = reason_of(reason) if isinstance(reason, Exception) else str(reason)
+    return " ".join(text.split())[:200] or type(error).__name__

@@ -1,0 +1,206 @@
+"""A peer's membership of its run: the ticket that it holds and renews, and the ban list that it goes by."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from training.config import RunConfig
+from training.errors import BadInput, RefusedByRun, TrainingError
+from training.processes.role import StopRequest
+from training.storage.whole import write_whole
+from training.swarm.admission import Admission
+from training.swarm.identity import Identity
+from training.swarm.lineage import Lineage
+from training.trust.bans import BanList
+from training.trust.check import ServerSight, newer_bans
+from training.trust.client import Credentials, MembershipClient
+from training.trust.policy import BANS_EVERY_SECONDS
+from training.trust.ticket import ANY_LINEAGE, LARGEST_TICKET_BYTES, Ticket, read_ticket, when
+from training.volunteer.notices import Notices
+
+RETRY_SECONDS = 30.0
+"""After a renewal that failed."""
+RENEWED_AT = 0.5
+"""Part of a ticket's time after which it is renewed."""
+TICKET_FILE = "ticket"
+"""In the state folder: a peer that starts while the server is away shows the ticket that it had before."""
+
+
+class Membership:
+    """The membership of one peer; in an open run there is nothing to hold, and all of its methods do nothing.
+
+    Args:
+        run: The recipe.
+        identity: Of the peer.
+        credentials: What the volunteer may show.
+        state_dir: Keeps the ticket for the next start.
+        notices: Tells the volunteer what happens.
+    """
+
+    def __init__(self, run: RunConfig, identity: Identity, credentials: Credentials, state_dir: Path, notices: Notices):
+        self._run, self._peer_id, self._notices = run, str(identity.peer_id), notices
+        self._file = state_dir / TICKET_FILE
+        self._client = None
+        self.admission = Admission.of(run)
+        """By which this peer lets others in; None in an open run. It has this peer's ticket from `begin` on."""
+        if not run.membership.open:
+            self._client = MembershipClient(run, identity, credentials, tell=notices.console.print)
+        elif credentials != Credentials():
+            notices.console.print("This run is open to all: it asks for no invitation and no token.")
+        self.resting = threading.Lock()
+        """Hold it while processes are forked: a lock that the renewing thread holds then is never released in them."""
+        self.text: str | None = None
+        """The ticket as it travels; None in an open run."""
+        self.bans: BanList | None = None
+        self.refusal: RefusedByRun | None = None
+        """Why the server has given no further ticket."""
+        self._sight = ServerSight()
+        self._lineage: Lineage | None = None
+        self._ticket: Ticket | None = None
+        self._due = 0.0
+        self._is_watched = self._has_warned = False
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """The ticket; None in an open run."""
+        return self._ticket
+
+    def begin(self) -> None:
+        """Gets the first ticket, with which this peer may meet others.
+
+        Raises:
+            BadInput: If a credential is to be shown and there is none such on this machine.
+            RefusedByRun: If the server gives none.
+            TrainingError: If the server does not answer, and no ticket of before still holds.
+        """
+        if self._client is None:
+            return
+        try:
+            self._renew()
+        except (BadInput, RefusedByRun):
+            raise
+        except TrainingError as error:
+            if not self._take_kept():
+                raise
+            self._warn_once(f"{error} This peer goes on with its last ticket, until {when(self._ticket.ends)} UTC.")
+        told = "vouched for" if self._ticket.standing == "vouched" else "open, whom nobody vouches for"
+        self._notices.console.print(f"You take part as {self._ticket.account}, a member who is {told}.", markup=False)
+
+    def bind(self, lineage: Lineage) -> None:
+        """Gets a ticket for the lineage that this peer trains, and keeps it renewed from now on.
+
+        Raises:
+            RefusedByRun: If the server gives none.
+        """
+        if self._client is None:
+            return
+        with self.resting:
+            self._lineage = lineage
+            if self._ticket is None or self._ticket.lineage != lineage.id:
+                self._try()
+            self._tell()
+        if self.refusal is not None:
+            raise self.refusal
+        if not self._is_watched:
+            self._is_watched = True
+            threading.Thread(target=self._watch, daemon=True, name="membership").start()
+
+    def until_refused(self, stop: StopRequest) -> MemberStop:
+        """What a member listens to: to `stop`, and to whether the run no longer wants it."""
+        return MemberStop(stop, self)
+
+    def _watch(self) -> None:
+        while self.refusal is None:
+            with self.resting:
+                self._look()
+            time.sleep(BANS_EVERY_SECONDS)
+
+    def _look(self) -> None:
+        """Asks for the ban list, and renews the ticket if it is time."""
+        try:
+            heard = self._client.bans(None if self.bans is None else self.bans.version)
+            self._sight.note(heard.issued)
+            self.bans = newer_bans(self.bans, heard)
+        except TrainingError:
+            pass  # `ServerSight` notices how long this lasts
+        if self.bans is not None and self.bans.bars(self._ticket):
+            self._due = 0.0  # it may have been given another standing; otherwise the server says why there is none
+        if time.time() >= self._due:
+            self._try()
+        self._tell()
+
+    def _try(self) -> None:
+        """Renews the ticket; a fault that may pass is told once, and a refusal ends the membership."""
+        try:
+            self._renew()
+        except RefusedByRun as error:
+            self.refusal = error
+            self._notices.warn(error.told)
+        except TrainingError as error:
+            self._due = time.time() + RETRY_SECONDS
+            until = when(self._ticket.ends)
+            self._warn_once(f"{error} This peer's ticket holds until {until} UTC at the latest; it tries again.")
+
+    def _renew(self) -> None:
+        text = self._client.ticket(ANY_LINEAGE if self._lineage is None else self._lineage.id)
+        self._take(text)
+        self._due = time.time() + RENEWED_AT * (self._ticket.expires - self._ticket.issued)
+        self._has_warned = False
+        with suppress(OSError):  # a full disk; the ticket holds nevertheless
+            write_whole(self._file, text)
+
+    def _take(self, text: str) -> None:
+        self.text, self._ticket = text, read_ticket(text, self._client.public_key)
+        self._sight.note(self._ticket.issued)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Lets all processes of this peer go by what it knows now."""
+        self.admission.tell(
+            own_ticket=self.text,
+            lineages=self._lineage.ids if self._lineage is not None else (),
+            bans=self.bans,
+            server_since=self._sight.since(time.time()),
+        )
+
+    def _take_kept(self) -> bool:
+        """Whether there is a ticket of before that still holds; then it is this peer's ticket."""
+        try:
+            with self._file.open("rb") as file:
+                text = file.read(LARGEST_TICKET_BYTES + 1)
+        except OSError:
+            return False
+        kept = read_ticket(text, self._client.public_key)
+        if kept is None or (kept.peer_id, kept.run_id) != (self._peer_id, self._run.run_id) or time.time() >= kept.ends:
+            return False
+        self._take(text.decode("ascii"))
+        return True
+
+    def _warn_once(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._notices.warn(text)
+
+
+class MemberStop:
+    """Asks a peer to stop, because its program is to stop or the run no longer wants it; as `StopRequest`."""
+
+    def __init__(self, stop: StopRequest, membership: Membership):
+        self._stop, self._membership = stop, membership
+
+    @property
+    def asked(self) -> bool:
+        """Whether it is to stop."""
+        return self._stop.asked or self._membership.refusal is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Sleeps this long, or until the program is to stop; returns whether the peer is to stop."""
+        self._stop.wait(seconds)
+        return self.asked
+
+    def listen(self) -> None:
+        """See `StopRequest.listen`."""
+        self._stop.listen()
