@@ -12,6 +12,8 @@ from training.config import RECIPES, load_recipe, parse_recipe, recipe_names
 from training.errors import BadInput
 
 DEMO = (RECIPES / "demo.toml").read_text(encoding="utf-8")
+KEY = "A" * 43
+MEMBERS = f'[membership]\nopen = false\nkey = "{KEY}"\nurl = "https://run.example/membership"\n'
 
 
 def test_the_2021_recipe_says_what_the_paper_says():
@@ -37,6 +39,7 @@ def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
     patient = DEMO.replace("max_epochs_alone = 10", "max_epochs_alone = 3")
     assert patient != DEMO
     assert parse_recipe(patient).digest == digest
+    assert parse_recipe(DEMO + MEMBERS).digest == digest  # a run that is attacked may be closed to strangers
     assert parse_recipe(DEMO.replace("hidden_size = 128", "hidden_size = 256")).digest != digest
 
 
@@ -72,6 +75,8 @@ def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
         ("matchmaking_seconds = 1.5", "matchmaking_seconds = inf", "matchmaking_seconds"),
         ("min_group_size = 2", "min_group_size = 300", "min_group_size"),
         ("delay_gradient_averaging = false", 'delay_gradient_averaging = true\nmode = "diloco"', "diloco awaits"),
+        ('aggregation = "mean"', 'aggregation = "centered-clip"\nmode = "diloco"', "was not tried with it"),
+        ('aggregation = "mean"', 'aggregation = "median"', "swarm.aggregation"),
         ("min_8bit_size = 65536", "betas = [0.9, 1.0]", "optimizer.betas.1"),
         ("min_8bit_size = 65536", "block_size = 100000", "optimizer.block_size"),
     ],
@@ -82,6 +87,52 @@ def test_a_wrong_recipe_is_refused_in_words(old, new, said):
         parse_recipe(DEMO.replace(old, new, 1))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_recipe_without_membership_is_open():
+    assert parse_recipe(DEMO) == parse_recipe(DEMO + "[membership]\nopen = true\n")
+    assert parse_recipe(DEMO).membership.open
+    assert parse_recipe(DEMO + MEMBERS).membership.key == KEY
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("open = false", "", "open is true, so key and url would do nothing"),
+        (f'key = "{KEY}"', "", "members need both key and url"),
+        (KEY, "A" * 42, "membership.key"),
+        ("https://", "http://", "volunteers send credentials there"),
+        ("https://run.example", "http://127.0.0.1.run.example", "volunteers send credentials there"),
+        ("https://run.example/", "https://ada:secret@run.example/", "volunteers send credentials there"),
+        ("https://run.example/membership", "https://[::1", "membership"),
+        ("https://run.example/membership", "https://", "volunteers send credentials there"),
+        ("https://run.example/membership", "https://run.example/?next=", "volunteers send credentials there"),
+        ("https://run.example/membership", "file:///etc/passwd", "volunteers send credentials there"),
+    ],
+)
+def test_a_membership_that_is_not_clear_or_not_safe_is_refused_in_words(old, new, said):
+    with pytest.raises(BadInput) as refused:
+        parse_recipe(DEMO + MEMBERS.replace(old, new, 1))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_membership_server_on_the_same_machine_needs_no_tls():
+    for url in ("http://127.0.0.1:8001", "http://localhost:8001", "http://[::1]:8001"):
+        parse_recipe(DEMO + MEMBERS.replace("https://run.example/membership", url))
+
+
+def test_centered_clip_does_not_go_with_thin_matrices():
+    clipped = DEMO.replace('aggregation = "mean"', 'aggregation = "centered-clip"')
+    with pytest.raises(BadInput, match="whose thin matrices one peer can spoil"):
+        parse_recipe(clipped.replace("powersgd_rank = 0", "powersgd_rank = 4"))
+
+
+def test_with_centered_clip_momentum_moves_from_the_optimizer_to_the_peers():
+    mean = parse_recipe(DEMO)
+    clipped = parse_recipe(DEMO.replace('aggregation = "mean"', 'aggregation = "centered-clip"'))
+    assert (mean.worker_momentum, mean.host_optimizer) == (0.0, mean.optimizer)
+    assert clipped.worker_momentum == clipped.optimizer.betas[0] == 0.9
+    assert clipped.host_optimizer.betas == (0.0, clipped.optimizer.betas[1])
 
 
 @pytest.mark.parametrize("command", ["bootstrap", "monitor", "join"])

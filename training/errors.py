@@ -25,6 +25,10 @@ class TrainingError(Exception):
         return f"{self} {self.cure}".rstrip()
 
 
+class ProcessEnded(TrainingError):
+    """A process that the program needs has ended; the program can begin anew."""
+
+
 class BadInput(TrainingError):
     """A flag, file or recipe that cannot be used as it is. Exit code 2."""
 

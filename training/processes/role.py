@@ -16,7 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from training.errors import TrainingError
+from training.errors import ProcessEnded, TrainingError
+from training.processes.again import environment_of_next_start
 from training.processes.children import ChildGroup
 
 GRACE_SECONDS = 5.0
@@ -61,11 +62,15 @@ class StopRequest:
         os._exit(code)
 
 
-def run_role(role: Callable[[StopRequest], None], *, grace_seconds: float = GRACE_SECONDS) -> NoReturn:
+def run_role(
+    role: Callable[[StopRequest], None], *, grace_seconds: float = GRACE_SECONDS, begins_anew: bool = False
+) -> NoReturn:
     """Runs a role to its end and exits: 0 when it returns, an error's own code, 1 after any other exception.
 
-    The process ends without waiting for threads or children, some of which hivemind leaves hanging.
+    The process ends without waiting for threads or children, some of which hivemind leaves hanging. With `begins_anew`,
+    it starts its program again if one of the processes that it needs has ended.
     """
+    environment, again = dict(os.environ), None
     multiprocessing.set_start_method("fork", force=True)  # hivemind's processes cannot be pickled
     children = ChildGroup()
     stop = StopRequest(children, grace_seconds)
@@ -74,8 +79,11 @@ def run_role(role: Callable[[StopRequest], None], *, grace_seconds: float = GRAC
     try:
         role(stop)
     except TrainingError as error:
-        print(f"Error: {error.told}", file=sys.stderr)
         code = error.exit_code
+        if begins_anew and isinstance(error, ProcessEnded) and not stop.asked:
+            again = environment_of_next_start(environment)
+        told = f"Warning: {error} The program begins anew." if again is not None else f"Error: {error.told}"
+        print(told, file=sys.stderr)
     except BaseException:  # the traceback is printed; the children must not survive
         traceback.print_exc()
         code = 1
@@ -84,4 +92,6 @@ def run_role(role: Callable[[StopRequest], None], *, grace_seconds: float = GRAC
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    if again is not None:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], again)
     os._exit(code)

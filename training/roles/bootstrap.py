@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,10 @@ from training.swarm.listening import settle_ports
 from training.swarm.metrics import believable, read_records
 from training.swarm.online import go_online
 from training.swarm.server_lineage import ServerLineage
+from training.trust.client import Credentials
 from training.volunteer.invitation import command_for
+from training.volunteer.membership import Membership, MemberStop
+from training.volunteer.notices import Notices
 
 LOOK_SECONDS = 5.0
 """How often the bootstrap peer checks which volunteers are present."""
@@ -37,6 +40,8 @@ class BootstrapSettings:
     """Further servers of the same run, or the address of its site."""
     recipe: str = ""
     """How volunteers name the recipe in the command that is printed for them; empty: the run's name."""
+    credentials: Credentials = field(default=Credentials(), repr=False)
+    """What this server may show to the membership server, in a run that admits members only."""
     brief: bool = False
     """Print no commands for others: the program that has started this one prints its own."""
 
@@ -48,8 +53,12 @@ def run_bootstrap(
 
     Raises:
         BadInput, TrainingError: As `go_online`, `settle_ports` and `check_node` do.
+        RefusedByRun: If the membership server gives this one no ticket.
     """
     identity = Identity(settings.state_dir)
+    notices = Notices(events=events, console=console)
+    membership = Membership(run, identity, settings.credentials, settings.state_dir, notices)
+    membership.begin()
     redial = go_online(
         run,
         identity,
@@ -57,6 +66,7 @@ def run_bootstrap(
         host_maddrs=settle_ports(settings.state_dir, settings.host_maddrs),
         announce_maddrs=settings.announce_maddrs,
         may_be_alone=True,
+        admission=membership.admission,
         tell=partial(console.print, markup=False),
     )
     stop.listen()
@@ -69,14 +79,17 @@ def run_bootstrap(
         servers=redial.servers,
         tell=partial(console.print, markup=False),
     )
+    membership.bind(lineage.lineage)
     addresses = full_addresses(redial.dht)
     facts = {"peer_id": str(identity.peer_id), "recipe_digest": run.digest, "lineage": lineage.lineage.id}
     events.write("ready", addresses=addresses, **facts)
     if not settings.brief:
         _greet(run, settings, addresses, console)
-    _welcome(run, identity, redial.dht, lineage, stop, console)
+    _welcome(run, identity, redial.dht, lineage, membership, membership.until_refused(stop), console)
     redial.stop()
     events.write("stopped")
+    if membership.refusal is not None:
+        raise membership.refusal
 
 
 def _greet(run: RunConfig, settings: BootstrapSettings, addresses: list[str], console: Console) -> None:
@@ -99,7 +112,13 @@ def _greet(run: RunConfig, settings: BootstrapSettings, addresses: list[str], co
 
 
 def _welcome(
-    run: RunConfig, identity: Identity, dht: DHT, lineage: ServerLineage, stop: StopRequest, console: Console
+    run: RunConfig,
+    identity: Identity,
+    dht: DHT,
+    lineage: ServerLineage,
+    membership: Membership,
+    stop: MemberStop,
+    console: Console,
 ) -> None:
     """Lists who joins and leaves, and renews what this peer announces, until `stop` is requested."""
     seen: dict[str, str] = {}
@@ -114,7 +133,8 @@ def _welcome(
             records = believable(read_records(dht, run.run_id), run.schedule.total_epochs)
         except TimeoutError:
             continue
-        lineage.renew(records)
+        if lineage.renew(records):
+            membership.bind(lineage.lineage)
         there = {r.peer_id: r.name for r in records if r.status != "leaving"}
         for peer_id in there.keys() - seen.keys():
             console.print(f"{there[peer_id]} has joined ({len(there)} in all).", markup=False)

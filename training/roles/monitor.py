@@ -10,26 +10,26 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
 import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
-import uvicorn
 from fastapi import FastAPI
+from rich.console import Console
 
 from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import ancestors_of, checkpoint_epoch, latest_checkpoint, lineage_of
 from training.config import RunConfig, parse_recipe, read_recipe
-from training.data.stream import open_manifest
+from training.data.sets import open_manifest
 from training.errors import BadInput, TrainingError
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
+from training.processes.web import serve_in_thread
 from training.publish import live
 from training.publish.card import model_card
 from training.publish.history import History
@@ -46,7 +46,10 @@ from training.swarm.online import go_online
 from training.swarm.redial import Redial
 from training.swarm.server_lineage import ServerLineage
 from training.swarm.tokens import check_tokens, tell_tokens
+from training.trust.client import Credentials
 from training.volunteer.invitation import INITIAL_PEERS, initial_peers_flags, join_command
+from training.volunteer.membership import Membership, MemberStop
+from training.volunteer.notices import Notices
 
 ANY_HOST = ("0.0.0.0", "::")
 """To serve at these means at all addresses of a machine; nobody can be reached at them."""
@@ -77,6 +80,8 @@ class MonitorFlags:
     """Addresses to listen on for peers; port 0 becomes a free one, which the run's folder keeps."""
     announce_maddrs: tuple[str, ...] = ()
     """Addresses at which peers reach this monitor, if they differ."""
+    credentials: Credentials = field(default=Credentials(), repr=False)
+    """What this monitor may show to the membership server, in a run that admits members only."""
     push_to: str | None = None
     """Where checkpoints are copied to, see `training.publish.push`."""
     log_json: Path | None = None
@@ -99,7 +104,8 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
 
     Raises:
         BadInput: If the recipe, the port or a folder cannot be used, or the shards are not those of the checkpoints.
-        RefusedByRun: If the run has another recipe, or trains on tokens other than those of the shards.
+        RefusedByRun: If the run has another recipe, or trains on tokens other than those of the shards, or the
+            membership server gives this monitor no ticket.
         TrainingError: If another monitor is writing the same history.
     """
     recipe_toml = read_recipe(flags.recipe)
@@ -111,13 +117,15 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     codec_digest = codec_of_run(shards, flags.run_dir)
     torch.set_num_threads(1)
     identity = Identity(flags.run_dir / STATE_FOLDER)
+    events = EventLog(flags.log_json)
+    membership = _membership(flags, run, identity, events)
     # hivemind forks processes that inherit open files, so we take the history's lock and the port only after the DHT
     # has started; otherwise a leftover child would keep both.
-    redial = _go_online(flags, run, identity)
+    redial = _go_online(flags, run, identity, membership)
     dht = redial.dht
     tokens = _Tokens(dht, run, identity, shards)
     lineage = _lineage(flags, redial, run, identity)
-    events = EventLog(flags.log_json)
+    membership.bind(lineage.lineage)
     history = History(
         flags.run_dir / "history.sqlite",
         run_id=run.run_id,
@@ -136,14 +144,24 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         history.add_event("started", "monitor", f"watches at {flags.url}")
         events.write("ready", url=flags.url, lineage=lineage.lineage.id, **invitation)
         print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
-        _watch(watch, history, dht, run, keeper, tokens, lineage, stop)
+        _watch(watch, history, dht, run, keeper, tokens, lineage, membership, membership.until_refused(stop))
         history.add_event("stopped", "monitor", "has stopped watching")
         events.write("stopped")
         watch.let_pages_know()
     history.close()
+    if membership.refusal is not None:
+        raise membership.refusal
 
 
-def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity) -> Redial:
+def _membership(flags: MonitorFlags, run: RunConfig, identity: Identity, events: EventLog) -> Membership:
+    """This monitor's, with its first ticket."""
+    notices = Notices(events=events, console=Console(highlight=False, soft_wrap=True))
+    membership = Membership(run, identity, flags.credentials, identity.path.parent, notices)
+    membership.begin()
+    return membership
+
+
+def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, membership: Membership) -> Redial:
     """Starts this monitor's node and checks that the run has this recipe.
 
     A monitor that was in the run before may come back before all others, as after a power cut.
@@ -155,6 +173,7 @@ def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity) -> Redia
         host_maddrs=settle_ports(identity.path.parent, flags.host_maddrs),
         announce_maddrs=flags.announce_maddrs,
         may_be_alone=True,
+        admission=membership.admission,
         tell=partial(print, flush=True),
     )
     alone = not redial.reachability().peers
@@ -236,7 +255,8 @@ def _watch(
     keeper: Keeper,
     tokens: _Tokens,
     lineage: ServerLineage,
-    stop: StopRequest,
+    membership: Membership,
+    stop: MemberStop,
 ) -> None:
     """Follows the run until `stop` is requested, then takes a last checkpoint and a last reading."""
     keeper.start()
@@ -245,6 +265,7 @@ def _watch(
         records = _observe(watch, history, dht, run)
         if lineage.renew(records):
             _enter(lineage.lineage, history, keeper)
+            membership.bind(lineage.lineage)
         tokens.renew()
         keeper.look()
     watch.stop()
@@ -310,18 +331,8 @@ def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
             listener.bind((host, port))
         except OSError as error:
             raise BadInput(f"The site cannot be served at {host}:{port}: {error}. Give another --port.") from None
-        listener.listen()  # from now on requests wait for the server, which takes a moment to start
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True)
-        thread.start()
-        # Until then, whoever reads "ready" in the event log and asks at once would be refused.
-        while thread.is_alive() and not server.started:
-            time.sleep(0.01)
-        try:
+        with serve_in_thread(listener, app):
             yield
-        finally:
-            server.should_exit = True
-            thread.join(3)
 
 
 def with_shards(recipe_toml: str, shards: str) -> str:

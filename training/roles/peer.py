@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from training.compute.choices import Choices
 from training.config import RunConfig
-from training.errors import TrainingError
+from training.errors import ProcessEnded, TrainingError
 from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.model.transformer import build_model
 from training.processes.events import EventLog
@@ -27,15 +28,15 @@ from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
 from training.volunteer.contribution import Contribution
 from training.volunteer.loop import TrainingLoop
+from training.volunteer.membership import Membership, MemberStop
 from training.volunteer.notices import Notices
 from training.volunteer.preparation import (
     check_settings,
     choose_settings,
     model_on_device,
-    sample_seed,
-    training_batches,
 )
 from training.volunteer.reporter import PeerStatus, Reporter
+from training.volunteer.samples import PLACE_FILE, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import link_in_use, link_warning
 
@@ -49,12 +50,17 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
     notices = Notices(events=events, console=console)
     check_settings(run, settings, notices)
     console.print("Averaging in 8 and 16 bit works on this machine.")
-    connection = connect(run, settings, Identity(state_dir), notices.warn)
+    identity = Identity(state_dir)
+    membership = Membership(run, identity, settings.credentials, state_dir, notices)
+    membership.begin()
+    connection = connect(run, settings, identity, notices.warn, membership.admission)
     connection.check_tokens(connection.own_tokens())
     choices = choose_settings(run, settings, notices, build=cache(partial(model_on_device, run, settings)))
     notices.show(link_in_use(connection.link))
-    batch = next(training_batches(run, settings, seed=0, micro_batch_size=choices.micro_batch_size))
-    console.print(f"The shards can be read; one caption is {batch.captions[0]!r}.")
+    size = choices.micro_batch_size
+    samples = own_samples(run, settings, state_dir / PLACE_FILE, seed=0, micro_batch_size=size, tell=notices.warn)
+    console.print(f"The shards can be read; one caption is {next(samples).captions[0]!r}.", markup=False)
+    samples.close()
     others = [record.name for record in read_records(connection.dht, run.run_id) if record.status != "leaving"]
     console.print(
         f"The run {run.run_id} was found and uses this recipe ({run.digest}); it trains with {len(others)} peers."
@@ -81,10 +87,15 @@ def run_peer(
     notices = Notices(events=events, console=console)
     check_settings(run, settings, notices)
 
-    connection = connect(run, settings, Identity(state_dir), notices.warn)
+    identity = Identity(state_dir)
+    membership = Membership(run, identity, settings.credentials, state_dir, notices)
+    membership.begin()
+    connection = connect(run, settings, identity, notices.warn, membership.admission)
     stop.listen()
     events.write("ready", addresses=[] if settings.client_mode else full_addresses(connection.dht))
     belonging = Belonging(connection, state_dir, notices)
+    membership.bind(belonging.lineage)
+    stop = membership.until_refused(stop)
     early = connection.download_early(belonging.lineage) if settings.resume is None else None
     tokens = connection.own_tokens()
     connection.check_tokens(tokens)
@@ -102,7 +113,7 @@ def run_peer(
     )
     contribution_file = state_dir / "contribution.json"
     reporter.update(PeerStatus(contribution=Contribution.read(contribution_file)))
-    peer = _Peer(connection, belonging, choices, build(), reporter, contribution_file, notices, tokens)
+    peer = _Peer(connection, belonging, membership, choices, build(), reporter, contribution_file, notices, tokens)
     epoch = 0
     try:
         epoch = peer.take_part(settings.resume, early, stop)
@@ -113,6 +124,8 @@ def run_peer(
         connection.redial.stop()
         reporter.leave()
         events.write("stopped", epoch=epoch)
+    if membership.refusal is not None:
+        raise membership.refusal
     console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!")
 
 
@@ -122,6 +135,7 @@ class _Peer:
 
     connection: Connection
     belonging: Belonging
+    membership: Membership
     choices: Choices
     model: torch.nn.Module
     reporter: Reporter
@@ -129,12 +143,12 @@ class _Peer:
     notices: Notices
     tokens: str
 
-    def take_part(self, resume: Path | None, early: EarlyDownload | None, stop: StopRequest) -> int:
+    def take_part(self, resume: Path | None, early: EarlyDownload | None, stop: MemberStop) -> int:
         """Trains in the lineage that it belongs to until that is left or the peer stops; the epoch that it came to."""
         connection, belonging = self.connection, self.belonging
         run, settings = connection.run, connection.settings
         until = belonging.until_left(stop)
-        with belonging.resting:
+        with belonging.resting, self.membership.resting:
             optimizer = SwarmOptimizer(
                 self.model,
                 run,
@@ -172,6 +186,7 @@ class _Peer:
         """To the lineage that the run's servers announce, from the weights with which every peer begins."""
         self.reporter.update(PeerStatus(contribution=self.reporter.status.contribution))
         self.belonging.go_over(epoch)
+        self.membership.bind(self.belonging.lineage)
         run = self.connection.run
         self.model.load_state_dict(build_model(run.model, run.seed).state_dict())
 
@@ -228,9 +243,13 @@ def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
 def _train(loop: TrainingLoop, connection: Connection, stop: LeaveRequest) -> None:
     """Trains to the end; if training fails and the run can no longer be reached, the error says so."""
     seed = sample_seed(loop.settings, connection.identity, loop.optimizer.local_epoch)
-    samples = loop.choices.micro_batch_size
+    size, file = loop.choices.micro_batch_size, loop.contribution_file.with_name(PLACE_FILE)
     try:
-        loop.train(training_batches(loop.run, loop.settings, seed=seed, micro_batch_size=samples), stop)
+        samples = own_samples(loop.run, loop.settings, file, seed=seed, micro_batch_size=size, tell=loop.notices.warn)
+        with closing(samples):  # else its threads would fetch on beside those of another lineage
+            loop.train(samples, stop)
+    except ProcessEnded:
+        raise  # without its node a peer reaches nobody
     except TrainingError as error:
         if connection.reaches_servers:
             raise

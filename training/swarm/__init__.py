@@ -10,11 +10,14 @@ gradient from there on, in order:
    peers together have `target_batch_size` samples; peers of any speed contribute what they have by then.
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers (exchange.py
    asks for it; averager.py, pipe.py and service.py are the trainer's handle, the pipe and the process; matchmaking.py
-   forms the group).
+   forms the group). It waits for peers that answer a ping (signs_of_life.py), and leaves out those that have spoiled
+   averages (standing.py).
 4. **The all-reduce.** The group waits until the trainer has written its mean gradient to shared memory and starts the
    round. The tensors are cut into parts; each peer is the reducer of some: it gets them from all, averages them
    weighted by samples, and answers (rounds.py, allreduce.py, reducer.py). Large tensors travel in 8 bit (codecs.py)
-   over streams that their reader closes (streams.py). powersgd.py averages thin matrices in place of large ones.
+   over streams that their reader closes (streams.py). powersgd.py averages thin matrices in place of large ones. With
+   `aggregation = "centered-clip"` a reducer clips how far each sender pulls (clipping.py), also in 7, and peers send
+   momentum in place of gradients (gradients.py).
 5. **Agreement.** Tensors change only when the group agrees that the all-reduce counts; otherwise the peers that are
    left repeat it (agreement.py).
 6. **The update.** The optimizer on the host moves the weights, in the background (updates.py, host.py); they reach the
@@ -59,14 +62,17 @@ it on disk and announce it with the newest epoch that they have seen (server_lin
 
 # Where other peers' calls and words come in
 
-- Calls: `Service.rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` (service.py), `StateService.rpc_download_state`
-  (serving.py). Each knows who calls (`context.remote_id`): a check of the sender's ticket belongs at the top of these.
-  A leader names the members of its group: check them in `Service._shares` as well.
-- Calls to the DHT node, which answers them in its own process; records are checked there (dht.py).
+- Calls: `Service.rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` (service.py), and those of `StateService`
+  (serving.py). Each knows who calls (`context.remote_id`). A leader names the members of its group:
+  `PatientMatchmaking.follower_assemble_group` checks them. gathering.py reads what they tell.
+- Calls to the DHT node, which answers them in its own process; records are checked there (dht.py, record_tickets.py).
+- In a run for members, all of these ask admission.py whether the other's ticket holds. Parts and verdicts come from
+  peers of a group only, and everybody has checked these when the group was formed.
 - Whatever comes is unpacked by `bounds.unpack`, to a limited depth and size; bounds.py also says which records a node
-  stores at all. quota.py limits how often one peer may ask for the state.
+  stores at all. quota.py limits how often one peer may ask for the state. A state that one peer sends is compared with
+  what others have (witnesses.py).
 - Records in the DHT: dht.py (recipe), tokens.py, lineage.py, metrics.py, progress.py, and hivemind's own keys for
-  groups and offers of states.
+  groups and offers of states, which peers sign as well (matchmaking.py, serving.py).
 
 # hivemind
 

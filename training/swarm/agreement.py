@@ -8,6 +8,8 @@ its result before the group has agreed on it:
 2. If all verdicts are good, the result counts.
 3. If one is bad, all peers end the all-reduce at once, and those that sent a verdict repeat it among themselves. They
    still hold their tensors, so nothing is lost.
+4. If that fails as well, those are left out that most of the others name, and then both of any two of which one names
+   the other, since nobody knows which of them lies.
 
 A broken stream does not make a peer dead: the referee calls the peers that are silent, and waits for those that it
 reaches. A peer that stands in for a dead referee also asks the others whether they know of a decision.
@@ -22,7 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hivemind.dht import DHTID
 from hivemind.p2p import PeerID
@@ -50,19 +52,24 @@ class Verdict:
 
     whole: bool
     """Whether all parts came back as the average of all that were sent."""
+    told: bool = False
+    """Whether the peer has ended the all-reduce only because it was told of another one's bad verdict."""
     faulty: frozenset[PeerID] = frozenset()
-    """Groupmates whose answers were not finite. A peer that most of the others name is left out of the repetition."""
+    """Groupmates that have sent nothing, or nonsense. A peer that most of the others name is left out of the
+    repetition."""
 
     def message(self, group_id: bytes) -> Message:
         """The message that carries it."""
-        code = averaging_pb2.ACCEPTED if self.whole else averaging_pb2.CANCELLED
+        bad = averaging_pb2.GROUP_DISBANDED if self.told else averaging_pb2.CANCELLED
+        code = averaging_pb2.ACCEPTED if self.whole else bad
         return Message(code=code, group_id=group_id, ordered_peer_ids=[peer.to_bytes() for peer in self.faulty])
 
     @classmethod
     def read(cls, message: Message) -> Verdict:
         """From a message; any code but ACCEPTED counts as a failure."""
         faulty = frozenset(PeerID(peer) for peer in message.ordered_peer_ids)
-        return cls(whole=message.code == averaging_pb2.ACCEPTED, faulty=faulty)
+        told = message.code == averaging_pb2.GROUP_DISBANDED
+        return cls(whole=message.code == averaging_pb2.ACCEPTED, told=told, faulty=faulty)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +80,10 @@ class Decision:
     """Of the repetition; empty if the result counts."""
     members: tuple[PeerID, ...] = ()
     """The peers that repeat it, in the group's order."""
+    doubted: tuple[PeerID, ...] = ()
+    """Peers that are left out though they have sent verdicts, and of which at least one has spoiled the all-reduce."""
+    referee: PeerID | None = field(default=None, compare=False)
+    """Who has decided; it is not part of the message."""
     solitary: bool = False
     """Whether the peer decided for itself, because it reached no referee."""
 
@@ -89,23 +100,27 @@ class Decision:
             code=averaging_pb2.ACCEPTED if self.counts else averaging_pb2.BEGIN_ALLREDUCE,
             group_id=self.group_id,
             ordered_peer_ids=[peer.to_bytes() for peer in self.members],
+            gathered=[peer.to_bytes() for peer in self.doubted],
         )
 
     @classmethod
-    def read(cls, message: Message, peers: Sequence[PeerID]) -> Decision:
+    def read(cls, message: Message, peers: Sequence[PeerID], referee: PeerID | None = None) -> Decision:
         """From a referee's answer to one of `peers`.
 
         Raises:
             ValueError: If it is no decision, or names a peer that is not in the group.
         """
         if message.code == averaging_pb2.ACCEPTED:
-            return cls()
+            return cls(referee=referee)
         members = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
         if message.code != averaging_pb2.BEGIN_ALLREDUCE or not message.group_id or not members:
             raise ValueError(f"the referee says {averaging_pb2.MessageCode.Name(message.code)}")
         if members != tuple(peer for peer in peers if peer in members):
             raise ValueError("the referee names peers that are not of the group")
-        return cls(group_id=message.group_id, members=members)
+        doubted = tuple(PeerID(peer) for peer in message.gathered)
+        if not set(peers) - set(members) >= set(doubted):
+            raise ValueError("the referee doubts peers that are not of the group, or that it names as members")
+        return cls(group_id=message.group_id, members=members, doubted=doubted, referee=referee)
 
 
 class Agreement:
@@ -118,6 +133,8 @@ class Agreement:
         referees: Those of them that accept connections, in the same order.
         ask: Sends a verdict to one of these.
         on_bad_verdict: Called when this peer hears that the all-reduce has failed for a groupmate.
+        is_repetition: Whether the group has tried before; peers that name each other are left out only then.
+        complained: The peer that was the only one to complain of the attempt before, as far as this one knows.
     """
 
     def __init__(
@@ -129,9 +146,12 @@ class Agreement:
         referees: Sequence[PeerID],
         ask: Ask,
         on_bad_verdict: Callable[[], None] = lambda: None,
+        is_repetition: bool = False,
+        complained: PeerID | None = None,
     ):
         self.own, self.group_id, self.peers, self.referees = own, group_id, tuple(peers), tuple(referees)
         self._ask, self._on_bad_verdict = ask, on_bad_verdict
+        self._is_repetition, self._complained = is_repetition, complained
         self._verdicts: dict[PeerID, Verdict] = {}
         self._gone: set[PeerID] = set()
         self.absent: set[PeerID] = set()
@@ -205,7 +225,7 @@ class Agreement:
             answer = await asyncio.wait_for(self._ask(referee, verdict.message(self.group_id)), SILENCE_SECONDS)
             self._note_absence(referee, answer)
             if answer.code != averaging_pb2.NOT_DECLARED or loop.time() >= until:
-                return Decision.read(answer, self.peers)
+                return Decision.read(answer, self.peers, referee)
 
     def _note_absence(self, peer: PeerID, answer: Message) -> None:
         if answer.code == averaging_pb2.BAD_GROUP_ID:
@@ -227,11 +247,48 @@ class Agreement:
             for call in calls:
                 call.cancel()
         if not self._bad:
-            self._decide(Decision())
+            self._decide(Decision(referee=self.own))
             return
         members = tuple(peer for peer in self.peers if peer in self._verdicts and not self._is_blamed(peer))
+        doubted = self._doubted(members)
+        if len(members) - len(doubted) > 1:
+            members = tuple(peer for peer in members if peer not in doubted)
+        else:  # the rest would be no group
+            doubted = ()
         # The repetition is a group with an id of its own, so late parts of the failed all-reduce do not get into it.
-        self._decide(Decision(group_id=DHTID.generate().to_bytes(), members=members or (self.own,)))
+        again = {"group_id": DHTID.generate().to_bytes(), "members": members or (self.own,)}
+        self._decide(Decision(**again, doubted=doubted, referee=self.own))
+
+    def _doubted(self, members: Sequence[PeerID]) -> tuple[PeerID, ...]:
+        """Those of the members that should be left out, since one of them spoils each attempt."""
+        if not self._is_repetition:
+            return ()
+        named = {judge: self._named_by(judge) & frozenset(members) for judge in members}
+        # Who names more than half of the others is cut off from them, or lies. Its word counts against itself alone.
+        loud = {judge for judge, accused in named.items() if len(accused) * 2 > len(members) - 1}
+        pairs = {peer for judge in named.keys() - loud for accused in named[judge] for peer in (judge, accused)}
+        alone = self.only_complainer()
+        silent = {alone} if alone is not None and alone == self._complained and not pairs else set()
+        return tuple(peer for peer in members if peer in loud | pairs | silent)
+
+    def _named_by(self, judge: PeerID) -> frozenset[PeerID]:
+        """Whom a member names.
+
+        A stream that has ended may have its cause in what others complain of. So who says no more than that counts only
+        if nobody says more, and then only the first of them: the others may have seen that one give up.
+        """
+        verdict = self._verdicts[judge]
+        if not verdict.told:
+            return verdict.faulty
+        is_first = judge == next((peer for peer, one in self._verdicts.items() if one.told and one.faulty), None)
+        nobody_says_more = all(one.whole or one.told for one in self._verdicts.values())
+        return verdict.faulty if is_first and nobody_says_more else frozenset()
+
+    def only_complainer(self) -> PeerID | None:
+        """The peer that has complained, if all others have sent a verdict and nothing to complain of by themselves."""
+        complainers = [peer for peer, one in self._verdicts.items() if not (one.whole or one.told)]
+        is_alone = len(complainers) == 1 and self._verdicts.keys() >= set(self.peers)
+        return complainers[0] if is_alone else None
 
     async def _listen(self, seconds: float, *, enough: Callable[[], bool]) -> None:
         """Waits until all peers that are not gone have sent a verdict, or `enough()`, or the time is over."""
@@ -252,7 +309,7 @@ class Agreement:
             self._note_absence(peer, answer)
             # NOT_DECLARED: it lives and knows of no decision, so its own verdict will come.
             if answer.code != averaging_pb2.NOT_DECLARED:
-                self._decide(Decision.read(answer, self.peers))
+                self._decide(Decision.read(answer, self.peers, peer))
         except Exception:  # whatever the fault is, this peer cannot repeat the all-reduce with the others
             self._gone.add(peer)
         self._news.set()
@@ -262,6 +319,8 @@ class Agreement:
         return set(self.peers) - self._verdicts.keys() - self._gone
 
     def _is_blamed(self, peer: PeerID) -> bool:
-        """Whether most of the others got numbers from it that are not finite; a single one may be at fault itself."""
-        others = [verdict for judge, verdict in self._verdicts.items() if judge != peer]
-        return sum(peer in verdict.faulty for verdict in others) * 2 > len(others)
+        """Whether most of the others name it; one alone may be at fault itself. Two that name each other are even."""
+        others = [judge for judge in self._verdicts if judge != peer]
+        accusers = [judge for judge in others if peer in self._named_by(judge)]
+        are_even = len(others) == 1 and bool(frozenset(accusers) & self._named_by(peer))
+        return len(accusers) * 2 > len(others) and not are_even

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
@@ -22,9 +24,13 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm.agreement import Verdict
-from training.swarm.groups import RoundReport
-from training.swarm.reducer import CheckedParts, FiniteReducer
+from training.swarm.clipping import Clipping
+from training.swarm.groups import Delay, RoundReport
+from training.swarm.reducer import CheckedParts, ClippingReducer, FiniteReducer
 from training.swarm.streams import first_of
+
+FEWEST_TO_COMPARE = 3
+"""Peers of a group in which a slow one can be told from the others."""
 
 
 class ReportingRunner(AllReduceRunner):
@@ -39,6 +45,7 @@ class ReportingRunner(AllReduceRunner):
         round_own_parts: Average this peer's own parts as the others would have received them. Peers whose tensors are
             equal then keep them; otherwise the mean of the reducer's exact and the others' rounded tensors differs
             from both.
+        clipping: Average by CenteredClip; None: by the weighted mean.
         on_fault: Called when the average can no longer be whole.
         kwargs: See hivemind.
     """
@@ -52,6 +59,7 @@ class ReportingRunner(AllReduceRunner):
         part_size_bytes: int = DEFAULT_PART_SIZE_BYTES,
         tensor_infos: Sequence[CompressionInfo] | None = None,
         round_own_parts: bool = False,
+        clipping: Clipping | None = None,
         on_fault: Callable[[], None] = lambda: None,
         **kwargs,
     ):
@@ -61,8 +69,9 @@ class ReportingRunner(AllReduceRunner):
         super().__init__(tensors=tensors, peer_fractions=tuple(peer_fractions), **parts, **kwargs)
         # hivemind has made a reducer and parts of its own; ours take their places.
         self.tensor_part_reducer.finished.set()  # or it would complain of the parts that never came
-        self.tensor_part_reducer = FiniteReducer(
-            tuple(part.shape for part in self.parts_for_local_averaging), len(self.sender_peer_ids)
+        shapes, senders = tuple(part.shape for part in self.parts_for_local_averaging), len(self.sender_peer_ids)
+        self.tensor_part_reducer = (
+            FiniteReducer(shapes, senders) if clipping is None else ClippingReducer(shapes, senders, clipping)
         )
         self.tensor_part_container.finalize()
         self.tensor_part_container = CheckedParts(
@@ -73,6 +82,13 @@ class ReportingRunner(AllReduceRunner):
         self._bytes_sent = self._bytes_received = 0
         self._weights: dict[PeerID, float] = {}
         self._faulty: set[PeerID] = set()
+        self.troubles: set[PeerID] = set()
+        """Groupmates with which the exchange failed before this peer gave the all-reduce up."""
+        self._ended: set[PeerID] = set()
+        """Those of them that may have failed because they have given it up themselves."""
+        self._answered: Counter[PeerID] = Counter()
+        self._sent_at: dict[PeerID, float] = {}
+        self._answered_at: dict[PeerID, float] = {}
         self._talks: dict[PeerID, asyncio.Future] = {}
         self._hung_up: set[PeerID] = set()
         self._given_up = asyncio.get_running_loop().create_future()
@@ -86,6 +102,7 @@ class ReportingRunner(AllReduceRunner):
         weights = {peer: weight for peer, weight in self._weights.items() if peer not in left_out}
         if self.peer_id not in left_out:
             weights[self.peer_id] = self.weight
+        weights = dict(zip(weights, reducer.counted(list(weights.values())), strict=True))
         failed = container.failed_size / max(container.total_size, 1)
         if reducer.num_parts == 0:  # it reduces nothing, so nobody has sent it any weight
             senders, total, own_share = len(self.sender_peer_ids), None, 1.0 if failed == 1 else None
@@ -99,14 +116,76 @@ class ReportingRunner(AllReduceRunner):
             weight=total,
             torn=failed > 0 or bool(self.banned_senders) or reducer.spoiled,
             refused=tuple(map(str, refused)),
+            delays=self._delays(weights),
             reduced_share=sum(shape.numel() for shape in reducer.part_shapes) / max(container.total_size, 1),
             **self.traffic,
             seconds=time.monotonic() - self._began,
         )
 
-    def verdict(self, fault: Exception | None) -> Verdict:
-        """Whether all went well so far, and who sent numbers that are not finite; `fault` is what ended it early."""
-        return Verdict(whole=fault is None and not self.report().torn, faulty=frozenset(self._faulty))
+    def _delays(self, weights: dict[PeerID, float]) -> dict[str, Delay]:
+        """How long this peer waited for each groupmate beyond what is usual among them, twice the median.
+
+        A reducer answers when all senders' parts are there. So it is late only by what it takes beyond the last part
+        that came here: a slow sender delays all reducers, this peer too. In a pair nobody can tell who is slow.
+        """
+        others = [peer for peer in self.ordered_peer_ids if peer != self.peer_id]
+        if self.group_size < FEWEST_TO_COMPARE:
+            return {}
+        sent = {peer: self._sent_at[peer] - self._began for peer in others if peer in self._sent_at}
+        answered = {peer: self._answered_at[peer] - self._began for peer in others if peer in self._answered_at}
+        last_sent, found = max(sent.values(), default=0.0), {}
+        for peer in others:
+            late = _beyond_usual(sent, peer)
+            if peer in answered:
+                late = max(late, min(_beyond_usual(answered, peer), answered[peer] - last_sent))
+            found[str(peer)] = Delay(max(late, 0.0), self._share_of(weights.get(peer, 0.0), weights))
+        return found
+
+    def _share_of(self, weight: float, weights: dict[PeerID, float]) -> float:
+        """A peer's share of the samples; what it claims counts for no more than two peers' work."""
+        if not self._weights:  # a peer that averages nothing sees no weights
+            return 1 / self.group_size
+        share = weight / (math.fsum(weights.values()) or 1.0)
+        return min(share, 2 / self.group_size) if math.isfinite(share) else 0.0
+
+    def verdict(self, fault: Exception | None, *, is_repetition: bool = False) -> Verdict:
+        """Whether all went well so far, and who is to blame if it did not.
+
+        A stream may break by accident, so whoever breaks off is to blame in a repetition only, and only if there is a
+        third peer that can say the same. It may also end because the other one has heard that the all-reduce has
+        failed: then this peer counts as told.
+
+        Args:
+            fault: What ended it early.
+            is_repetition: Whether the group has tried before.
+        """
+        whole = fault is None and not self.report().torn
+        own = self._faulty | (self.troubles - self._ended if is_repetition and self.group_size > 2 else set())
+        if own or whole:
+            return Verdict(whole=whole, faulty=frozenset(own))
+        ended = self._ended if is_repetition and self.group_size > 2 else set()
+        return Verdict(whole=False, told=not self.troubles - self._ended, faulty=frozenset(ended))
+
+    def late_peers(self) -> frozenset[PeerID]:
+        """For whom this peer waits: senders whose parts have not all come, or else reducers whose answers have not.
+
+        An answer may be late because of a sender whose parts the reducer lacks, so senders come first.
+        """
+        came, parts = self.tensor_part_reducer.num_parts_received, self.tensor_part_reducer.num_parts
+        last = min(came, default=0)
+        late = [peer for peer, count in zip(self.sender_peer_ids, came, strict=True) if count == last < parts]
+        if senders := frozenset(late) - {self.peer_id}:
+            return senders
+        due = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
+        return frozenset(peer for peer, count in due if self._answered[peer] < count) - {self.peer_id}
+
+    def _note_trouble(self, peer: PeerID) -> None:
+        """The exchange with a groupmate has failed with the error that is being handled, if any."""
+        if peer == self.peer_id or self._given_up.done():
+            return
+        self.troubles.add(peer)
+        if not isinstance(sys.exception(), TimeoutError | RuntimeError | ValueError):
+            self._ended.add(peer)
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -133,6 +212,7 @@ class ReportingRunner(AllReduceRunner):
         try:
             await self._talk_to(peer_id)
         except Exception:
+            self._note_trouble(peer_id)
             self._on_fault()
             if peer_id in self.sender_peer_ids and peer_id not in self.active_senders:
                 # It is gone, and has sent nothing: without the ban this peer, as a reducer, would wait for its parts.
@@ -177,6 +257,8 @@ class ReportingRunner(AllReduceRunner):
         if peer != self.peer_id and not bool(torch.isfinite(part).all()):
             self._faulty.add(peer)
             raise AllreduceException(f"{peer} has sent numbers that are not finite")
+        self._answered[peer] += 1
+        self._answered_at[peer] = time.monotonic()
 
     def _get_peer_stub(self, peer: PeerID) -> _CountingStub:
         """How a reducer is called: bytes are counted, and the stream is closed by its reader (see `streams`)."""
@@ -189,9 +271,16 @@ class ReportingRunner(AllReduceRunner):
     async def _ban_sender(self, peer_id: PeerID) -> None:
         """Goes on without a sender. hivemind would wait until all senders have begun, this one included."""
         await super()._ban_sender(peer_id)
+        self._note_trouble(peer_id)
         self._on_fault()
         if self.active_senders | self.banned_senders >= set(self.sender_peer_ids):
             self.all_senders_started.set()
+
+    async def _handle_missing_senders(self) -> None:
+        """Bans the senders that have sent nothing in time."""
+        before = set(self.banned_senders)
+        await super()._handle_missing_senders()
+        self._faulty |= (self.banned_senders - before - self.active_senders) & self.troubles
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -224,7 +313,7 @@ class ReportingRunner(AllReduceRunner):
         async for message in stream:
             self._bytes_received += len(message.tensor_part.buffer)
             if sender is not None:
-                self._weights[sender] = message.weight
+                self._weights[sender], self._sent_at[sender] = message.weight, time.monotonic()
             yield message
 
     async def _outgoing(self, stream: AsyncIterator) -> AsyncIterator:
@@ -268,6 +357,16 @@ class _CountingStub:
 
         first.add_done_callback(look)
         return all_answers()
+
+
+def _beyond_usual(moments: dict[PeerID, float], peer: PeerID) -> float:
+    """By how much one of these exceeds twice the median of the others.
+
+    >>> _beyond_usual({"ada": 0.25, "grace": 0.5, "mallory": 4.0}, "mallory")
+    3.5
+    """
+    others = sorted(moment for other, moment in moments.items() if other != peer)
+    return moments[peer] - 2 * others[(len(others) - 1) // 2] if peer in moments and others else 0.0
 
 
 def _is_answer(message: averaging_pb2.AveragingData | None) -> bool:

@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -21,16 +21,22 @@ from hivemind.compression import CompressionInfo
 from hivemind.dht import DHT
 from hivemind.utils.serializer import MSGPackSerializer
 
-from training.errors import TrainingError
+from training.errors import ProcessEnded, TrainingError
+from training.swarm.admission import admission_of
+from training.swarm.gathering import Words
 from training.swarm.groups import AveragedGroup
 from training.swarm.pipe import (
     AveragerSettings,
     Begin,
     Cancel,
     Ended,
+    Fewer,
+    LeaveOut,
     Offer,
     Reached,
     Ready,
+    Sampled,
+    SampleWanted,
     Stage,
     Start,
     State,
@@ -51,6 +57,8 @@ SHUTDOWN_SECONDS = 2.0
 
 StateReader = Callable[[], tuple[dict, torch.Tensor, Sequence[Head]]]
 """Called in a thread of the trainer when a newcomer wants the state: metadata, and what `serving.pack` gives."""
+SampleReader = Callable[[bytes], bytes]
+"""Called there when somebody wants some of the weights, with the seed of their places: a packed `witnesses.Sample`."""
 
 
 class AveragingFailedError(TrainingError):
@@ -73,6 +81,10 @@ class Round:
         if not self.started:
             self.started = True
             self._send(Start(self.number, float(weight)))
+
+    def expect_fewer(self, gone: int) -> None:
+        """Lets it wait for fewer peers, since so many of those that it expects are gone."""
+        self._send(Fewer(self.number, gone))
 
     def cancel(self) -> None:
         """Gives the round up; does nothing if it has ended."""
@@ -115,6 +127,7 @@ class Averager:
         tensor_infos: How each tensor is encoded; None: all in the same way.
         method: What a group does with the tensors; None: the weighted mean.
         read_state: The state that newcomers can download; None: there is none.
+        read_sample: Some of its weights, with which others compare theirs.
         start: Starts the process, which needs some tenths of a second.
     """
 
@@ -127,14 +140,17 @@ class Averager:
         tensor_infos: Sequence[CompressionInfo] | None = None,
         method: AveragingMethod | None = None,
         read_state: StateReader | None = None,
+        read_sample: SampleReader | None = None,
         start: bool = True,
     ):
         self.dht, self.settings = dht, settings
         self.bandwidth: float | None = None
         """What this peer's link carries, in Mbit/s; groups give peers with slow links less to average."""
+        self.note_spoilers: Callable[[Mapping[str, float]], None] = lambda peers: None
+        """Gets peers that have cost a round time (see `pipe.Ended`), also if the trainer has cancelled the round."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
         self._tensor_infos, self._method = tensor_infos, method or Mean()
-        self._read_state = read_state
+        self._read_state, self._read_sample = read_state, read_sample
         self._lock = multiprocessing.Lock()
         self._numbers = itertools.count()
         self._rounds: dict[int, Round] = {}
@@ -189,7 +205,9 @@ class Averager:
             expected_peers: How many peers the group should have; 0: nobody knows.
         """
         mode = AveragingMode.CLIENT if self.settings.client_mode else AveragingMode.NODE
-        packed = MSGPackSerializer.dumps([self.bandwidth, mode.value, MSGPackSerializer.dumps(told)])
+        admission = admission_of(self.dht)
+        ticket = admission.own_ticket if admission is not None else ""
+        packed = Words(mbits=self.bandwidth, mode=mode, told=told, ticket=ticket).packed()
         number = next(self._numbers)
         # Kept before it is sent: the listener looks it up, and the process may answer before this method ends.
         round_ = self._rounds[number] = Round(number, self._send)
@@ -197,6 +215,10 @@ class Averager:
         if self._has_ended.is_set():  # the listener has ended all earlier rounds, and would not see this one
             self._end_rounds()
         return round_
+
+    def leave_out(self, peers: frozenset[str]) -> None:
+        """From now on these peers are in no group of this one."""
+        self._send(LeaveOut(peers))
 
     def offer_state(self, priority: float | None) -> None:
         """Tells the DHT that newcomers can download the state here, or (None) that they no longer can."""
@@ -222,10 +244,10 @@ class Averager:
         """Call it now and then: each round of a dead process fails, so the peer would train alone for ever.
 
         Raises:
-            TrainingError: If the process has ended.
+            ProcessEnded: If the process has ended.
         """
         if self._has_ended.is_set():
-            raise TrainingError(
+            raise ProcessEnded(
                 f"The process that averages ({self.settings.prefix}) has ended, perhaps because memory ran out.",
                 cure="Start the peer again; it goes on where the others are.",
             )
@@ -263,10 +285,13 @@ class Averager:
         match message:
             case Reached(number, stage):
                 self._rounds[number].stage = stage
-            case Ended(number, group, fault):
+            case Ended(number, group, fault, spoiled_by):
+                self.note_spoilers(spoiled_by)
                 self._rounds.pop(number).end(group, fault)
             case StateWanted(number):
                 self._donor.submit(self._give_state, number)
+            case SampleWanted(number, seed):
+                self._donor.submit(self._give_sample, number, seed)
 
     def _give_state(self, number: int) -> None:
         try:
@@ -276,3 +301,12 @@ class Averager:
             logger.exception("The state could not be read for a newcomer.")
             state = State(number, None)
         self._send(state)
+
+    def _give_sample(self, number: int, seed: bytes) -> None:
+        sample = None
+        if self._read_sample is not None:
+            try:
+                sample = self._read_sample(seed)
+            except Exception:  # others may be asked
+                logger.exception("The weights could not be read for a peer that compares them.")
+        self._send(Sampled(number, sample))

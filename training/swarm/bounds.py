@@ -8,7 +8,6 @@ any key, for any time. So `unpack` takes the place of hivemind's unpacking in al
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 
@@ -28,8 +27,6 @@ MOST_RECORD_SECONDS = 3600.0
 TUPLE, DICTIONARY = 0x40, 0x50
 """hivemind's extension types of msgpack: a tuple, and the records under one key of the DHT."""
 _OWNER = re.compile(rb"\[owner:ssh-rsa [A-Za-z0-9+/]{200,800}={0,2}\]")
-_PEER_ID = re.compile(rb"\x12\x20.{32}", re.DOTALL)
-"""SHA-256 as a multihash: the id of a peer with an RSA key, as all peers of a run have."""
 _depth = threading.local()
 
 
@@ -71,13 +68,12 @@ def _unpack_dictionary(packed: bytes) -> DictionaryDHTValue:
     return records
 
 
-def record_bounds() -> list[RecordValidatorBase]:
+def record_bounds(*, most_bytes: int = MOST_RECORD_BYTES) -> list[RecordValidatorBase]:
     """Validators that refuse each record that is not of a shape in which this program stores some.
 
-    A record lies in a dictionary, under its signer's public key and nothing more, so that nobody has two; or under a
-    peer id, as hivemind's averagers announce themselves, and is a single number then.
+    A record lies in a dictionary, under its signer's public key and nothing more, so that nobody has two.
     """
-    return [_Place(), _Contents()]
+    return [_Place(most_bytes), _Contents()]
 
 
 class _Place(RecordValidatorBase):
@@ -85,8 +81,11 @@ class _Place(RecordValidatorBase):
 
     priority = 20
 
+    def __init__(self, most_bytes: int):
+        self._most_bytes = most_bytes
+
     def validate(self, record: DHTRecord) -> bool:
-        if len(record.value) > MOST_RECORD_BYTES or len(record.subkey) > MOST_RECORD_BYTES:
+        if len(record.value) > self._most_bytes or len(record.subkey) > MOST_RECORD_BYTES:
             return False
         if not record.expiration_time - get_dht_time() <= MOST_RECORD_SECONDS:  # also refuses what is not a number
             return False
@@ -94,7 +93,7 @@ class _Place(RecordValidatorBase):
             place = unpack(record.subkey)
         except ValueError:
             return False
-        return isinstance(place, bytes) and bool(_OWNER.fullmatch(place) or _PEER_ID.fullmatch(place))
+        return isinstance(place, bytes) and bool(_OWNER.fullmatch(place))
 
 
 class _Contents(RecordValidatorBase):
@@ -104,8 +103,7 @@ class _Contents(RecordValidatorBase):
 
     def validate(self, record: DHTRecord) -> bool:
         try:
-            value, place = unpack(record.value), unpack(record.subkey)
+            unpack(record.value)
         except ValueError:
             return False
-        is_number = isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
-        return bool(_OWNER.fullmatch(place)) or value is None or is_number
+        return True

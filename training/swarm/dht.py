@@ -15,16 +15,18 @@ from hivemind.dht import DHT
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
-from hivemind.p2p import P2PDaemonError
+from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, constr
 
 from training.config import RunConfig
-from training.errors import RefusedByRun, TrainingError
+from training.errors import ProcessEnded, RefusedByRun, TrainingError
 from training.swarm import engine, metrics
 from training.swarm.addresses import check_full, parse, place_of
-from training.swarm.bounds import record_bounds
-from training.swarm.identity import Identity
+from training.swarm.admission import Admission
+from training.swarm.bounds import MOST_RECORD_BYTES, record_bounds
+from training.swarm.identity import Identity, peer_id_of
+from training.swarm.record_tickets import MOST_TICKET_BYTES, TicketValidator, keep_out_strangers
 
 REACH_SECONDS = 5.0
 """Longest wait for an initial peer to accept a connection."""
@@ -39,14 +41,28 @@ LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
 
 
 class Node(DHT):
-    """hivemind's node, whose coroutines run to their end.
+    """hivemind's node, whose coroutines run to their end, and which knows under which key it signs.
 
     hivemind keeps no reference to the task that runs a coroutine, and asyncio keeps a weak one. While such a task waits
     for an answer of the network daemon, nothing else refers to it either: the garbage collector may end it, and its
     caller would wait in vain.
+
+    Args:
+        public_key: Of its signer; the subkey of all records of this peer.
+        admission: By which this peer lets others in; None in an open run.
+        settings: hivemind's.
     """
 
     _held: ClassVar[set[asyncio.Task]] = set()
+
+    def __init__(self, *, public_key: bytes, admission: Admission | None, **settings):
+        self.public_key, self.admission = public_key, admission
+        super().__init__(**settings)
+
+    def hold(self, task: asyncio.Task) -> None:
+        """Keeps a task of the node's process until it ends."""
+        self._held.add(task)
+        task.add_done_callback(self._held.discard)
 
     async def _run_coroutine(self, coro: Callable, future: MPFuture) -> None:
         task = asyncio.current_task()
@@ -65,6 +81,7 @@ def start_dht(
     host_maddrs: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
     announce_maddrs: Sequence[str] = (),
     client_mode: bool = False,
+    admission: Admission | None = None,
 ) -> DHT:
     """Starts a DHT node that signs its records and refuses invalid ones.
 
@@ -75,19 +92,24 @@ def start_dht(
         host_maddrs: Addresses to listen on; port 0 picks a free one.
         announce_maddrs: Addresses at which others reach this node, if they differ from those that it sees.
         client_mode: Accept no incoming connections.
+        admission: By which this peer lets others in; a run that admits members only needs one, which has this peer's
+            ticket if the node is to store anything.
 
     Raises:
         BadInput: If an address is malformed.
         TrainingError: If no initial peer answers or the node does not start within a minute.
     """
+    assert run.membership.open == (admission is None), "a peer of a run for members needs to know them"
     engine.prepare()
     for address in (*initial_peers, *host_maddrs, *announce_maddrs):
         parse(address)
     # A plain connection tells within seconds which addresses do not answer, and why; the node's own error may not.
     try:
         dht = Node(
+            public_key=identity.signer().local_public_key,
+            admission=admission,
             initial_peers=answering(initial_peers) if initial_peers else [],
-            record_validators=record_validators(run.run_id, identity),
+            record_validators=record_validators(run.run_id, identity, admission),
             host_maddrs=list(host_maddrs),
             announce_maddrs=list(announce_maddrs) or None,
             identity_path=str(identity.path),
@@ -100,6 +122,8 @@ def start_dht(
             await_ready=False,  # DHT's own wait has no time-out
         )
         dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
+        if admission is not None:
+            keep_out_strangers(dht)
     except (P2PDaemonError, ValidationError, RuntimeError, OSError, TimeoutError) as error:
         _blame_clock(str(error))
         raise TrainingError(
@@ -118,13 +142,30 @@ class _Words(BaseModel):
     site: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_SERVER_WORD)]
 
 
-def record_validators(run_id: str, identity: Identity) -> list[RecordValidatorBase]:
-    """With which a node signs its own records, and refuses those of others that are no records of a run.
+def record_validators(run_id: str, identity: Identity, admission: Admission | None = None) -> list[RecordValidatorBase]:
+    """With which a node signs its own records, and refuses those of others that are no records of a run, or of no
+    member of it.
 
     A peer adds the one for its lineage's progress (`training.swarm.progress.progress_validator`).
     """
-    words = SchemaValidator(_Words, prefix=run_id)
-    return [metrics.validator(run_id), words, *record_bounds(), identity.signer()]
+    signer, words = identity.signer(), SchemaValidator(_Words, prefix=run_id)
+    if admission is None:
+        return [metrics.validator(run_id), words, *record_bounds(), signer]
+    bounds = record_bounds(most_bytes=MOST_RECORD_BYTES + MOST_TICKET_BYTES)
+    return [metrics.validator(run_id), words, *bounds, signer, TicketValidator(admission, signer.local_public_key)]
+
+
+def own_subkey(dht: DHT) -> bytes:
+    """Under what this peer's averagers announce themselves: the key that signs the record.
+
+    A node of hivemind's own class signs nothing; there it is the peer id, as with hivemind's averagers.
+    """
+    return dht.public_key if isinstance(dht, Node) else dht.peer_id.to_bytes()
+
+
+def announced_peer(dht: DHT, subkey: bytes) -> PeerID | None:
+    """The peer that has announced itself under a subkey; None if it is no such subkey. See `own_subkey`."""
+    return peer_id_of(subkey) if isinstance(dht, Node) else PeerID(subkey)
 
 
 def check_node(dht: DHT) -> None:
@@ -134,7 +175,7 @@ def check_node(dht: DHT) -> None:
         TrainingError: If it has ended, for example because memory ran out.
     """
     if not dht.is_alive():
-        raise TrainingError(
+        raise ProcessEnded(
             "The network node's process has ended.",
             cure="Start this program again; if memory ran out, give it more. `serve` does the former by itself.",
         )

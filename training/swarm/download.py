@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from hivemind.compression import deserialize_torch_tensor
@@ -25,11 +26,15 @@ from hivemind.utils.streaming import combine_from_streaming
 
 from training.config import RunConfig
 from training.errors import TrainingError
+from training.swarm.admission import Admission, admission_of
 from training.swarm.coroutine import wait_for_result
+from training.swarm.dht import announced_peer
 from training.swarm.engine import open_connection
 from training.swarm.lineage import Lineage, run_prefix
 from training.swarm.parameters import state_prefix
 from training.swarm.serving import StateService, offers_key
+from training.swarm.witnesses import Sample, draw, is_believed, sizes
+from training.swarm.witnesses import ask as ask_witnesses
 
 DOWNLOAD_SECONDS = 1800.0
 """Longest download of the state from one donor, for a peer that trains."""
@@ -61,6 +66,10 @@ class BadState(TrainingError):
     """A donor's numbers are not those of a run that is well."""
 
 
+class OtherWeights(BadState):
+    """Most of the other donors do not have a donor's weights."""
+
+
 class Landing:
     """Where a donor's tensors are put as they come: each stays where it was read."""
 
@@ -79,9 +88,10 @@ def find_donors(dht: DHT, prefix: str) -> list[PeerID]:
     """Peers that offer their state, in random order: the priority that each claims for itself is ignored."""
     found = dht.get(offers_key(state_prefix(prefix)), latest=True)
     donors = [
-        PeerID(key)
+        peer
         for key, entry in (found.value.items() if found is not None and isinstance(found.value, dict) else ())
         if isinstance(key, bytes) and isinstance(entry, ValueWithExpiration) and isinstance(entry.value, (int, float))
+        if (peer := announced_peer(dht, key)) is not None
     ]
     random.shuffle(donors)
     return donors
@@ -157,7 +167,6 @@ def download_state(
     donors = [donor for donor in find_donors(dht, prefix) if donor != dht.peer_id]
     if not donors:
         raise TrainingError("No peer offers its state yet.", cure="Wait for another volunteer, then start again.")
-
     download = _Download(
         prefix=prefix,
         lineage=lineage,
@@ -167,14 +176,40 @@ def download_state(
         max_bytes=max_bytes,
         epochs=epochs,
         landing=landing or Landing(),
+        admission=admission_of(dht),
     )
+    in_turn = sorted(donors, key=lambda donor: str(donor) in asked_last)
+    return _ask_in_turn(partial(download.ask, dht), in_turn, total_seconds, on_fault)
 
+
+def _ask_in_turn(
+    ask: Callable[[PeerID, Sequence[PeerID], float], Awaitable[TrainingState]],
+    donors: Sequence[PeerID],
+    total_seconds: float,
+    on_fault: Callable[[str, Exception], None],
+) -> TrainingState:
+    """See `download_state`. A donor whose own state is not sound has no say about the others' weights: those that were
+    refused because of it are asked again."""
     faults: dict[str, list[str]] = {}
-    for donor in sorted(donors, key=lambda donor: str(donor) in asked_last):
-        try:
-            return wait_for_result(download.ask(dht, donor, total_seconds))
-        except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
-            faults.setdefault(str(error) or type(error).__name__, []).append(str(donor))
+    waiting, unsound = list(donors), set()
+    refused: dict[PeerID, OtherWeights] = {}
+    try:
+        while waiting:
+            donor = waiting.pop(0)
+            try:
+                return wait_for_result(ask(donor, [other for other in donors if other not in unsound], total_seconds))
+            except OtherWeights as error:
+                refused[donor] = error
+            except Exception as error:  # whatever a stranger's answer leads to, the next donor is tried
+                faults.setdefault(str(error) or type(error).__name__, []).append(str(donor))
+                on_fault(str(donor), error)
+                if isinstance(error, BadState):
+                    unsound.add(donor)
+                    waiting += refused
+                    refused.clear()
+    finally:
+        for donor, error in refused.items():
+            faults.setdefault(str(error), []).append(str(donor))
             on_fault(str(donor), error)
     raise TrainingError(
         f"No peer has sent a sound state ({_told(faults)}).",
@@ -207,17 +242,30 @@ class _Download:
     max_bytes: int
     epochs: range
     landing: Landing
+    admission: Admission | None
 
-    async def ask(self, dht: DHT, donor: PeerID, total_seconds: float) -> TrainingState:
-        """One donor's state, over a connection of its own.
+    async def ask(self, dht: DHT, donor: PeerID, donors: Sequence[PeerID], total_seconds: float) -> TrainingState:
+        """One donor's state, over a connection of its own; most of the other donors must have its weights.
 
         A connection belongs to the event loop that opened it, and each donor's download has a loop of its own.
         """
         p2p = await open_connection(dht)
         try:
-            return await asyncio.wait_for(self.fetch(p2p, donor), total_seconds)
+            state = await asyncio.wait_for(self.fetch(p2p, donor), total_seconds)
+            await self._compare(p2p, state, [other for other in donors if other != donor])
+            return state
         finally:
             await p2p.shutdown()
+
+    async def _compare(self, p2p: P2P, state: TrainingState, witnesses: Sequence[PeerID]) -> None:
+        if not witnesses:
+            return
+        namespace = state_prefix(self.prefix)
+        seed, samples = await ask_witnesses(p2p, self.service, namespace, witnesses, self.shapes, self.admission)
+        values = draw(state.tensors[: len(self.shapes)], seed)
+        own = Sample(epoch=state.epoch, drifted=state.wants_weights, values=values)
+        if not is_believed(own, samples, sizes(self.shapes)):
+            raise OtherWeights("sent other weights than the others have", cure="Nothing: another peer is asked.")
 
     async def fetch(self, p2p: P2P, donor: PeerID) -> TrainingState:
         """One donor's state, read and checked as it comes.
@@ -226,7 +274,12 @@ class _Download:
             TrainingError: What is wrong with it.
         """
         stub = self.service.get_stub(p2p, donor, namespace=state_prefix(self.prefix))
-        stream = await asyncio.wait_for(stub.rpc_download_state(averaging_pb2.DownloadRequest()), self.chunk_seconds)
+        if self.admission is None:
+            called = stub.rpc_download_state(averaging_pb2.DownloadRequest())
+        else:
+            ticket = self.admission.own_ticket.encode()
+            called = stub.rpc_download_state_as_member(averaging_pb2.MessageFromLeader(gathered=[ticket]))
+        stream = await asyncio.wait_for(called, self.chunk_seconds)
         async with aclosing(stream):
             return await self._take(stream, donor)
 
@@ -246,8 +299,10 @@ class _Download:
                 )
             if message.metadata:
                 # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
-                metadata = MSGPackSerializer.loads(message.metadata)
+                metadata = MSGPackSerializer.loads(self._without_ticket(message.metadata, donor))
                 self._check(metadata)
+            elif metadata is None and self.admission is not None:
+                raise TrainingError("shows no ticket", cure="Nothing: another peer is asked.")
             parts.append(message.tensor_part)
             if len(parts) < parts[0].chunks:
                 continue
@@ -271,6 +326,9 @@ class _Download:
         )
         _check_count(state, len(self.shapes))
         return state
+
+    def _without_ticket(self, metadata: bytes, donor: PeerID) -> bytes:
+        return metadata if self.admission is None else self.admission.without_ticket(metadata, str(donor))
 
     def _check(self, metadata: object) -> None:
         if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:

@@ -9,9 +9,12 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `AllReduceRunner._communicate_with_peer` | allreduce | a sender waits for a reducer that is gone |
 | `AllReduceRunner._ban_sender` | allreduce | the first part of a banned sender is awaited all the same |
 | `AllReduceRunner._get_peer_stub` | allreduce | streams lack their end; bytes are not counted |
+| `AllReduceRunner._handle_missing_senders` | allreduce | nobody learns who has sent nothing |
 | `Matchmaking._check_reasons_to_reject` | matchmaking | peers of epochs that are far apart form a group |
+| `Matchmaking._request_join_group` | matchmaking | nobody learns which leader forgets its followers |
 | `serialization._BASE_COMPRESSION_TYPES` | engine | its block-wise codec hides NaNs and needs bitsandbytes |
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
+| `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
 | `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 
@@ -22,11 +25,15 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from functools import partial
 from importlib.metadata import version
 
 from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
 from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
@@ -69,6 +76,25 @@ def prepare() -> None:
     if len(tempfile.gettempdir()) <= SOCKET_FOLDER_CHARACTERS:
         # A role's temporary folder is removed when it ends; hivemind would leave its sockets behind in /tmp.
         P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
+
+
+def take_the_valid_of_a_key(protocol: DHTProtocol) -> None:
+    """Lets a node drop the refused ones of the records that another node has of a key, and take the rest.
+
+    Nodes hear of a ban at different times. Without this, one that has not heard of it would hide all peers from those
+    that have.
+    """
+    protocol._validate_dictionary = partial(drop_refused, protocol)
+
+
+def drop_refused(protocol: DHTProtocol, key: bytes, records: DictionaryDHTValue) -> bool:
+    """Drops the records of a key that the node's validators refuse; whether any is left."""
+    with records.freeze():  # else those that expire meanwhile would be dropped while we go through them
+        for subkey, (value, expires) in list(records.items()):
+            record = DHTRecord(key, protocol.serializer.dumps(subkey), value, expires)
+            if not protocol.record_validator.validate(record):
+                del records[subkey]
+        return len(records) > 0
 
 
 async def open_connection(dht: DHT) -> P2P:

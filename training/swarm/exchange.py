@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -15,7 +16,12 @@ from training.swarm.gradients import GradientAverager
 from training.swarm.groups import AveragedGroup
 from training.swarm.pipe import Stage
 from training.swarm.progress import Progress
+from training.swarm.standing import Standing
 from training.swarm.waiting import LeftBehindError, NobodyElseError, await_group
+
+LOOK_SHARE, SILENT_SHARE = 0.25, 0.5
+"""Of a window of matchmaking: how often a peer that looks for a group asks others for a sign of life, and for how long
+those that it asks have told nothing of their progress."""
 
 
 class Exchange:
@@ -26,6 +32,7 @@ class Exchange:
         averager: Of the gradients.
         progress: Who trains.
         alignment: Told what an average shows of this peer.
+        standing: Who has spoiled averages.
         epochs_apart: See `Strategy.epochs_apart`.
     """
 
@@ -36,13 +43,14 @@ class Exchange:
         progress: Progress,
         alignment: AlignmentState,
         *,
+        standing: Standing,
         epochs_apart: int,
     ):
         self._swarm, self.averager, self._progress, self._alignment = swarm, averager, progress, alignment
-        self._epochs_apart = epochs_apart
+        self._epochs_apart, self._standing = epochs_apart, standing
         self._search: Round | None = None
         self._running: Round | None = None
-        self._step_ended = time.monotonic()
+        self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
         """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
 
@@ -81,12 +89,29 @@ class Exchange:
     def _look_for_group(self, epoch: int) -> Round:
         # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
         is_due = self.parameters_wanted_at > epoch
-        return self.averager.look_for_group(
+        self._standing.refresh()
+        expected = self.expected_peers
+        search = self.averager.look_for_group(
             epoch,
             wants_weights=self._alignment.drifted and not is_due,
-            expected_peers=self.expected_peers,
+            expected_peers=expected,
             seconds=self._swarm.averaging_timeout_seconds,
         )
+        if expected > 1:
+            watch = threading.Thread(target=self._watch_for_the_dead, args=(search, expected), daemon=True)
+            watch.start()
+        return search
+
+    def _watch_for_the_dead(self, search: Round, expected: int) -> None:
+        """In a thread while a group is looked for: it need not wait for peers that have died or left since then."""
+        window = self._swarm.matchmaking_seconds
+        while search.stage is Stage.SEARCHING and not search.done():
+            self._progress.give_up_the_silent(window * SILENT_SHARE, window)
+            left = self.expected_peers
+            if left < expected:
+                search.expect_fewer(expected - left)
+            expected = left
+            time.sleep(window * LOOK_SHARE)
 
     def drop_search(self) -> None:
         """Looks for no group any more."""
@@ -144,9 +169,12 @@ class Exchange:
         if round_ is None:
             epoch_end.fault = "no group was looked for"
             return
+        began, before = time.monotonic(), self._average_ended
         try:
             group = self._average_with_the_rest(self._await(round_, epoch_end), epoch_end)
             epoch_end.round = group.report
+            self._average_ended = now = time.monotonic()
+            self._standing.note_delays(group.report.delays, waited=now - began, cycle=now - before)
             self._note_faults(group, epoch_end)
             self._note_announcements(group, epoch_end)
         except LeftBehindError:
@@ -157,6 +185,7 @@ class Exchange:
             round_.cancel()
         finally:
             self._running = None
+            self._tell_who_is_left_out(epoch_end)
 
     def _await(self, round_: Round, epoch_end: EpochEnd) -> AveragedGroup:
         """The group's average; the progress is told which peers were lost."""
@@ -206,6 +235,9 @@ class Exchange:
             return self._progress.look_around()[1] > 0
         except TimeoutError:
             return False
+
+    def _tell_who_is_left_out(self, epoch_end: EpochEnd) -> None:
+        epoch_end.notes += self._standing.take_news()
 
     # -- what an average shows -------------------------------------------------------------------------------------
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from hivemind.p2p import PeerID
 
 from training.swarm.agreement import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """How long a round waited for one peer when it might have gone on without it."""
+
+    seconds: float
+    share: float
+    """Of the samples in the average, the peer's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +41,10 @@ class RoundReport:
     """Peers of the group that took no part in the last repetition."""
     absent: tuple[str, ...] = ()
     """Those of the lost peers that are alive, but say that they are not in the group."""
+    spoiled_by: Mapping[str, float] = field(default_factory=dict)
+    """Peers that have cost the group a repetition, each with the weight of what speaks against it; see `spoilers`."""
+    delays: Mapping[str, Delay] = field(default_factory=dict)
+    """Of the other peers; empty if nobody can tell who was slow."""
     refused: tuple[str, ...] = ()
     """Peers that sent this one parts with numbers that are not finite, which it left out."""
     reduced_share: float = 0.0
@@ -122,3 +136,43 @@ class Attempt:
     """Of this peer's tensors."""
     absent: frozenset[PeerID]
     """Groupmates that are alive and say that they are not in the group."""
+    troubles: frozenset[PeerID] = frozenset()
+    """Groupmates with which this peer's own exchange has failed."""
+    complainer: PeerID | None = None
+    """The only groupmate that had anything to complain of, as far as this peer knows."""
+
+
+DOUBT = 0.75
+"""What speaks against each of several peers of which one lies. An honest one is seldom in such a company three times; a
+peer that lies again and again always is."""
+
+
+def spoilers(attempts: Sequence[Attempt], group: Group, lost: Sequence[PeerID], own: PeerID) -> dict[str, float]:
+    """Who has spoiled a round, with the weight of what this peer has seen of it.
+
+    - A peer that was lost, if this peer's own exchange with it has failed as well.
+    - The peers that the group doubts after a repetition (`Decision.doubted`), with less weight if they are several.
+    - The referee that says so, since the others have not heard the verdicts.
+    - The referee that lets an all-reduce be repeated until the end, though this peer had nothing to complain of.
+
+    Args:
+        attempts: All of the round.
+        group: Of the first one.
+        lost: Peers that take no part in the last one.
+        own: This peer.
+    """
+    absent = frozenset().union(*(attempt.absent for attempt in attempts))
+    troubles = frozenset().union(*(attempt.troubles for attempt in attempts))
+    # A peer that has lost all of several others is more likely to be at fault itself.
+    if len(lost) > 1 and len(lost) == len(group.peers) - 1:
+        return {}
+    found = {str(peer): 1.0 for peer in lost if peer in troubles - absent}
+    for decision in (attempt.decision for attempt in attempts if attempt.decision.doubted):
+        found.setdefault(str(decision.referee), DOUBT)
+        # Whoever was paired with a liar gave up, so this peer's own exchange with it has failed as well.
+        found |= dict.fromkeys(map(str, decision.doubted), DOUBT if len(decision.doubted) > 1 else 1.0)
+    found.pop(str(own), None)
+    referees = {attempt.decision.referee for attempt in attempts} - {None, own}
+    if not (attempts[-1].decision.counts or troubles or lost) and len(attempts) > 1 and len(referees) == 1:
+        found[str(*referees)] = 1.0
+    return found

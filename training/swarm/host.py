@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from training.swarm.lineage import Lineage
 from training.swarm.serving import Head, pack
+from training.swarm.witnesses import Sample, draw
 
 
 class Host:
@@ -141,6 +142,11 @@ class Host:
             if lineage is not None:
                 metadata["lineage"] = lineage.id
             return metadata, *pack([*weights, *moments], infos, codec)
+
+    def packed_sample(self, seed: bytes, *, drifted: bool) -> bytes:
+        """Some of the weights between two updates; see `witnesses`."""
+        with self.lock:
+            return Sample(epoch=self.epoch, drifted=drifted, values=draw(self.parameters, seed)).packed()
 
 
 def _host_copies(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

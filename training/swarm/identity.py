@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import re
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
-import multihash
 from cryptography.hazmat.primitives import serialization
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import P2P, PeerID
@@ -19,6 +17,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from training.errors import BadInput, reason_of
 from training.storage.whole import whole_file
+from training.trust.proof import peer_id_of_key
 
 
 class Identity:
@@ -55,6 +54,15 @@ class Identity:
         self.private_key = RSAPrivateKey.__new__(RSAPrivateKey)
         self.private_key.__setstate__({"_private_key": crypto_pb2.PrivateKey.FromString(stored).data})
 
+    @property
+    def public_key(self) -> bytes:
+        """The public key as OpenSSH writes it."""
+        return self.private_key.get_public_key().to_bytes()
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of a message, in base64."""
+        return self.private_key.sign(message)
+
     def signer(self) -> RSASignatureValidator:
         """A validator that signs this peer's records and checks those of other peers."""
         return RSASignatureValidator(self.private_key)
@@ -72,10 +80,7 @@ def is_in_use(state_dir: Path) -> bool:
 
 @lru_cache(maxsize=1024)
 def peer_id_of(subkey: bytes) -> PeerID | None:
-    """The peer id of the key that signed a record; None if the subkey does not hold exactly one RSA key.
-
-    Source: libp2p's peer id is the hash of the public key (github.com/libp2p/specs, peer-ids/peer-ids.md).
-    """
+    """The peer id of the key that signed a record; None if the subkey does not hold exactly one RSA key."""
     found = re.findall(RSASignatureValidator.PUBLIC_KEY_REGEX, subkey)
     if len(found) != 1:
         return None
@@ -83,6 +88,4 @@ def peer_id_of(subkey: bytes) -> PeerID | None:
         public_key = serialization.load_ssh_public_key(found[0])
     except ValueError:
         return None
-    der = public_key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    wrapped = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
-    return PeerID(multihash.encode(hashlib.sha256(wrapped).digest(), multihash.coerce_code("sha2-256")))
+    return PeerID.from_base58(peer_id_of_key(public_key))

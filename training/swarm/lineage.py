@@ -59,6 +59,11 @@ class Lineage:
         return Lineage(id=secrets.token_hex(8), ancestors=((self.id, epoch), *older)[:MOST_ANCESTORS])
 
     @property
+    def ids(self) -> frozenset[str]:
+        """Its own and its ancestors'."""
+        return frozenset((self.id, *(ancestor for ancestor, _ in self.ancestors)))
+
+    @property
     def first_epoch(self) -> int:
         """Updates in the weights with which it began."""
         return self.ancestors[0][1] if self.ancestors else 0

@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import P2PContext
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
-from hivemind.utils.serializer import MSGPackSerializer
 
 from calculator.swarm import PATIENCE_WINDOWS
+from training.swarm.admission import Admission, admission_of
+from training.swarm.dht import announced_peer, own_subkey
+from training.swarm.gathering import NonsenseError, Words, check_members
 from training.swarm.groups import Announcement
+from training.trust.check import TicketRefused
 
 TURN_SHARE = 0.75
 """A leader rejects a request that has waited for longer than this share of the requester's patience: its answer could
 arrive when the requester has given up. The rest of the patience is for the answer's way."""
+LATE_SECONDS = 0.5
+"""A leader's last word may be so late."""
+AVOIDED_SECONDS = 60.0
+"""A leader that has said nothing more is not asked again for so long; it may still follow others."""
+MOST_IDLE = 2
+"""After so many times, with no group of it in between, it counts as one that spoils; once it may be a busy machine."""
 _LOOK_SECONDS = 0.1
 """Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
 
@@ -57,15 +69,25 @@ class PatientMatchmaking(Matchmaking):
         kwargs: See hivemind.
     """
 
+    _admission: Admission | None = None
+
     def __init__(self, *args, min_group_size: int, target_group_size: int | None, epochs_apart: int = 0, **kwargs):
         self._least, self._most, self._epochs_apart = min_group_size, target_group_size, epochs_apart
         self._expected, self._patient_until = 0, -math.inf
         self._arrivals: dict[int, float] = {}
+        self.left_out: frozenset[PeerID] = frozenset()
+        """Peers that this one neither leads nor follows; see `standing`."""
+        self._leader: PeerID | None = None
+        self._following_until = math.inf
+        self._idle: Counter[PeerID] = Counter()
+        self._idle_at: dict[PeerID, float] = {}
+        self._spoilers: set[PeerID] = set()
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
         # hivemind's constructor has made a manager, and gives no way to pass another one.
         manager = self.group_key_manager
-        self.group_key_manager = _PatientKeyManager(
-            manager.dht, manager.prefix, manager.group_bits, manager.target_group_size
+        self._admission = admission_of(manager.dht)
+        self.group_key_manager = PatientKeyManager(
+            manager.dht, manager.prefix, manager.group_bits, manager.target_group_size, follows=self._follows
         )
 
     async def find_group(self, told: bytes, *, deadline: float, expected_peers: int) -> GroupInfo | None:
@@ -80,6 +102,20 @@ class PatientMatchmaking(Matchmaking):
         self._patient_until = time.monotonic() + PATIENCE_WINDOWS * self.min_matchmaking_time
         window_ends = get_dht_time() + self.min_matchmaking_time
         return await self.look_for_group(Search(data_for_gather=told, deadline=deadline, scheduled_time=window_ends))
+
+    async def expect_fewer(self, gone: int) -> None:
+        """So many of the expected peers are gone: a group that lacks nobody else starts now."""
+        if not self.is_looking_for_group:
+            return
+        self._expected = max(self._expected - gone, 0)
+        async with self.lock_request_join_group:
+            is_leader = self.is_looking_for_group and self.current_leader is None and self.current_followers
+            if is_leader and not self.assembled_group.done() and self._is_complete():
+                await self.leader_assemble_group()
+
+    def _is_complete(self) -> bool:
+        most = self.target_group_size
+        return most is not None and len(self.current_followers) + 1 >= most
 
     # hivemind compares the sizes of its groups with these two whenever a peer comes or a window ends. As properties,
     # they may change during a search. The setters are for hivemind's constructor, which assigns both.
@@ -101,6 +137,86 @@ class PatientMatchmaking(Matchmaking):
     @min_group_size.setter
     def min_group_size(self, value: int) -> None:
         self._least = value
+
+    # -- as a follower -----------------------------------------------------------------------------------------------
+
+    @property
+    def current_leader(self) -> PeerID | None:
+        """Whom this peer follows."""
+        return self._leader
+
+    @current_leader.setter
+    def current_leader(self, leader: PeerID | None) -> None:
+        self._leader = leader
+        if leader is not None:
+            left = max(0.0, self.get_request_expiration_time() - get_dht_time())
+            self._following_until = time.monotonic() + left
+
+    async def _request_join_group(self, leader: PeerID) -> GroupInfo | None:
+        """Asks a peer to lead this one; notes a leader that has accepted and then said nothing more.
+
+        An honest one starts its group when its window ends, or sends its followers away.
+        """
+        self._following_until, answered = math.inf, False
+        try:
+            group = await super()._request_join_group(leader)
+            answered = group is not None
+        finally:  # also if the search is given up meanwhile, because the others have gone on
+            if not answered and time.monotonic() >= self._following_until + LATE_SECONDS:
+                self._note_idle(leader)
+        return group
+
+    def _follows(self, leader: PeerID) -> bool:
+        is_idle = time.monotonic() - self._idle_at.get(leader, -math.inf) < AVOIDED_SECONDS
+        return leader not in self.left_out and not is_idle
+
+    def _note_idle(self, leader: PeerID) -> None:
+        self._idle[leader] += 1
+        self._idle_at[leader] = time.monotonic()
+        if self._idle[leader] >= MOST_IDLE:
+            self._spoilers.add(leader)
+
+    async def follower_assemble_group(self, leader: PeerID, msg: averaging_pb2.MessageFromLeader) -> GroupInfo:
+        """The group that a leader names.
+
+        Raises:
+            NonsenseError: If its words, or its members', make no sense.
+            TicketRefused: If a member has no ticket that holds.
+        """
+        peers = [PeerID(peer) for peer in msg.ordered_peer_ids]
+        try:
+            check_members(peers, msg.gathered)
+            self._check_epochs(msg.gathered)
+            for peer, words in zip(peers, msg.gathered, strict=True):
+                self._check_ticket(peer, words)
+        except (NonsenseError, TicketRefused) as error:
+            if not self._may_be_late_news(error):
+                self._spoilers.add(leader)
+            raise
+        self._idle.pop(leader, None)
+        return await super().follower_assemble_group(leader, msg)
+
+    def _check_ticket(self, peer: PeerID, words: bytes) -> None:
+        if self._admission is not None and peer != self.peer_id:
+            self._admission.check(Words.read(words).ticket, str(peer), trains=True)
+
+    def _may_be_late_news(self, error: Exception) -> bool:
+        return isinstance(error, TicketRefused) and self._admission.may_be_late_news(error)
+
+    def _check_epochs(self, gathered: Collection[bytes]) -> None:
+        """A leader takes only followers near its own epoch, so no two members are further apart than this."""
+        epochs = [told.epoch for words in gathered if (told := _announcement_in(words)) is not None]
+        if epochs and max(epochs) - min(epochs) > 2 * self._epochs_apart:
+            raise NonsenseError("a leader names members of different epochs")
+
+    def take_spoilers(self) -> set[str]:
+        """Leaders that have wasted this peer's time since the last call."""
+        spoilers, self._spoilers = self._spoilers, set()
+        for peer in spoilers:
+            self._idle.pop(peer, None)
+        return set(map(str, spoilers))
+
+    # -- as a leader -------------------------------------------------------------------------------------------------
 
     @property
     def has_no_group(self) -> bool:
@@ -130,14 +246,17 @@ class PatientMatchmaking(Matchmaking):
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader | None:
-        """hivemind's reasons, and two more: the requester may have given up, or its gradients are of another epoch.
+        """hivemind's reasons, and more: the requester is left out, is no member, talks nonsense, may have given up, or
+        its gradients are of another epoch.
 
-        Without the second, a peer that is late for the end of an epoch forms a group with a peer that is early for the
+        Without the last, a peer that is late for the end of an epoch forms a group with a peer that is early for the
         end of the next one. The two wait for that end, and a third peer finds neither of them.
         """
         reason = super()._check_reasons_to_reject(request, context)
         if reason is not None:
             return reason
+        if not self._lets_in(context.remote_id, request.gather):
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
         arrived = self._arrivals.get(id(context))
         if arrived is not None and time.monotonic() - arrived > TURN_SHARE * self.request_timeout:
             return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
@@ -150,6 +269,27 @@ class PatientMatchmaking(Matchmaking):
             self._make_room_for(other)
         return None
 
+    def _lets_in(self, peer: PeerID, words: bytes) -> bool:
+        """Whether a peer may follow this one: its words make sense, and its ticket holds if it needs one."""
+        with suppress(NonsenseError, TicketRefused):
+            Words.read(words)
+            self._check_ticket(peer, words)
+            return peer not in self.left_out
+        return False
+
+    async def leader_assemble_group(self) -> GroupInfo:
+        """The group of this peer and its followers, without those that have been banned since they came.
+
+        Raises:
+            NonsenseError: If no other is left.
+        """
+        for peer, request in list(self.current_followers.items()):
+            if not self._lets_in(peer, request.gather):
+                del self.current_followers[peer]
+                if not self.current_followers:
+                    raise NonsenseError("the last follower may no longer take part")
+        return await super().leader_assemble_group()
+
     def _make_room_for(self, newcomer: Announcement) -> None:
         """The group waits for one peer more if a newcomer knows of more peers than are expected.
 
@@ -160,15 +300,32 @@ class PatientMatchmaking(Matchmaking):
 
 
 def _announcement_in(gather: bytes) -> Announcement | None:
-    """The announcement in what hivemind's join requests carry: bandwidth, mode, and what the peer tells."""
-    try:
-        return Announcement.read(MSGPackSerializer.loads(MSGPackSerializer.loads(gather)[2]))
-    except Exception:  # a stranger's bytes; the group makes of them what it can
-        return None
+    """The announcement in what hivemind's join requests carry."""
+    with suppress(NonsenseError):
+        return Announcement.read(Words.read(gather).told)
+    return None
 
 
-class _PatientKeyManager(GroupKeyManager):
+class PatientKeyManager(GroupKeyManager):
+    """Announces averagers by signed records, and looks for them with pauses.
+
+    Args:
+        args: hivemind's.
+        follows: Whether this peer would follow another one.
+    """
+
+    def __init__(self, *args, follows: Callable[[PeerID], bool]):
+        self._follows = follows
+        super().__init__(*args)
+
+    # hivemind takes the subkey of an announcement for a peer id. Ours is the key that signs it, so that nobody can
+    # announce another peer, and is passed to hivemind as if it were such an id.
+
+    async def declare_averager(self, group_key: str, _peer_id: PeerID, *args, **kwargs) -> bool:
+        return await super().declare_averager(group_key, PeerID(own_subkey(self.dht)), *args, **kwargs)
+
     async def get_averagers(self, group_key: str, only_active: bool) -> list:
-        averagers = await super().get_averagers(group_key, only_active)
+        announced = await super().get_averagers(group_key, only_active)
         await asyncio.sleep(_LOOK_SECONDS)
-        return averagers
+        averagers = [(announced_peer(self.dht, subkey.to_bytes()), until) for subkey, until in announced]
+        return [(peer, until) for peer, until in averagers if peer is not None and self._follows(peer)]

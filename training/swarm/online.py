@@ -8,6 +8,7 @@ from training.config import RunConfig
 from training.errors import BadInput, TrainingError
 from training.swarm.address_book import AddressBook
 from training.swarm.addresses import id_of
+from training.swarm.admission import Admission
 from training.swarm.dht import answering, start_dht
 from training.swarm.identity import Identity
 from training.swarm.redial import Pace, Redial
@@ -25,6 +26,7 @@ def go_online(
     host_maddrs: Sequence[str],
     announce_maddrs: Sequence[str] = (),
     client_mode: bool = False,
+    admission: Admission | None = None,
     may_be_alone: bool = False,
     tell: Callable[[str], None] = lambda sentence: None,
     pace: Pace | None = None,
@@ -37,9 +39,7 @@ def go_online(
         run: The run.
         identity: This peer's.
         initial_peers: As `Servers` takes them; none for the first node of a run.
-        host_maddrs: As `start_dht` takes them.
-        announce_maddrs: As `start_dht` takes them.
-        client_mode: As `start_dht` takes it.
+        host_maddrs, announce_maddrs, client_mode, admission: As `start_dht` takes them.
         may_be_alone: This is a server, which may come back before all others, if it has met others before.
         tell: As `Redial` takes it.
         pace: As `Redial` takes it.
@@ -53,7 +53,8 @@ def go_online(
     book = AddressBook(identity.path.with_name("address_book.json"))
     known = len(book.peers())
     others = [address for address in servers.addresses if id_of(address) != str(identity.peer_id)]
-    where = {"host_maddrs": host_maddrs, "announce_maddrs": announce_maddrs, "client_mode": client_mode}
+    listening = {"host_maddrs": host_maddrs, "announce_maddrs": announce_maddrs, "client_mode": client_mode}
+    where = {**listening, "admission": admission}
     try:
         if faults and not servers.addresses:
             raise faults[0]

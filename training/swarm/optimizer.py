@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from training.config import RunConfig
 from training.swarm.alignment import AlignmentState, Event
 from training.swarm.catching_up import CatchingUp
+from training.swarm.clipping import clipping_of_gradients, clipping_of_parameters
 from training.swarm.codecs import exchange_codec
 from training.swarm.dht import check_node
 from training.swarm.early import EarlyDownload
@@ -27,6 +28,7 @@ from training.swarm.lineage import Lineage, run_prefix
 from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
 from training.swarm.pipe import AveragerSettings
 from training.swarm.progress import Progress, RefreshSeconds
+from training.swarm.standing import Standing
 from training.swarm.strategies import Parts, strategy_of
 from training.swarm.updates import Updates
 from training.swarm.waiting import LeftBehindError
@@ -111,7 +113,12 @@ class SwarmOptimizer:
         with self.gradients.get_tensors() as averaged:
             # An average that this peer has given up may end later; `hold` keeps it out while an update reads gradients.
             self.host.use_gradients(averaged, hold=self.gradients.get_tensors)
-        self.exchange = Exchange(swarm, self.gradients, self.progress, self.alignment, epochs_apart=apart)
+        self.standing = Standing(self._leave_out)
+        for averager in (self.gradients, self.parameters):
+            averager.note_spoilers = self.standing.note
+        self.exchange = Exchange(
+            swarm, self.gradients, self.progress, self.alignment, standing=self.standing, epochs_apart=apart
+        )
         self.updates = _make_updates(self.host, self.parameters, self.alignment, run)
         self.strategy = strategy(
             Parts(
@@ -124,20 +131,23 @@ class SwarmOptimizer:
                 report=self._report,
             )
         )
-        self.catching_up = CatchingUp(
-            run,
-            dht,
+        self.catching_up = self._make_catching_up()
+        if not client_mode:
+            self.parameters.offer_state(0)
+        # Last, when the averagers' processes are forked: a lock that a thread holds at a fork stays locked in them.
+        self.progress.start()
+
+    def _make_catching_up(self) -> CatchingUp:
+        return CatchingUp(
+            self.run,
+            self.dht,
             self.host,
             self.progress,
             self.alignment,
             let_rounds_end=self._let_rounds_end,
             begin_epoch=self._begin_epoch,
-            lineage=lineage,
+            lineage=self.lineage,
         )
-        if not client_mode:
-            self.parameters.offer_state(0)
-        # Last, when the averagers' processes are forked: a lock that a thread holds at a fork stays locked in them.
-        self.progress.start()
 
     # -- the training loop -----------------------------------------------------------------------------------------
 
@@ -178,6 +188,11 @@ class SwarmOptimizer:
         most = self.run.swarm.max_epochs_alone
         is_alone = 0 < most <= self._epochs_alone and self.progress.num_peers <= 1
         return is_alone and self.progress.ready_to_update_epoch and self.progress.global_epoch <= self.local_epoch
+
+    @property
+    def samples_held(self) -> int:
+        """Samples whose gradients this peer has added up and not given to an update yet."""
+        return self.gradients.samples
 
     def keep_waiting(self) -> None:
         """Tells newcomers that this peer is there; call it every second or so while `waits_for_others`."""
@@ -269,6 +284,12 @@ class SwarmOptimizer:
         """
         self.gradients.bandwidth = self.parameters.bandwidth = mbits
 
+    def _leave_out(self, peers: frozenset[str]) -> None:
+        """These have spoiled averages: no group of this peer waits for them or takes them in."""
+        self.progress.left_out = peers
+        for averager in (self.gradients, self.parameters):
+            averager.leave_out(peers)
+
     def say_goodbye(self) -> None:
         """Tells the others not to wait for this peer.
 
@@ -317,6 +338,7 @@ def _make_parameter_averager(
         settings,
         compression=exchange_codec(swarm.compression_threshold, large),
         round_own_parts=True,  # else a round would change even weights that are equal
+        clipping=clipping_of_parameters(swarm),
     )
     codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
     return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
@@ -342,4 +364,5 @@ def _averager_settings(run: RunConfig, prefix: str, client_mode: bool) -> Averag
         next_chunk_timeout_seconds=swarm.next_chunk_timeout_seconds,
         min_group_size=swarm.min_group_size,
         client_mode=client_mode,
+        clipping=clipping_of_gradients(swarm),
     )

@@ -15,13 +15,14 @@ from hivemind.dht import DHT
 
 from training.swarm.alignment import AlignmentState
 from training.swarm.averager import Averager
+from training.swarm.clipping import FULL_WEIGHT
 from training.swarm.codecs import exchange_codec
 from training.swarm.host import Host
 from training.swarm.lineage import Lineage
 from training.swarm.pipe import AveragerSettings
 
 WEIGHT_WHEN_DRIFTED = 1e-6
-"""Weight of parameters that have drifted, where the others' is 1. It is not 0: if all of a group have drifted, their
+"""Weight of parameters that have drifted. It is not 0: if all of a group have drifted, their
 weights would otherwise have no mean."""
 
 
@@ -78,6 +79,7 @@ class ParameterAverager(Averager):
                 CompressionInfo.from_tensor(w, key=n, role=TensorRole.PARAMETER) for n, w in enumerate(weights)
             ],
             read_state=lambda: host.packed_state(codec, drifted=alignment.drifted, lineage=lineage),
+            read_sample=lambda seed: host.packed_sample(seed, drifted=alignment.drifted),
             start=start,
         )
 
@@ -91,7 +93,7 @@ class ParameterAverager(Averager):
     @property
     def weight(self) -> float:
         """The weight of this peer's parameters in the next round."""
-        return WEIGHT_WHEN_DRIFTED if self._alignment.drifted else 1.0
+        return WEIGHT_WHEN_DRIFTED if self._alignment.drifted else FULL_WEIGHT
 
     def give_back(self) -> None:
         """The averaged weights become the host's, which has as many updates as before."""

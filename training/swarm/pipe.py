@@ -3,17 +3,21 @@
 trainer (`averager`)                      averager's process (`service`)
 begin_round()    -- Begin ------------->  looks for a group
 round.start()    -- Start ------------->  averages with the group, as soon as it has one
+round.expect_fewer() -- Fewer --------->  waits for fewer peers
 round.cancel()   -- Cancel ------------>  gives the round up
 round.stage      <- Reached ------------
 round.result()   <- Ended --------------  what came of the round
+leave_out()      -- LeaveOut ---------->  meets these peers no more
 offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
 read_state       <- StateWanted --------  a newcomer asks for the state
                  -- State ------------->
+read_sample      <- SampleWanted -------  somebody asks for some of the weights
+                 -- Sampled ----------->
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -21,6 +25,7 @@ from hivemind.compression import CompressionBase, NoCompression
 from torch import Tensor
 
 from calculator.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
+from training.swarm.clipping import Clipping
 from training.swarm.groups import AveragedGroup
 from training.swarm.serving import Head
 
@@ -55,6 +60,8 @@ class AveragerSettings:
     """Tensors travel in parts of so many bytes; None: as many as suit their size."""
     round_own_parts: bool = False
     """See `allreduce.ReportingRunner`."""
+    clipping: Clipping | None = None
+    """How far one peer of a group may pull its average; None: as far as it likes, which is the weighted mean."""
 
 
 class Stage(IntEnum):
@@ -91,10 +98,26 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Fewer:
+    """Some of the peers that the group should have are gone."""
+
+    number: int
+    gone: int
+    """How many."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """The trainer does not want the round any more."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Whom this peer's groups leave out from now on; see `standing`."""
+
+    peers: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +133,14 @@ class State:
 
     number: int
     state: tuple[bytes, Tensor, Sequence[Head]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Some of the weights at this moment, packed (`witnesses.Sample`); None if they could not be read."""
+
+    number: int
+    sample: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +165,9 @@ class Ended:
     number: int
     group: AveragedGroup | None
     fault: str = ""
+    spoiled_by: Mapping[str, float] = field(default_factory=dict)
+    """Peers that have cost its groups time, those groups included that have come to nothing, with a weight; see
+    `groups.spoilers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +175,11 @@ class StateWanted:
     """A newcomer wants the state."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWanted:
+    """Somebody wants some of the weights, at the places that this seed draws."""
+
+    number: int
+    seed: bytes

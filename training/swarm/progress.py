@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from hivemind.utils.performance_ema import PerformanceEMA
 from pydantic.v1 import BaseModel, StrictBool, confloat, conint
 
 from training.swarm.identity import peer_id_of
+from training.swarm.signs_of_life import silent_peers
 
 REPORTS_SHARE = 1 / 8
 """A peer tells its samples again after this share of the time that is left of the epoch, so more and more often."""
@@ -74,7 +75,9 @@ class GlobalProgress:
     """How far all have come, as this peer sees it."""
 
     epoch: int
-    """The newest that a peer has begun."""
+    """The newest that peers have begun, as far as they agree; see `agreed_epoch`."""
+    newest: int
+    """The newest that any peer claims."""
     samples: float
     """In this epoch, of all peers."""
     num_peers: int
@@ -133,6 +136,10 @@ class Progress:
         self.performance = PerformanceEMA(alpha=0.1)
         self._others_seen = -math.inf
         self._given_up: dict[bytes, float] = {}
+        self._heard_of: dict[bytes, float] = {}
+        self.left_out: frozenset[str] = frozenset()
+        """Peers whose records do not count; see `standing`."""
+        self._others: list[PeerProgress] = []
         self._local = self._record(epoch=0, samples=0)
         self._global = self._combine(self._look_if_answered())
         self._paused = threading.Lock()
@@ -166,7 +173,7 @@ class Progress:
         """Whether the epoch's samples are there, by the last look or by the rates since, or others have gone on."""
         known = self._global
         return (
-            known.epoch > self._local.epoch
+            known.newest > self._local.epoch
             or known.samples >= self.target_batch_size
             or get_dht_time() >= known.ends_at
         )
@@ -233,14 +240,40 @@ class Progress:
     def begin_epoch(self, epoch: int) -> None:
         """This peer goes on with another epoch; call it while paused."""
         if epoch > self._global.epoch:
-            self._global = replace(self._global, epoch=epoch, samples=0, ends_at=math.inf)
+            newest = max(epoch, self._global.newest)
+            self._global = replace(self._global, epoch=epoch, newest=newest, samples=0, ends_at=math.inf)
         self.report(epoch, 0)
         self._epochs_begun += 1
         self._has_looked = self._has_compared = False
 
     def give_up(self, peers: Iterable[str]) -> None:
         """Notes that these peers were lost in an average: groups do not wait for them until they report again."""
-        self._given_up |= dict.fromkeys((PeerID.from_base58(peer).to_bytes() for peer in peers), get_dht_time())
+        self._give_up(PeerID.from_base58(peer).to_bytes() for peer in peers)
+
+    def give_up_the_silent(self, silent_seconds: float, answer_seconds: float) -> None:
+        """Asks the peers that a group waits for, and that have told nothing lately, for a sign of life.
+
+        Args:
+            silent_seconds: A peer whose last word is older is asked.
+            answer_seconds: One that does not answer within this time is given up.
+        """
+        now = get_dht_time()
+        heard = {record.peer_id: max(record.time, self._heard_of.get(record.peer_id, 0.0)) for record in self._others}
+        asked = {
+            record.peer_id
+            for record in self._others
+            if self._is_lively(record, now) and not record.client_mode and now - heard[record.peer_id] > silent_seconds
+        }
+        if not asked:
+            return
+        with suppress(TimeoutError):  # this peer's own node is busy; that says nothing of the others
+            silent = silent_peers(self.dht, asked, answer_seconds)
+            self._heard_of = dict.fromkeys(asked - silent, get_dht_time())
+            self._give_up(silent)
+
+    def _give_up(self, peers: Iterable[bytes]) -> None:
+        self._given_up |= dict.fromkeys(peers, get_dht_time())
+        self.lively_peers = self._count_lively(get_dht_time())
 
     def shutdown(self) -> None:
         """Ends the threads and tells the others that this peer is gone."""
@@ -318,14 +351,15 @@ class Progress:
         records = [
             record
             for subkey, value in told.items()
-            if value and self._is_of(subkey, record := PeerProgress.parse_obj(value))
+            if value and self._is_of(subkey, record := PeerProgress.parse_obj(value)) and not self._is_left_out(record)
         ]
         records = self._of_right_clocks(records, now, own)
         others = sum(record.peer_id != own for record in records)
         known = self._sum(records, now, num_peers=others + 1 if others else len(records))
         if not (others or said_goodbye) and now - self._others_seen < self.lively_seconds:
             return replace(self._global, look_at=known.look_at)
-        self.lively_peers = 1 + sum(record.peer_id != own and self._is_lively(record, now) for record in records)
+        self._others = [record for record in records if record.peer_id != own]
+        self.lively_peers = self._count_lively(now)
         if others:
             self._others_seen = now
         return known
@@ -333,6 +367,9 @@ class Progress:
     def _is_of(self, subkey: bytes, record: PeerProgress) -> bool:
         """Whether the peer that signed a record is the one that it names."""
         return not self._signed_by_peers or str(peer_id_of(subkey)) == str(PeerID(record.peer_id))
+
+    def _is_left_out(self, record: PeerProgress) -> bool:
+        return bool(self.left_out) and str(PeerID(record.peer_id)) in self.left_out
 
     def _of_right_clocks(self, records: list[PeerProgress], now: float, own: bytes) -> list[PeerProgress]:
         """Leaves out the peers whose clocks are ahead: the DHT keeps such a record long after it has become wrong.
@@ -343,16 +380,32 @@ class Progress:
         right = [record for record in records if record.time <= now + self.lively_seconds]
         return right if any(record.peer_id != own for record in right) else records
 
+    def _count_lively(self, now: float) -> int:
+        return 1 + sum(self._is_lively(record, now) for record in self._others)
+
     def _is_lively(self, record: PeerProgress, now: float) -> bool:
         lost = self._given_up.get(record.peer_id, -math.inf)
         return record.time >= now - self.lively_seconds and record.time > lost
 
+    def _claims(self, records: list[PeerProgress], now: float) -> list[int]:
+        """The epochs of the others that can lead a group.
+
+        Those count that live and have trained, if there are any: a newcomer at epoch 0 does not know better.
+        """
+        leaders = [record for record in records if not record.client_mode and record.peer_id != self._local.peer_id]
+        leaders = [record for record in leaders if self._is_lively(record, now)] or leaders
+        leaders = [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
+        return [record.epoch for record in leaders]
+
     def _sum(self, records: list[PeerProgress], now: float, *, num_peers: int) -> GlobalProgress:
         """What the records say together; without any, this peer's own progress counts."""
         local, eps = self._local, self.performance.eps
-        epoch = max([local.epoch, *(record.epoch for record in records if not record.client_mode)])
+        claims = self._claims(records, now)
+        epoch, newest = max(local.epoch, agreed_epoch(claims)), max([local.epoch, *claims])
         at_epoch = [record for record in records if record.epoch == epoch]
-        samples = sum(record.samples_accumulated for record in at_epoch) if records else local.samples_accumulated
+        most = self.target_batch_size  # of one peer: then its epoch ends
+        samples = sum(min(record.samples_accumulated, most) for record in at_epoch)
+        samples = samples if records else local.samples_accumulated
         by_now = samples + sum(max(0.0, now - record.time) * record.samples_per_second for record in at_epoch)
         # Peers of older epochs count for the rate, since they soon catch up.
         rate = sum(record.samples_per_second for record in records) if records else self.performance.samples_per_second
@@ -360,8 +413,25 @@ class Progress:
         soon = seconds_left * num_peers / max(num_peers + NEWCOMERS, num_peers * (1 + NEWCOMERS_SHARE))
         look_in = min(max(soon, self._refresh.least), self._refresh.most) if records else self._refresh.alone
         return GlobalProgress(
-            epoch=epoch, samples=samples, num_peers=num_peers, ends_at=now + seconds_left, look_at=now + look_in
+            epoch=epoch,
+            newest=newest,
+            samples=samples,
+            num_peers=num_peers,
+            ends_at=now + seconds_left,
+            look_at=now + look_in,
         )
+
+
+def agreed_epoch(claims: Sequence[int]) -> int:
+    """The newest epoch that more of the other peers claim than may lie: fewer than a third of all, this one included.
+
+    With one other peer nobody can tell who is right, so its word counts. Of two, one may lie.
+
+    >>> agreed_epoch([7, 7, 10**9]), agreed_epoch([7, 10**9]), agreed_epoch([7]), agreed_epoch([])
+    (7, 7, 7, 0)
+    """
+    liars = 0 if len(claims) < 2 else max(1, len(claims) // 3)
+    return sorted(claims, reverse=True)[liars] if claims else 0
 
 
 class PacedEvent(threading.Event):

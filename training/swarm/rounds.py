@@ -23,7 +23,9 @@ from hivemind.utils.asyncio import achain, as_aiter
 
 from training.swarm.agreement import Agreement
 from training.swarm.allreduce import ReportingRunner
-from training.swarm.groups import Attempt, Group, RoundReport
+from training.swarm.clipping import Clipping
+from training.swarm.groups import Attempt, Group, RoundReport, spoilers
+from training.swarm.reducer import shortened_part_bytes
 from training.swarm.streams import until_hung_up
 
 REPETITIONS = 2
@@ -44,10 +46,16 @@ class Travel:
     """See `ReportingRunner`."""
     chunk_seconds: float | None
     """Longest silence of a sender; a reducer, which waits for senders itself, may be silent twice as long."""
+    clipping: Clipping | None = None
+    """See `ReportingRunner`."""
+
+    def part_bytes_among(self, peers: int) -> int:
+        """Longest part in a group of so many; all its peers must cut their tensors alike."""
+        return self.part_bytes if self.clipping is None else shortened_part_bytes(self.part_bytes, peers)
 
 
 class AveragingMethod(Protocol):
-    """Which all-reduces a round consists of, and of which tensors. `reducer.FiniteReducer` averages the parts."""
+    """Which all-reduces a round consists of, and of which tensors. `reducer` averages the parts."""
 
     phases: tuple[bytes, ...]
     """Names of the all-reduces that it takes; groupmates may begin each before this peer does."""
@@ -63,7 +71,7 @@ class AveragingMethod(Protocol):
 
 
 class Mean:
-    """The weighted mean."""
+    """All tensors in one all-reduce."""
 
     phases = (b"",)
 
@@ -92,6 +100,7 @@ class AllReduces:
         self._expecting = 0
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task] = set()
+        self._newest: ReportingRunner | None = None
 
     @property
     def peer_id(self) -> PeerID:
@@ -184,10 +193,12 @@ class AllReduces:
         *,
         weight: float,
         travel: Travel,
+        before: Attempt | None = None,
     ) -> Attempt:
         """One all-reduce of an announced group, and the group's decision on it. Changes no tensors.
 
-        It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then.
+        It ends as soon as this peer knows that it has failed for anybody: the whole group must repeat it then. `before`
+        is the attempt that it repeats.
         """
         over = asyncio.Event()
         runner = ReportingRunner(
@@ -201,17 +212,18 @@ class AllReduces:
             ordered_peer_ids=group.peers,
             peer_fractions=group.fractions,
             compression=travel.compression,
-            part_size_bytes=travel.part_bytes,
+            part_size_bytes=travel.part_bytes_among(len(group.peers)),
             sender_timeout=travel.chunk_seconds,
             reducer_timeout=2 * travel.chunk_seconds if travel.chunk_seconds is not None else None,
             round_own_parts=travel.round_own_parts,
+            clipping=travel.clipping,
             on_fault=over.set,
         )
-        agreement = self._begin(group, runner, on_bad_verdict=over.set)
+        agreement = self._begin(group, runner, on_bad_verdict=over.set, before=before)
         updates, fault = await self._collect(runner, len(tensors), over)
         report = runner.report()  # before the agreement, whose time is not that of the average
         with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
-            decision = await agreement.reach(runner.verdict(fault))
+            decision = await agreement.reach(runner.verdict(fault, is_repetition=before is not None))
         return Attempt(
             report=replace(report, **runner.traffic),  # answers to slower groupmates have left during the agreement
             decision=decision,
@@ -219,9 +231,18 @@ class AllReduces:
             fault=fault,
             weight=weight,
             absent=frozenset(agreement.absent),
+            troubles=frozenset(runner.troubles),
+            complainer=agreement.only_complainer(),
         )
 
-    def _begin(self, group: Group, runner: ReportingRunner, *, on_bad_verdict: Callable[[], None]) -> Agreement:
+    def _begin(
+        self,
+        group: Group,
+        runner: ReportingRunner,
+        *,
+        on_bad_verdict: Callable[[], None],
+        before: Attempt | None = None,
+    ) -> Agreement:
         """From now on groupmates' calls reach the runner and the agreement."""
         agreement = self._agreements[group.group_id] = Agreement(
             own=self.peer_id,
@@ -230,11 +251,18 @@ class AllReduces:
             referees=[peer for peer, fraction in zip(group.peers, group.fractions, strict=True) if fraction > 0],
             ask=self._ask,
             on_bad_verdict=on_bad_verdict,
+            is_repetition=before is not None,
+            complained=before.complainer if before is not None else None,
         )
         while len(self._agreements) > _AGREEMENTS_KEPT:
             del self._agreements[next(iter(self._agreements))]
         self._runners[group.group_id].set_result(runner)
+        self._newest = runner
         return agreement
+
+    def late_peers(self) -> frozenset[PeerID]:
+        """For whom the newest all-reduce waits here."""
+        return self._newest.late_peers() if self._newest is not None else frozenset()
 
     async def _collect(
         self, runner: ReportingRunner, count: int, over: asyncio.Event
@@ -299,7 +327,7 @@ class GroupAllReduce:
         began, group = time.monotonic(), replace(self.group, group_id=self.group.group_id + phase)
         attempts: list[Attempt] = []
         while True:
-            last = await self._attempt(tensors, infos, group, is_repetition=bool(attempts))
+            last = await self._attempt(tensors, infos, group, before=attempts[-1] if attempts else None)
             attempts.append(last)
             left = group.of(last.decision)
             if not self._can_repeat(last, left, len(attempts)):
@@ -321,14 +349,16 @@ class GroupAllReduce:
         infos: Sequence[CompressionInfo] | None,
         group: Group,
         *,
-        is_repetition: bool,
+        before: Attempt | None,
     ) -> Attempt:
-        if is_repetition:  # the groups of the first attempts were announced when the round found its group
+        if before is not None:  # the groups of the first attempts were announced when the round found its group
             self.all_reduces.announce(group.group_id)
         try:
-            return await self.all_reduces.attempt(tensors, infos, group, weight=self.weight, travel=self.travel)
+            return await self.all_reduces.attempt(
+                tensors, infos, group, weight=self.weight, travel=self.travel, before=before
+            )
         finally:
-            if is_repetition:
+            if before is not None:
                 self.all_reduces.forget(group.group_id)
 
     def _can_repeat(self, attempt: Attempt, left: Group, attempts: int) -> bool:
@@ -358,6 +388,7 @@ class GroupAllReduce:
             repeated=len(attempts) - 1,
             lost=tuple(str(peer) for peer in lost),
             absent=tuple(str(peer) for peer in lost if peer in absent),
+            spoiled_by=spoilers(attempts, self.group, lost, own),
             torn=last.report.torn or last.decision.solitary or not last.decision.counts,
             bytes_sent=sum(attempt.report.bytes_sent for attempt in attempts),
             bytes_received=sum(attempt.report.bytes_received for attempt in attempts),

@@ -2,8 +2,8 @@
 
 A round looks for a group (`matchmaking`), averages with it (`rounds`), and looks for another one if that fails. All
 calls of other peers to an averager enter here: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of `Service`, and
-`serving.StateService.rpc_download_state`. This is the place for a check of who calls. Calls to the DHT node enter in
-its own process, and answers to this peer's calls come back where it called.
+those of `serving.StateService`. Calls to the DHT node enter in its own process, and answers to this peer's calls come
+back where it called.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from multiprocessing.synchronize import Lock
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
 import torch
-from hivemind.averaging.allreduce import AllreduceException, AveragingMode
+from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.averager import compute_schema_hash
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.compression import CompressionInfo
 from hivemind.dht import DHT
-from hivemind.p2p import P2P, P2PContext, ServicerBase
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import enter_asynchronously, switch_to_uvloop
-from hivemind.utils.serializer import MSGPackSerializer
 
 from calculator.exchange import part_bytes
 from training.swarm.engine import open_connection
+from training.swarm.gathering import Words, bandwidths
 from training.swarm.groups import AveragedGroup, Group
 from training.swarm.matchmaking import PatientMatchmaking
 from training.swarm.pipe import (
@@ -40,9 +40,13 @@ from training.swarm.pipe import (
     Begin,
     Cancel,
     Ended,
+    Fewer,
+    LeaveOut,
     Offer,
     Reached,
     Ready,
+    Sampled,
+    SampleWanted,
     Stage,
     Start,
     State,
@@ -78,6 +82,10 @@ class _Pending:
     task: asyncio.Task | None = None
     weight: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """This peer's, when the trainer lets the round average."""
+    gone: int = 0
+    """Peers that it no longer expects."""
+    spoiled_by: dict[str, float] = field(default_factory=dict)
+    """See `pipe.Ended`."""
     averages: bool = False
     """Whether it has begun to average. Then it is not cancelled: the whole group would have to repeat the average."""
 
@@ -106,8 +114,10 @@ class Service(ServicerBase):
             part_bytes=settings.part_bytes or part_bytes(self._total_size),
             round_own_parts=settings.round_own_parts,
             chunk_seconds=settings.next_chunk_timeout_seconds,
+            clipping=settings.clipping,
         )
         self._pending: dict[int, _Pending] = {}
+        self._noting: asyncio.Task | None = None
 
     # -- what the trainer asks ---------------------------------------------------------------------------------------
 
@@ -147,7 +157,12 @@ class Service(ServicerBase):
         self.rounds = AllReduces(
             connection, Service, settings.prefix, has_no_group=lambda: self.matchmaking.has_no_group
         )
-        self._states = StateService(self.dht, settings.prefix, ask_trainer=lambda n: self._pipe.send(StateWanted(n)))
+        self._states = StateService(
+            self.dht,
+            settings.prefix,
+            ask_trainer=lambda number: self._pipe.send(StateWanted(number)),
+            ask_sample=lambda number, seed: self._pipe.send(SampleWanted(number, seed)),
+        )
         if not settings.client_mode:
             await self.add_p2p_handlers(connection, namespace=settings.prefix)
             if self._has_state:
@@ -168,13 +183,21 @@ class Service(ServicerBase):
             case Start(number, weight):
                 if number in self._pending:  # else the round has failed already
                     self._pending[number].weight.set_result(weight)
+            case Fewer(number, gone):
+                if number in self._pending:
+                    self._pending[number].gone += gone
+                    self._noting = asyncio.create_task(self.matchmaking.expect_fewer(gone))
             case Cancel(number):
                 if number in self._pending and not self._pending[number].averages:
                     self._pending[number].task.cancel()
+            case LeaveOut(peers):
+                self.matchmaking.left_out = frozenset(PeerID.from_base58(peer) for peer in peers)
             case Offer(priority):
                 self._states.offer(priority)
             case State(number, state):
                 self._states.take(number, state)
+            case Sampled(number, sample):
+                self._states.take(number, sample)
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +210,7 @@ class Service(ServicerBase):
         finally:
             del self._pending[number]
             with suppress(OSError):
-                self._pipe.send(Ended(number, group, fault))
+                self._pipe.send(Ended(number, group, fault, pending.spoiled_by))
 
     async def _average_in_time(self, pending: _Pending) -> AveragedGroup:
         """Looks for groups until one has averaged or the time is over.
@@ -210,7 +233,11 @@ class Service(ServicerBase):
         begin, number = pending.begin, pending.begin.number
         self._pipe.send(Reached(number, Stage.SEARCHING))
         with self.rounds.expecting_a_group():
-            info = await self.matchmaking.find_group(begin.told, deadline=deadline, expected_peers=begin.expected_peers)
+            expected = max(begin.expected_peers - pending.gone, 0)
+            try:
+                info = await self.matchmaking.find_group(begin.told, deadline=deadline, expected_peers=expected)
+            finally:
+                pending.spoiled_by |= dict.fromkeys(self.matchmaking.take_spoilers(), 1.0)
             if info is None:
                 raise AllreduceException("no group was found")
             self._pipe.send(Reached(number, Stage.WAITING))
@@ -223,7 +250,12 @@ class Service(ServicerBase):
         pending.averages = True
         self._pipe.send(Reached(number, Stage.AVERAGING))
         try:
-            return await asyncio.wait_for(self._average(info, weight), self.settings.allreduce_timeout_seconds)
+            group = await asyncio.wait_for(self._average(info, weight), self.settings.allreduce_timeout_seconds)
+            pending.spoiled_by |= group.report.spoiled_by
+            return group
+        except TimeoutError:
+            pending.spoiled_by |= dict.fromkeys(map(str, self.rounds.late_peers()), 1.0)
+            raise
         finally:
             pending.averages = False
             self.rounds.forget(*groups)
@@ -238,17 +270,13 @@ class Service(ServicerBase):
 
     async def _shares(self, info: GroupInfo) -> tuple[dict, Group]:
         """What the peers of the group told, and which share of the values each of them averages."""
-        bandwidths, modes, told = zip(*map(MSGPackSerializer.loads, info.gathered), strict=True)
-        reachable = [
-            0.0 if AveragingMode(mode) == AveragingMode.CLIENT else bandwidth
-            for mode, bandwidth in zip(modes, bandwidths, strict=True)
-        ]
+        words = [Words.read(one) for one in info.gathered]
         loop = asyncio.get_running_loop()
         # Each peer computes this by itself, from the same words in the same order, so all get the same shares. It is a
         # linear program, and runs in a thread, so that the loop can go on with the calls of other peers.
-        fractions = await loop.run_in_executor(None, load_balance_peers, self._total_size, reachable)
+        fractions = await loop.run_in_executor(None, load_balance_peers, self._total_size, bandwidths(words))
         group = Group(group_id=info.group_id, peers=tuple(info.peer_ids), fractions=tuple(fractions))
-        return dict(zip(info.peer_ids, map(MSGPackSerializer.loads, told), strict=True)), group
+        return {peer: one.told for peer, one in zip(info.peer_ids, words, strict=True)}, group
 
     # -- calls of other peers --------------------------------------------------------------------------------------
 

@@ -17,14 +17,18 @@ import numpy as np
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.dht import DHT
-from hivemind.p2p import P2PContext, ServicerBase
+from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.streaming import split_for_streaming
 from torch import Tensor
 
+from training.swarm.admission import admission_of
+from training.swarm.dht import own_subkey
 from training.swarm.quota import Quota
 from training.swarm.streams import until_hung_up
+from training.swarm.witnesses import SEED_BYTES
+from training.trust.check import TicketRefused
 
 OFFER_SECONDS = 30.0
 """How long an offer of the state is valid in the DHT; then it is renewed."""
@@ -34,6 +38,8 @@ way; a newcomer may have given up before."""
 DOWNLOADS, DOWNLOADS_OF_ONE, DOWNLOAD_PAUSE_SECONDS = 16, 6, 10.0
 """Newcomers at a time; downloads of one newcomer in a row, and the pause before each further one. For each download the
 trainer copies its state."""
+SAMPLES_OF_ONE, SAMPLE_PAUSE_SECONDS = 12, 2.0
+"""Samples for one peer in a row, and the pause before each further one. Each newcomer asks once for each download."""
 
 Head = tuple[bytes, int]
 """A tensor's message without its bytes, and the number of these bytes."""
@@ -76,16 +82,26 @@ class StateService(ServicerBase):
         dht: A running node.
         prefix: The averager's prefix.
         ask_trainer: Asks the trainer for its state under a number; `take` brings the answer with that number.
+        ask_sample: The same for some of its weights, at the places that a seed draws.
     """
 
-    def __init__(self, dht: DHT, prefix: str, *, ask_trainer: Callable[[int], None]):
-        self._dht, self._prefix, self._ask_trainer = dht, prefix, ask_trainer
+    def __init__(
+        self,
+        dht: DHT,
+        prefix: str,
+        *,
+        ask_trainer: Callable[[int], None],
+        ask_sample: Callable[[int, bytes], None],
+    ):
+        self._dht, self._prefix, self._ask_trainer, self._ask_sample = dht, prefix, ask_trainer, ask_sample
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future] = {}
         self._priority: float | None = None
         self._changed = asyncio.Event()
         self._declaring: asyncio.Task | None = None
+        self._admission = admission_of(dht)
         self._quota = Quota(at_once=DOWNLOADS, of_one=DOWNLOADS_OF_ONE, seconds=DOWNLOAD_PAUSE_SECONDS)
+        self._samples = Quota(at_once=DOWNLOADS, of_one=SAMPLES_OF_ONE, seconds=SAMPLE_PAUSE_SECONDS)
 
     def offer(self, priority: float | None) -> None:
         """Offers the state to newcomers from now on; None withdraws the offer."""
@@ -94,10 +110,10 @@ class StateService(ServicerBase):
         if self._declaring is None and priority is not None:
             self._declaring = asyncio.create_task(self._declare())
 
-    def take(self, number: int, state: tuple[bytes, Tensor, Sequence[Head]] | None) -> None:
-        """Takes the trainer's answer: metadata, and the result of `pack`; None if it could not read its state."""
+    def take(self, number: int, answer: tuple[bytes, Tensor, Sequence[Head]] | bytes | None) -> None:
+        """Takes the trainer's answer: metadata and the result of `pack`, or a packed sample; None if it has none."""
         if (asked := self._asked.get(number)) is not None and not asked.done():
-            asked.set_result(state)
+            asked.set_result(answer)
 
     async def _declare(self) -> None:
         """Announces the offer in the DHT and keeps renewing it; announces a withdrawal once."""
@@ -107,7 +123,7 @@ class StateService(ServicerBase):
             expiration = get_dht_time() + OFFER_SECONDS
             stored = self._dht.store(
                 offers_key(self._prefix),
-                subkey=self._dht.peer_id.to_bytes(),
+                subkey=own_subkey(self._dht),
                 value=self._priority,
                 expiration_time=expiration,
                 return_future=True,
@@ -121,24 +137,63 @@ class StateService(ServicerBase):
     async def rpc_download_state(
         self, _request: averaging_pb2.DownloadRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """A newcomer requests the state; sends nothing if it is not offered, or if that peer asks too often."""
-        with self._quota.request(context.remote_id) as allowed:
+        """A newcomer requests the state; sends nothing if it is not offered, or if that peer asks too often, and in a
+        run that admits members only, whose newcomers show their tickets (`rpc_download_state_as_member`)."""
+        if self._admission is None:
+            async for message in self._state_for(context.remote_id):
+                yield message
+
+    async def rpc_download_state_as_member(
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        """The same with a ticket in the request; hivemind's own request has no place for one."""
+        if self._lets_in(request, context):
+            async for message in self._state_for(context.remote_id):
+                yield message
+
+    async def rpc_sample_state(
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
+    ) -> averaging_pb2.DownloadData:
+        """Somebody compares a state with this peer's (`witnesses`); says nothing if that peer asks too often."""
+        if not self._lets_in(request, context):
+            return averaging_pb2.DownloadData()
+        with self._samples.request(context.remote_id) as allowed:
+            if not allowed or self._priority is None or len(request.group_id) != SEED_BYTES:
+                return averaging_pb2.DownloadData()
+            sample = await self._answer(lambda number: self._ask_sample(number, request.group_id))
+            if sample and self._admission is not None:
+                sample = self._admission.with_ticket(sample)
+            return averaging_pb2.DownloadData(metadata=sample or b"")
+
+    def _lets_in(self, request: averaging_pb2.MessageFromLeader, context: P2PContext) -> bool:
+        """Whether a request has a ticket that holds, if it needs one."""
+        with suppress(TicketRefused):
+            if self._admission is not None:
+                text = request.gathered[0] if request.gathered else b""
+                self._admission.check(text, str(context.remote_id), trains=True)
+            return True
+        return False
+
+    async def _state_for(self, peer: PeerID) -> AsyncIterator[averaging_pb2.DownloadData]:
+        with self._quota.request(peer) as allowed:
             if allowed and self._priority is not None:
                 async for message in until_hung_up(self._messages()):
                     yield message
 
     async def _messages(self) -> AsyncIterator[averaging_pb2.DownloadData]:
-        if (state := await self._state()) is None:
+        if (state := await self._answer(self._ask_trainer)) is None:
             return
         metadata, memory, heads = state
+        if self._admission is not None:
+            metadata = self._admission.with_ticket(metadata)
         for part in unpack(memory, heads):
             yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)
             metadata = None  # only the first part carries it
 
-    async def _state(self) -> tuple[bytes, Tensor, Sequence[Head]] | None:
+    async def _answer(self, ask: Callable[[int], None]) -> tuple[bytes, Tensor, Sequence[Head]] | bytes | None:
         number = next(self._numbers)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._ask_trainer(number)
+        ask(number)
         try:
             return await asyncio.wait_for(asked, TRAINER_SECONDS)
         finally:

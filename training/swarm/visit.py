@@ -26,6 +26,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from training.config import RunConfig
 from training.errors import RefusedByRun, TrainingError
 from training.swarm import engine
+from training.swarm.admission import Admission
 from training.swarm.dht import check_recipe, record_validators
 from training.swarm.dial_back import ask_dial_back
 from training.swarm.identity import Identity
@@ -140,7 +141,7 @@ async def _look(node: P2P, addresses: Sequence[str], run: RunConfig | None, fold
             initial_peers=list(addresses),
             client_mode=True,
             strict=False,  # a wrong clock is told by itself
-            record_validator=CompositeValidator(record_validators(run.run_id, identity)),
+            record_validator=CompositeValidator(record_validators(run.run_id, identity, Admission.of(run))),
         )
     except RuntimeError:  # hivemind's, if none of them answers a ping
         tell("recipe", outcome="silent", text="The peers at the given addresses do not answer as nodes of a run do.")

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
 from training.config import RunConfig
-from training.data.stream import open_manifest
+from training.data.sets import open_manifest
 from training.swarm.early import EarlyDownload
-from training.swarm.metrics import read_records
+from training.swarm.metrics import believable, read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.stored import fetch_stored
@@ -119,11 +119,9 @@ class _Newcomer:
         """None if the DHT did not answer in time: then we do not know whether anybody else is there."""
         own, lineage = str(self.optimizer.dht.peer_id), self.belonging.lineage.id
         with suppress(TimeoutError):
-            others = [
-                record
-                for record in read_records(self.optimizer.dht, self.run.run_id)
-                if record.peer_id != own and record.lineage == lineage
-            ]
+            records = read_records(self.optimizer.dht, self.run.run_id)
+            others = [record for record in records if record.peer_id != own and record.lineage == lineage]
+            others = believable(others, self.run.schedule.total_epochs)
             return _OthersStanding(
                 epoch=max((record.epoch for record in others), default=0),
                 there=tuple(record.name for record in others if record.status != "leaving" and record.epoch),

@@ -12,7 +12,6 @@ from http.client import HTTPException
 from pathlib import Path
 
 from training.errors import TrainingError
-from training.processes.role import StopRequest
 from training.swarm.lineage import (
     PATIENCE_SECONDS,
     Lineage,
@@ -24,9 +23,10 @@ from training.swarm.lineage import (
     posted_sites,
     read_kept,
 )
-from training.swarm.metrics import read_records
+from training.swarm.metrics import believable, read_records
 from training.swarm.servers import LARGEST_DOCUMENT_BYTES, SITE_SECONDS
 from training.volunteer.connection import Connection
+from training.volunteer.membership import MemberStop
 from training.volunteer.notices import Notices
 
 LOOK_SECONDS = 5.0
@@ -41,7 +41,7 @@ WAKE_SECONDS = 0.5
 class LeaveRequest:
     """Asks a peer to stop what it does in its lineage, because the program is to stop or the lineage is left."""
 
-    def __init__(self, stop: StopRequest, belonging: Belonging):
+    def __init__(self, stop: MemberStop, belonging: Belonging):
         self._stop, self._belonging = stop, belonging
 
     @property
@@ -82,7 +82,7 @@ class Belonging:
         """Folder for checkpoints of the run's site."""
         return self._state_dir / "checkpoints"
 
-    def until_left(self, stop: StopRequest) -> LeaveRequest:
+    def until_left(self, stop: MemberStop) -> LeaveRequest:
         """What a peer of this lineage listens to: to `stop`, and to whether the lineage is left."""
         return LeaveRequest(stop, self)
 
@@ -103,7 +103,8 @@ class Belonging:
         with suppress(TrainingError):
             said += posted_lineages(self._dht, self._run_id)
         with suppress(TimeoutError):
-            said += lineages_in(read_records(self._dht, self._run_id))
+            records = [record for record in read_records(self._dht, self._run_id) if record.lineage == self.lineage.id]
+            said += lineages_in(believable(records, self._connection.run.schedule.total_epochs))
         return max((word.epoch for word in said if word.lineage.id == self.lineage.id), default=0)
 
     def sites(self) -> list[str]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from training.compute.plan import built_on_paper
 from training.config import RunConfig
-from training.data.stream import open_manifest
+from training.data.sets import open_manifest
 from training.optim.lamb import parameter_groups
+from training.swarm.admission import Admission
 from training.swarm.dht import DHT, check_recipe, connection_seconds
 from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
@@ -76,7 +77,13 @@ class Connection:
         return EarlyDownload(self.dht, self.run, shapes=shapes, lineage=lineage)
 
 
-def connect(run: RunConfig, settings: PeerSettings, identity: Identity, warn: Callable[[str], None]) -> Connection:
+def connect(
+    run: RunConfig,
+    settings: PeerSettings,
+    identity: Identity,
+    warn: Callable[[str], None],
+    admission: Admission | None = None,
+) -> Connection:
     """Starts a DHT node, checks that the run has this recipe, and stays in touch with the run.
 
     Args:
@@ -84,6 +91,7 @@ def connect(run: RunConfig, settings: PeerSettings, identity: Identity, warn: Ca
         settings: Of this peer.
         identity: Of this peer.
         warn: Gets a sentence when the run's servers are gone, and when they are back.
+        admission: By which this peer lets others in; None in an open run.
 
     Raises:
         BadInput: If an address is malformed.
@@ -97,6 +105,7 @@ def connect(run: RunConfig, settings: PeerSettings, identity: Identity, warn: Ca
         host_maddrs=settings.host_maddrs,
         announce_maddrs=settings.announce_maddrs,
         client_mode=settings.client_mode,
+        admission=admission,
         tell=warn,
     )
     check_recipe(redial.dht, run)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -13,19 +12,21 @@ import torch
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
-from training.data.stream import Batch
 from training.errors import TrainingError
 from training.swarm.epochs import EpochReport
 from training.swarm.optimizer import SwarmOptimizer
 from training.volunteer.belonging import LeaveRequest
 from training.volunteer.notices import Notices
 from training.volunteer.reporter import PeerStatus, Reporter
+from training.volunteer.samples import OwnSamples
 from training.volunteer.settings import PeerSettings
 
 SERVE_SECONDS = 30.0
 """How long a peer serves its state after the schedule's last epoch, so that the monitor can take a last checkpoint."""
 WAIT_SECONDS = 1.0
 """A peer that waits for others looks for them this often."""
+WAITING_SHARE = 0.1
+"""A peer that waits for samples for more than this share of an epoch says so."""
 NOT_FINITE_IN_A_ROW = 10
 """After this many non-finite losses in a row, a peer downloads the others' state again."""
 
@@ -46,6 +47,22 @@ class _WeightedMean:
         return self.total / self.samples
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Streamed:
+    """What the stream of samples has cost; see `SampleStream`."""
+
+    waiting_seconds: float = 0.0
+    skipped_samples: int = 0
+    repeated_samples: int = 0
+
+    @classmethod
+    def of(cls, samples: OwnSamples) -> _Streamed:
+        return cls(**{name.name: getattr(samples.stream, name.name) for name in fields(cls)})
+
+    def minus(self, other: _Streamed) -> _Streamed:
+        return _Streamed(**{name: value - getattr(other, name) for name, value in asdict(self).items()})
+
+
 @dataclass
 class TrainingLoop:
     """The loop over micro-batches."""
@@ -59,8 +76,13 @@ class TrainingLoop:
     contribution_file: Path
     notices: Notices
     not_finite: int = 0
+    samples: OwnSamples | None = None
+    """What it trains on, once it does."""
+    told: _Streamed = field(default_factory=_Streamed)
+    """What was reported of the stream before."""
 
-    def train(self, batches: Iterator[Batch], stop: LeaveRequest) -> None:
+    def train(self, samples: OwnSamples, stop: LeaveRequest) -> None:
+        self.samples = samples
         last = min(self.settings.epochs or self.run.schedule.total_epochs, self.run.schedule.total_epochs)
         micro_batches = MicroBatches(
             self.model,
@@ -73,13 +95,15 @@ class TrainingLoop:
         began = time.monotonic()
         self.model.train()
         while self.optimizer.local_epoch < last and not stop.asked:
-            for piece in micro_batches.gradients_of(next(batches)):
+            for piece in micro_batches.gradients_of(next(samples)):
                 self.reporter.micro_batch_size = micro_batches.micro_batch_size
                 if not self._is_finite(piece.loss):
+                    samples.computed(piece.samples, is_added=False, held=self.optimizer.samples_held)
                     continue
                 losses.add(piece.loss, piece.samples)
                 self.optimizer.step(batch_size=piece.samples)
                 self.optimizer.zero_grad()
+                samples.computed(piece.samples, is_added=True, held=self.optimizer.samples_held)
                 for report in self.optimizer.take_epoch_reports():
                     if report.missed:
                         self.notices.warn(f"Epoch {report.epoch + 1} was missed: {report.fault}.")
@@ -140,6 +164,8 @@ class TrainingLoop:
             ),
             report.samples,
         )
+        streamed = _Streamed.of(self.samples)
+        since, self.told = streamed.minus(self.told), streamed
         self.notices.events.write(
             "epoch",
             epoch=report.epoch,
@@ -154,11 +180,17 @@ class TrainingLoop:
             bytes_sent=report.bytes_sent,
             bytes_received=report.bytes_received,
             update_samples=report.update_samples,
+            **{f"data_{name}": value for name, value in asdict(since).items()},
         )
         together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
         self.notices.console.print(
             f"epoch {report.epoch:>5}  loss {loss:.4f}  {report.samples:>5} samples  {speed:6.1f}/s  {together}"
         )
+        if since.waiting_seconds > WAITING_SHARE * seconds:
+            self.notices.warn(
+                f"Epoch {report.epoch}: this peer waited for samples for {since.waiting_seconds / seconds:.0%} of the "
+                "time. The link, or the server of the shards, is too slow for it."
+            )
         self._warn_of(report)
 
     def _warn_of(self, report: EpochReport) -> None:

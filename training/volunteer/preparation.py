@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
@@ -13,11 +12,9 @@ from training.compute.machine import torch_device, usable_cores
 from training.compute.micro_batches import is_out_of_memory
 from training.compute.plan import built_on_paper
 from training.config import RunConfig
-from training.data.stream import Batch, open_shards, sample_stream
 from training.errors import TrainingError
 from training.model.transformer import TextToImageTransformer, build_model
 from training.swarm.codecs import exchange_codec
-from training.swarm.identity import Identity
 from training.swarm.selftest import check_exchange
 from training.volunteer.notices import Notices
 from training.volunteer.settings import PeerSettings
@@ -75,22 +72,3 @@ def model_on_device(run: RunConfig, settings: PeerSettings) -> TextToImageTransf
             f"{device} has not enough memory for the model's weights. Close other programs, or choose another "
             "device with --device; `python -m training plan` says what the model takes."
         ) from None
-
-
-def training_batches(run: RunConfig, settings: PeerSettings, *, seed: int, micro_batch_size: int) -> Iterator[Batch]:
-    """An endless stream of samples of the training split, in an order that `seed` decides."""
-    shards = open_shards(settings.shards or run.data.shards, "train", cache_gb=settings.cache_gb)
-    return sample_stream(
-        shards,
-        model=run.model,
-        shuffle_buffer=run.data.shuffle_buffer,
-        peer_seed=seed,
-        micro_batch_size=micro_batch_size,
-    )
-
-
-def sample_seed(settings: PeerSettings, identity: Identity, epoch: int) -> int:
-    """A seed that differs between peers, and for the same peer between restarts."""
-    if settings.seed is not None:
-        return settings.seed
-    return int.from_bytes(hashlib.sha256(f"{identity.peer_id}:{epoch}".encode()).digest()[:4])

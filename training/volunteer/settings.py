@@ -7,6 +7,7 @@ from pathlib import Path
 
 from training.compute.choices import Wishes
 from training.data.cache import CACHE_GB
+from training.trust.client import Credentials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,5 +42,7 @@ class PeerSettings:
     """Addresses to listen on."""
     announce_maddrs: tuple[str, ...] = ()
     """Addresses at which others reach it, if they differ from `host_maddrs`."""
+    credentials: Credentials = field(default=Credentials(), repr=False)
+    """What the volunteer may show, if the run admits members only."""
     seed: int | None = None
     """Seed of the order of samples; None: derived from the peer's id."""

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.programs import are_gone, run_program, until
+from training.processes.again import MOST_STARTS, STARTED_AGAIN
 
 FORKING = """
     import multiprocessing, subprocess, sys, time
@@ -154,3 +155,32 @@ def test_a_forked_child_computes_though_its_parent_has_done_so_with_threads():
     """
     done = run_program([sys.executable, "-c", textwrap.dedent(code)])
     assert done.stdout == "8000000\n", done.stderr
+
+
+BEGINNING = """
+import os, sys
+from training.errors import ProcessEnded
+from training.processes.role import run_role
+
+def role(stop):
+    print("began", os.getpid(), os.environ.get("TMPDIR"), flush=True)
+    raise ProcessEnded("The node's process has ended.", cure="Start it again.")
+
+run_role(role, begins_anew={begins_anew})
+"""
+
+
+@pytest.mark.parametrize("begins_anew", [True, False])
+def test_a_program_whose_process_has_ended_begins_anew_but_not_for_ever(begins_anew):
+    environment = {name: value for name, value in os.environ.items() if name != STARTED_AGAIN}
+    ended = run_program([sys.executable, "-c", BEGINNING.format(begins_anew=begins_anew)], env=environment)
+    starts = ended.stdout.splitlines()
+    assert len(starts) == (1 + MOST_STARTS if begins_anew else 1)
+    assert len({line.split()[1] for line in starts}) == 1  # the same process, as its starter sees it
+    warning = "Warning: The node's process has ended. The program begins anew."
+    assert ended.stderr.splitlines() == [
+        *([warning] * (len(starts) - 1)),
+        "Error: The node's process has ended. Start it again.",
+    ]
+    assert ended.returncode == 1
+    assert not any(Path(line.split()[2]).exists() for line in starts)

@@ -10,17 +10,15 @@ import sys
 import time
 import tomllib
 
-import numpy as np
 import psutil
 import pytest
 
 from tests.chaos.volunteer import Control
 from tests.programs import Programs, are_gone, until
+from tests.random_shards import SAMPLES, write_shards
 from training.checkpoints.checkpoint import save_checkpoint
 from training.compute.choices import Wishes
 from training.config import RECIPES, load_recipe, parse_recipe
-from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
-from training.data.tokenizer import Tokenizer
 from training.demo.children import read_events
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
@@ -63,29 +61,7 @@ def test_weights_for_which_there_is_no_memory_are_one_sentence():
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     """Prepared shards of 64 samples with random codes."""
-    folder = tmp_path_factory.mktemp("shards")
-    captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * 16
-    codes = np.random.default_rng(0).integers(0, 256, (64, 64)).astype(np.uint16)
-    write_shard(folder / "train-00000.parquet", ids=[str(i) for i in range(64)], captions=captions, codes=codes)
-    Tokenizer.train(captions, 64).save(folder / "tokenizer.json")
-    manifest = Manifest(
-        run_id="demo",
-        input_digest="a" * 64,
-        image_seq_len=64,
-        image_vocab_size=256,
-        text_vocab_size=7,
-        codec_digest="b" * 64,
-        reconstruction_error=0.0,
-        pictures=64,
-        left_out={},
-        splits={
-            "train": SplitEntry(samples=64, shards=("train-00000.parquet",)),
-            "held-out": SplitEntry(samples=0, shards=()),
-        },
-        files={path.name: describe_file(path) for path in folder.iterdir()},
-    )
-    (folder / "manifest.json").write_text(manifest.model_dump_json())
-    return folder
+    return write_shards(tmp_path_factory.mktemp("shards"), load_recipe("demo"))
 
 
 class Run:
@@ -294,6 +270,9 @@ def test_volunteers_resume_join_die_and_leave(run):
     assert run.events("ada", "stopped")
     contribution = json.loads((run.folder / "ada" / "contribution.json").read_text())
     assert contribution["samples"] == sum(event["samples"] for event in run.events("ada", "epoch"))
+    _, passes, position, _ = (run.folder / "ada" / "place").read_text().split()
+    assert SAMPLES * int(passes) + int(position) >= contribution["samples"] > 0  # some may have been dropped
+    assert {"data_waiting_seconds", "data_skipped_samples", "data_repeated_samples"} <= run.event("ada", "epoch").keys()
 
 
 def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):

@@ -19,7 +19,7 @@ SHAPES = ((16, 1024), (3, 8192), (4, 4, 4), (1024, 256))
 PART_BYTES = 2**16
 SILENCE_SECONDS = 1.0
 """A sender that is silent for so long is given up, a reducer after twice this time."""
-SLOW_SECONDS = 10.0
+SLOW_SECONDS, LONG_SECONDS = 10.0, 100.0
 
 
 class Fault(Enum):
@@ -37,6 +37,8 @@ class Fault(Enum):
     """Answers three parts of each sender, and waits for ten seconds then."""
     REFUSE = auto()
     """Answers each sender that it was cancelled."""
+    STAND_STILL = auto()
+    """Sends nothing and answers nothing."""
     CANCEL = auto()
     """Gives its round up when it has a group."""
 
@@ -128,7 +130,14 @@ def faulty_runner(fault: Fault, *, first_only: bool, made: list, **kwargs):
     from training.swarm.allreduce import ReportingRunner
 
     class FaultyRunner(ReportingRunner):
+        async def _communicate_with_peer(self, peer_id):
+            if fault is Fault.STAND_STILL:
+                await asyncio.sleep(LONG_SECONDS)
+            await super()._communicate_with_peer(peer_id)
+
         async def rpc_aggregate_part(self, stream, context):
+            if fault is Fault.STAND_STILL:
+                await asyncio.sleep(LONG_SECONDS)
             if fault is Fault.REFUSE:
                 yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED)
                 return
@@ -156,3 +165,53 @@ def faulty_runner(fault: Fault, *, first_only: bool, made: list, **kwargs):
     runner = ReportingRunner(**kwargs) if made and first_only else FaultyRunner(**kwargs)
     made.append(runner)
     return runner
+
+
+# -- a peer that spoils all averages -----------------------------------------------------------------------------------
+
+
+def spoil(fault: Fault) -> None:
+    """From now on this peer has the fault in each of its all-reduces."""
+    from training.swarm import rounds
+
+    rounds.ReportingRunner = partial(faulty_runner, fault, first_only=False, made=[])
+
+
+def answer_slowly() -> None:
+    """From now on this peer sends each mean late, but in time not to be given up."""
+    from training.swarm.allreduce import ReportingRunner
+
+    aggregate = ReportingRunner.rpc_aggregate_part
+
+    async def slowly(self, stream, context):
+        async for message in aggregate(self, stream, context):
+            await asyncio.sleep(SILENCE_SECONDS * 0.8)
+            yield message
+
+    ReportingRunner.rpc_aggregate_part = slowly
+
+
+def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int):
+    """The third spoils averages; the others' reports until they have averaged without it so often, one after the other.
+
+    The third leaves when they have.
+    """
+    from scenarios import give_gradients, model_of, optimizer_of, run_with
+
+    if peer.name == "third":
+        spoil()
+    run = run_with(target_batch_size=160, matchmaking_seconds=1.5, next_chunk_timeout_seconds=SILENCE_SECONDS)
+    model = model_of(seed=0)
+    optimizer = optimizer_of(peer, run, model)
+    peer.await_others("ready")
+    reports, in_a_row = [], 0
+    deadline = time.monotonic() + 150
+    done = peer.folder / "done"
+    while time.monotonic() < deadline and (in_a_row < averages if peer.name != "third" else not done.exists()):
+        give_gradients(peer, model)
+        optimizer.step()
+        for report in optimizer.take_epoch_reports():
+            in_a_row = in_a_row + 1 if report.group_size == report.senders == 2 else 0
+            reports.append(report)
+    done.touch()
+    return reports, str(peer.identity.peer_id)

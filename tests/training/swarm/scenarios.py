@@ -232,6 +232,58 @@ def average_parameters(peer: Peer, *, codec: str):
     return [parameter.detach().clone() for parameter in host.parameters], report
 
 
+HOSTILE, HOSTILE_WEIGHT = "fourth", 1e9
+FOUR = (*ALL_THREE, HOSTILE)
+
+
+def signal_and_noise_of(name: str) -> Gradients:
+    """An honest peer's gradients: what all have in common, and half as much noise; of the hostile one -1000 times the
+    former."""
+    common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2 + FOUR.index(name))
+    signal = [torch.randn(shape, generator=common) for shape in SIZES.values()]
+    if name == HOSTILE:
+        return [-1000 * one for one in signal]
+    return [one + 0.5 * torch.randn(one.shape, generator=own) for one in signal]
+
+
+def weights_of(name: str) -> Gradients:
+    """Honest peers have the same weights; the hostile one's are 0.5 everywhere."""
+    weights = [parameter.detach().clone() for parameter in model_of(seed=0).parameters()]
+    return [torch.full_like(one, 0.5) for one in weights] if name == HOSTILE else weights
+
+
+def average_with_a_hostile_peer(peer: Peer, *, aggregation: str, of_weights: bool):
+    """One round of gradients or weights in which one peer sends what harms, with a huge weight: tensors, report."""
+    from training.swarm.averager import Averager
+    from training.swarm.clipping import clipping_of_gradients, clipping_of_parameters
+    from training.swarm.codecs import exchange_codec
+    from training.swarm.pipe import AveragerSettings
+
+    swarm = run_with(aggregation=aggregation).swarm
+    make, clipping_of = (
+        (weights_of, clipping_of_parameters) if of_weights else (signal_and_noise_of, clipping_of_gradients)
+    )
+    settings = AveragerSettings(
+        prefix=f"{aggregation}-{of_weights}",
+        matchmaking_seconds=5.0,
+        request_timeout_seconds=2.0,
+        next_chunk_timeout_seconds=5.0,
+        allreduce_timeout_seconds=60.0,
+        compression=exchange_codec(65_536, "blockwise8"),
+        round_own_parts=of_weights,
+        clipping=clipping_of(swarm),
+    )
+    averager = Averager(make(peer.name), dht=peer.dht, settings=settings)
+    round_ = averager.begin_round(seconds=40, expected_peers=len(peer.names))
+    round_.start(HOSTILE_WEIGHT if peer.name == HOSTILE else 1.0)
+    report = round_.result(60).report
+    with averager.get_tensors() as tensors:
+        left_with = [tensor.clone() for tensor in tensors]
+    peer.await_others(settings.prefix)
+    averager.shutdown()
+    return left_with, report
+
+
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
@@ -443,3 +495,26 @@ def wait_alone(peer: Peer):
                 time.sleep(0.2)
             facts |= {"epoch": began, "later": optimizer.local_epoch, "kept": optimizer.gradients.samples}
     return facts, None
+
+
+def lose_one(peer: Peer, *, matchmaking_seconds: float):
+    """All three train; the third is killed in the middle of an epoch. The reports of the others, until they have
+    averaged without it.
+
+    The windows of matchmaking are so long that waiting for it through all of them is seen.
+    """
+    run = run_with(target_batch_size=240, matchmaking_seconds=matchmaking_seconds, averaging_timeout_seconds=120.0)
+    model = model_of(seed=0)
+    optimizer = optimizer_of(peer, run, model)
+    peer.await_others("ready")
+    reports = []
+    deadline = time.monotonic() + 150
+    while not any(report.senders == 2 for report in reports) and time.monotonic() < deadline:
+        give_gradients(peer, model)
+        optimizer.step()
+        reports += optimizer.take_epoch_reports()
+        if peer.name == "third" and reports:
+            averagers = (optimizer.gradients, optimizer.parameters)
+            for process in (*(averager._process.pid for averager in averagers), peer.dht.pid, os.getpid()):
+                os.kill(process, signal.SIGKILL)
+    return reports

@@ -15,7 +15,7 @@ from training.swarm.rounds import AllReduces
 from training.swarm.service import Service
 
 PEERS = tuple(PeerID(bytes([number]) * 32) for number in range(4))
-WHOLE, TORN = Verdict(whole=True), Verdict(whole=False)
+WHOLE, TORN, TOLD = Verdict(whole=True), Verdict(whole=False), Verdict(whole=False, told=True)
 NEVER = 60.0
 """So long is longer than any wait here: an all-reduce that would take so long ends when the group gives it up."""
 
@@ -26,7 +26,18 @@ def short_waits(monkeypatch):
         monkeypatch.setattr(agreement, f"{name}_SECONDS", seconds)
 
 
-def decide(verdicts, *, peers=PEERS, dead=(), silent=(), referees=None, delays=None, unlinked=lambda a, b: False):
+def decide(
+    verdicts,
+    *,
+    peers=PEERS,
+    dead=(),
+    silent=(),
+    referees=None,
+    delays=None,
+    unlinked=None,
+    again=False,
+    complained=None,
+):
     """What each peer with a verdict takes for decided, in the end.
 
     Args:
@@ -37,6 +48,8 @@ def decide(verdicts, *, peers=PEERS, dead=(), silent=(), referees=None, delays=N
         referees: Those that accept connections; all if left out.
         delays: Seconds until a peer's all-reduce ends, unless it hears before that the others have given it up.
         unlinked: Whether the second of two peers cannot be reached from the first.
+        again: Whether the group has tried before.
+        complained: The only peer to complain of the attempt before.
     """
 
     async def group():
@@ -44,7 +57,7 @@ def decide(verdicts, *, peers=PEERS, dead=(), silent=(), referees=None, delays=N
 
         def ask_from(own):
             async def ask(other, message):
-                if other in dead or unlinked(own, other):
+                if other in dead or (unlinked is not None and unlinked(own, other)):
                     raise ConnectionError("it cannot be reached")
                 if other in silent:
                     await asyncio.sleep(NEVER)
@@ -60,6 +73,8 @@ def decide(verdicts, *, peers=PEERS, dead=(), silent=(), referees=None, delays=N
                 referees=peers if referees is None else referees,
                 ask=ask_from(peer),
                 on_bad_verdict=told[peer].set,
+                is_repetition=again,
+                complained=complained,
             )
 
         async def reach(peer):
@@ -67,7 +82,7 @@ def decide(verdicts, *, peers=PEERS, dead=(), silent=(), referees=None, delays=N
                 await asyncio.wait_for(told[peer].wait(), (delays or {}).get(peer, 0.0))
             except TimeoutError:
                 return await there[peer].reach(verdicts[peer])
-            return await there[peer].reach(TORN)
+            return await there[peer].reach(TOLD if verdicts[peer].whole else verdicts[peer])
 
         return dict(zip(verdicts, await asyncio.gather(*map(reach, verdicts)), strict=True))
 
@@ -101,6 +116,62 @@ def test_who_would_wait_on_in_a_torn_round_is_told_and_repeats_it_with_the_other
     delays = {peer: NEVER for peer in PEERS if peer != noticed}
     verdicts = {**dict.fromkeys(PEERS, WHOLE), noticed: TORN}
     assert repeating(decide(verdicts, delays=delays)) == PEERS
+
+
+def naming(*peers, told=False):
+    return Verdict(whole=False, told=told, faulty=frozenset(peers))
+
+
+def left_out(verdicts, **settings):
+    """Who is left out of the repetition, and whom the group doubts."""
+    decisions = decide({**dict.fromkeys(PEERS, WHOLE), **verdicts}, again=True, **settings)
+    (doubted,) = {decision.doubted for decision in decisions.values()}
+    assert {decision.referee for decision in decisions.values()} == {PEERS[0]}
+    return set(PEERS) - set(repeating(decisions)), set(doubted)
+
+
+@pytest.mark.parametrize("complainer", PEERS)
+def test_who_alone_complains_twice_of_nobody_is_left_out(complainer):
+    """Once it may have been an accident of its own."""
+    verdicts, other = {complainer: TORN}, next(peer for peer in PEERS if peer != complainer)
+    assert left_out(verdicts) == left_out(verdicts, complained=other) == (set(), set())
+    assert left_out(verdicts, complained=complainer) == ({complainer}, {complainer})
+
+
+def test_two_that_complain_of_nobody_are_not_left_out():
+    assert left_out({PEERS[1]: TORN, PEERS[2]: TORN}, complained=PEERS[1]) == (set(), set())
+
+
+@pytest.mark.parametrize("liar", PEERS)
+def test_the_word_of_who_names_most_others_counts_against_itself(liar):
+    assert left_out({liar: naming(*set(PEERS) - {liar})}) == ({liar}, {liar})
+
+
+def test_of_two_of_which_one_names_the_other_nobody_knows_who_lies():
+    """Both try again the first time: a stream may break by accident."""
+    first, second, third, fourth = PEERS
+    for verdicts in ({second: naming(fourth)}, {fourth: naming(second)}, {second: naming(fourth), fourth: TORN}):
+        assert repeating(decide({**dict.fromkeys(PEERS, WHOLE), **verdicts})) == PEERS
+        assert left_out(verdicts) == ({second, fourth}, {second, fourth})
+    assert left_out({second: naming(fourth), third: naming(fourth)}) == ({fourth}, set())  # most name it
+    assert left_out({first: naming(second), third: naming(fourth)}) == (set(), set())  # nobody would be left
+
+
+def test_who_sees_a_stream_end_names_the_other_only_if_nobody_knows_more():
+    """The second has seen the fourth break off; the others have seen the second give up because of that."""
+    first, second, third, fourth = PEERS
+    seen, after = naming(fourth, told=True), naming(second, told=True)
+    delays = {first: 0.2, third: 0.2}
+    verdicts = {second: seen, first: after, third: after}
+    assert left_out(verdicts, delays=delays) == ({second, fourth}, {second, fourth})
+    assert left_out({**verdicts, fourth: naming(third)}, delays=delays) == ({third, fourth}, {third, fourth})
+
+
+def test_two_that_name_each_other_try_again_and_one_that_is_named_is_left_out():
+    first, second = PEERS[:2]
+    of_first, of_second = (Verdict(whole=False, faulty=frozenset({peer})) for peer in (second, first))
+    assert repeating(decide({first: of_first, second: of_second}, peers=PEERS[:2], again=True)) == (first, second)
+    assert repeating(decide({first: of_first, second: TORN}, peers=PEERS[:2])) == (first,)
 
 
 def test_many_peers_with_a_dead_and_a_slow_one_agree_on_one_group():

@@ -195,9 +195,13 @@ def test_peers_with_equal_weights_keep_them_in_8_bit(rounds):
 
 
 @pytest.mark.swarm
-@pytest.mark.parametrize("delayed", [False, True])
-def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, delayed):
-    (met,) = meet(tmp_path, [partial(scenarios.train, delay_gradient_averaging=delayed)])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"delay_gradient_averaging": True}, {"aggregation": "centered-clip"}],
+    ids=["awaited", "delayed", "clipped"],
+)
+def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, settings):
+    (met,) = meet(tmp_path, [partial(scenarios.train, **settings)])
     (first, first_epochs), (second, second_epochs) = met.values()
     averaged = [[report for report in epochs if report.senders == 2] for epochs in (first_epochs, second_epochs)]
     assert [len(reports) for reports in averaged] == [3, 3], (first_epochs, second_epochs)
@@ -207,6 +211,19 @@ def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, de
         assert ours.own_share + theirs.own_share == pytest.approx(1)
     for kind, a, b in zip(SIZES, first, second, strict=True):
         assert relative_error(a, b) < 1e-3, kind
+
+
+@pytest.mark.swarm
+def test_a_group_does_not_wait_for_a_peer_that_was_killed_since_its_last_report(tmp_path):
+    """It still counts as lively then. Without a sign of life they would wait for four windows of 6 s in all."""
+    window = 6.0
+    scenario = partial(scenarios.lose_one, matchmaking_seconds=window)
+    (peers,) = meet(tmp_path, [scenario], ALL_THREE)
+    assert peers.keys() == set(BOTH)
+    for reports in peers.values():
+        first = next(report for report in reports if report.senders == 2)
+        assert max(report.senders for report in reports) == 3
+        assert first.group_size == 2 and first.fault is None and first.waiting_seconds < window
 
 
 @pytest.mark.swarm

@@ -26,8 +26,10 @@ from training.config import load_recipe
 from training.swarm import engine
 from training.swarm.bounds import MOST_BYTES, MOST_RECORD_BYTES, MOST_RECORD_SECONDS, unpack
 from training.swarm.dht import check_node, full_addresses, post_recipe, posted_words, record_validators, start_dht
+from training.swarm.download import find_donors
 from training.swarm.identity import Identity
 from training.swarm.lineage import run_prefix
+from training.swarm.matchmaking import PatientKeyManager
 from training.swarm.metrics import read_records
 from training.swarm.progress import Progress
 from training.swarm.server_lineage import ServerLineage
@@ -104,12 +106,12 @@ def ada(tmp_path_factory):
     return Identity(tmp_path_factory.mktemp("ada"))
 
 
-def signed(identity, key="demo_recipe", value=RUN.digest, **changes):
+def signed(identity, key="demo_recipe", value=RUN.digest, packed=None, **changes):
     """A record as a peer's node stores it."""
     record = DHTRecord(
         key=DHTID.generate(source=key).to_bytes(),
         subkey=MSGPackSerializer.dumps(identity.signer().local_public_key),
-        value=MSGPackSerializer.dumps(value),
+        value=MSGPackSerializer.dumps(value) if packed is None else packed,
         expiration_time=get_dht_time() + 60,
     )
     record = replace(record, **changes)
@@ -117,7 +119,7 @@ def signed(identity, key="demo_recipe", value=RUN.digest, **changes):
 
 
 def by_a_peer_id(identity, value=True, **changes):
-    """As hivemind's averagers announce themselves."""
+    """As hivemind's averagers announce themselves: nobody signs it, so anybody could announce anybody."""
     key = DHTID.generate(source="demo_grad_averager.0b").to_bytes()
     subkey = MSGPackSerializer.dumps(identity.peer_id.to_bytes())
     record = DHTRecord(key, subkey, MSGPackSerializer.dumps(value), get_dht_time() + 60)
@@ -131,11 +133,11 @@ ATTACKS = {
     "nested subkey": lambda ada: by_a_peer_id(ada, subkey=nested(200)),
     "second subkey": lambda ada: signed(ada, subkey=MSGPackSerializer.dumps(b"2" + ada.signer().local_public_key)),
     "unsigned": lambda ada: replace(signed(ada), value=MSGPackSerializer.dumps(RUN.digest)),
+    "averager of a peer id": lambda ada: by_a_peer_id(ada),
+    "offer of a peer id": lambda ada: by_a_peer_id(ada, 0.5),
     "word of a peer id": lambda ada: by_a_peer_id(ada, "word"),
-    "list of a peer id": lambda ada: by_a_peer_id(ada, [1]),
-    "no number": lambda ada: by_a_peer_id(ada, float("nan")),
-    "junk": lambda ada: by_a_peer_id(ada, value=b"\xc1\xc1\xc1"),
-    "nested": lambda ada: signed(ada, value=nested(200)),
+    "junk": lambda ada: signed(ada, packed=b"\xc1\xc1\xc1"),
+    "nested": lambda ada: signed(ada, packed=nested(200)),
     "three years": lambda ada: signed(ada, expiration_time=get_dht_time() + 10**8),
     "for ever": lambda ada: signed(ada, expiration_time=float("inf")),
     "no time": lambda ada: signed(ada, expiration_time=float("nan")),
@@ -153,9 +155,8 @@ def test_records_of_peers_are_accepted(ada):
         signed(ada, "demo_lineage", "x" * 256),
         signed(ada, "another key", [1, {"a": 2.0}]),
         signed(ada, expiration_time=get_dht_time() + MOST_RECORD_SECONDS - 1),
-        by_a_peer_id(ada),
-        by_a_peer_id(ada, 0.5),
-        by_a_peer_id(ada, None),
+        signed(ada, "demo_grad_averager.0b", True),
+        signed(ada, "demo_state_averager.all_averagers", None),
     ):
         assert validator.validate(record), record
 
@@ -223,7 +224,7 @@ def test_a_stranger_neither_ends_a_node_nor_stores_anything(node, tmp_path):
     eve = Identity(tmp_path)
     ghost = signed(eve, f"{run_prefix('demo', node.lineage)}_progress", {"epoch": 10**6})
     records = [*(attack(eve) for attack in ATTACKS.values()), ghost]
-    assert send(node, [by_a_peer_id(eve), signed(eve, "demo_tokens")]) == [[True], [True]]
+    assert send(node, [signed(eve, "demo_grad_averager.0b", True), signed(eve, "demo_tokens")]) == [[True], [True]]
     for answer in send(node, records):
         assert answer == [False]
     is_well(node)
@@ -235,6 +236,18 @@ def test_a_stranger_neither_ends_a_node_nor_stores_anything(node, tmp_path):
         (answer,) = send(node, [replace(raw, value=packed)])
         assert isinstance(answer, Exception)
     is_well(node)
+
+
+@pytest.mark.swarm
+def test_nobody_announces_another_peer(node, ada, tmp_path):
+    """Neither as one that looks for a group, nor as one that offers its state."""
+    eve = Identity(tmp_path)
+    for key in ("demo_state_averager.0b", "demo_state_averager.all_averagers"):
+        forged = replace(signed(ada, key, True), value=signed(eve, key, True).value)
+        assert send(node, [forged, by_a_peer_id(ada, True), signed(eve, key, True)]) == [[False], [False], [True]]
+    averagers = PatientKeyManager(node.dht, "demo_state_averager", "", None, follows=lambda peer: True)
+    assert [peer for peer, _ in asyncio.run(averagers.get_averagers(averagers.current_key, True))] == [eve.peer_id]
+    assert find_donors(node.dht, "demo") == [eve.peer_id]
 
 
 @pytest.mark.swarm

@@ -56,8 +56,20 @@ def donor(dht, epoch, codec=NoCompression(), cls=Host):
     averager.offer_state(0.0)
     return averager, host, alignment
 
+class Poisoned(Host):
+    # Sends weights of 0.5 to newcomers, and tells those who compare that it has those of the others.
+    def packed_state(self, codec, **told):
+        with torch.no_grad():
+            kept = [parameter.clone() for parameter in self.parameters]
+            for parameter in self.parameters:
+                parameter.fill_(0.5)
+            state = super().packed_state(codec, **told)
+            for parameter, before in zip(self.parameters, kept):
+                parameter.copy_(before)
+        return state
+
 class Stalling(Host):
-    def packed_state(self, codec, *, drifted):
+    def packed_state(self, codec, **told):
         time.sleep(1000)
 
 def send_messages_of_nothing():
@@ -163,6 +175,26 @@ def role(stop):
     results["delayed update"] = [(got.epoch, bool((got.tensors[0] == 1).all())) for got in (meanwhile, updated)]
     averager.offer_state(None)
     await_donors(False)
+    nodes = [hivemind.DHT(start=True, initial_peers=address, host_maddrs=["/ip4/127.0.0.1/tcp/0"]) for _ in range(3)]
+    bad = str(nodes[0].peer_id)
+    donors = [donor(nodes[0], epoch=5, cls=Poisoned)]
+    await_donors(True)
+    results["poisoned alone"] = bool((attempt().tensors[0] == 0.5).all())
+    donors += [donor(node, epoch=epoch) for node, epoch in zip(nodes[1:], (5, 6))]
+    while len(find_donors(observer, "demo")) < 3:
+        time.sleep(0.2)
+    faults = []
+    while len(results.get("among three", [])) < 6 or not faults:  # donors are asked in random order
+        state = attempt(on_fault=lambda peer, error: faults.append((peer, str(error))))
+        results.setdefault("among three", []).append(state.donor != bad)
+    results["faults"] = sorted(set(faults)), bad
+    donors.pop()[0].offer_state(None)
+    while len(find_donors(observer, "demo")) > 2:
+        time.sleep(0.2)
+    results["one against one"] = attempt().donor != bad  # the other one is asked first half of the time
+    for averager, _, _ in donors:
+        averager.offer_state(None)
+    await_donors(False)
     averager, _, _ = donor(second, epoch=5, cls=Stalling)
     await_donors(True)
     results["stalling"] = attempt(chunk_seconds=1, total_seconds=1000)
@@ -223,6 +255,10 @@ def test_download():
     assert "not finite" in results["nan"]
     assert results["delayed update"] == [[5, True], [6, False]]  # that of the epoch which has begun is still on its way
     assert "No peer has sent a sound state" in results["stalling"]
+    assert results["poisoned alone"] and all(results["among three"])  # nobody else could tell
+    faults, poisoned = results["faults"]
+    assert faults == [[poisoned, "sent other weights than the others have"]]
+    assert results["one against one"]
     assert "has sent only 0 bytes" in results["messages of nothing"]
     assert "sent nothing" in results["too often"]
 

@@ -16,6 +16,7 @@ from training.swarm.exchange import Exchange
 from training.swarm.groups import Announcement
 from training.swarm.pipe import Stage
 from training.swarm.progress import Progress
+from training.swarm.standing import Standing
 from training.swarm.waiting import LeftBehindError
 
 SWARM = load_recipe("demo").swarm.model_copy(update={"matchmaking_seconds": 0.01, "request_timeout_seconds": 0.005})
@@ -75,7 +76,8 @@ def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None):
         lively_peers=2, num_peers=2, give_up=lambda peers: None, look_around=lambda: (7, others()), seconds_left=0.0
     )
     averager, alignment = PlayedAverager(*outcomes), AlignmentState()
-    exchange = Exchange(SWARM, averager, progress or played, alignment, epochs_apart=epochs_apart)
+    standing = Standing(lambda peers: None)
+    exchange = Exchange(SWARM, averager, progress or played, alignment, standing=standing, epochs_apart=epochs_apart)
     return exchange, averager, alignment
 
 

@@ -33,8 +33,11 @@ WINDOW_SECONDS, REQUEST_SECONDS = 10.0, 3.0
 class Seeker(ServicerBase):
     """A peer that looks for a group, and first of all asks one that it is told."""
 
-    def __init__(self, dht: DHT):
-        self.dht = dht
+    idle = False
+    """Whether it accepts whoever asks, and says nothing more."""
+
+    def __init__(self, dht: DHT, *, window_seconds: float = WINDOW_SECONDS, request_seconds: float = REQUEST_SECONDS):
+        self.dht, self._window_seconds, self._request_seconds = dht, window_seconds, request_seconds
 
     async def open(self) -> None:
         """Others can ask it from now on."""
@@ -47,8 +50,8 @@ class Seeker(ServicerBase):
             prefix="meeting",
             target_group_size=2,
             min_group_size=2,
-            min_matchmaking_time=WINDOW_SECONDS,
-            request_timeout=REQUEST_SECONDS,
+            min_matchmaking_time=self._window_seconds,
+            request_timeout=self._request_seconds,
             client_mode=False,
         )
         await self.add_p2p_handlers(self.p2p, namespace="meeting")
@@ -56,6 +59,9 @@ class Seeker(ServicerBase):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        if self.idle:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+            await asyncio.sleep(WINDOW_SECONDS)
         async for message in self.matchmaking.rpc_join_group(request, context):
             yield message
 
@@ -72,7 +78,7 @@ class Seeker(ServicerBase):
             return other
 
         leaders.pop_next_leader = pop_other
-        return await self.matchmaking.find_group(b"", deadline=get_dht_time() + 60, expected_peers=0)
+        return await self.matchmaking.find_group(gather(None), deadline=get_dht_time() + 60, expected_peers=0)
 
 
 async def cross(seekers: list[Seeker]) -> tuple[list[GroupInfo], float]:
@@ -86,8 +92,7 @@ async def cross(seekers: list[Seeker]) -> tuple[list[GroupInfo], float]:
     return list(groups), time.monotonic() - began
 
 
-@pytest.fixture(scope="module")
-def nodes():
+def two_nodes():
     with ExitStack() as stack:
         first = DHT(start=True)
         stack.callback(first.shutdown)
@@ -96,12 +101,44 @@ def nodes():
         yield first, second
 
 
+nodes = pytest.fixture(scope="module")(two_nodes)
+new_nodes = pytest.fixture(two_nodes)
+"""A node offers calls in one event loop only."""
+
+
 @pytest.mark.swarm
 def test_two_peers_that_ask_each_other_at_once_are_in_one_group_of_which_both_know(nodes):
     groups, seconds = wait_for_result(cross([Seeker(node) for node in nodes]))
     assert groups[0].group_id == groups[1].group_id
     assert set(groups[0].peer_ids) == {node.peer_id for node in nodes}
     assert seconds < REQUEST_SECONDS
+
+
+async def follow_an_idle_leader(seeker: Seeker, leader: Seeker, *, times: int) -> list[set[str]]:
+    """Asks it again and again; who counts as a spoiler after each time."""
+    for one in (seeker, leader):
+        await one.open()
+    matchmaking, spoilers = seeker.matchmaking, []
+    for _ in range(times):
+        matchmaking.group_key_manager._follows = lambda peer: False  # asks nobody by itself
+        found = matchmaking.find_group(gather(None), deadline=get_dht_time() + 60, expected_peers=0)
+        search = asyncio.create_task(found)
+        while not math.isfinite(matchmaking.potential_leaders.declared_expiration_time):
+            await asyncio.sleep(0.01)
+        assert await matchmaking._request_join_group(leader.p2p.peer_id) is None
+        search.cancel()
+        await asyncio.wait([search])
+        spoilers.append(matchmaking.take_spoilers())
+    return spoilers
+
+
+@pytest.mark.swarm
+def test_a_leader_that_says_nothing_more_is_not_asked_again_and_counts_as_a_spoiler_the_second_time(new_nodes):
+    seeker, leader = (Seeker(node, window_seconds=1.0, request_seconds=0.6) for node in new_nodes)
+    leader.idle = True
+    spoilers = wait_for_result(follow_an_idle_leader(seeker, leader, times=2))
+    assert spoilers == [set(), {str(new_nodes[1].peer_id)}]
+    assert not seeker.matchmaking._follows(new_nodes[1].peer_id)
 
 
 async def send_part(node: DHT, peer: PeerID) -> averaging_pb2.AveragingData:
@@ -143,6 +180,10 @@ def test_micro_batches_of_uneven_size_count_by_their_samples(nodes):
 # -- which requests a leader accepts -----------------------------------------------------------------------------------
 
 
+ADA = SimpleNamespace(remote_id=PeerID(b"ada"))
+"""Whose call it is."""
+
+
 def gather(told):
     """What a peer's request to join a group carries."""
     return MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(told)])
@@ -153,32 +194,38 @@ def leader_of_two(monkeypatch, most=64):
     monkeypatch.setattr(Matchmaking, "_check_reasons_to_reject", lambda self, request, context: None)
     leader = object.__new__(PatientMatchmaking)
     leader.request_timeout, leader._arrivals, leader._epochs_apart = 60, {}, 0
-    leader._expected, leader._most = 2, most
+    leader._expected, leader._most, leader.left_out = 2, most, frozenset()
     leader.step_control = SimpleNamespace(data_for_gather=gather([7, False, 2]))
     return leader
 
 
 @pytest.mark.parametrize(
     "told, accepted",
-    [(gather([7, True, 2]), True), (gather([6, False, 2]), False), (gather([8, False, 2]), False), (b"?", True)],
+    [
+        (gather([7, True, 2]), True),
+        (gather([6, False, 2]), False),
+        (gather([8, False, 2]), False),
+        (gather("hm"), True),
+        (b"?", False),
+    ],
 )
 def test_a_group_is_of_one_epoch(told, accepted, monkeypatch):
     """A newcomer at an epoch that has just ended would make one of the others wait, and leave the third without it."""
-    answer = leader_of_two(monkeypatch)._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=told), None)
+    answer = leader_of_two(monkeypatch)._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=told), ADA)
     assert (answer is None) == accepted
 
 
 @pytest.mark.parametrize("told, most, expected", [(2, 64, 2), (3, 64, 3), (9, 64, 3), (3, 2, 2), (0, 64, 2)])
 def test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more(told, most, expected, monkeypatch):
     """Else it would make the group whole in the place of one of the others."""
-    leader, context = leader_of_two(monkeypatch, most), object()
+    leader, context = leader_of_two(monkeypatch, most), ADA
     leader._arrivals[id(context)] = time.monotonic()
     assert leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, True, told])), context) is None
     assert leader._expected == expected
 
 
 def test_a_peer_that_has_waited_long_for_an_answer_may_have_given_up(monkeypatch):
-    leader, context = leader_of_two(monkeypatch), object()
+    leader, context = leader_of_two(monkeypatch), ADA
     leader._arrivals[id(context)] = time.monotonic() - leader.request_timeout
     answer = leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, False, 2])), context)
     assert answer.code == averaging_pb2.NOT_LOOKING_FOR_GROUP

@@ -1,6 +1,9 @@
 """Who trains, by the records that a peer finds in a real node."""
 
+import os
+import signal
 import time
+from functools import partial
 
 import pytest
 from hivemind.dht import DHT
@@ -91,6 +94,31 @@ def test_a_peer_is_behind_if_its_first_look_in_an_epoch_finds_a_newer_one(progre
 
 
 @pytest.mark.swarm
+def test_one_of_several_peers_leads_nobody_to_an_epoch_that_the_others_have_not_reached(progress):
+    with progress.pause():
+        progress.begin_epoch(3)
+    liar = record(b"liar", epoch=10**9, samples=10**12)
+    known = see(progress, record(b"other"), liar)
+    assert (known.epoch, known.samples, progress.is_behind(3)) == (3, 40, False)
+    assert progress.look_around()[0] == 3
+    # But one that has gone on is enough to end this epoch, so that its average finds a group.
+    assert progress.ready_to_update_epoch
+    assert see(progress, record(b"other", epoch=5), record(b"third", epoch=5), liar).epoch == 5
+    assert progress.is_behind(3)
+
+
+@pytest.mark.swarm
+def test_newcomers_and_the_dead_have_no_say_in_how_far_the_run_is(progress):
+    new, dead = record(b"new", epoch=0, samples=0), record(b"dead", epoch=4, age=2 * LIVELY_SECONDS)
+    assert see(progress, record(b"other", epoch=9), new, dead).epoch == 9
+
+
+@pytest.mark.swarm
+def test_a_peer_cannot_claim_more_samples_than_an_epoch_has(progress, node):
+    assert see(progress, record(node.peer_id.to_bytes()), record(b"liar", samples=10**12)).samples == 40 + 64
+
+
+@pytest.mark.swarm
 def test_records_of_the_dead_count_but_are_not_waited_for(progress, node):
     known = see(progress, record(node.peer_id.to_bytes()), record(b"other", age=2 * LIVELY_SECONDS))
     assert known.num_peers == 2 and progress.lively_peers == 1
@@ -166,3 +194,37 @@ def test_reports_come_after_a_pause_but_for_a_hurry():
         event.clear()
     assert waits == [False, True, False]
     assert not event.wait(0.01)
+
+
+@pytest.fixture
+def neighbour(node):
+    dht = DHT(start=True, initial_peers=node.get_visible_maddrs())
+    yield dht
+    os.kill(dht.pid, signal.SIGCONT)
+    dht.shutdown()
+
+
+@pytest.mark.swarm
+def test_a_peer_that_computes_long_answers_a_ping_and_one_whose_machine_sleeps_does_not(progress, node, neighbour):
+    long_ago = record(neighbour.peer_id.to_bytes(), age=LIVELY_SECONDS - 2)
+    ask = partial(progress.give_up_the_silent, silent_seconds=1.0, answer_seconds=1.0)
+    see(progress, record(node.peer_id.to_bytes()), long_ago, record(b"nobody has this id", age=0.5))
+    ask()
+    assert progress.lively_peers == 3  # the last one has told something lately, so it is not asked
+    os.kill(neighbour.pid, signal.SIGSTOP)
+    ask()
+    assert progress.lively_peers == 3  # it has just answered
+    progress._heard_of.clear()
+    ask()
+    assert progress.lively_peers == 2
+    see(progress, record(node.peer_id.to_bytes()), record(neighbour.peer_id.to_bytes(), age=-0.1))
+    assert progress.lively_peers == 2  # it reports again
+
+
+@pytest.mark.swarm
+def test_a_peer_that_accepts_no_connections_is_not_asked(progress):
+    behind_nat = record(b"behind a router", age=LIVELY_SECONDS - 2)
+    behind_nat.value["client_mode"] = True
+    see(progress, behind_nat)
+    progress.give_up_the_silent(1.0, 1.0)
+    assert progress.lively_peers == 2

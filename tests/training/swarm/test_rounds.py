@@ -8,7 +8,7 @@ from played import averaged
 
 from training.swarm.agreement import Decision
 from training.swarm.coroutine import wait_for_result
-from training.swarm.groups import Attempt, Group
+from training.swarm.groups import DOUBT, Attempt, Group
 from training.swarm.rounds import REPETITIONS, GroupAllReduce
 
 OWN, OTHER, THIRD = (PeerID(name) for name in (b"own", b"other", b"third"))
@@ -22,7 +22,7 @@ class PlayedAllReduces:
     def __init__(self, *attempts):
         self.attempts, self.known = list(attempts), []
 
-    async def attempt(self, tensors, infos, group, *, weight, travel):
+    async def attempt(self, tensors, infos, group, *, weight, travel, before):
         self.known.append(group.group_id)
         return self.attempts.pop(0)
 
@@ -33,9 +33,9 @@ class PlayedAllReduces:
         assert group_id in self.known
 
 
-def attempt(decision, *, fault=None, updates=(), absent=()):
+def attempt(decision, *, fault=None, updates=(), absent=(), troubles=()):
     facts = {"report": averaged(torn=False).report, "decision": decision, "fault": fault, "weight": 32.0}
-    return Attempt(**facts, updates=updates, absent=frozenset(absent))
+    return Attempt(**facts, updates=updates, absent=frozenset(absent), troubles=frozenset(troubles))
 
 
 def average(*attempts, peers=(OWN, OTHER)):
@@ -88,3 +88,41 @@ def test_a_peer_that_the_others_repeat_without_looks_for_another_group():
         updates = () if fault else (torch.ones(2),)  # even with all answers: they are not those of the others
         with pytest.raises(AllreduceException, match=said):
             average(attempt(again(OTHER, THIRD), fault=fault, updates=updates), peers=(OWN, OTHER, THIRD))
+
+
+# -- who has spoiled a round -------------------------------------------------------------------------------------------
+
+FOURTH = PeerID(b"fourth")
+ALL = (OWN, OTHER, THIRD, FOURTH)
+
+
+def spoiled_by(*attempts):
+    _, report, _ = average(*attempts, peers=ALL)
+    return report.spoiled_by
+
+
+def test_a_lost_peer_has_spoiled_the_round_if_this_peers_own_exchange_with_it_has_failed():
+    rest, done = again(OWN, OTHER, FOURTH), attempt(Decision(), updates=(torch.ones(2),))
+    assert spoiled_by(attempt(rest, fault=LOST, troubles=[THIRD]), done) == {str(THIRD): 1.0}
+    assert spoiled_by(attempt(rest, fault=LOST), done) == {}  # the referee alone says so
+    assert spoiled_by(attempt(rest, fault=LOST, troubles=[THIRD, FOURTH]), done) == {str(THIRD): 1.0}
+    assert spoiled_by(attempt(rest, fault=LOST, troubles=[THIRD], absent=[THIRD]), done) == {}
+
+
+def test_a_peer_that_has_lost_all_others_does_not_blame_them():
+    assert spoiled_by(attempt(again(OWN), fault=LOST, troubles=ALL[1:])) == {}
+
+
+def test_whom_the_group_doubts_is_to_blame_and_so_is_the_referee_that_says_so():
+    all_again, done = attempt(again(*ALL, referee=OTHER), fault=LOST), attempt(Decision(), updates=(torch.ones(2),))
+    without = attempt(again(OWN, OTHER, FOURTH, doubted=(THIRD,), referee=OTHER), fault=LOST)
+    assert spoiled_by(all_again, without, done) == {str(THIRD): 1.0, str(OTHER): DOUBT}
+    pair = attempt(again(OWN, OTHER, doubted=(THIRD, FOURTH), referee=OTHER), fault=LOST)
+    assert spoiled_by(all_again, pair, done) == dict.fromkeys(map(str, (OTHER, THIRD, FOURTH)), DOUBT)
+
+
+def test_a_referee_that_lets_an_all_reduce_be_repeated_until_the_end_without_a_reason_is_to_blame():
+    attempts = [attempt(again(*ALL, referee=THIRD), updates=(torch.ones(2),)) for _ in range(1 + REPETITIONS)]
+    assert spoiled_by(*attempts) == {str(THIRD): 1.0}
+    attempts[0] = attempt(again(*ALL, referee=THIRD), fault=LOST, troubles=[OTHER])
+    assert spoiled_by(*attempts) == {}

@@ -87,14 +87,14 @@ def reducer():
 
 
 def donor():
-    states = StateService(None, "prefix", ask_trainer=lambda number: None)
+    states = StateService(None, "prefix", ask_trainer=lambda number: None, ask_sample=lambda number, seed: None)
     states._priority = 0.0
     head = averaging_pb2.DownloadData().tensor_part.SerializeToString()
 
-    async def state():
+    async def answer(_ask):
         return b"", torch.zeros(PARTS, dtype=torch.uint8), [(head, 1)] * PARTS
 
-    states._state = state
+    states._answer = answer
     return states.rpc_download_state(averaging_pb2.DownloadRequest(), SimpleNamespace(remote_id="newcomer"))
 
 

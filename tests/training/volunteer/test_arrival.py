@@ -140,6 +140,12 @@ def test_a_run_that_has_ended_is_not_waited_for(newcomer):
     assert "has reached its end" in one.printed
 
 
+def test_one_peer_among_others_cannot_end_the_run_for_newcomers(newcomer):
+    last = load_recipe("demo").schedule.total_epochs
+    one = newcomer([record(7), record(7), record(last, status="leaving")], gives=[True])
+    assert one.come() == "the state of another peer"
+
+
 @pytest.mark.parametrize(
     "lineage, known_epoch, is_used",
     [(OWN, 9, True), (FOREIGN, 9, False), (FOREIGN, 0, True), (OWN.branch(12), 13, True), (OWN.branch(11), 13, False)],

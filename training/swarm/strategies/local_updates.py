@@ -46,11 +46,11 @@ class DistanceAverager(GradientAverager):
     def _make_sums(self) -> tuple[Tensor, ...]:
         return ()
 
-    def add_gradients(self, samples: int) -> None:
+    def add_gradients(self, samples: int, epoch: int = 0) -> None:
         """Counts samples, by which the distance is weighted."""
         self.samples += samples
 
-    def _write_mean(self, samples: int, averaged: Sequence[Tensor]) -> None:
+    def _write_mean(self, averaged: Sequence[Tensor]) -> None:
         """The distances as they are now."""
         for distance, common, own in zip(averaged, self._common_weights, self.parameters, strict=True):
             # From the own weights to the common ones: an optimizer moves against its gradient, so towards the own.

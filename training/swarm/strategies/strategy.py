@@ -57,7 +57,7 @@ much newer and still look for a group, and so far apart the epochs of a group's 
         schedule = run.schedule
         return Host(
             parameter_groups(model, run.optimizer.weight_decay),
-            partial(build_optimizer, run.optimizer, lr=schedule.peak_learning_rate),
+            partial(build_optimizer, run.host_optimizer, lr=schedule.peak_learning_rate),
             lambda epoch: schedule.peak_learning_rate * learning_rate_factor(epoch, schedule),
         )
 
@@ -69,11 +69,13 @@ much newer and still look for a group, and so far apart the epochs of a group's 
         if run.swarm.powersgd_rank:
             codec, method = powersgd_codec(codec), PowerSgd(host.shapes, run.swarm.powersgd_rank)
         settings = replace(settings, compression=codec)
-        return GradientAverager(host.model_parameters, dht=dht, settings=settings, method=method)
+        return GradientAverager(
+            host.model_parameters, dht=dht, settings=settings, method=method, momentum=run.worker_momentum
+        )
 
     def add_gradients(self, samples: int, epoch: int) -> None:
         """Takes the gradients of a micro-batch, which are of this epoch, from the model."""
-        self.parts.exchange.averager.add_gradients(samples)
+        self.parts.exchange.averager.add_gradients(samples, epoch)
 
     @abstractmethod
     def end_epoch(self, epoch_end: EpochEnd) -> None:

@@ -1,0 +1,101 @@
+"""A peer that spoils averages is left out by all honest ones, and nobody else is."""
+
+import re
+from functools import partial
+
+import faults
+import pytest
+from faults import Fault
+from peers import meet
+from scenarios import ALL_THREE, BOTH
+
+from training.swarm.groups import Delay
+from training.swarm.standing import FIRST_SECONDS, FORGOTTEN_SECONDS, LONGEST_SECONDS, Standing
+
+SPOILERS = {
+    "stands still": partial(faults.spoil, Fault.STAND_STILL),
+    "breaks off": partial(faults.spoil, Fault.FAIL_REDUCING),
+    "answers slowly": faults.answer_slowly,
+}
+AVERAGES = 4
+"""Of the two honest ones without the third, in a row."""
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("kind", SPOILERS)
+def test_a_peer_that_spoils_averages_is_soon_left_out(kind, tmp_path):
+    scenario = partial(faults.train_beside_a_spoiler, spoil=SPOILERS[kind], averages=AVERAGES)
+    (peers,) = meet(tmp_path, [scenario], ALL_THREE)
+    third = peers["third"][1]
+    for name in BOTH:
+        reports, _ = peers[name]
+        last = reports[-AVERAGES:]
+        assert all(report.group_size == report.senders == 2 and not report.fault for report in last), reports
+        notes = " ".join(report.note or "" for report in reports)
+        why = "costs the others" if kind == "answers slowly" else "has spoiled averages and"
+        assert re.search(f"{third} {why}.* is left out of groups for ", notes)
+        assert not any(f"{peers[other][1]} {verb}" in notes for other in BOTH for verb in ("costs", "has"))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_peer_is_left_out_for_growing_times_and_forgiven_in_the_end():
+    clock, told = Clock(), []
+    standing = Standing(told.append, clock=clock)
+    standing.note({"mallory": 1.0})
+    assert standing.take_news() == [] and told == []
+    seconds = FIRST_SECONDS
+    for _ in range(3):
+        standing.note({"mallory": 1.0})
+        told_of = f"mallory has spoiled averages and is left out of groups for {seconds:.0f} s"
+        assert standing.take_news() == [told_of] and told[-1] == {"mallory"}
+        standing.note({"mallory": 1.0})  # the other averager's round, which ends at the same time
+        assert standing.take_news() == []
+        clock.now += seconds
+        standing.refresh()
+        assert told[-1] == frozenset()
+        seconds *= 2
+    clock.now += FORGOTTEN_SECONDS + 1
+    standing.note({"mallory": 1.0})
+    assert standing.take_news() == []
+
+
+def test_nobody_is_left_out_for_ever():
+    clock = Clock()
+    standing = Standing(lambda peers: None, clock=clock)
+    for _ in range(40):
+        standing.note({"mallory": 1.0})
+        for sentence in standing.take_news():
+            seconds = float(sentence.split()[-2])
+            clock.now += seconds
+            assert seconds <= LONGEST_SECONDS
+
+
+def left_out(*rounds, waited=4.0, cycle=12.0):
+    """Who is left out after averages with these delays of mallory and shares of the samples."""
+    told = []
+    standing = Standing(told.append, clock=Clock())
+    for seconds, share in rounds:
+        delays = {"mallory": Delay(seconds, share), "grace": Delay(0.0, share)}
+        standing.note_delays(delays, waited=waited, cycle=cycle)
+    return told[-1] if told else frozenset(), standing.take_news()
+
+
+def test_a_peer_that_costs_more_than_it_brings_is_left_out():
+    why = "mallory costs the others 33% of their time and brings 25% of the samples"
+    assert left_out(*3 * [(4.0, 0.25)]) == ({"mallory"}, [f"{why}, so it is left out of groups for 30 s"])
+    assert left_out(*3 * [(4.0, 0.4)]) == (frozenset(), [])  # it brings more
+    assert left_out(*2 * [(4.0, 0.25)]) == (frozenset(), [])  # seen too seldom
+    assert left_out((11.0, 0.25), (0.0, 0.25), (0.0, 0.25)) == (frozenset(), [])  # one accident
+    assert left_out(*3 * [(0.9, 0.01)], cycle=1.0) == (frozenset(), [])  # pauses of a busy computer
+    assert left_out(*3 * [(4.0, 0.01)], cycle=60.0) == (frozenset(), [])  # less than a tenth of the time
+
+
+def test_time_that_the_training_did_not_wait_costs_nothing():
+    """With delayed gradients peers compute while they average."""
+    assert left_out(*9 * [(4.0, 0.01)], waited=0.5) == (frozenset(), [])

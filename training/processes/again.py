@@ -1,0 +1,30 @@
+"""When a program begins anew because a process that it needs has ended, such as the network node's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+MOST_STARTS, WITHIN_SECONDS = 3, 3600.0
+"""So often within so long; more often would hide a fault that does not pass, such as too little memory."""
+STARTED_AGAIN = "TRAINING_TOGETHER_STARTED_AGAIN"
+"""Environment variable with the times of the earlier starts, in seconds since 1970."""
+
+
+def environment_of_next_start(environment: Mapping[str, str], now: float | None = None) -> dict[str, str] | None:
+    """The environment with which the program begins anew; None if it has done so too often.
+
+    >>> environment_of_next_start({}, now=7200.9)
+    {'TRAINING_TOGETHER_STARTED_AGAIN': '7200'}
+    >>> environment_of_next_start({STARTED_AGAIN: "100 7000 7100"}, now=7200.0)
+    {'TRAINING_TOGETHER_STARTED_AGAIN': '7000 7100 7200'}
+    >>> environment_of_next_start({STARTED_AGAIN: "7000 7050 7100"}, now=7200.0) is None
+    True
+    """
+    now = time.time() if now is None else now
+    # Whole seconds, rounded down: a start that seemed to lie in the future would not count.
+    told = [float(word) for word in environment.get(STARTED_AGAIN, "").split() if word.isdecimal()]
+    lately = [moment for moment in told if now - WITHIN_SECONDS < moment <= now]
+    if len(lately) >= MOST_STARTS:
+        return None
+    return {**environment, STARTED_AGAIN: " ".join(str(int(moment)) for moment in (*lately, now))}

@@ -1,0 +1,142 @@
+"""CenteredClip: an average of vectors that a minority of their senders cannot carry away.
+
+    v  <-  v + sum_i w_i (x_i - v) min(1, r / |x_i - v|) / sum_i w_i
+
+No vector pulls the estimate v farther than r, times its share of the weights. Here r is relative: a factor times the
+distance within which most vectors lie, so that nobody has to know how large gradients are. The first v is the vector
+that is nearest to most others; a minority cannot make that one of theirs unless it lies among the honest ones.
+
+The estimate is always a weighted mean of the vectors, so only its shares are computed. All distances follow from the
+inner products of the vectors, which take one pass over them, however many iterations there are. For 16 vectors that
+takes a tenth of the time of a median of each coordinate.
+
+Sources: Karimireddy et al. 2021, arXiv:2012.10333 (centered clipping); Gorbunov et al. 2022, arXiv:2106.11257 (part by
+part, without a trusted server).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.config import SwarmConfig
+
+FULL_WEIGHT = 1.0
+"""Weight of a peer's parameters in their average, and the most that it can claim."""
+_CHUNK_VALUES = 1 << 14
+"""Values of each vector that are in double precision at a time; those of 16 vectors fit into a core's cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clipping:
+    """How far one sender may pull an average."""
+
+    radius: float
+    """r, over the distance from the estimate within which more than half of the vectors lie."""
+    iterations: int
+    """Moves of the estimate."""
+    weight_over_median: float = math.inf
+    """A sender's weight counts as at most so many times the median of the senders' weights."""
+    most_weight: float = math.inf
+    """A sender's weight counts as at most this."""
+
+    def counted(self, weights: Sequence[float]) -> list[float]:
+        """The weights as they count; one of 0 stays so, and is not among those of which the median is taken.
+
+        >>> Clipping(radius=1, iterations=1, weight_over_median=4).counted([8, 0, 16, 1e9])
+        [8.0, 0.0, 16.0, 64.0]
+        """
+        positive = sorted(weight for weight in weights if weight > 0)
+        if not positive:
+            return [0.0] * len(weights)
+        most = min(self.most_weight, self.weight_over_median * positive[(len(positive) - 1) // 2])
+        return [float(min(weight, most)) for weight in weights]
+
+
+def clipping_of_gradients(swarm: SwarmConfig) -> Clipping | None:
+    """As the recipe has it; weights are samples. None: the weighted mean."""
+    if swarm.aggregation == "mean":
+        return None
+    return Clipping(radius=swarm.clip_radius, iterations=swarm.clip_iterations, weight_over_median=swarm.clip_weight)
+
+
+def clipping_of_parameters(swarm: SwarmConfig) -> Clipping | None:
+    """The same for parameters. The median weight says nothing there: most of a group may be newcomers, which count
+    little."""
+    if swarm.aggregation == "mean":
+        return None
+    return Clipping(radius=swarm.clip_radius, iterations=swarm.clip_iterations, most_weight=FULL_WEIGHT)
+
+
+def centered_clip(vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping) -> Tensor:
+    """The weighted mean of vectors, each clipped to a distance from it; see the module.
+
+    Takes two passes over the vectors, and no memory of their size but for the result.
+
+    Args:
+        vectors: Finite, of equal shapes, in float32. The same vectors in another order give the same result, up to
+            rounding, unless two of them could be the first estimate.
+        weights: Above zero; clamped by `clipping`. Each vector counts the same for the first estimate and the radius.
+        clipping: How far one sender may pull.
+    """
+    weights = np.array(clipping.counted(weights))
+    shares = _shares(_inner_products(vectors).numpy(), weights / weights.sum(), clipping)
+    estimate = torch.zeros_like(vectors[0])
+    for share, vector in zip(shares.tolist(), vectors, strict=True):
+        estimate.add_(vector, alpha=share)
+    return estimate
+
+
+def _inner_products(vectors: Sequence[Tensor]) -> Tensor:
+    """Of each two vectors, in double precision: their squares may overflow in single precision.
+
+    Also, weights of peers differ by less than a thousandth of their size. Distances are differences of these products,
+    and would drown in the rounding errors of single precision.
+    """
+    flat = [vector.reshape(-1) for vector in vectors]
+    values = flat[0].numel()
+    products = torch.zeros(len(flat), len(flat), dtype=torch.float64)
+    doubles = torch.empty(len(flat), min(values, _CHUNK_VALUES), dtype=torch.float64)
+    for start in range(0, values, _CHUNK_VALUES):
+        chunk = doubles[:, : values - start]
+        for row, vector in zip(chunk, flat, strict=True):
+            row.copy_(vector[start : start + _CHUNK_VALUES])
+        products.addmm_(chunk, chunk.t())
+    return products
+
+
+def _shares(products: np.ndarray, weights: np.ndarray, clipping: Clipping) -> np.ndarray:
+    """Each vector's share in the estimate; they add up to 1.
+
+    Args:
+        products: Of each two vectors.
+        weights: They add up to 1.
+        clipping: Radius and iterations.
+    """
+    most = len(weights) // 2
+    squares = products.diagonal()
+    distances = _root(squares + squares[:, None] - 2 * products)
+    start = int(np.sort(distances)[:, most].argmin())
+    # From here on the products are those of the differences from the first estimate, which are the smaller numbers.
+    products = products - products[start] - products[start][:, None] + products[start, start]
+    squares = products.diagonal()
+    shares = np.zeros_like(weights)
+    shares[start] = 1.0
+    for _ in range(clipping.iterations):
+        along = products @ shares
+        distances = _root(squares - 2 * along + shares @ along)
+        radius = clipping.radius * np.sort(distances)[most]
+        # Whoever is within the radius is not clipped; the estimate itself is at a distance of 0.
+        pulls = weights * np.divide(radius, distances, out=np.ones_like(weights), where=distances > radius)
+        shares = shares * (1 - pulls.sum()) + pulls
+    return shares
+
+
+def _root(squares: np.ndarray) -> np.ndarray:
+    """Rounding errors make squares of distances that are nearly 0 negative."""
+    return np.sqrt(np.maximum(squares, 0))

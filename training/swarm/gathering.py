@@ -1,0 +1,95 @@
+"""What the peers of a group tell each other when it forms: packed, read and checked.
+
+A leader passes on what its followers have told. All members compute from it how much each of them averages, so words
+that make no sense would fail the average of all. A leader refuses such a peer, and a member refuses such a group.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.p2p import PeerID
+from hivemind.utils.serializer import MSGPackSerializer
+
+from training.errors import TrainingError
+
+MOST_BYTES = 4096
+"""Of one peer's words; a newcomer's take less than a hundred."""
+MOST_PEERS = 1024
+"""Of a group."""
+FASTEST_MBITS = 100_000.0
+"""The fastest link that is believed,"""
+MOST_TIMES_FASTER = 16.0
+"""and how much faster than half of its group it may be. Whoever is faster averages more of the tensors."""
+
+
+class NonsenseError(TrainingError):
+    """Words of another peer that this program does not write."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """What a peer tells its group."""
+
+    mbits: float | None
+    """What its link carries; None if it does not know."""
+    mode: AveragingMode
+    told: object
+    """The trainer's own message, such as `groups.Announcement`."""
+    ticket: str = ""
+    """Its ticket, in a run that admits members only."""
+
+    def packed(self) -> bytes:
+        """As hivemind's join requests carry them."""
+        ticket = [self.ticket] if self.ticket else []
+        return MSGPackSerializer.dumps([self.mbits, self.mode.value, MSGPackSerializer.dumps(self.told), *ticket])
+
+    @classmethod
+    def read(cls, packed: bytes) -> Words:
+        """
+        Raises:
+            NonsenseError: If no peer with this program writes such words.
+
+        >>> Words.read(Words(mbits=100.0, mode=AveragingMode.NODE, told=[7, False, 2]).packed()).told
+        [7, False, 2]
+        """
+        if len(packed) > MOST_BYTES:
+            raise NonsenseError(f"a peer tells its group {len(packed)} bytes")
+        try:
+            mbits, mode, told, *ticket = MSGPackSerializer.loads(packed)
+            (ticket,) = ticket or [""]
+            words = cls(mbits=mbits, mode=AveragingMode(mode), told=MSGPackSerializer.loads(told), ticket=ticket)
+        except Exception as error:  # of many kinds: whatever it is, these are not our words
+            raise NonsenseError(f"what a peer tells its group cannot be read: {type(error).__name__}") from None
+        if mbits is not None and not (type(mbits) in (int, float) and math.isfinite(mbits) and mbits >= 0):
+            raise NonsenseError("a peer tells its group a bandwidth that is no number")
+        return words
+
+
+def check_members(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:
+    """Checks a group as its leader names it.
+
+    Raises:
+        NonsenseError: If a member is named twice, or its words make no sense.
+    """
+    if not len(peers) == len(gathered) == len(set(peers)) <= MOST_PEERS:
+        raise NonsenseError("a leader names a member twice, or too many")
+    for words in gathered:
+        Words.read(words)
+
+
+def bandwidths(group: Sequence[Words]) -> list[float | None]:
+    """Of the peers that average parts for the others, in Mbit/s; 0 for those that accept no connections.
+
+    >>> node = dict(mode=AveragingMode.NODE, told=None)
+    >>> bandwidths([Words(mbits=mbits, **node) for mbits in (100.0, 50.0, 1e12, None)])
+    [100.0, 50.0, 1600.0, None]
+    """
+    known = [min(one.mbits, FASTEST_MBITS) for one in group if one.mbits]
+    most = MOST_TIMES_FASTER * statistics.median_low(known) if known else FASTEST_MBITS
+    believed = [None if one.mbits is None else min(one.mbits, most) for one in group]
+    return [0.0 if one.mode == AveragingMode.CLIENT else mbits for one, mbits in zip(group, believed, strict=True)]

@@ -1,0 +1,116 @@
+"""A peer's own samples: the stream in its own order, and its place there, which is kept across restarts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from training.config import RunConfig
+from training.data.order import Place, read_place
+from training.data.sets import open_shards
+from training.data.stream import Batch, SampleSet, SampleStream
+from training.errors import reason_of
+from training.swarm.identity import Identity
+from training.volunteer.settings import PeerSettings
+
+PLACE_FILE = "place"
+"""File of the state folder in which a peer keeps its place."""
+
+
+class OwnSamples:
+    """Batches of a peer, and its place in their order.
+
+    The place that is kept is the one behind the last sample that has entered an update. If the peer is killed, the
+    gradients that it has not averaged yet are lost with it; their samples come again, and no others. Samples whose
+    gradients the peer drops, because the others went on without it, count as used.
+
+    Args:
+        stream: From the kept place on.
+        file: Where the place is kept.
+        tell: Called with a sentence if it cannot be kept.
+    """
+
+    def __init__(self, stream: SampleStream, file: Path, tell: Callable[[str], None]):
+        self.stream, self._file, self._tell = stream, file, tell
+        self._is_told = False
+        self._left, self._added = 0, 0
+        self._behind: deque[tuple[int, Place]] = deque()
+        """For each batch that was computed: how many samples were added up by then, and the place behind it."""
+
+    def __next__(self) -> Batch:
+        """The next batch; see `SampleStream`."""
+        batch = next(self.stream)
+        self._left = len(batch)
+        return batch
+
+    def computed(self, samples: int, *, is_added: bool, held: int) -> None:
+        """Notes that a piece of the batch has been computed.
+
+        Args:
+            samples: Of the piece.
+            is_added: Whether its gradient was added to the others; otherwise it was not finite.
+            held: Samples whose gradients have entered no update yet.
+        """
+        self._left -= samples
+        self._added += samples if is_added else 0
+        if not self._left:
+            self._behind.append((self._added, self.stream.place))
+        place = None
+        while self._behind and self._behind[0][0] <= self._added - held:
+            place = self._behind.popleft()[1]
+        if place is not None:
+            self._keep(place)
+
+    def close(self) -> None:
+        """Stops fetching; no batch can be had afterwards."""
+        self.stream.close()
+
+    def _keep(self, place: Place) -> None:
+        try:
+            place.write(self._file, order=self.stream.order)
+        except OSError as error:
+            if not self._is_told:
+                self._tell(
+                    f"The place in the order of samples cannot be kept in {self._file}: {reason_of(error)}. After a "
+                    "restart, samples come again."
+                )
+                self._is_told = True
+
+
+def own_samples(
+    run: RunConfig,
+    settings: PeerSettings,
+    file: Path,
+    *,
+    seed: int,
+    micro_batch_size: int,
+    tell: Callable[[str], None],
+) -> OwnSamples:
+    """Samples of the training split, from the kept place on; without one, from the beginning of an order of their own.
+
+    Args:
+        run: The recipe.
+        settings: This peer's; a kept place of another seed than theirs does not count.
+        file: Where the place is kept.
+        seed: Decides the order if no place is kept.
+        micro_batch_size: Samples of a batch.
+        tell: Called with a sentence when something is wrong.
+
+    Raises:
+        BadInput: If the shards cannot be used.
+    """
+    shards = open_shards(settings.shards or run.data.shards, "train", cache_gb=settings.cache_gb)
+    samples = SampleSet(shards, model=run.model, shuffle_buffer=run.data.shuffle_buffer)
+    place = read_place(file, order=samples.order)
+    if place is None or (settings.seed is not None and place.seed != seed):
+        place = Place(seed=seed)
+    return OwnSamples(SampleStream(samples, place=place, micro_batch_size=micro_batch_size, tell=tell), file, tell)
+
+
+def sample_seed(settings: PeerSettings, identity: Identity, epoch: int) -> int:
+    """A seed in [0, 2**32) that differs between peers; for a peer that keeps no place, also between restarts."""
+    if settings.seed is not None:
+        return settings.seed % 2**32
+    return int.from_bytes(hashlib.sha256(f"{identity.peer_id}:{epoch}".encode()).digest()[:4])
