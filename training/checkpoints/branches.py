@@ -47,10 +47,15 @@ def set_aside(folder: Path, lineage: Lineage) -> list[Path]:
         if epoch == lineage.first_epoch:
             set_lineage(path, lineage)  # newcomers ask for checkpoints of the branch
             continue
-        place = _free(folder.parent / "branches" / (own or UNKNOWN) / f"{epoch:06d}")
+        place = _free(branches_beside(folder) / (own or UNKNOWN) / f"{epoch:06d}")
         move_folder(path, place)
         moved.append(place)
     return moved
+
+
+def branches_beside(folder: Path) -> Path:
+    """Where the checkpoints of left branches are, by the folder of the run's checkpoints."""
+    return folder.parent / "branches"
 
 
 def folder_name(path: Path) -> str:

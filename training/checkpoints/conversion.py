@@ -13,7 +13,7 @@ from torch import Tensor
 
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint, write_tensors
 from training.config import RunConfig, parse_recipe, read_recipe
-from training.data.stream import open_manifest
+from training.data.sets import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
 from training.model.transformer import TextToImageTransformer, build_model

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.checkpoints.branches import branches_beside
 from training.checkpoints.checkpoint import list_checkpoints, read_facts
 from training.config import MonitorConfig
 from training.errors import BadInput
@@ -53,8 +55,12 @@ class Stored:
 
 def stored_checkpoints(folder: Path) -> list[Stored]:
     """The checkpoints in a folder; one whose facts cannot be read is left out, and so is never deleted."""
+    return _stored(list_checkpoints(folder))
+
+
+def _stored(paths: Iterable[Path]) -> list[Stored]:
     found = []
-    for path in list_checkpoints(folder):
+    for path in paths:
         try:
             found.append(Stored.of_facts(path.name, read_facts(path)))
         except (BadInput, KeyError, TypeError, ValueError, AttributeError):
@@ -100,6 +106,35 @@ def _first_of_each(ordered: Sequence[Stored], every: int) -> list[Stored]:
         if one.epoch >= every:
             first.setdefault((one.lineage, one.epoch // every), one)
     return list(first.values())
+
+
+def delete_from_branches(folder: Path, settings: MonitorConfig, *, needed_bytes: int = 0) -> list[Path]:
+    """Deletes checkpoints of left branches, those written first before the others, until all fit into the budget.
+
+    Args:
+        folder: Of the run's checkpoints, which have precedence.
+        settings: With the budget.
+        needed_bytes: What is about to be written.
+
+    Returns:
+        What was deleted.
+    """
+    aside = [
+        (one.written_at, of_branch / one.name, one.bytes)
+        for of_branch in sorted(branches_beside(folder).glob("*"))
+        for one in _stored(path for path in of_branch.glob("*") if path.is_dir())
+    ]
+    taken = needed_bytes + sum(one.bytes for one in stored_checkpoints(folder)) + sum(size for *_, size in aside)
+    deleted = []
+    for _, path, size in sorted(aside):
+        if taken <= settings.disk_budget_gb * GB:
+            break
+        delete_folder(path)
+        with suppress(OSError):  # other checkpoints are in it
+            path.parent.rmdir()
+        taken -= size
+        deleted.append(path)
+    return deleted
 
 
 def delete_surplus(folder: Path, settings: MonitorConfig, *, needed_bytes: int = 0) -> list[str]:

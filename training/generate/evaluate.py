@@ -16,7 +16,7 @@ from training.generate.judge import Judgement, judge
 from training.generate.pictures import Picture
 
 if TYPE_CHECKING:
-    from training.data.stream import Shards
+    from training.data.sets import Shards
     from training.generate.clip import Clip
 
 QUALITIES = ("shape", "colour", "matched", "exact")

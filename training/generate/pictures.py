@@ -23,7 +23,7 @@ from training.storage.whole import write_whole
 
 if TYPE_CHECKING:
     from training.data.captions import Split
-    from training.data.stream import Shards
+    from training.data.sets import Shards
     from training.data.tokenizer import Tokenizer
     from training.model.codec import ImageCodec
     from training.model.transformer import TextToImageTransformer
@@ -202,12 +202,12 @@ def shards_of(checkpoint: Checkpoint, shards: str | None = None, split: Split = 
     Raises:
         BadInput: If they are not found, have no such split, or have the codes of another codec.
     """
-    from training.data.stream import open_shards
+    from training.data.sets import open_shards
 
     source = shards or checkpoint.shards
     # A run's folder that was moved or copied as a whole has its shards beside the checkpoints.
     beside = checkpoint.path.parent.parent / "shards"
-    if not source.startswith(("http://", "https://")) and not Path(source).is_dir():
+    if "://" not in source and not Path(source).is_dir():
         if shards is not None or not beside.is_dir():
             raise BadInput(f"The checkpoint's shards are not at {source}; say with --shards where they lie now.")
         source = str(beside)

@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional
 
 from training.checkpoints.checkpoint import Checkpoint
+from training.data.sets import Shards
 from training.data.shards import read_shard
-from training.data.stream import Shards
 from training.data.tokenizer import PADDING, UNKNOWN
 from training.errors import BadInput
 from training.generate.clip import VIT_B_32, Clip, import_transformers, load_clip, save_clip

@@ -316,6 +316,21 @@ def save_codec(codec: ImageCodec, folder: Path) -> str:
     return digest
 
 
+def codec_config(folder: Path) -> CodecConfig:
+    """What the codec in a folder that `save_codec` wrote says of itself.
+
+    Raises:
+        BadInput: If it says nothing.
+    """
+    try:
+        return CodecConfig(**json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{folder / CONFIG_FILE} does not describe a codec: {reason_of(error)}.",
+            cure="Fetch or prepare the shards again.",
+        ) from None
+
+
 def digest_of(weights: bytes) -> str:
     """Identifies the codec, and thus the meaning of its codes: SHA-256 of the weights file, in hex."""
     return hashlib.sha256(weights).hexdigest()

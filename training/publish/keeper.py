@@ -8,7 +8,7 @@ from pathlib import Path
 
 from training.checkpoints.checkpoint import check_codec, checkpoint_epoch, codec_of, latest_checkpoint
 from training.config import RunConfig
-from training.data.stream import open_manifest
+from training.data.sets import open_manifest
 from training.errors import BadInput, TrainingError
 from training.processes.events import EventLog
 from training.publish.backup import back_up_run

@@ -8,7 +8,6 @@ the recipe keeps, as the monitor's own folder does.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from training.checkpoints.retention import Stored, delete_surplus, surplus
 from training.config import MonitorConfig
 from training.errors import BadInput, reason_of
 from training.processes.events import Event, EventLog
+from training.publish.storage import open_storage
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 900.0
@@ -148,26 +148,11 @@ class _Folder:
 
 
 class _Storage:
-    """Object storage, by fsspec. `s3://` takes s3fs if it is installed, and otherwise the S3 client in pyarrow."""
+    """Object storage, by fsspec."""
 
     def __init__(self, address: str, settings: MonitorConfig):
-        import fsspec
-
         self._settings = settings
-        try:
-            self._files, self._root = fsspec.core.url_to_fs(address)
-        except ImportError as error:
-            if not address.startswith("s3://"):
-                raise BadInput(
-                    f"{address} cannot be used: {error}.",
-                    cure="Install the library that the message names, or give another --push-to.",
-                ) from None
-            self._files, self._root = _arrows_s3(address)
-        except ValueError as error:
-            raise BadInput(
-                f"{address} is no place for checkpoints: {error}.",
-                cure="Give --push-to a folder, s3://BUCKET/PATH or hf://OWNER/NAME.",
-            ) from None
+        self._files, self._root = open_storage(address, what="checkpoints", flag="--push-to")
 
     def put(self, checkpoint: Path, card: str) -> None:
         """The facts come last: without them a folder is no checkpoint."""
@@ -193,19 +178,6 @@ class _Storage:
                 self._files.rm_file(path)
             with suppress(FileNotFoundError):  # object storage has no folders of its own
                 self._files.rm(f"{self._root}/{name}", recursive=True)
-
-
-def _arrows_s3(address: str):
-    """The S3 client in pyarrow, as a file system of fsspec; it takes keys and region from the environment by itself.
-
-    AWS_ENDPOINT_URL names another server than Amazon's, as it does for Amazon's own tools.
-    """
-    from fsspec.implementations.arrow import ArrowFSWrapper
-    from pyarrow.fs import S3FileSystem
-
-    server = urlsplit(os.environ.get("AWS_ENDPOINT_URL", ""))
-    elsewhere = {"endpoint_override": server.netloc, "scheme": server.scheme} if server.netloc else {}
-    return ArrowFSWrapper(S3FileSystem(**elsewhere)), address.removeprefix("s3://").rstrip("/")
 
 
 class _Hub:

@@ -37,14 +37,7 @@ def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
     Raises:
         BadInput: If there is no such checkpoint, it is damaged, or a folder is not that of a run with a lineage.
     """
-    _check_checkpoint(run_dir, epoch)
-    branch = _lineage_of_run(run_dir).branch(epoch)
-    for folder in state_dirs:
-        if read_kept(folder) is None:
-            raise BadInput(
-                f"{folder} is not the state folder of a bootstrap peer: it knows no lineage.",
-                cure="Give the folder that the bootstrap peer has as --state-dir; start it once if it is new.",
-            )
+    branch = check_restore(run_dir, epoch, state_dirs=state_dirs).branch(epoch)
     if read_kept(run_dir / BOOTSTRAP_FOLDER) is not None:
         state_dirs = dict.fromkeys((run_dir / BOOTSTRAP_FOLDER, *state_dirs))
     said = [
@@ -61,9 +54,31 @@ def order_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
     if not state_dirs:
         said.append(
             "Volunteers who know only a bootstrap peer's address, not the site's or the monitor's, follow when that "
-            "peer announces it: give its folder with --state-dir."
+            "peer announces it: give its folder with --state-dir of `restore`, or --bootstrap-dir of `moderate`."
         )
     return said
+
+
+def check_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ()) -> Lineage:
+    """Whether a run can go back to an epoch; the lineage that it has now.
+
+    Args:
+        run_dir: Folder of the monitor.
+        epoch: Of the checkpoint; 0: begin anew.
+        state_dirs: See `order_restore`.
+
+    Raises:
+        BadInput: If there is no such checkpoint, it is damaged, or a folder is not that of a run with a lineage.
+    """
+    _check_checkpoint(run_dir, epoch)
+    lineage = _lineage_of_run(run_dir)
+    for folder in state_dirs:
+        if read_kept(folder) is None:
+            raise BadInput(
+                f"{folder} is not the state folder of a bootstrap peer: it knows no lineage.",
+                cure="Give the folder that the bootstrap peer has as --state-dir; start it once if it is new.",
+            )
+    return lineage
 
 
 def _check_checkpoint(run_dir: Path, epoch: int) -> None:

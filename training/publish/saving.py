@@ -19,7 +19,7 @@ from torch import Tensor
 
 from training.checkpoints.branches import set_aside
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, save_checkpoint
-from training.checkpoints.retention import GB, delete_surplus, stored_checkpoints
+from training.checkpoints.retention import GB, delete_from_branches, delete_surplus, stored_checkpoints
 from training.checkpoints.sanity import WINDOW, Norms, loss_fault, norms_of_latest
 from training.config import RunConfig
 from training.errors import TrainingError, reason_of
@@ -148,6 +148,7 @@ class Saver:
                     )
                 path = self._write(state.epoch)
                 delete_surplus(self.folder, self._run.monitor)
+                delete_from_branches(self.folder, self._run.monitor)
         except (NoRoom, NotGood) as error:
             self._tell_stopped(str(error))
             raise
@@ -169,6 +170,7 @@ class Saver:
             self.folder.mkdir(parents=True, exist_ok=True)
             delete_drafts(self.folder)
             delete_surplus(self.folder, self._run.monitor, needed_bytes=needed)
+            delete_from_branches(self.folder, self._run.monitor, needed_bytes=needed)
             disk = shutil.disk_usage(self.folder)
             reserve = min(MOST_RESERVE_BYTES, int(RESERVE_SHARE * disk.total))
             if disk.free < needed + reserve:

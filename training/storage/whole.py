@@ -36,8 +36,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     """Yields a path to write to, for libraries that open files themselves; renames it into place after the block.
+
+    Args:
+        path: Where the file goes.
+        flushed: Waits until the disk has it; without, a power cut may leave a damaged file, which readers must notice.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -52,13 +56,15 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield draft
         with suppress(FileNotFoundError):
             shutil.copymode(place, draft)
-        flush(draft)
+        if flushed:
+            flush(draft)
         os.replace(draft, place)
     finally:
         # After an exception the draft is still there; otherwise it has been renamed.
         draft.unlink(missing_ok=True)
-    # A power cut could undo the renaming as long as the folder's list of names is not on the disk.
-    flush(place.parent)
+    if flushed:
+        # A power cut could undo the renaming as long as the folder's list of names is not on the disk.
+        flush(place.parent)
 
 
 @contextmanager

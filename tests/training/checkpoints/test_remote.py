@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from tests.programs import run_program
+from tests.serving import serving
 from training.checkpoints import remote
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.checkpoints.remote import RefusedRedirect, check_redirect, fetch_latest
@@ -56,18 +54,8 @@ def site(folder):
     """Address of a real server of a folder of checkpoints."""
     app = FastAPI()
     app.include_router(checkpoint_routes(folder))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield "http://{}:{}".format(*listener.getsockname())
-        finally:
-            server.should_exit = True
-            thread.join(10)
+    with serving(app) as url:
+        yield url
 
 
 class Between:

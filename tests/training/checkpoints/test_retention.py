@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from training.checkpoints.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from training.checkpoints.retention import GB, Stored, delete_surplus, surplus
+from training.checkpoints.retention import (
+    GB,
+    Stored,
+    delete_from_branches,
+    delete_surplus,
+    stored_checkpoints,
+    surplus,
+)
 from training.config import RECIPES, MonitorConfig, load_recipe
 from training.model.transformer import build_model
 
@@ -114,3 +121,25 @@ def test_real_checkpoints_are_deleted_and_others_left_alone(tmp_path, model):
     ]
     assert torch.equal(*(next(load_checkpoint(list_checkpoints(tmp_path)[i]).model.parameters()) for i in (0, -1)))
     assert delete_surplus(tmp_path / "nowhere", settings) == []
+
+
+def test_what_the_run_has_gone_back_from_counts_in_the_budget_and_goes_first(tmp_path, model):
+    text, folder, branches = (RECIPES / "demo.toml").read_text(), tmp_path / "checkpoints", tmp_path / "branches"
+    for epoch in (10, 20, 30, 40):
+        save_checkpoint(folder, model=model, recipe_toml=text, epoch=epoch, metrics={}, shards="s")
+    for lineage, epoch in (("a", 20), ("a", 30), ("b", 40)):
+        (branches / lineage).mkdir(parents=True, exist_ok=True)
+        (folder / f"epoch-{epoch:06d}").rename(branches / lineage / f"{epoch:06d}")
+    (branches / "notes.txt").write_text("mine")
+    one = stored_checkpoints(folder)[0].bytes
+
+    def left(budget, **more):
+        settings = MonitorConfig(disk_budget_gb=budget * one / GB)
+        deleted = delete_from_branches(folder, settings, **more)
+        return [path.relative_to(branches).as_posix() for path in deleted]
+
+    assert left(4.5) == []
+    assert left(4.5, needed_bytes=one) == ["a/000020"]
+    assert left(0.5) == ["a/000030", "b/000040"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.parent == branches) == ["notes.txt"]
+    assert [path.name for path in list_checkpoints(folder)] == ["epoch-000010"]

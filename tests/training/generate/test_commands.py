@@ -17,8 +17,8 @@ from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from training.cli import build_app, main
 from training.config import RECIPES, parse_recipe
 from training.data.draw import draw_set
-from training.data.prepare import prepare
-from training.data.stream import open_shards
+from training.data.prepare import Input, prepare
+from training.data.sets import open_shards
 from training.errors import BadInput
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer, safe_name
 from training.generate.small_clip import run_clip
@@ -41,7 +41,8 @@ def run_dir(tmp_path_factory):
     config = parse_recipe(RECIPE)
     draw_set(folder / "pictures", count=200, seed=0, size=64)
     captions = folder / "pictures" / "captions.jsonl"
-    manifest, _ = prepare(folder / "pictures", captions, folder / "shards", config, codec_steps=2)
+    drawn = Input(images=folder / "pictures", captions=captions)
+    manifest, _ = prepare(drawn, folder / "shards", config, codec_steps=2)
     model = build_model(config.model, seed=config.seed)
     for epoch in (3, 12):
         save_checkpoint(
@@ -62,7 +63,8 @@ def other_shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("other")
     draw_set(folder / "pictures", count=40, seed=0, size=64)
     captions = folder / "pictures" / "captions.jsonl"
-    prepare(folder / "pictures", captions, folder / "shards", parse_recipe(RECIPE), codec_steps=1)
+    drawn = Input(images=folder / "pictures", captions=captions)
+    prepare(drawn, folder / "shards", parse_recipe(RECIPE), codec_steps=1)
     return folder / "shards"
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
-from contextlib import contextmanager
 
 import httpx
 import pytest
-import uvicorn
 
+from tests.serving import serving
 from tests.training.publish.test_history import Clock, Report
 from training.config import load_recipe
 from training.errors import TrainingError
@@ -71,24 +69,6 @@ def address(tmp_path, history, clock):
     app = live.create_app(history, pictures=tmp_path / "pictures", shards=shards, site=site, clock=clock)
     with serving(app) as url:
         yield url
-
-
-@contextmanager
-def serving(app):
-    """Address at which the app is served in the block."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield "http://{}:{}".format(*listener.getsockname())
-        finally:
-            server.should_exit = True
-            thread.join(10)
-        assert not thread.is_alive()
 
 
 def get(address, path, **headers):

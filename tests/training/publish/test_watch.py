@@ -198,8 +198,10 @@ def test_all_streams_share_one_computation(history, tmp_path, monkeypatch):
         streams = [stack.enter_context(listening(url)) for _ in range(20)]
         soon(lambda: all(states for states, _ in streams))
         computed.clear()
+        began = time.monotonic()
         time.sleep(2)
-        assert 1 <= len(computed) <= 5  # not 20 times as many
+        soon(lambda: computed)  # a busy computer may take longer
+        assert len(computed) <= 2.5 * (time.monotonic() - began)  # not 20 times as many
         watch.stop()
         soon(lambda: all(ended.is_set() for _, ended in streams))
 
