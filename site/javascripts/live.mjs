@@ -27,6 +27,7 @@ const now = () => Date.now() / 1000;
  * @property {number} timer of the next question
  * @property {number} answeredAt time of the last answer in seconds; 0 before the first
  * @property {number} serverAhead by how many seconds the server's clock is ahead of this computer's
+ * @property {string} told the epoch and status of the last state whose other documents have come
  * @property {number} restAt time at which all documents are asked for again, even without a new epoch
  * @property {number} most how many volunteers of the leaderboard to ask for
  * @property {boolean} failed whether the last question got no answer
@@ -47,7 +48,7 @@ const now = () => Date.now() / 1000;
 export function followRun(onChange, { documents = [] } = {}) {
   const following = {
     feed: emptyFeed("loading"), onChange, documents, stopped: false, turn: 0, timer: 0, answeredAt: 0, serverAhead: 0,
-    restAt: 0, most: PAGE, failed: false, pushed: null, working: Promise.resolve(), stream: null, kept: { what: "" },
+    told: "", restAt: 0, most: PAGE, failed: false, pushed: null, working: Promise.resolve(), stream: null, kept: { what: "" },
   };
   following.stream = makeStream((state) => {
     following.pushed = state;
@@ -128,13 +129,16 @@ async function update(following) {
     Object.assign(feed, emptyFeed("loading"));
     return update(following);
   }
-  const isNew = first || state.epoch !== before.epoch || state.status !== before.status;
-  // Only now: if the rest does not come, the next turn still finds the state new.
-  const isDue = isNew || now() >= following.restAt;
-  if (isDue) await updateRest(following);
+  const what = `${state.status} ${state.epoch}`;
+  const isDue = first || what !== following.told || now() >= following.restAt;
   // A state that says again what is known changes no more than the times.
   feed.changed ||= isDue || JSON.stringify({ ...state, time: 0 }) !== JSON.stringify({ ...before, time: 0 });
   feed.state = state;
+  if (!first && isDue) tell(following); // the page need not wait for the rest
+  if (isDue) await updateRest(following);
+  // Only now: if the rest does not come, the next turn finds it due again.
+  following.told = what;
+  feed.changed ||= isDue;
   feed.phase = "known";
   following.answeredAt = now();
   if (isOver(feed) || !state.stream) closeStream(following.stream);

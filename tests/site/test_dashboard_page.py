@@ -221,6 +221,80 @@ def test_the_first_pictures_stand_beside_the_newest(open_page, server, width):
     expect(columns).to_have_count(41)
 
 
+COUNT_BY_TASK = """
+window.tasks = [];
+let current = null;
+new MutationObserver((records) => {
+    if (!current) {
+        tasks.push(current = { rows: 0, charts: 0 });
+        // Runs before whatever else waits for its turn, but not before this task ends.
+        scheduler.postTask(() => (current = null), { priority: "user-blocking" });
+    }
+    for (const { attributeName, addedNodes } of records) {
+        current.charts += attributeName === "data-drawn";
+        current.rows += [...addedNodes].filter((node) => node.matches?.("main [data-key]")).length;
+    }
+}).observe(document, { subtree: true, childList: true, attributeFilter: ["data-drawn"] });
+"""
+"""Counts for each of the page's tasks how many rows of tables it adds and how many charts it draws."""
+
+
+def test_a_large_run_is_shown_piece_by_piece(open_page, server):
+    """A task that adds all rows or draws all charts would keep the browser from answering the reader."""
+    server.live = live_run(epochs=600)
+    first, *_ = server.live["leaderboard"]["volunteers"]
+    members = [{**first, "name": f"member {number}", "samples": 900 - number} for number in range(220)]
+    server.live["leaderboard"] = {"volunteers": members, "total": len(members)}
+    page = open_page("join/")
+    page.add_init_script(COUNT_BY_TASK)
+    page.goto(server.url + "dashboard/")
+    board = page.locator("[data-slot=board] tr")
+    expect(board).to_have_count(220)
+    assert board.locator("th").all_inner_texts() == [member["name"] for member in members]
+    page.locator("[data-slot=speed-chart]").scroll_into_view_if_needed()
+    expect(page.locator(".chart[data-drawn]")).to_have_count(3)
+    tasks = page.evaluate("tasks")
+    assert sum(task["rows"] for task in tasks) == 220
+    assert max(task["rows"] for task in tasks) <= 50
+    # A chart may be drawn a second time, for example when it comes into view.
+    assert {task["charts"] for task in tasks if task["charts"]} == {1}
+
+    page.evaluate("tasks.length = 0")
+    page.get_by_text("The numbers as a table").first.click()
+    rows = page.get_by_role("region", name="Loss per epoch, table").locator("tbody tr")
+    expect(rows).to_have_count(800 // 5)
+    page.get_by_role("button", name="More rows").first.click()
+    expect(rows).to_have_count(2 * 800 // 5)
+    tasks = page.evaluate("tasks")
+    assert sum(task["rows"] for task in tasks) == 2 * 800 // 5
+    assert max(task["rows"] for task in tasks) <= 50
+
+
+def test_rows_that_stand_already_stay(open_page, live):
+    """A reader's selection, and the browser's layout, would be lost with them."""
+    page = open_page("dashboard/")
+    row = page.get_by_role("region", name="Leaderboard").get_by_role("row", name=re.compile("^cy"))
+    row.evaluate("row => (row.kept = true)")
+    expect(row.get_by_role("cell").last).to_have_text("50 samples/s")
+    live.live = live_run(epochs=21, gone=("cy",))
+    live.live["leaderboard"]["volunteers"].reverse()
+    expect(row.get_by_role("cell").last).to_contain_text("gone")
+    assert page.locator("[data-slot=board] th").all_inner_texts() == ["cy", "<b>bob</b>", "ada"]
+    assert row.evaluate("row => row.kept && row.dataset.active") == "false"
+
+
+def test_a_new_epoch_is_shown_before_its_numbers_come(open_page, live):
+    page = open_page("dashboard/")
+    expect(page.locator("[data-slot=epoch]")).to_have_text("20 of 40")
+    news = live_run(epochs=21)
+    live.live = {name: news[name] for name in ("run", "state")}
+    expect(page.locator("[data-slot=epoch]")).to_have_text("21 of 40")
+    assert _drawn_points(page, "loss-chart", "all") == 20
+    live.live = news
+    page.wait_for_function("document.querySelector('[data-slot=loss-chart]').data.at(-1).y.length === 21")
+    page.complaints.clear()  # The browser reports each answer that was missing.
+
+
 def test_home_shows_the_run_at_a_glance(open_page, live):
     page = open_page()
     glance = page.get_by_role("region", name="Shapes & co")

@@ -17,6 +17,7 @@
  * @property {boolean} [text_to_image]
  * @property {boolean} [two_stacks]
  * @property {boolean} [reversible]
+ * @property {boolean} [adapters] whether LoRA is counted for its family
  *
  * @typedef {(values: Values) => Own} OwnOf
  */
@@ -49,6 +50,8 @@ export function fitting(values, own) {
       card: memoryOf(values.gpu) === null,
       target_length: !own.two_stacks,
       reversible: !own.text_to_image,
+      lora_rank: !own.adapters,
+      base_bits: !own.adapters || !values.lora_rank,
       optimizer_impl: values.optimizer !== "adamw",
       embeddings_32bit: !values.optimizer.includes("8bit"),
       delta_rule: !offloaded,

@@ -1,12 +1,14 @@
 // The dashboard: shows a live run, or a recorded one.
 //
 // At load       `start` creates the page's state and follows the run (live.mjs), which calls `show` with the feed.
-// At a change   `show` updates the status; if more than the times has changed, also the numbers.
+// At a change   `show` updates the status; if more than the times has changed, also the numbers: `showRun` shows each part
+//               of the page in a task of its own, so that a long run does not keep the browser from answering the reader.
 
 import { colour, drawChart, makeChart, makeTable, stopChart } from "../charts.mjs";
 import { describe, emptyFeed, isOver } from "../feed.mjs";
 import { showCount, showDuration, showNumber } from "../format.mjs";
 import { followRun } from "../live.mjs";
+import { inOwnTask } from "../pieces.mjs";
 import { lossLines, lossSummary, lossTable, speedLines, volunteerLines, volunteerTable } from "./lines.mjs";
 import { showBoard, showEvents, showMoreButton } from "./people.mjs";
 import { showPictures } from "./pictures.mjs";
@@ -22,12 +24,14 @@ const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
  * @property {string[]} seen the volunteers in the order in which they came, which sets their colours
  * @property {object[]} charts see charts.mjs
  * @property {(() => void)[]} tables each function fills a table if it is open
+ * @property {Set<string>} waiting names of the parts that are to be shown and are not yet
+ * @property {boolean} stopped
  */
 
 /** Starts the page; returns what stops it. */
 export function start(root) {
   const slot = (name) => root.querySelector(`[data-slot="${name}"]`);
-  const page = { slot, feed: emptyFeed("loading"), announced: "", drawn: "", seen: [], charts: [], tables: [] };
+  const page = { slot, feed: emptyFeed("loading"), announced: "", drawn: "", seen: [], charts: [], tables: [], waiting: new Set(), stopped: false };
   page.charts = makeCharts(page, new URL(root.dataset.plotly, document.baseURI).href);
   page.tables = [
     makeTable(slot("loss-table"), () => lossTable(page.feed)),
@@ -39,6 +43,7 @@ export function start(root) {
   wider.observe(slot("pictures").closest(".scroll"));
   const stopFollowing = followRun((feed) => show(page, feed), { documents: DOCUMENTS });
   return () => {
+    page.stopped = true;
     stopFollowing();
     page.charts.forEach(stopChart);
     wider.disconnect();
@@ -90,16 +95,31 @@ function showRun(page, feed) {
   const { slot, charts, tables, seen } = page;
   showTiles(slot, feed);
   const drawn = JSON.stringify([feed.epochs.slice(-3), feed.epochs.length, Object.keys(feed.peers)]);
-  // Plotly takes a tenth of a second for each chart of a long run, so that a chart without news is left alone.
-  if (page.drawn !== drawn) charts.forEach(drawChart);
+  if (page.drawn !== drawn) charts.forEach(drawChart); // each in a task of its own
   page.drawn = drawn;
-  tables.forEach((fill) => fill());
+  later(page, "tables", () => tables.forEach((fill) => fill()));
+  later(page, "summary", () => showSummary(slot("loss-chart"), page.feed));
+  later(page, "pictures", () => showPictures(slot, page.feed.snapshots));
+  later(page, "board", () => {
+    showBoard(slot("board"), page.feed, seen);
+    showMoreButton(slot("board-more"), page.feed);
+  });
+  later(page, "events", () => showEvents(slot("events"), page.feed));
+}
+
+/** Shows a part of the page in a task of its own, with what is then known; once, however often it was asked for. */
+function later(page, part, work) {
+  if (page.waiting.has(part)) return;
+  page.waiting.add(part);
+  inOwnTask(() => {
+    page.waiting.delete(part);
+    if (!page.stopped && page.feed.phase === "known") work();
+  });
+}
+
+function showSummary(chart, feed) {
   const summary = lossSummary(feed);
-  if (summary) slot("loss-chart").setAttribute("aria-label", summary);
-  showPictures(slot, feed.snapshots);
-  showBoard(slot("board"), feed, seen);
-  showMoreButton(slot("board-more"), feed);
-  showEvents(slot("events"), feed);
+  if (summary) chart.setAttribute("aria-label", summary);
 }
 
 function showTiles(slot, { run, state }) {

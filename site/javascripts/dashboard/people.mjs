@@ -3,13 +3,21 @@
 import { element, heading } from "../elements.mjs";
 import { isOver } from "../feed.mjs";
 import { showClock, showCount, showDuration, showNumber } from "../format.mjs";
+import { showRows } from "../rows.mjs";
 import { seriesOf } from "./lines.mjs";
 
 const MOST_EVENTS = 100;
 
 /** Fills the leaderboard; `seen` sets the volunteers' colours, see lines.mjs. */
 export function showBoard(board, feed, seen) {
-  board.replaceChildren(...feed.volunteers.map((volunteer) => volunteerRow(volunteer, feed, seriesOf(seen, volunteer.name))));
+  const rows = feed.volunteers.map((volunteer) => {
+    const texts = volunteerTexts(volunteer, feed);
+    // Before its row is made: the order of the board sets the colours, even if the rows come piece by piece.
+    const series = seriesOf(seen, volunteer.name);
+    const { name: key, active } = volunteer;
+    return { key, texts, data: { active }, make: () => volunteerRow(key, texts.length, series) };
+  });
+  return showRows(board, rows);
 }
 
 /** Brings the button for further volunteers up to date. */
@@ -18,15 +26,13 @@ export function showMoreButton(button, { volunteers, total }) {
   button.textContent = `More of the ${showCount(total)} volunteers`;
 }
 
-function volunteerRow(volunteer, feed, series) {
+function volunteerRow(name, cells, series) {
   const swatch = element("span", []);
   swatch.className = "swatch";
   swatch.style.setProperty("--swatch", `var(--series-${series})`);
-  const name = heading("", "row");
-  name.append(swatch, volunteer.name);
-  const row = element("tr", [name, ...volunteerTexts(volunteer, feed).map((text) => element("td", [text]))]);
-  row.dataset.active = volunteer.active;
-  return row;
+  const who = heading("", "row");
+  who.append(swatch, name);
+  return element("tr", [who, ...Array.from({ length: cells }, () => element("td", []))]);
 }
 
 /** A volunteer's cells: samples, share, time, and its speed or when it left. */

@@ -2,10 +2,13 @@
 
 import { siteURL } from "../address.mjs";
 import { element, heading } from "../elements.mjs";
+import { nextFrame } from "../pieces.mjs";
 
 /** Column widths of the table in pixels. The style sheet makes both narrower on phones, where two columns fit. */
 const PROMPT_WIDTH = 120;
 const PICTURE_WIDTH = 130;
+/** Rows with together so many pictures are made in one task and laid out in one frame, or else one row. */
+const PIECE = 80;
 
 const SOME =
   "The same prompts, drawn again as the run goes on; the newest epoch comes first. A tick means that the shape or colour matches the prompt, judged by a rule that looks at the pixels; stray objects count as wrong.";
@@ -55,10 +58,25 @@ function head(snapshots) {
   return element("thead", [element("tr", [heading("Prompt", "col"), ...snapshots.map(({ epoch }) => heading(`epoch ${epoch}`, "col"))])]);
 }
 
+/** The table's body, whose rows come piece by piece: all epochs of a long run have thousands of pictures. */
 function body(snapshots) {
   const prompts = [...new Set(snapshots.flatMap(({ pictures }) => pictures.map(({ prompt }) => prompt)))];
-  const rows = prompts.map((prompt) => element("tr", [heading(prompt, "row"), ...snapshots.map((snapshot) => cell(snapshot, prompt))]));
-  return element("tbody", rows);
+  const rows = element("tbody", []);
+  addRows(rows, prompts, snapshots);
+  return rows;
+}
+
+async function addRows(rows, prompts, snapshots) {
+  const together = Math.max(1, Math.floor(PIECE / snapshots.length));
+  for (let first = 0; first < prompts.length; first += together) {
+    if (first) await nextFrame();
+    if (first && !rows.isConnected) return;
+    rows.append(...prompts.slice(first, first + together).map((prompt) => row(prompt, snapshots)));
+  }
+}
+
+function row(prompt, snapshots) {
+  return element("tr", [heading(prompt, "row"), ...snapshots.map((snapshot) => cell(snapshot, prompt))]);
 }
 
 function cell({ epoch, pictures }, prompt) {
