@@ -90,8 +90,9 @@ def _chaos(flags: argparse.Namespace, folder: Path, programs) -> bool:
     _watch(stage, CALM_SECONDS)
     stage.note("part", part="chaos")
     began = time.monotonic()
-    actions = [(fault.begins, number, faults.begin, fault) for number, fault in enumerate(drawn)]
-    actions += [(fault.ends, len(drawn) + number, faults.end, fault) for number, fault in enumerate(drawn)]
+    # A fault may begin at the moment at which another one ends: then the end comes first.
+    actions = [(fault.begins, len(drawn) + number, faults.begin, fault) for number, fault in enumerate(drawn)]
+    actions += [(fault.ends, number, faults.end, fault) for number, fault in enumerate(drawn)]
     heapq.heapify(actions)
     while actions:
         due, _, act, fault = heapq.heappop(actions)

@@ -14,15 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import psutil
 
 from tests.chaos.network import Machine, build_machines
 from tests.chaos.volunteer import Control
 from tests.programs import Programs
+from tests.random_shards import write_shards
 from training.config import RECIPES, parse_recipe
-from training.data.shards import Manifest, SplitEntry, describe_file, write_shard
-from training.data.tokenizer import Tokenizer
 
 BOOTSTRAP, MONITOR, SERVERS = "bootstrap", "monitor", "servers"
 VOLUNTEERS = ("ada", "grace", "alan", "edsger", "barbara")
@@ -45,7 +43,7 @@ def recipe(changes: dict[str, object]) -> str:
     tiny |= {"text_seq_len": 4, "image_grid": 2, "image_vocab_size": 64}
     codec = {"image_size": 16, "codebook_size": 64}
     swarm = {"target_batch_size": round(len(VOLUNTEERS) * EPOCH_SECONDS / SAMPLE_SECONDS), "total_epochs": 1_000_000}
-    # A group waits three windows for a peer that has died, so these decide what a death costs the survivors.
+    # A group waits for a window or two for a peer whose link is cut, so these decide what that costs the survivors.
     swarm |= {"matchmaking_seconds": 1.0, "request_timeout_seconds": 0.6}
     swarm |= {"metrics_every_seconds": 1.0, "metrics_expiration_seconds": 15.0}
     monitor = {"checkpoint_every_epochs": 5, "pictures_every_epochs": 1_000_000}
@@ -56,32 +54,6 @@ def recipe(changes: dict[str, object]) -> str:
     text = text.replace("[monitor]\n", "[monitor]\nkeep_every_epochs = 0\n")  # else each tenth checkpoint is kept
     parse_recipe(text)
     return text
-
-
-def write_shards(folder: Path) -> None:
-    """Prepared shards of 64 samples with random codes."""
-    folder.mkdir()
-    captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * 16
-    codes = np.random.default_rng(0).integers(0, 64, (64, 4)).astype(np.uint16)
-    write_shard(folder / "train-00000.parquet", ids=[str(i) for i in range(64)], captions=captions, codes=codes)
-    Tokenizer.train(captions, 64).save(folder / "tokenizer.json")
-    manifest = Manifest(
-        run_id="demo",
-        input_digest="a" * 64,
-        image_seq_len=4,
-        image_vocab_size=64,
-        text_vocab_size=7,
-        codec_digest="b" * 64,
-        reconstruction_error=0.0,
-        pictures=64,
-        left_out={},
-        splits={
-            "train": SplitEntry(samples=64, shards=("train-00000.parquet",)),
-            "held-out": SplitEntry(samples=0, shards=()),
-        },
-        files={path.name: describe_file(path) for path in folder.iterdir()},
-    )
-    (folder / "manifest.json").write_text(manifest.model_dump_json(), encoding="utf-8")
 
 
 @dataclass
@@ -124,7 +96,7 @@ class Stage:
         self.machines = build_machines([SERVERS, *volunteers])
         self.recipe = folder / "recipe.toml"
         self.recipe.write_text(recipe(changes or {}), encoding="utf-8")
-        write_shards(folder / "shards")
+        write_shards(folder / "shards", parse_recipe(self.recipe.read_text(encoding="utf-8")))
         self.disk = folder / "disk"
         self.disk.mkdir()
         mounted = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(self.disk)]
@@ -199,7 +171,10 @@ class Stage:
     def start(self, name: str) -> None:
         """Starts a program, if it does not run."""
         program = self.programs[name]
-        if not program.wanted and program.process is not None and program.process.poll() is None:
+        runs = program.process is not None and program.process.poll() is None
+        if runs and program.wanted:
+            return
+        if runs:
             try:
                 program.process.wait(LEAVE_SECONDS)
             except subprocess.TimeoutExpired:
