@@ -33,12 +33,13 @@ ALL = ("builder", "site", "zensical", "training", "tests")
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 TORCH = "torch==2.13.0"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+SBOM_TOOL = "cyclonedx-bom==7.5.0"
 HIVEMINDS_TESTS = ("auth", "allreduce", "allreduce_fault_tolerance", "averaging", "optimizer", "compression")
 HIVEMINDS_RUNNER = "pytest-asyncio==1.5.0"
 NOT_APPLICABLE = (
-    # If a live peer has a fault in every repetition of an average, our group gives up the average. hivemind's peers use
-    # the parts that they got, as these tests expect. tests/training/swarm/test_faults.py tests the same faults, lasting
-    # and temporary, with exact results.
+    # If several live peers have faults in every repetition of an average, our group gives up the average. hivemind's
+    # peers use the parts that they got, as these tests expect. tests/training/swarm/test_faults.py tests the same
+    # faults, lasting and temporary, with exact results.
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.SLOW_SENDING-Fault.FAIL_SENDING]",
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.FAIL_SENDING-Fault.FAIL_BEFORE]",
     "test_allreduce_fault_tolerance.py::test_fault_tolerance[Fault.SLOW_REDUCING-Fault.FAIL_SENDING]",
@@ -57,11 +58,11 @@ NOT_APPLICABLE = (
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )
 """Tests of hivemind that do not apply to this project's classes."""
-COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate")
-WITH_PEERS = ("doctor", "roles", "swarm")
+COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate", "trust")
+WITH_PEERS = ("doctor", "swarm")
 IN_PARALLEL = ("tests/calculator", *(f"tests/training/{folder}" for folder in (*COMPUTING_ONLY, *WITH_PEERS)))
 """Tests that run beside the others: first those that compute in one thread, then those that mostly wait for peers. The
-others mostly wait for browsers and servers, and take about as long."""
+others mostly wait for browsers and programs, and take about as long."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -170,6 +171,21 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def sbom(session: nox.Session) -> None:
+    """Write a list of the trainer's packages, with versions and licences, to build/sbom.json (CycloneDX)."""
+    _install(session, "training")
+    packages = Path("build", "sbom.json").resolve()
+    packages.parent.mkdir(exist_ok=True)
+    # In an environment of its own: the tool's packages are none of the trainer's.
+    tool = Path(session.create_tmp(), "tool")
+    session.run("python", "-m", "venv", str(tool))
+    python = str(tool / "bin" / "python")
+    session.run(python, "-m", "pip", "install", "--quiet", SBOM_TOOL, external=True)
+    described = ("--output-reproducible", "--pyproject", "pyproject.toml", "--output-file", str(packages))
+    session.run(python, "-m", "cyclonedx_py", "environment", *described, session.virtualenv.location, external=True)
+
+
+@nox.session
 def format(session: nox.Session) -> None:
     """Format the code and fix what ruff can."""
     _install(session, "tests")
@@ -234,6 +250,9 @@ def _kept_bytecode(session: nox.Session) -> dict[str, str]:
 @contextlib.contextmanager
 def _in_parallel(session: nox.Session, *tests: str, env: dict[str, str]) -> Iterator[None]:
     """Runs tests while the block runs; then prints their output, and fails the session if they failed."""
+    if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
+        yield
+        return
     command = [str(Path(session.bin, "python")), "-m", "pytest", *tests]
     environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
     # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
