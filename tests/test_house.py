@@ -2,10 +2,12 @@
 
 import ast
 import graphlib
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.programs import run_program
 
@@ -69,6 +71,13 @@ def test_help_answers_without_loading_torch():
     assert run_program([sys.executable, "-c", program]).returncode == 0
 
 
+def test_the_site_needs_no_library_of_the_trainer_to_list_its_commands():
+    blocked = ("torch", "hivemind", "fastapi", "cryptography", "base58", "huggingface_hub", "uvicorn", "psutil")
+    program = f"import sys; sys.modules |= dict.fromkeys({blocked}); import training.cli as c; c.build_app()"
+    done = run_program([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+
+
 def test_readme_and_ci_run_the_same_test_command():
     command = "python3 -m venv .venv && .venv/bin/pip install nox && .venv/bin/nox -s tests"
     assert command in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
@@ -122,6 +131,18 @@ def long_functions(path: Path) -> set[str]:
 def test_no_function_is_longer_than_a_screen():
     files = [path for room in sorted(ROOMS - {"tests"}) for path in files_of(room)]
     assert set().union(*map(long_functions, [*files, ROOT / "noxfile.py"])) == set()
+
+
+def test_actions_are_pinned_by_commit_and_only_the_job_that_publishes_may_write():
+    for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
+        text = path.read_text(encoding="utf-8")
+        used = re.findall(r"uses: (\S+)(.*)", text)
+        assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action, _ in used), used
+        assert all(re.fullmatch(r" # v\d+\.\d+\.\d+", version) for _, version in used), used
+        workflow = yaml.safe_load(text)
+        assert workflow["permissions"] == {"contents": "read"}
+        writers = [job for job in workflow["jobs"].values() if "write" in job.get("permissions", {}).values()]
+        assert len(writers) == (path.name == "site.yml")
 
 
 def test_the_readme_has_a_line_for_each_folder_of_two_levels():

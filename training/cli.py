@@ -13,6 +13,7 @@ from training.storage.whole import DISK_FAULTS
 COMMANDS = {
     "draw": "training.commands.draw",
     "prepare": "training.commands.prepare",
+    "data": "training.commands.data",
     "plan": "training.commands.plan",
     "bootstrap": "training.commands.bootstrap",
     "join": "training.commands.join",
@@ -20,6 +21,8 @@ COMMANDS = {
     "monitor": "training.commands.monitor",
     "serve": "training.commands.serve",
     "restore": "training.commands.restore",
+    "membership": "training.commands.membership",
+    "moderate": "training.commands.moderate",
     "generate": "training.commands.generate",
     "evaluate": "training.commands.evaluate",
     "neighbours": "training.commands.neighbours",

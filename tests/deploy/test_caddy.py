@@ -13,6 +13,13 @@ import pytest
 
 from tests.deploy.tools import DEPLOY, tool
 from tests.programs import run_program, until
+from tests.serving import serving
+from training.trust.app import create_app
+from training.trust.desk import Desk
+from training.trust.keys import MembershipKey
+from training.trust.ledger import REGISTER_FILE
+from training.trust.moderation import Moderation
+from training.trust.policy import Policy
 
 CADDYFILE = DEPLOY / "Caddyfile"
 TEST_ONLY = "{\n\tskip_install_trust\n\tadmin off\n\tauto_https disable_redirects\n\tlog {\n\t\tlevel ERROR\n\t}\n}\n\n"
@@ -59,7 +66,15 @@ def test_caddy_accepts_the_file(tmp_path):
 
 
 @pytest.fixture
-def site(programs, tmp_path):
+def members(tmp_path):
+    """Address of a membership server."""
+    register = Moderation(tmp_path / "members" / REGISTER_FILE, run_id="demo")
+    with serving(create_app(Desk(register, MembershipKey.begin(), Policy()), page_token="x" * 20)) as url:
+        yield url
+
+
+@pytest.fixture
+def site(programs, tmp_path, members):
     """A client of Caddy's site, which trusts only the authority that Caddy has made for it."""
     caddy = tool("caddy", "caddy")
     monitor = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Monitor)
@@ -70,6 +85,7 @@ def site(programs, tmp_path):
     file = tmp_path / "Caddyfile"
     file.write_text(TEST_ONLY + CADDYFILE.read_text())
     values = {"SITE_ADDRESS": f"https://localhost:{port}", "MONITOR": f"127.0.0.1:{monitor.server_port}"}
+    values["MEMBERSHIP"] = members.removeprefix("http://")
     log = tmp_path / "caddy.log"
     with log.open("w") as printed:
         command = [caddy, "run", "--config", file, "--adapter", "caddyfile"]
@@ -96,6 +112,14 @@ def test_documents_come_over_tls_and_compressed(site):
     assert len(answer.json()["epochs"]) == 5001
     assert answer.headers["Content-Encoding"] == "gzip"
     assert answer.headers["Strict-Transport-Security"].startswith("max-age=")
+
+
+def test_the_membership_server_is_below_the_site(site):
+    assert site.get("/membership/bans").text.startswith("training-bans 1\ndemo\n")
+    assert site.get("/membership/page.css").headers["Content-Type"].startswith("text/css")
+    assert site.get("/membership/page").status_code == 401
+    assert site.post("/membership/tickets", content=b"x" * 70_000).status_code >= 400
+    assert site.get("/bans").headers["Content-Type"] == "application/json"  # the monitor's
 
 
 def test_events_are_passed_on_at_once(site):

@@ -79,8 +79,11 @@ def test_the_installed_trainer_runs_and_has_its_recipes_and_sources(image, tmp_p
     assert shown.returncode == 0 and "--announce-host" in shown.stdout, shown.stderr
     refused = run_program([sys.executable, *entry[1:], "serve", "--recipe", "nowhere"], **options)
     assert refused.returncode == 2 and "demo" in refused.stderr  # the recipes that it knows
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "training").rglob("*.c")}
-    assert sources and all((target / source).is_file() for source in sources)
+    kinds = (".c", ".html", ".css", ".toml")
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "training").rglob("*") if path.suffix in kinds}
+    assert {path.rpartition(".")[2] for path in sources} == {kind[1:] for kind in kinds} and all(
+        (target / source).is_file() for source in sources
+    )
 
 
 def test_docker_gets_all_that_is_copied_and_little_else():
@@ -105,6 +108,15 @@ def test_compose_starts_a_command_that_is_understood(services, tmp_path):
     parsed = parse_command(here)
     assert (parsed["public_url"], parsed["announce_host"]) == ("https://run.example", "run.example")
     assert str(parsed["run_dir"]).startswith("/run-dir/") and "run:/run-dir" in run["volumes"]
+
+
+def test_compose_starts_a_membership_server_that_is_understood(services):
+    service, usual = services["membership"], parse_command(["membership", "--recipe=demo"])
+    parsed = parse_command(service["command"])
+    inside = {volume.split(":")[1] for volume in service["volumes"]}
+    assert parsed["recipe"] in inside and str(parsed["state_dir"].parent) in inside
+    assert "ports" not in service and parsed["trusted_proxy"] == ["*"]  # nobody else reaches it
+    assert services["proxy"]["environment"]["MEMBERSHIP"] == f"membership:{usual['port']}"
 
 
 def test_compose_opens_the_ports_at_which_serve_listens(services):

@@ -14,7 +14,11 @@ from training.processes.environment import FILE_LIMIT
 from training.processes.role import GRACE_SECONDS
 from training.roles.serve import STOP_SECONDS
 
-UNITS = {"training-run.service": "run.env", "training-bootstrap.service": "bootstrap.env"}
+UNITS = {
+    "training-run.service": "run.env",
+    "training-bootstrap.service": "bootstrap.env",
+    "training-membership.service": "membership.env",
+}
 """Each with its environment file."""
 PYTHON = "/opt/training-transformers-together/.nox/training/bin/python"
 MOST_EXPOSURE = 20

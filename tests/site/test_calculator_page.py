@@ -109,7 +109,7 @@ def test_bytes_are_rounded_half_up(count, shown):
         ("", "Paste the text"),
         ('{"model_type": "gpt2",', "not JSON: .* line 1, column"),
         ("[1, 2]", "an object in braces"),
-        ('{"model_type": "llama"}', "'llama' is not supported"),
+        ('{"model_type": "olmo"}', "'olmo' is not supported"),
         ('{"model_type": "gpt2", "n_embd": 1000000000000}', "n_embd in config is a whole number"),
         ('{"model_type": "gpt2", "n_layer": 9999999}', "9999999 layers"),
         ('{"model_type": "gpt2", "n_embd": -3}', "n_embd in config is a whole number"),
@@ -331,6 +331,19 @@ def test_models_take_only_what_applies_to_them(open_page):
     assert violations(page) == []
 
 
+def test_a_model_is_frozen_beside_adapters(open_page):
+    page = open_page("calculator/")
+    expect(page.get_by_label("LoRA, rank")).to_be_hidden()
+    choose_model(page, "llama-3.2-1b")
+    expect(page.get_by_label("Frozen weights")).to_be_hidden()
+    page.get_by_label("LoRA, rank").fill("16")
+    page.get_by_label("Frozen weights").select_option("4")
+    shows(page, {**DEFAULT, "model": "llama-3.2-1b", "lora_rank": 16, "base_bits": 4})
+    expect(page.locator("[data-slot=command]")).to_contain_text("--lora-rank 16 --base-bits 4")
+    choose_model(page, "gpt2")
+    shows(page, {**DEFAULT, "model": "gpt2"})
+
+
 @pytest.mark.parametrize(
     "query, said",
     [
@@ -447,14 +460,14 @@ def test_a_script_that_cannot_be_had_is_said_to_be_missing(open_page):
 def test_a_pasted_config_is_a_model_like_any_other(open_page):
     page = open_page("calculator/")
     page.get_by_text("Paste a config.json").click()
-    text = page.get_by_label("of a BERT, T5, GPT-2 or GPT-J")
+    text = page.get_by_label("of a model on Hugging Face")
     text.fill('{"model_type": "gpt2",')
     page.get_by_role("button", name="Use it").click()
     expect(page.locator("[data-slot=config-note]")).to_contain_text("not JSON")
     expect(text).to_be_focused()
     before = total(page).inner_text()
     for refused, said in (
-        ({"model_type": "llama", "hidden_size": 4096}, "is not supported"),
+        ({"model_type": "olmo", "hidden_size": 4096}, "is not supported"),
         ({"model_type": "gpt2", "n_embd": 10**15}, "n_embd in config is a whole number"),
         ({"model_type": "gpt2", "n_layer": -4}, "n_layer in config is a whole number"),
         ({"model_type": "gpt2", "n_layer": 100_000}, "100000 layers"),

@@ -256,3 +256,14 @@ def test_python_is_kept_across_pages(open_page, server):
     expect(page.get_by_text("Computed in your browser")).to_be_visible()
     assert page.evaluate("window.swapped")
     assert [path for path in server.requests if path.startswith("/runtime/")] == fetched
+
+
+def test_the_measured_streams_are_those_recorded(open_page):
+    results = json.loads((ROOT / "benchmarks" / "results" / "streaming.json").read_text())["results"]
+    page = open_page("challenges/data-streaming/", scripts=False)
+    rows = page.get_by_role("region", name="Measured streams").locator("tbody tr")
+    assert rows.count() == len({one["metric"] for one in results})
+    (first, *_) = [one for one in results if one["metric"].startswith("samples, shuffled")]
+    shown = [float(re.sub(r"[^\d.]", "", cell)) for cell in rows.first.locator("td").all_inner_texts()]
+    peers = [one["peer"] for one in results if one["metric"] == first["metric"]]
+    assert shown == pytest.approx([first["ours"], *peers], rel=0.005)

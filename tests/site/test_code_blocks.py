@@ -22,7 +22,7 @@ import typer
 from tests.programs import ROOT, run_program
 from training.cli import build_app
 from training.config import RECIPES
-from training.data.prepare import read_rows
+from training.data.sources import read_captions
 
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 IN_TEMPLATE = re.compile(r"<pre[^>]*><code[^>]*>([^<{]+)</code>")
@@ -60,8 +60,8 @@ def test_python_runs(text):
 @pytest.mark.parametrize("text", of_language("json"))
 def test_json_lines_are_rows_of_captions(text, tmp_path):
     (tmp_path / "captions.jsonl").write_text(text)
-    rows, left_out = read_rows(tmp_path / "captions.jsonl")
-    assert len(rows) == len(text.strip().splitlines()) and not left_out
+    rows = list(read_captions(tmp_path / "captions.jsonl"))
+    assert len(rows) == len(text.strip().splitlines()) and not any(isinstance(row, str) for row in rows)
 
 
 @pytest.mark.parametrize("text", of_language("toml") or [pytest.param("", id="none")])

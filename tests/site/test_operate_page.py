@@ -24,12 +24,18 @@ import pytest
 from builder.learn.recipes import changeable_fields
 from tests.programs import ROOT, run_program, until
 from tests.random_shards import write_shards
+from tests.training.trust.tickets import PEER
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, list_checkpoints
 from training.cli import COMMANDS
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.publish.history import HistoryReader
+from training.trust.ledger import REGISTER_FILE
+from training.trust.moderation import Moderation
+from training.trust.register import Admission
 
 PAGE = (ROOT / "site" / "operate.md").read_text(encoding="utf-8")
+MEMBERS = PAGE.split("## Admit members only\n")[1].split("\n## ")[0]
+"""The section on membership, whose commands have a test of their own."""
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TRAINER = ".venv/bin/nox -s training -- "
 TINY = {
@@ -58,10 +64,10 @@ def tiny_recipe() -> str:
 
 
 class Guide:
-    """The page's commands, each of which is to be taken once and in order."""
+    """The commands of a text, each of which is to be taken once and in order."""
 
-    def __init__(self, folder: Path):
-        self.commands = [line for block in BLOCK.findall(PAGE) for line in block.splitlines()]
+    def __init__(self, folder: Path, text: str = PAGE.replace(MEMBERS, "")):
+        self.commands = [line for block in BLOCK.findall(text) for line in block.splitlines()]
         self.folder = folder
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
             self.port, self.dht_port = one.getsockname()[1], two.getsockname()[1]
@@ -208,6 +214,45 @@ def test_the_pages_commands_operate_a_run(programs, tmp_path):
     assert guide.commands == []
 
 
+def test_the_pages_commands_admit_members_only(programs, tmp_path):
+    (tmp_path / "my-run.toml").write_text(tiny_recipe())
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    guide = Guide(tmp_path, MEMBERS)
+    command = [*guide.take(f"{TRAINER}membership"), "--port", str(guide.port)]
+    first = run_program(command, cwd=tmp_path, env=environment())
+    assert first.returncode == 2 and "Add the lines above to the recipe" in first.stderr
+    key = re.search(r'^key = "(.*)"$', first.stdout, re.MULTILINE)[1]
+    lines = re.search(r"^```toml\n(.*?)^```", MEMBERS, re.MULTILINE | re.DOTALL)[1]
+    with (tmp_path / "my-run.toml").open("a") as recipe:
+        recipe.write(lines.replace("THE KEY THAT IT PRINTED", key))
+    log = tmp_path / "membership.log"
+    with log.open("w") as printed:
+        programs.start(command, cwd=tmp_path, env=environment(), stdout=printed, stderr=subprocess.STDOUT)
+    until(lambda: "get their tickets" in log.read_text(), said=log.read_text)
+
+    code = re.search(r"--invitation (\S+),", guide.run(f"{TRAINER}moderate invite"))[1]
+    register = Moderation(tmp_path / "runs" / "my-run" / "membership" / REGISTER_FILE)
+    admission = Admission(standing="vouched", code=code)
+    register.admit(admission, PEER, ticket_ends=register.now + 60, most_peers=1)
+    assert "invited:ada (vouched)" in guide.run(f"{TRAINER}moderate list")
+    assert "Banned invited:ada" in guide.run(f"{TRAINER}moderate ban")
+    password = (register.path.parent / "page.token").read_text().strip()
+    shown = httpx.get(f"http://127.0.0.1:{guide.port}/page", auth=("", password)).text
+    assert "wrong gradients" in shown and "invited:ada" in shown
+    assert "invited:ada" in httpx.get(f"http://127.0.0.1:{guide.port}/bans").text
+    guide.run(f"{TRAINER}moderate unban")
+    assert "Removed invited:ada" in guide.run(f"{TRAINER}moderate remove")
+    # tests/training/roles/test_membership.py goes back in a run; this one has no checkpoint.
+    refused = run_program(guide.take(f"{TRAINER}moderate ban ada --revert-to"), cwd=tmp_path, env=environment())
+    assert refused.returncode == 2 and "has no checkpoint of epoch 4000" in refused.stderr
+    assert register.banned() == []
+    for _ in range(2):
+        guide.run("sudo install")
+    unit = guide.take("sudo systemctl enable --now")[-1]
+    assert (tmp_path / "etc" / "systemd" / "system" / f"{unit}.service").is_file()
+    assert guide.commands == []
+
+
 def join(machine: Machine, ready: dict, folder: Path) -> tuple[subprocess.Popen, Path]:
     """Starts a volunteer with the command that `serve` prints."""
     words = shlex.split(ready["join_command"])
@@ -277,5 +322,8 @@ def test_every_state_that_the_dashboard_shows_is_explained():
 
 
 def test_the_fields_that_may_change_are_named():
-    fields = "`title`, `description`, `data.shards`, `swarm.max_epochs_alone` and everything in `[monitor]`"
+    fields = (
+        "`title`, `description`, `data.shards`, `swarm.max_epochs_alone`, everything in `[monitor]` and everything in "
+        "`[membership]`"
+    )
     assert changeable_fields() == fields

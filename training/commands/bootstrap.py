@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from training.commands.options import Invitation
+
 
 def run(
     recipe: Annotated[str, typer.Option(help="Recipe: a name, a TOML file or a URL.")],
@@ -27,6 +29,7 @@ def run(
         list[str] | None,
         typer.Option(help="Another bootstrap peer of the run, or its monitor: /ip4/ADDRESS/tcp/PORT/p2p/ID."),
     ] = None,
+    invitation: Invitation = None,
     brief: Annotated[
         bool, typer.Option("--brief", help="List only who joins and leaves, without commands for others.")
     ] = False,
@@ -45,6 +48,7 @@ def run(
 
         from training.processes.events import EventLog
         from training.roles.bootstrap import BootstrapSettings, run_bootstrap
+        from training.trust.client import Credentials
 
         settings = BootstrapSettings(
             state_dir=state_dir or Path("runs") / config.run_id / "bootstrap",
@@ -52,6 +56,7 @@ def run(
             announce_maddrs=tuple(announce_maddrs or ()),
             initial_peers=tuple(initial_peers or ()),
             recipe=recipe,
+            credentials=Credentials(invitation=invitation),
             brief=brief,
         )
         console = Console(highlight=False, soft_wrap=True)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from training.commands.options import Invitation
+from training.errors import BadInput
+
 if TYPE_CHECKING:
     from training.config import RunConfig
     from training.processes.role import StopRequest
@@ -51,12 +54,17 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Threads that compute. 
 Epochs = Annotated[int | None, typer.Option(min=1, help="Leave once the run has done this many epochs (updates).")]
 StateDir = Annotated[
     Path | None,
-    typer.Option(help="Folder that keeps your identity and contribution, so that a restart continues both."),
+    typer.Option(
+        help="Folder that keeps your identity, contribution and place in the data, so that a restart continues them."
+    ),
 ]
 Resume = Annotated[
     Path | None, typer.Option(help="Folder of checkpoints: start from the latest, unless the run is ahead of it.")
 ]
-Shards = Annotated[str | None, typer.Option(help="Folder or URL of the shards. Default: the recipe's.")]
+Shards = Annotated[
+    str | None,
+    typer.Option(help="Folder or address (https://, hf://, s3://) of the shards. Default: the recipe's."),
+]
 CacheSize = Annotated[
     float | None,
     typer.Option(min=0, help="Disk space for shards that are fetched over the network, in GB. Default: 1."),
@@ -74,6 +82,14 @@ Bandwidth = Annotated[
         min=0.1,
         help="Bandwidth of your link in both directions, in Mbit/s: peers on slow links average smaller parts. "
         "Default: the speed at which the run's state was downloaded, if it was large enough to measure.",
+    ),
+]
+HuggingFace = Annotated[
+    bool,
+    typer.Option(
+        "--hugging-face",
+        help="Show who you are on the Hugging Face Hub, for a run that admits members of an organization: your token "
+        "(HF_TOKEN, or that of `hf auth login`) is sent to the membership server that the recipe names.",
     ),
 ]
 ClientMode = Annotated[bool, typer.Option("--client-mode", help="Accept no incoming connections (firewall, NAT).")]
@@ -106,6 +122,8 @@ def run(
     state_dir: StateDir = None,
     resume: Resume = None,
     shards: Shards = None,
+    invitation: Invitation = None,
+    hugging_face: HuggingFace = False,
     bandwidth: Bandwidth = None,
     cache_size: CacheSize = None,
     normal_priority: NormalPriority = False,
@@ -120,15 +138,11 @@ def run(
     from training.config import load_recipe
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
+    from training.trust.client import Credentials
     from training.volunteer.invitation import site_of
 
-    wishes = {
-        "device": device,
-        "micro_batch_size": micro_batch_size,
-        "precision": precision,
-        "checkpointing": checkpointing,
-        "compiled": compiled,
-    }
+    wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}
+    wishes |= {"checkpointing": checkpointing, "compiled": compiled}
     settings = {
         "initial_peers": tuple(initial_peers),
         "site": site_of(recipe),
@@ -142,13 +156,31 @@ def run(
         "client_mode": client_mode,
         "host_maddrs": tuple(host_maddrs or ["/ip4/0.0.0.0/tcp/0"]),
         "announce_maddrs": tuple(announce_maddrs or ()),
+        "credentials": Credentials(invitation=invitation, hub_token=_hub_token if hugging_face else None),
         "seed": seed,
     }
     if cache_size is not None:
         settings["cache_gb"] = cache_size
     config = load_recipe(recipe)
+    if invitation is not None and not config.membership.open:
+        _check_state_dir(state_dir)
     prepare_environment()
-    run_role(partial(_role, config, wishes, settings, state_dir, dry_run, log_json))
+    run_role(partial(_role, config, wishes, settings, state_dir, dry_run, log_json), begins_anew=not dry_run)
+
+
+def _check_state_dir(state_dir: Path | None) -> None:
+    """Checks that an invitation is not used up by a peer that nobody will be again."""
+    if state_dir is None:
+        raise BadInput(
+            "An invitation admits one peer, and without --state-dir each start is another one; give --state-dir FOLDER."
+        )
+
+
+def _hub_token() -> str | None:
+    """The token of this machine; None if there is none."""
+    from huggingface_hub import get_token
+
+    return get_token()
 
 
 def _role(

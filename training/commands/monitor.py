@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from training.commands.options import Invitation
+
 InitialPeers = Annotated[
     list[str] | None,
     typer.Option(
@@ -83,6 +85,7 @@ def run(
     host_maddrs: HostMaddrs = None,
     announce_maddrs: AnnounceMaddrs = None,
     one_machine: OneMachine = False,
+    invitation: Invitation = None,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
     push_to: PushTo = None,
     export: Export = None,
@@ -105,6 +108,7 @@ def run(
     prepare_environment()
     # Only now: this import brings hivemind, which reads the environment while it is imported.
     from training.roles.monitor import MonitorFlags, run_monitor
+    from training.trust.client import Credentials
 
     flags = MonitorFlags(
         recipe=recipe,
@@ -118,6 +122,7 @@ def run(
         join_command=join_command,
         host_maddrs=tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{dht_port}"]),
         announce_maddrs=tuple(announce_maddrs or ()),
+        credentials=Credentials(invitation=invitation),
         push_to=push_to,
         log_json=log_json,
         one_machine=one_machine,

@@ -1,4 +1,4 @@
-"""Options that several commands share: which checkpoint draws, and how it samples."""
+"""Options that several commands share: which checkpoint draws and how it samples, and who is invited."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Annotated
 
 import typer
 
+Invitation = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TRAINING_INVITATION",
+        show_envvar=False,
+        help="Code of an invitation, for a run that admits members only; TRAINING_INVITATION in the environment does "
+        "the same. Later starts in the same folder need none.",
+    ),
+]
 Checkpoint = Annotated[
     Path, typer.Option(help="Checkpoint folder, or a run's folder, whose latest checkpoint is used.")
 ]

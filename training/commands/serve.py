@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from training.commands.options import Invitation
 
 RunDir = Annotated[
     Path | None,
@@ -70,6 +73,7 @@ def run(
     announce_host: AnnounceHost = None,
     initial_peers: InitialPeers = None,
     push_to: PushTo = None,
+    invitation: Invitation = None,
     log_json: Annotated[Path | None, typer.Option(help="Append events to this file, one JSON object per line.")] = None,
 ) -> None:
     """Serve a run: bootstrap peer and monitor in one, each started again if it ends."""
@@ -91,4 +95,6 @@ def run(
         initial_peers=tuple(initial_peers or ()),
         push_to=push_to,
     )
+    if invitation is not None:
+        os.environ["TRAINING_INVITATION"] = invitation  # both servers read it there; in their commands all could
     run_serve(settings, events=EventLog(log_json))

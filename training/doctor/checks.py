@@ -12,6 +12,7 @@ from training.doctor import (
     compute,
     examination,
     files,
+    membership,
     memory,
     peers,
     processor,
@@ -57,6 +58,7 @@ CHECKS = (
     Check("cache", files.check_cache),
     Check("state folder", files.check_state_folder),
     Check("recipe", recipe.check_recipe),
+    Check("membership", membership.check_membership, None),
     Check("shards", shards.check_shards, None),
     Check("link", shards.check_link, None),
     Check("clock", clock.check_clock, None),
@@ -71,7 +73,8 @@ CHECKS = (
 
 def all_faults() -> tuple[Fault, ...]:
     """Every fault that the doctor knows."""
-    subjects = (programs, compute, processor, memory, files, web, recipe, shards, clock, peers, examination)
+    subjects = (programs, compute, processor, memory, files, web, recipe, membership)
+    subjects += (shards, clock, peers, examination)
     return tuple(fault for subject in subjects for fault in subject.FAULTS)
 
 

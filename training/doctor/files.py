@@ -46,18 +46,18 @@ STATE_FULL = Fault(
 )
 CACHE_FOLDER = Fault(
     name="cache-unusable",
-    why="Shards that come from an address are kept there, and `join` ends if it cannot write them.",
+    why="What is fetched of the shards is kept there; without it, `join` fetches everything again in each pass.",
     remedy="Set XDG_CACHE_HOME to a folder that you may write to.",
 )
 CACHE_FULL = Fault(
     name="cache-disk-full",
-    why="Shards that come from an address are kept there; the next one would not fit.",
+    why="What is fetched of the shards is kept there; without room, `join` fetches everything again in each pass.",
     remedy="Free space there, or set XDG_CACHE_HOME to a folder on another disk.",
 )
 CACHE_SHORT = Fault(
     name="cache-disk-short",
     level="warning",
-    why="Shards are kept there up to the cache's size. The disk would be full before, and training would end.",
+    why="Shards are kept there up to the cache's size. The disk would be full before, for all programs.",
     remedy="Free space there, set XDG_CACHE_HOME to a folder on another disk, or join with a smaller --cache-size.",
 )
 TEMP_FOLDER = Fault(
@@ -135,7 +135,7 @@ def check_state_folder(shared: Shared) -> Finding:
 
 def check_cache(shared: Shared) -> Finding:
     """Whether the folder that keeps fetched shards has room for them."""
-    from training.data.cache import CACHE_GB, default_cache
+    from training.data.cache import CACHE_GB, SUFFIXES, default_cache
 
     folder = default_cache()
     there = _first_existing(folder)
@@ -145,7 +145,7 @@ def check_cache(shared: Shared) -> Finding:
         return CACHE_FULL.found(f"{show_bytes(free)} are free at {there}; one shard takes {show_bytes(most)}.")
     if (fault := _unwritable(there)) is not None:
         return CACHE_FOLDER.found(f"{there} cannot be written to: {fault}.")
-    taken = sum(path.stat().st_size for path in folder.glob("shards/*/*.parquet"))
+    taken = sum(path.stat().st_size for path in folder.glob("shards/*/*") if path.suffix in SUFFIXES)
     kept = min(sum(sizes) or CACHE_GB * 1e9, CACHE_GB * 1e9)
     if free + taken < kept:
         return CACHE_SHORT.found(f"{show_bytes(free)} are free at {there}; the cache keeps {show_bytes(int(kept))}.")

@@ -25,6 +25,14 @@ class Finding:
     """Name of the check, which the examination fills in."""
 
 
+class Unusable(Exception):
+    """What a check needs cannot be read or fetched; `finding` says why."""
+
+    def __init__(self, finding: Finding):
+        super().__init__(finding.found)
+        self.finding = finding
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
     """One thing that can be wrong."""

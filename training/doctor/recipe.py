@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from training.config import LARGEST_RECIPE_BYTES, RunConfig, load_recipe, parse_recipe
 from training.doctor.children import NoAnswer
-from training.doctor.finding import Fault, Finding, fine, skipped
+from training.doctor.finding import Fault, Finding, Unusable, fine, skipped
 from training.doctor.web import Unfetched, fetch, is_url
 from training.errors import BadInput
 
@@ -42,12 +42,8 @@ RUN_SILENT = Fault(
 FAULTS = (MISSING, INVALID, DIFFERS, UNKNOWN_RUN, RUN_SILENT)
 
 
-class Unread(Exception):
+class Unread(Unusable):
     """There is no recipe to go by; `finding` says why."""
-
-    def __init__(self, finding: Finding):
-        super().__init__(finding.found)
-        self.finding = finding
 
 
 def read(source: str) -> tuple[RunConfig, float | None]:

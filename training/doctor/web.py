@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from urllib.parse import SplitResult, urlsplit
 
-from training.doctor.finding import Fault, Finding
+from training.doctor.finding import Fault, Finding, Unusable
 
 NAME = Fault(
     name="name-unknown",
@@ -87,12 +87,8 @@ DATE_CODES, NAME_CODE = (9, 10), 62
 REFUSALS = (401, 403, 407)
 
 
-class Unfetched(Exception):
+class Unfetched(Unusable):
     """A file could not be fetched; `finding` says why."""
-
-    def __init__(self, finding: Finding):
-        super().__init__(finding.found)
-        self.finding = finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

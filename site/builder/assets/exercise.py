@@ -20,6 +20,7 @@ def exercise_setups() -> list[dict]:
     for key, options in catalogue["choices"].items():
         setups += [{**DEFAULT, key: option["value"]} for option in options]
     setups += [{**DEFAULT, "offload_optimizer": True, "checkpointing": 2, "shared_groups": 4, "dropout": 0}]
+    setups += [{"model": "llama-3.2-1b", "lora_rank": 16, "base_bits": 4}]
     setups += [{**DEFAULT, "micro_batch_size": -1}, {**DEFAULT, "model": "none-such"}, {**DEFAULT, "unknown": 1}]
     return setups
 

@@ -25,6 +25,7 @@ CARD_GIB = "20"
 """Initial content of that field: a size that no listed GPU has."""
 
 CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", "3": "every 3rd", "4": "every 4th"}
+BASE_BITS = {"": "as the precision", "16": "16 bits", "4": "4 bits (QLoRA)"}
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 
 
@@ -64,7 +65,16 @@ def page_data() -> dict:
         "groups": _groups(catalogue),
         "models": {name: own_values(architecture) for name, architecture in PRESETS.items()},
         "default_model": DEFAULT["model"],
-        "hidden": ["card", "target_length", "reversible", "optimizer_impl", "delta_rule", "pcie_generation"],
+        "hidden": [
+            "card",
+            "target_length",
+            "reversible",
+            "lora_rank",
+            "base_bits",
+            "optimizer_impl",
+            "delta_rule",
+            "pcie_generation",
+        ],
     }
 
 
@@ -102,31 +112,37 @@ def _groups(catalogue: dict) -> list[dict]:
                     "Layer groups",
                     "Number of groups; the layers of a group share their weights.",
                 ),
+                _number("lora_rank", "LoRA, rank", "Trains adapters of this rank and freezes the model."),
+                _choice("base_bits", "Frozen weights", _options(BASE_BITS)),
             ],
         },
         {
             "title": "Finer choices",
             "folded": True,
-            "fields": [
-                _choice("precision", "Precision", _titled(choices["precision"])),
-                _choice("attention", "Attention", _titled(choices["attention"])),
-                _choice("reversible", "Reversible layers", _options(REVERSIBLE)),
-                _number("dropout", "Dropout", ""),
-                _number("accumulation_steps", "Accumulation", "Micro-batches per optimizer step."),
-                _choice("optimizer_impl", "AdamW's loop", _titled(choices["optimizer_impl"])),
-                _switch(
-                    "embeddings_32bit",
-                    "Embeddings in 32 bit",
-                    "Keeps the 8-bit optimizers' state of embeddings in 32 bits, as Hugging Face's Trainer does.",
-                ),
-                _switch(
-                    "delta_rule",
-                    "Delta rule",
-                    "An option of hivemind that needs one more copy of the parameters on the host.",
-                ),
-                _choice("pcie_generation", "Bus to the host", _titled(choices["pcie_generation"])),
-            ],
+            "fields": _finer(choices),
         },
+    ]
+
+
+def _finer(choices: dict) -> list[dict]:
+    return [
+        _choice("precision", "Precision", _titled(choices["precision"])),
+        _choice("attention", "Attention", _titled(choices["attention"])),
+        _choice("reversible", "Reversible layers", _options(REVERSIBLE)),
+        _number("dropout", "Dropout", ""),
+        _number("accumulation_steps", "Accumulation", "Micro-batches per optimizer step."),
+        _choice("optimizer_impl", "AdamW's loop", _titled(choices["optimizer_impl"])),
+        _switch(
+            "embeddings_32bit",
+            "Embeddings in 32 bit",
+            "Keeps the 8-bit optimizers' state of embeddings in 32 bits, as Hugging Face's Trainer does.",
+        ),
+        _switch(
+            "delta_rule",
+            "Delta rule",
+            "An option of hivemind that needs one more copy of the parameters on the host.",
+        ),
+        _choice("pcie_generation", "Bus to the host", _titled(choices["pcie_generation"])),
     ]
 
 

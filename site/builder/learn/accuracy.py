@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import html
 import json
+from pathlib import Path
 
 from builder.benchmark_records import record, recorded
 from builder.folders import RESULTS
 from builder.markup.tables import table
+from calculator.architectures import PRESETS
+from calculator.estimate import estimate
+from calculator.inference import cache_bytes
+from calculator.setups import setup_from
 
 LATER = RESULTS.parent / "later_steps.json"
 """Training steps that were drawn after the last change of a rule (tests/calculator/test_reference_steps.py)."""
+DECODERS = RESULTS.parent / "decoder_steps.json"
+"""The same for today's decoders."""
+ADAPTERS = RESULTS.parent / "lora_steps.json"
+"""The same with LoRA's adapters."""
+ANOTHER_8B_GB = 21
+"""What another calculator gave for a QLoRA of Llama 3.1 8B "instead of 9 GB" (unsloth pull request 10815)."""
+CACHES = (
+    ("gemma-3-27b", 131_072, 81.38),
+    ("deepseek-v3", 163_840, 2.08),
+    ("qwen3-0.6b", 40_960, 2.19),
+)
+"""Model, tokens, and what another calculator gave in GiB before it was corrected (unsloth pull request 4757)."""
 
 STATISTICS = ("median", "p95", "worst")
 
@@ -45,13 +62,73 @@ def worst_cases() -> str:
     return "\n".join(lines)
 
 
+def family_table() -> str:
+    """HTML table: for each family, how many steps were drawn last, and the largest errors there."""
+    steps = [step for path in (LATER, DECODERS) for step in _steps(path)]
+    names = [step["setup"]["config"]["model_type"] for step in steps]
+    return _errors_table("Errors of each family on steps drawn last", "model_type", names, steps)
+
+
+def adapter_table() -> str:
+    """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
+    steps = _steps(ADAPTERS)
+    names = [f"{step['setup']['precision']}, frozen in {step['setup']['base_bits']} bits" for step in steps]
+    return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
+
+
+def _steps(path: Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _by_name(names: list[str], steps: list[dict]) -> tuple[list[str], list[dict]]:
+    pairs = sorted(zip(names, steps, strict=True), key=lambda pair: pair[0])
+    return [name for name, _ in pairs], [step for _, step in pairs]
+
+
+def _errors_table(title: str, head: str, names: list[str], steps: list[dict]) -> str:
+    """How many steps have a name, and the largest errors there."""
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for name, step in zip(names, steps, strict=True):
+        result = estimate(setup_from(step["setup"]))
+        pairs = (result.saved_activations, step["saved_activations"]), (result.gpu.total, step["peak"])
+        differences = tuple(abs(ours / true - 1) * 100 if true else 0.0 for ours, true in pairs)
+        errors.setdefault(name, []).append(differences)
+    rows = [
+        (html.escape(name), str(len(found)), *(_percent(max(column)) for column in zip(*found, strict=True)))
+        for name, found in errors.items()
+    ]
+    heads = (head, "steps", "kept activations: largest error, %", "peak: largest error, %")
+    return table(title, heads, rows, kind="numbers")
+
+
+def qlora_8b() -> dict[str, str]:
+    """GiB of a QLoRA of Llama 3.1 8B on one sequence of 2048 tokens, and what another calculator gave."""
+    setup = {"model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 4, "optimizer": "adamw8bit", "checkpointing": True}
+    total = estimate(setup_from({**setup, "sequence_length": 2048})).gpu.total
+    return {"ours": f"{total / 2**30:.1f}", "other": str(ANOTHER_8B_GB)}
+
+
+def cache_table() -> str:
+    """HTML table: caches of keys and values that another calculator got wrong, and what this one gives."""
+    rows = []
+    for name, length, other in CACHES:
+        ours = cache_bytes(PRESETS[name], batch=1, length=length) / 2**30
+        rows.append(
+            (html.escape(name), f"{length:,}", f"{ours:.2f}", f"{other:.2f} ({100 * (other / ours - 1):+.0f} %)")
+        )
+    heads = ("model", "tokens", "this calculator, GiB", "unsloth before #4757, GiB")
+    return table("Caches of keys and values", heads, rows, kind="numbers")
+
+
 def accuracy_counts() -> dict[str, int]:
     """How many steps there are, and how many of them were drawn at random, drawn later, or fit EleutherAI's options."""
     cases = record("memory_accuracy")["cases"]
     return {
         "steps": len(cases),
         "held_out": sum(case["held_out"] for case in cases),
-        "later": len(json.loads(LATER.read_text(encoding="utf-8"))),
+        "later": len(_steps(LATER)),
+        "decoders": len(_steps(DECODERS)),
+        "adapters": len(_steps(ADAPTERS)),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }
 

@@ -21,6 +21,7 @@ TITLES = {
     "schedule": "Schedule",
     "swarm": "Swarm",
     "monitor": "Monitor",
+    "membership": "Membership",
 }
 
 

@@ -31,6 +31,35 @@ class Claim:
 
 CLAIMS = (
     Claim(
+        page="challenges/security.md",
+        sentence="The weights that one peer sends are taken only if most of the others have them.",
+        tests=("training/swarm/test_witnesses.py", "training/swarm/test_download.py::test_download"),
+        not_known="A change of all weights by a few percent is not noticed.",
+    ),
+    Claim(
+        page="challenges/security.md",
+        sentence="A peer that spoils averages is left out after the second time, for growing times.",
+        tests=(
+            "training/swarm/test_standing.py",
+            "training/swarm/test_rounds.py",
+            "training/swarm/test_agreement.py",
+            "training/swarm/test_matchmaking.py",
+            "training/swarm/test_gathering.py",
+        ),
+    ),
+    Claim(
+        page="challenges/security.md",
+        sentence="A slow peer that costs the others more time than it brings samples is left out.",
+        tests=("training/swarm/test_standing.py",),
+        not_known="What it brings is what it says, up to twice an average peer's work.",
+    ),
+    Claim(
+        page="challenges/security.md",
+        sentence="One peer among several cannot end the run by claiming to be at its last epoch.",
+        tests=("training/swarm/test_progress.py", "training/volunteer/test_arrival.py"),
+        not_known="One that claims to have ended an epoch ends it for the others too early.",
+    ),
+    Claim(
         page="index.md",
         sentence="Volunteers average their gradients directly with each other, compressed to 8 bits.",
         tests=("training/swarm/test_averaging.py", "training/swarm/test_codecs.py"),
@@ -173,24 +202,108 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/data-streaming.md",
-        sentence="The figure's buffer shuffles samples as the trainer's does.",
-        tests=("calculator/figures/test_models.py::test_buffers_mix_as_those_of_the_trainer",),
+        sentence="The figure's buffer shuffles samples as that of `datasets` does.",
+        tests=("calculator/figures/test_models.py::test_buffers_mix_as_those_of_datasets",),
         not_known="The paper on the 2021 run (section 3.2) says that codes take 18 times less bandwidth; we did not "
         "measure it.",
+    ),
+    Claim(
+        page="challenges/data-streaming.md",
+        sentence="A volunteer who is killed at any sample goes on with the next one after a restart: nothing is "
+        "repeated, and nothing is left out.",
+        tests=(
+            "training/data/test_stream.py::test_a_peer_killed_at_any_sample_repeats_and_skips_nothing",
+            "training/volunteer/test_samples.py::test_with_whole_batches_nothing_is_repeated_or_skipped",
+            "training/data/test_order.py::test_a_place_is_kept_in_less_than_64_bytes",
+        ),
+    ),
+    Claim(
+        page="challenges/data-streaming.md",
+        sentence="The page shows how this trainer's stream does beside `datasets` and the 2021 pipeline.",
+        records=("streaming",),
+        not_known="Random codes and captions of random words; a simulated link. Other work ran on the machine.",
+    ),
+    Claim(
+        page="challenges/data-streaming.md",
+        sentence="The first batch needs one row group. While the server does not answer, training goes on with samples "
+        "from the cache; damaged row groups are left out and counted.",
+        tests=(
+            "training/data/test_stream.py::test_the_first_batch_needs_one_row_group",
+            "training/data/test_stream.py::test_training_goes_on_while_the_server_is_away",
+            "training/data/test_stream.py::test_damage_is_skipped_and_counted",
+        ),
+    ),
+    Claim(
+        page="challenges/data-streaming.md",
+        sentence="What a server claims to send is compared with bounds before memory is allocated for it.",
+        tests=(
+            "training/data/test_blocks.py::test_a_page_that_would_inflate_is_refused_before_it_does",
+            "training/data/test_pages.py",
+            "training/data/test_stream.py::test_a_file_of_ten_terabytes_is_not_believed",
+        ),
+    ),
+    Claim(
+        page="join.md",
+        sentence="At most as much of the shards is kept on disk as `--cache-size` says; what was used least recently "
+        "goes first.",
+        tests=(
+            "training/data/test_stream.py::test_the_disk_is_bounded_by_the_caches_limit",
+            "training/data/test_stream.py::test_the_cache_lets_go_of_what_was_used_least_recently",
+        ),
     ),
     Claim(
         page="challenges/security.md",
         sentence="The figure computes CenteredClip as published: in one iteration, each gradient moves the result by "
         "at most tau / n.",
         tests=("calculator/figures/test_averaging.py",),
-        not_known="The trainer does not use CenteredClip yet.",
+    ),
+    Claim(
+        page="challenges/security.md",
+        sentence="With CenteredClip, a minority of hostile peers in a group can neither steer nor stop the training, "
+        "also if tensors travel in 8 bit.",
+        tests=(
+            "training/swarm/test_clipping.py",
+            "training/swarm/test_reducer.py",
+            "training/swarm/test_gradients.py",
+            "training/swarm/test_hostile.py",
+        ),
+        records=("byzantine",),
+        not_known="The measured model is small; real peers were tried in a group of four, for single averages.",
     ),
     Claim(
         page="challenges/security.md",
         sentence="Each attack on a ticket fails at the check that the figure names; hivemind refuses the same "
         "requests.",
         tests=("calculator/figures/test_admission.py",),
-        not_known="The trainer has no tickets yet.",
+    ),
+    Claim(
+        page="challenges/security.md",
+        sentence="The membership server gives nobody a ticket for another's peer, run or lineage, and none without a "
+        "valid credential; a ticket that was changed anywhere is none.",
+        tests=("training/trust/test_ticket.py", "training/trust/test_server.py", "training/trust/test_keys.py"),
+    ),
+    Claim(
+        page="challenges/security.md",
+        sentence="In a run for members, whoever is uninvited gets no weights, is in no group, and nobody believes what "
+        "they announce; a ban reaches all peers within ten seconds.",
+        tests=(
+            "training/swarm/test_members_only.py",
+            "training/swarm/test_doors.py",
+            "training/swarm/test_admission.py",
+            "training/roles/test_membership.py",
+        ),
+        not_known="A stranger's node may withhold records that others have stored with it.",
+    ),
+    Claim(
+        page="operate.md",
+        sentence="A banned member's program hears of it within ten seconds, and ends; while the membership server is "
+        "away, members go on.",
+        tests=("training/volunteer/test_membership.py", "training/roles/test_membership.py"),
+    ),
+    Claim(
+        page="operate.md",
+        sentence="The membership server neither keeps nor logs a Hugging Face token, and sends it to the Hub only.",
+        tests=("training/trust/test_server.py::test_the_token_goes_to_the_hub_only_and_is_nowhere_kept",),
     ),
     Claim(
         page="make-your-own-run.md",
@@ -201,6 +314,34 @@ CLAIMS = (
         page="make-your-own-run.md",
         sentence="The command prepare omits unsuitable pairs of picture and caption, and says how many and why.",
         tests=("training/data/test_prepare.py",),
+    ),
+    Claim(
+        page="make-your-own-run.md",
+        sentence="Shards of text hold every usable document once, packed into blocks that say where documents begin, "
+        "whenever prepare was killed and started again; its memory does not grow with the set.",
+        tests=("training/data/test_prepare_text.py", "training/data/test_packing.py"),
+    ),
+    Claim(
+        page="make-your-own-run.md",
+        sentence="The page that the command data writes shows pictures with their own captions, and counts that are "
+        "those of the set; what strangers wrote is never taken for markup.",
+        tests=("training/data/test_show.py",),
+    ),
+    Claim(
+        page="make-your-own-run.md",
+        sentence="prepare --push goes on wherever it was killed, and a set that is not whole at its target is read by "
+        "nobody.",
+        tests=("training/publish/test_sets.py",),
+        not_known="Tried with a small server that speaks as much of S3 as an upload needs, not with Amazon's.",
+    ),
+    Claim(
+        page="make-your-own-run.md",
+        sentence="Pictures of a list are never fetched from inside the network, nor from hosts that do not want it; "
+        "a small file of a huge picture is not decoded.",
+        tests=(
+            "training/data/test_fetch.py",
+            "training/data/test_prepare.py::test_a_small_file_of_a_huge_picture_is_left_out_unread",
+        ),
     ),
     Claim(
         page="make-your-own-run.md",

@@ -233,11 +233,28 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             happens="Anybody may store anything in the DHT: a value in place of all peers' records, records without a "
             "signature, of any size, for years. Under keys that a peer has no schema for, it checks nothing.",
             where="`dht/schema.py`: `allow_extra_keys`",
-            here="Each node stores only records that are signed by one peer and lie under its key, or single numbers "
-            "under a peer id, each small and for an hour at most.",
+            here="Each node stores only records that one peer has signed and that lie under its key, small ones, for "
+            "an hour at most.",
             tests=(
                 "training/swarm/test_bounds.py::test_other_records_are_refused",
                 "training/swarm/test_bounds.py::test_a_stranger_neither_ends_a_node_nor_stores_anything",
+            ),
+        ),
+        Fault(
+            happens="Anybody may announce any peer as one that looks for a group or offers its state: the records "
+            "lie under a peer id, and nobody signs them.",
+            where="`averaging/key_manager.py`: `declare_averager`",
+            here="Averagers announce themselves under the key that signs the record.",
+            tests=("training/swarm/test_bounds.py::test_nobody_announces_another_peer",),
+        ),
+        Fault(
+            happens="If a node refuses one of the records that another node has under a key, it drops all of them: one "
+            "record hides all peers.",
+            where="`dht/protocol.py`: `_validate_dictionary`",
+            here="In a run for members, whose nodes hear of bans at different times, the other records count.",
+            tests=(
+                "training/swarm/test_members_only.py"
+                "::test_a_ban_of_a_member_takes_its_records_its_states_and_its_groups",
             ),
         ),
         Fault(

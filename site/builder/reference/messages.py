@@ -47,6 +47,7 @@ PARTS = {
     "swarm": "Network and swarm",
     "roles": "Roles: bootstrap, monitor, join",
     "volunteer": "Roles: bootstrap, monitor, join",
+    "trust": "Membership",
     "publish": "Checkpoints and what is published",
     "checkpoints": "Checkpoints and what is published",
     "generate": "Drawing and judging",

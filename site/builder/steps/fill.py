@@ -18,10 +18,23 @@ from builder.calculator import form
 from builder.dashboard.recorded_run import load_recorded
 from builder.folders import PAGES
 from builder.join import choices
-from builder.learn import accuracy, communication, figures, glossary, recipes, results, simulations, tutorial
+from builder.learn import (
+    accuracy,
+    communication,
+    figures,
+    glossary,
+    hostile,
+    recipes,
+    results,
+    simulations,
+    streaming,
+    tutorial,
+)
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, faults, hivemind_faults, messages, performance
 from calculator.page.words import show_count
+from training.data.cache import CACHE_GB
+from training.trust.policy import BANS_EVERY_SECONDS, Policy
 
 
 def fill(markdown: str) -> str:
@@ -77,12 +90,19 @@ def _calls() -> dict:
     """The functions and values that pages may use, by name."""
     return {
         "accuracy_counts": accuracy.accuracy_counts,
+        "cache_table": accuracy.cache_table,
+        "family_table": accuracy.family_table,
+        "adapter_table": accuracy.adapter_table,
+        "qlora_8b": accuracy.qlora_8b,
         "accuracy_table": accuracy.accuracy_table,
+        "bans_every_seconds": f"{BANS_EVERY_SECONDS:g}",
+        "cache_gb": f"{CACHE_GB:g}",
         "calculator_reference": commands.calculator_reference,
         "changelog": changes.changelog,
         "changeable_fields": recipes.changeable_fields,
         "claims_table": claims.claims_table,
         "clone_command": f"git clone {repository()} training-transformers-together",
+        "clipping_cost": hostile.clipping_cost,
         "codec_loss": results.codec_loss,
         "command_reference": commands.command_reference,
         "communication_table": communication.communication_table,
@@ -98,8 +118,10 @@ def _calls() -> dict:
         "gallery": results.gallery,
         "gallery_caption": results.gallery_caption,
         "glossary": glossary.glossary,
+        "hostile_table": hostile.hostile_table,
         "hivemind_version": hivemind_faults.hivemind_version,
         "model_card": results.model_card,
+        "membership_policy": Policy(),
         "most_peers": simulations.most_peers,
         "paper_prompts": results.paper_prompts,
         "performance_sections": performance.performance_sections,
@@ -113,7 +135,11 @@ def _calls() -> dict:
         "simulation_error_beside_computing": simulations.simulation_error_beside_computing,
         "simulation_sweep": simulations.simulation_sweep,
         "stored_parameters": communication.stored_parameters,
+        "stream_facts": streaming.stream_facts,
+        "stream_table": streaming.stream_table,
         "tutorial": tutorial.page_data(repository()),
         "upstream_lists": hivemind_faults.upstream_lists,
+        "with_a_claim": hostile.with_a_claim,
+        "without_momentum": hostile.without_momentum,
         "worst_cases": accuracy.worst_cases,
     }

@@ -43,6 +43,13 @@ test("a choice that cannot be combined has a reason, and a field without effect 
   assert.ok(!names(applicable(FIELDS, fitting(painter, ownOf(painter)))).includes("checkpointing"));
 });
 
+test("adapters are for models for which they are counted, and frozen weights for models with adapters", () => {
+  const needless = (adapters, lora_rank) => fitting({ ...DEFAULTS, lora_rank }, { placeholders: {}, adapters }).needless;
+  assert.ok(needless(undefined, "16").lora_rank && needless(undefined, "16").base_bits);
+  assert.ok(!needless(true, "").lora_rank && needless(true, "").base_bits);
+  assert.ok(!needless(true, "16").base_bits);
+});
+
 test("a card that is given by its memory differs from a card with a name", () => {
   assert.equal(memoryOf("cuda-20gb"), "20");
   assert.equal(memoryOf("cuda-gb"), "");

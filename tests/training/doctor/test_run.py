@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.programs import Programs, until
+from tests.training.data.text_shards import prepare_documents, write_documents
 from tests.training.doctor.places import SERVER_ENVIRONMENT, closed_port, file_of, listening, server_command, serving
 from training.config import RECIPES, load_recipe
 from training.data.shards import Manifest, SplitEntry, describe_file
@@ -274,6 +275,12 @@ def test_shards_that_are_not_there(tmp_path):
     assert check_shards(Shared(Asked(shards=str(tmp_path / "none")))).name == "shards-unreadable"
     (tmp_path / "manifest.json").write_text("{}")
     assert check_shards(Shared(Asked(shards=str(tmp_path)))).name == "shards-damaged"
+
+
+def test_shards_of_text_are_of_another_model(tmp_path):
+    prepare_documents(tmp_path / "shards", write_documents(tmp_path / "a.jsonl", 20))
+    found = check_shards(Shared(Asked(recipe="demo", shards=str(tmp_path / "shards"))))
+    assert found.name == "shards-of-another-model" and "hold blocks of text; pictures" in found.found
 
 
 def site_of(folder, seconds_a_block=0.0):

@@ -1,0 +1,92 @@
+"""Losses of runs with hostile peers, for the page on security: measured, from the benchmark's record."""
+
+from __future__ import annotations
+
+import html
+
+from builder.benchmark_records import recorded
+from builder.markup.tables import stacked
+
+RECORD = "byzantine"
+WHAT_THEY_SEND = {
+    "sign flip": "minus the honest mean",
+    "IPM": "minus twice the honest mean",
+    "IPM, best": "minus the honest mean, as often as harms most",
+    "ALIE": "the honest mean, off by 1.5 standard deviations in each value",
+    "ALIE, best": "the same, off by as much as harms most",
+    "mimic": "what one honest peer sends",
+    "Gaussian": "noise that is far larger than gradients",
+    "infinite": "infinity",
+    "label flip": "honest gradients of wrong pictures",
+    "not a number": "NaN",
+    "weight 1e9": "minus the honest mean, said to be of a billion samples",
+    "copied": "the last average",
+    "times -1000": "the honest mean times -1000",
+    "parameters": "honest gradients, but 0.5 for all parameters, with a weight of a billion",
+}
+"""Attack -> what the hostile peers send, in the order of the table."""
+
+
+def hostile_table() -> str:
+    """HTML table: for each attack the losses over those of a run in which nobody is hostile.
+
+    Raises:
+        ValueError: If the record has an attack that the table does not explain, or lacks one.
+    """
+    quarter, twelve = (_by_attack(f"loss over clean, {group} hostile") for group in ("5 of 25", "12 of 53"))
+    seven = _by_attack("updates until back")
+    if quarter.keys() != WHAT_THEY_SEND.keys():
+        raise ValueError(f"benchmarks/results/{RECORD}.json has other attacks than {__name__}; change WHAT_THEY_SEND.")
+    rows = [
+        (
+            f"{html.escape(attack)} <small>{html.escape(sent)}</small>",
+            _percent(quarter[attack]["peer"]),
+            _percent(quarter[attack]["ours"]),
+            _percent(quarter[attack]["max"]),
+            _percent(twelve[attack]["ours"]),
+            f"{seven[attack]['ours']:.0f}",
+        )
+        for attack, sent in WHAT_THEY_SEND.items()
+    ]
+    columns = (
+        "Attack",
+        "Mean, 5 of 25",
+        "CenteredClip, 5 of 25",
+        "its worst seed",
+        "CenteredClip, 12 of 53",
+        "7 of 16: updates until recovered",
+    )
+    return stacked("Loss with hostile peers, compared with a run without", columns, rows)
+
+
+def without_momentum(attack: str) -> str:
+    """How much higher the loss is if peers send gradients in place of momentum."""
+    return _more(_by_attack("loss over clean without momentum")[attack]["ours"])
+
+
+def with_a_claim(attack: str) -> str:
+    """How much higher the loss is with `clip_weight = 2`, if the hostile peers claim to have computed many samples."""
+    return _more(_by_attack("loss over clean with clip_weight 2")[attack]["ours"])
+
+
+def clipping_cost() -> str:
+    """How much more CPU time a run takes if nobody is hostile."""
+    return _more(next(iter(_by_attack("CPU seconds of").values()))["ratio"])
+
+
+def _by_attack(beginning: str) -> dict[str, dict]:
+    """Results whose names begin so, by the attack at the name's end."""
+    found = [one for one in recorded(RECORD) if one["metric"].startswith(beginning)]
+    return {one["metric"].rpartition(": ")[2]: one for one in found}
+
+
+def _percent(over_clean: float) -> str:
+    """A loss over that of the clean run, as a difference unless that is many times the loss."""
+    if over_clean >= 10:
+        return f"{over_clean:.0f}\u00a0times"
+    return f"{100 * (over_clean - 1):+.1f}\u00a0%".replace("-", "−")
+
+
+def _more(ratio: float) -> str:
+    """A ratio above 1, as a difference within a sentence."""
+    return f"{100 * (ratio - 1):.0f}\u00a0%"

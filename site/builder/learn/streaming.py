@@ -1,0 +1,36 @@
+"""The measured streams of samples as a table, for the page on data streaming."""
+
+from __future__ import annotations
+
+from html import escape
+
+from builder.benchmark_records import record
+from builder.markup.tables import stacked
+from calculator.page.words import show_bytes, show_count
+
+
+def stream_table() -> str:
+    """HTML table: each figure of the record, for this trainer and for those that it was compared with."""
+    results = record("streaming")["results"]
+    names = list(dict.fromkeys(one["peer_name"] for one in results if one["peer_name"]))
+    rows = []
+    for metric in dict.fromkeys(one["metric"] for one in results):
+        of_metric = [one for one in results if one["metric"] == metric]
+        theirs = {one["peer_name"]: _value(one["peer"], one["unit"]) for one in of_metric if one["peer"] is not None}
+        ours = _value(of_metric[0]["ours"], of_metric[0]["unit"])
+        rows.append((escape(metric), ours, *(theirs.get(name, "–") for name in names)))
+    return stacked("Measured streams", ("Figure", "This trainer", *names), rows)
+
+
+def stream_facts() -> str:
+    """When and on which machine the streams were measured."""
+    facts = record("streaming")
+    return f"{facts['date']}, {facts['machine']['cores']} cores, load {facts['machine']['load']} when the program ended"
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return show_bytes(round(value))
+    if unit == "1":
+        return f"{100 * value:.1f} %"
+    return show_count(round(value)) if value >= 1000 or value == round(value) else f"{value:.2f} {unit}"
