@@ -12,7 +12,7 @@ import tomllib
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -115,6 +115,27 @@ class ModelConfig(_Section):
     def seq_len(self) -> int:
         """T, tokens per sample, text and image together."""
         return self.text_seq_len + self.image_seq_len
+
+
+class LanguageModelConfig(_Section):
+    """A decoder that continues text, built by the library `transformers`."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    architecture: dict[str, Any] | None = None
+    """The model as a Hugging Face `config.json` describes it, `model_type` among its fields. None: that of `from`."""
+    pretrained: Annotated[str, Field(alias="from", max_length=500)] | None = None
+    """Folder or hub id of the weights with which training begins. None: they are drawn from the seed."""
+    block_length: Positive
+    """T, tokens of a sample; the shards are packed into blocks of this length."""
+    separate_documents: bool = True
+    """Whether attention stays within a document where a block holds several."""
+
+    @model_validator(mode="after")
+    def _is_a_model(self) -> LanguageModelConfig:
+        if self.architecture is None and self.pretrained is None:
+            raise ValueError("give architecture = { model_type = ... }, or from = a folder or hub id of weights")
+        return self
 
 
 class CodecConfig(_Section):
