@@ -120,11 +120,9 @@ class ModelConfig(_Section):
 class LanguageModelConfig(_Section):
     """A decoder that continues text, built by the library `transformers`."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     architecture: dict[str, Any] | None = None
     """The model as a Hugging Face `config.json` describes it, `model_type` among its fields. None: that of `from`."""
-    pretrained: Annotated[str, Field(alias="from", max_length=500)] | None = None
+    pretrained: Annotated[str | None, Field(alias="from", max_length=500)] = None
     """Folder or hub id of the weights with which training begins. None: they are drawn from the seed."""
     block_length: Positive
     """T, tokens of a sample; the shards are packed into blocks of this length."""
