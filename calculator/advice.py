@@ -27,7 +27,11 @@ class PeerTraining:
     """The settings of a run on which the memory of a peer depends."""
 
     config: Mapping[str, object]
-    """Of the text-to-image model."""
+    """Of the model, `model_type` among its fields; without it, text to image."""
+    sequence_length: int | None = None
+    """T; None: as the model's configuration says."""
+    reversible: bool | None = None
+    """Whether the layers are reversible; None: as the model's configuration says."""
     optimizer: str = "lamb8bit-demo"
     """On the host."""
     local_updates: bool = False
@@ -49,13 +53,15 @@ class PeerTraining:
         """
         if precision is None:
             precision = "fp32" if device.name == "cpu" else "amp-bf16" if device.bfloat16 else "amp-fp16"
+        reversible = self.config.get("reversible", True) if self.reversible is None else self.reversible
         return Setup(
             config={"model_type": "text-to-image", **self.config},
+            sequence_length=self.sequence_length,
             micro_batch_size=micro_batch_size,
             precision=precision,
             optimizer=self.optimizer,
             offload_optimizer=True,
-            checkpointing=checkpointing and not self.config.get("reversible", True),
+            checkpointing=checkpointing and not reversible,
         )
 
     def need_bytes(

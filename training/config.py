@@ -10,12 +10,14 @@ import hashlib
 import json
 import tomllib
 import urllib.request
+from collections.abc import Mapping
 from http.client import HTTPException
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 from calculator.exchange import CODECS
 from calculator.optimizers import LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE
@@ -46,6 +48,10 @@ NOT_IN_DIGEST = {
 }
 """Fields that peers need not agree on, because they do not change what peers exchange."""
 
+TEXT_TO_IMAGE, CAUSAL_LM = "text-to-image", "causal-lm"
+TASK_PLUGINS = "training_together.tasks"
+"""Entry points under which an installed package offers tasks; see `training.task.Task`."""
+
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -55,13 +61,13 @@ AttentionType = Literal["full", "row", "column", "conv"]
 Codec = Literal[*CODECS]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     """A frozen table of the recipe; unknown keys are refused and field docstrings are the descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The text-to-image transformer (paper, section 3.1)."""
 
     hidden_size: Positive
@@ -117,7 +123,7 @@ class ModelConfig(_Section):
         return self.text_seq_len + self.image_seq_len
 
 
-class LanguageModelConfig(_Section):
+class LanguageModelConfig(Section):
     """A decoder that continues text, built by the library `transformers`."""
 
     architecture: dict[str, Any] | None = None
@@ -136,7 +142,7 @@ class LanguageModelConfig(_Section):
         return self
 
 
-class CodecConfig(_Section):
+class CodecConfig(Section):
     """The image codec: picture <-> grid of codebook entries."""
 
     kind: Literal["small", "vqgan"] = "small"
@@ -151,7 +157,7 @@ class CodecConfig(_Section):
     """Checkpoint of the codec (path or hub id); None: trained by `prepare` and stored beside the shards."""
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Where the prepared shards are and which samples are left out."""
 
     shards: str
@@ -166,7 +172,7 @@ class DataConfig(_Section):
     set."""
 
 
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """8-bit LAMB (You et al. 2020; Dettmers et al. 2021), on the host."""
 
     name: Literal["lamb8bit", "lamb"] = "lamb8bit"
@@ -189,7 +195,7 @@ class OptimizerConfig(_Section):
     """Tensors with fewer values store their moments in 32 bits."""
 
 
-class ScheduleConfig(_Section):
+class ScheduleConfig(Section):
     """Learning rate over epochs. One epoch is one global optimizer update."""
 
     peak_learning_rate: Annotated[float, Field(gt=0)] = LEARNING_RATE_OF_2021
@@ -200,7 +206,7 @@ class ScheduleConfig(_Section):
     """The rate falls linearly to zero at this epoch."""
 
 
-class SwarmConfig(_Section):
+class SwarmConfig(Section):
     """How peers meet, average and exchange state (hivemind)."""
 
     target_batch_size: Positive
@@ -274,7 +280,7 @@ class SwarmConfig(_Section):
     """A peer whose record is older counts as gone."""
 
 
-class MonitorConfig(_Section):
+class MonitorConfig(Section):
     """What the monitor keeps and shows."""
 
     checkpoint_every_epochs: Positive = 100
@@ -308,7 +314,7 @@ class MonitorConfig(_Section):
         return 10 * self.checkpoint_every_epochs if self.keep_every_epochs is None else self.keep_every_epochs
 
 
-class MembershipConfig(_Section):
+class MembershipConfig(Section):
     """Who may take part in the run."""
 
     open: bool = True
@@ -341,8 +347,11 @@ def _is_safe(url: str) -> bool:
     return plain and bool(parts.hostname) and " " not in url and (parts.scheme == "https" or is_local)
 
 
-class RunConfig(_Section):
-    """One collaborative run, as its recipe describes it. All peers agree on every field."""
+class RunConfig(Section):
+    """One collaborative run, as its recipe describes it. All peers agree on every field.
+
+    Each task has a class of its own, which says what its `[model]` may hold; `run_of` chooses it.
+    """
 
     run_id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     """The run's name in the DHT."""
@@ -350,10 +359,12 @@ class RunConfig(_Section):
     """The run's name for people."""
     description: str = ""
     """One sentence on what is trained."""
+    task: Annotated[str, Field(max_length=100)] = TEXT_TO_IMAGE
+    """What is trained: `text-to-image`, `causal-lm`, or a task that an installed package offers."""
     seed: int = 0
     """Seed of the initial weights, the same for all peers."""
-    model: ModelConfig
-    codec: CodecConfig
+    model: SerializeAsAny[Section]
+    codec: CodecConfig | None = None
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -363,7 +374,6 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:
-        _check_sizes(self.model, self.codec)
         _check_times(self.swarm)
         _check_modes(self.swarm)
         if self.swarm.min_group_size > self.swarm.max_group_size:
@@ -392,6 +402,29 @@ class RunConfig(_Section):
         fields = self.model_dump(mode="json", exclude=NOT_IN_DIGEST)
         # Sorted, so that the order of the lines in the file does not matter.
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class TextToImageRun(RunConfig):
+    """A run that trains a text-to-image transformer."""
+
+    model: ModelConfig
+    codec: CodecConfig
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> TextToImageRun:
+        _check_sizes(self.model, self.codec)
+        return self
+
+
+class LanguageRun(RunConfig):
+    """A run that trains a language model."""
+
+    model: LanguageModelConfig
+    codec: None = None
+
+
+RUNS: dict[str, type[RunConfig]] = {TEXT_TO_IMAGE: TextToImageRun, CAUSAL_LM: LanguageRun}
+"""Task -> the class of its runs."""
 
 
 def _check_sizes(model: ModelConfig, codec: CodecConfig) -> None:
@@ -453,6 +486,28 @@ def _check_modes(swarm: SwarmConfig) -> None:
         )
 
 
+def run_of(fields: Mapping[str, Any]) -> RunConfig:
+    """The run that a recipe's fields describe.
+
+    Raises:
+        ValidationError: If a field is wrong.
+        BadInput: If nothing that is installed knows the task.
+    """
+    return _run_class(fields.get("task", TEXT_TO_IMAGE)).model_validate(fields)
+
+
+def _run_class(task: object) -> type[RunConfig]:
+    if isinstance(task, str) and task in RUNS:
+        return RUNS[task]
+    offered = {plugin.name: plugin for plugin in entry_points(group=TASK_PLUGINS)}
+    if task not in offered:
+        raise BadInput(
+            f"The recipe's task is {task!r:.100}; installed are {', '.join(sorted({*RUNS, *offered}))}.",
+            cure="Install the package that offers this task, or correct `task` in the recipe.",
+        )
+    return offered[task].load().run_config
+
+
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the project."""
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
@@ -473,7 +528,7 @@ def load_recipe(source: str) -> RunConfig:
 def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
     """A recipe from its TOML text; see `load_recipe`."""
     try:
-        return RunConfig.model_validate(tomllib.loads(text))
+        return run_of(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise BadInput(
             f"{source} is not valid TOML: {error}.", cure="Correct the place that the message names."

@@ -20,8 +20,9 @@ from test_dashboard_page import JOIN, red_picture
 from test_every_page import ROOT, violations
 from tests.programs import run_program
 from training.config import load_recipe
-from training.publish.history import History, HistoryReader, Picture
+from training.publish.history import History, HistoryReader
 from training.publish.live import create_app, export, store_run
+from training.task import Shown
 
 pytestmark = pytest.mark.browser
 
@@ -200,6 +201,6 @@ def write_history(run_dir: Path, *, ended_at: float) -> None:
     drawn = []
     for number, prompt in enumerate(RUN.monitor.prompts):
         (pictures / f"{number}.png").write_bytes(red_picture())
-        drawn.append(Picture(prompt=prompt, file=f"000010/{number}.png", shape=True, colour=False))
+        drawn.append(Shown(prompt=prompt, file=f"000010/{number}.png", shape=True, colour=False))
     history.add_snapshot(10, drawn)
     history.close()

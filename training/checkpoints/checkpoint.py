@@ -21,10 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from training.config import RunConfig, parse_recipe
+from training.config import RunConfig, parse_recipe, read_recipe
 from training.errors import BadInput, TrainingError, reason_of
-from training.model.transformer import TextToImageTransformer, build_model
 from training.storage.whole import delete_drafts, whole_folder, write_whole
+from training.task import TrainedModel, task_of
 
 if TYPE_CHECKING:  # it loads hivemind, which those who only read checkpoints do not need
     from training.swarm.lineage import Lineage
@@ -45,7 +45,7 @@ class Checkpoint:
 
     path: Path
     """The folder."""
-    model: TextToImageTransformer
+    model: TrainedModel
     """The model with its weights, in evaluation mode, on the CPU."""
     config: RunConfig
     """The recipe."""
@@ -58,7 +58,8 @@ class Checkpoint:
     shards: str
     """Folder or URL of the prepared shards that hold the codec and the tokenizer."""
     codec_digest: str | None = None
-    """Digest of the codec whose tokens the model was trained on; None in checkpoints that do not record it."""
+    """Digest of the codec, or of the tokenizer of text, whose tokens the model was trained on; None in checkpoints that
+    do not record it."""
     lineage: str | None = None
     """Id of the training that the weights come from; None in checkpoints that do not record it."""
     extra_tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path,
     *,
-    model: TextToImageTransformer,
+    model: TrainedModel,
     recipe_toml: str,
     epoch: int,
     metrics: Mapping[str, object],
@@ -123,7 +124,7 @@ def save_checkpoint(
     return target
 
 
-def _check_model(config: RunConfig, model: TextToImageTransformer) -> None:
+def _check_model(config: RunConfig, model: TrainedModel) -> None:
     if config.model != model.config:
         raise BadInput(
             f"The model to save is not that of the recipe {config.run_id}: its sizes differ.",
@@ -137,7 +138,7 @@ def _origin(lineage: Lineage | None) -> dict[str, object]:
     return {"lineage": lineage.id, "ancestors": lineage.ancestors}
 
 
-def _write_weights(draft: Path, model: TextToImageTransformer, extra_tensors: Mapping[str, Tensor]) -> None:
+def _write_weights(draft: Path, model: TrainedModel, extra_tensors: Mapping[str, Tensor]) -> None:
     write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / MODEL_FILE)
     if extra_tensors:
         # Clones: safetensors refuses tensors that share memory.
@@ -200,7 +201,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
             f"{path} holds weights of the recipe {config.run_id} ({config.digest}), not of {recipe.run_id} "
             f"({recipe.digest}); resume with the recipe in the checkpoint's folder, or start in another folder."
         )
-    model = build_model(config.model, seed=config.seed).eval()
+    model = task_of(config).blank_model().eval()
     try:
         model.load_state_dict(load_file(path / MODEL_FILE))
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
@@ -221,6 +222,15 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         lineage=facts.get("lineage"),
         extra_tensors=extra,
     )
+
+
+def recipe_of(path: Path) -> RunConfig:
+    """The recipe in a checkpoint's folder, without its weights.
+
+    Raises:
+        BadInput: If it cannot be read.
+    """
+    return parse_recipe(read_recipe(str(path / RECIPE_FILE)), source=str(path / RECIPE_FILE))
 
 
 def codec_of(path: Path) -> str | None:
@@ -261,9 +271,9 @@ def set_lineage(path: Path, lineage: Lineage) -> None:
 
 
 def check_codec(path: Path, expected: str | None, *, shards: str, found: str) -> None:
-    """Refuses shards whose codec is not the one that a checkpoint was trained with.
+    """Refuses shards whose codec, or tokenizer of text, is not the one that a checkpoint was trained with.
 
-    The tokens of another codec are in the same range, but stand for other pictures.
+    The tokens of another one are in the same range, but stand for other pictures or words.
 
     Args:
         path: The checkpoint.
@@ -276,8 +286,8 @@ def check_codec(path: Path, expected: str | None, *, shards: str, found: str) ->
     """
     if expected is not None and found != expected:
         raise BadInput(
-            f"The image tokens of {shards} are of the codec {found[:12]}, but {path} was trained on those of "
-            f"{expected[:12]}, which stand for other pictures; give the shards that it was trained on with --shards."
+            f"The tokens of {shards} are of the codec {found[:12]}, but {path} was trained on those of "
+            f"{expected[:12]}, which stand for something else; give the shards that it was trained on with --shards."
         )
 
 

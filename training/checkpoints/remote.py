@@ -21,15 +21,14 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from pydantic import ValidationError
 
 from training.checkpoints.checkpoint import FILES, RECIPE_FILE, read_facts
 from training.checkpoints.index import Index, ServedCheckpoint, ServedFile
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
-from training.model.transformer import build_model
 from training.storage.whole import is_disk_fault, replace_folder
+from training.task import task_of
 
 REQUEST_SECONDS = 30.0
 """Longest silence of the server."""
@@ -182,8 +181,7 @@ class _Site:
         return target
 
     def _check_description(self, entry: ServedCheckpoint) -> None:
-        with torch.device("meta"):
-            parameters = sum(parameter.numel() for parameter in build_model(self.recipe.model, seed=0).parameters())
+        parameters = sum(parameter.numel() for parameter in task_of(self.recipe).on_paper().parameters())
         most = OTHER_BYTES + BYTES_PER_PARAMETER * parameters
         if entry.bytes > most:
             raise _Unusable(f"it has {entry.bytes:,} bytes, and one of this recipe has at most {most:,}")

@@ -51,7 +51,7 @@ def run(
     from training.compute.plan import make_plan
     from training.config import load_recipe
     from training.errors import BadInput
-    from training.model.transformer import build_model
+    from training.task import task_of
 
     config = load_recipe(recipe)
     if gpu is not None and device is not None:
@@ -62,7 +62,7 @@ def run(
         raise BadInput(str(error)) from None
     wishes = Wishes(device=device, micro_batch_size=micro_batch_size, precision=precision, checkpointing=checkpointing)
     # Built at most once, and only if something is measured: the full model takes seconds and gigabytes.
-    build = None if other else cache(lambda: build_model(config.model, config.seed).to(torch_device(device)))
+    build = None if other else cache(lambda: task_of(config).build_model().to(torch_device(device)))
     choices = choose(config, wishes, machine=other, build=build)
     plan = make_plan(
         config,

@@ -16,11 +16,11 @@ from calculator.devices import Device
 from calculator.fit import ADVISED_SHARE
 from calculator.page.words import show_bytes
 from training.compute.machine import this_machine, torch_device
-from training.compute.plan import Precision, built_on_paper, dtype_of, needed_bytes, setup_of
+from training.compute.plan import Precision, dtype_of, needed_bytes, setup_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.config import RunConfig
 from training.model.pointwise import PLAIN
-from training.model.transformer import TextToImageTransformer
+from training.task import Task, TrainedModel, task_of
 
 HOST_SHARE = 0.5
 """Share of the host's free memory up to which a processor keeps activations that it could recompute; the volunteer's
@@ -68,7 +68,7 @@ class Choices:
     micro_batch_size: int
     precision: Precision
     activation_budget_bytes: int | None
-    """How many bytes of activations are kept; see `TextToImageTransformer.stored_layers`."""
+    """How many bytes of activations are kept; see `TrainedModel.stored_layers`."""
     need_bytes: int
     """Memory that training takes on the device, by the calculator."""
     settings: tuple[Setting, ...]
@@ -80,7 +80,7 @@ def choose(
     wishes: Wishes,
     *,
     machine: Device | None = None,
-    build: Callable[[], TextToImageTransformer] | None = None,
+    build: Callable[[], TrainedModel] | None = None,
 ) -> Choices:
     """Settings for this machine, by the calculator and by measurement; for another machine, by the calculator alone.
 
@@ -97,12 +97,12 @@ def choose(
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
     memory = _Memory(run, machine, wishes)
-    timer = _Timer(run, here, memory, build)
+    timer = _Timer(task_of(run), here, memory, build)
     free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'usable'}"
     precision, why_precision = _precision(machine, wishes, timer)
     samples, why_samples = _micro_batch(run, wishes, precision, memory, timer)
     budget, kept = memory.most_generous(samples, precision)
-    layers, needed = run.model.num_layers, memory.need(samples, precision, budget)
+    layers, needed = task_of(run).num_layers, memory.need(samples, precision, budget)
     return Choices(
         machine=machine,
         micro_batch_size=samples,
@@ -129,10 +129,10 @@ class _Memory:
 
     def __init__(self, run: RunConfig, machine: Device, wishes: Wishes):
         self._run, self._machine, self._checkpointing = run, machine, wishes.checkpointing
-        self._model = built_on_paper(run.model)
+        self._keeps_some, self._model = task_of(run).keeps_some, task_of(run).on_paper()
 
     def need(self, samples: int, precision: Precision, budget: int | None) -> int:
-        """Bytes needed if activations are kept within this budget; see `TextToImageTransformer.stored_layers`."""
+        """Bytes needed if activations are kept within this budget; see `TrainedModel.stored_layers`."""
         return needed_bytes(self._run, self._machine, self._model, samples, budget, precision=precision)
 
     def largest(self, sizes: list[int], precision: Precision) -> int:
@@ -151,10 +151,10 @@ class _Memory:
             budget = 0 if self._checkpointing else None
         elif self.need(samples, precision, None) <= most:
             budget = None
-        elif self._run.model.reversible:
+        elif self._keeps_some:
             budget = max(0, most - self.need(samples, precision, 0))
         else:
-            # Layers that are not reversible keep all or nothing: the calculator has no case in between.
+            # Such layers keep all or nothing: the calculator has no case in between.
             budget = 0
         dtype = dtype_of(setup_of(self._run, self._machine, samples, precision=precision))
         kept = self._model.stored_layers(samples, budget, dtype)
@@ -167,15 +167,15 @@ class _Timer:
 
     def __init__(
         self,
-        run: RunConfig,
+        task: Task,
         device: torch.device | None,
         memory: _Memory,
-        build: Callable[[], TextToImageTransformer] | None,
+        build: Callable[[], TrainedModel] | None,
     ):
-        self._memory, self._device, self._build = memory, device, build
+        self._task, self._memory, self._device, self._build = task, memory, device, build
         # 2 FLOPs for each weight and token in forward and 4 in backward (Kaplan et al. 2020, arXiv:2001.08361, section
         # 2.1).
-        self._flops_per_sample = 6 * _computing_parameters(run) * run.model.seq_len
+        self._flops_per_sample = 6 * task.computing_parameters * task.seq_len
         self._deadline: float | None = None
         self._rates: dict[Precision, float] = {}
         self.is_here = device is not None
@@ -204,7 +204,7 @@ class _Timer:
         self._deadline = self._deadline or time.monotonic() + MEASURING_SECONDS
         if time.monotonic() > self._deadline:
             return None
-        return step_seconds(model, samples, precision, activation_budget_bytes=budget)
+        return step_seconds(model, self._task.example(samples), precision, activation_budget_bytes=budget)
 
 
 def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precision, str]:
@@ -230,7 +230,7 @@ def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precisio
     return lower, rates
 
 
-def _kernels(model: TextToImageTransformer, precision: Precision, wishes: Wishes) -> list[Setting]:
+def _kernels(model: TrainedModel, precision: Precision, wishes: Wishes) -> list[Setting]:
     dtype = getattr(torch, precision)
     choice = model.kernel_choice(dtype)
     words = {"fused": "fused kernels", "products": "separate matrix multiplications"}
@@ -280,12 +280,6 @@ def _micro_batch(
         bound = "it fits"
     time_of_it = f"; a sample should take about {a_sample:.2g} s" if a_sample else ""
     return fitting[-1], f"{bound}; no step was timed{time_of_it}"
-
-
-def _computing_parameters(run: RunConfig) -> int:
-    """Weights that a sample passes through; shared weights count each time."""
-    model = built_on_paper(run.model.model_copy(update={"shared_groups": None}))
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _tera(flops_per_second: float) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from training.compute.plan import Precision
-from training.data.stream import Batch
+from training.data.stream import Batch, TextBatch
 from training.errors import TrainingError
-from training.model.transformer import TextToImageTransformer
+from training.task import TrainedModel
 
 FIRST_LOSS_SCALE = 2.0**14
 """float16 cannot hold gradients below 6e-8: we multiply the loss by this before backward and divide the gradients by it
@@ -40,14 +40,14 @@ class MicroBatches:
         model: On its device.
         micro_batch_size: Samples per forward pass, until memory runs out.
         activation_budget_bytes: Bytes of activations to keep, until memory runs out; None keeps all, 0 none. See
-            `TextToImageTransformer.stored_layers`.
+            `TrainedModel.stored_layers`.
         precision: Type in which layers compute.
         tell: Called with a sentence when memory has run out and less is computed at once from now on.
     """
 
     def __init__(
         self,
-        model: TextToImageTransformer,
+        model: TrainedModel,
         *,
         micro_batch_size: int,
         activation_budget_bytes: int | None,
@@ -60,26 +60,26 @@ class MicroBatches:
         self.loss_scale = FIRST_LOSS_SCALE if precision == "float16" else 1.0
         self._steps_since_overflow = 0
 
-    def gradients_of(self, batch: Batch) -> Iterator[Piece]:
+    def gradients_of(self, batch: Batch | TextBatch) -> Iterator[Piece]:
         """Computes the batch piece by piece; after each, the parameters hold its mean gradient. The caller clears it.
 
         Raises:
             TrainingError: If memory is not enough for a single sample.
         """
-        done, size = 0, len(batch.captions)
+        done, size = 0, len(batch)
         while done < size:
             until = min(done + self.micro_batch_size, size)
-            loss = self._try(batch.text[done:until], batch.codes[done:until])
+            loss = self._try([tensor[done:until] for tensor in batch.inputs])
             if loss is None:
                 self._take_less(until - done)
                 continue
             yield Piece(samples=until - done, loss=loss)
             done = until
 
-    def _try(self, text: torch.Tensor, codes: torch.Tensor) -> float | None:
+    def _try(self, inputs: list[torch.Tensor]) -> float | None:
         """The loss, or None if memory ran out or float16 overflowed; then nothing is left of the attempt."""
         try:
-            loss, exhausted = self._forward_and_backward(text, codes), False
+            loss, exhausted = self._forward_and_backward(inputs), False
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -92,14 +92,15 @@ class MicroBatches:
                 torch.cuda.empty_cache()
         return loss
 
-    def _forward_and_backward(self, text: torch.Tensor, codes: torch.Tensor) -> float:
+    def _forward_and_backward(self, inputs: list[torch.Tensor]) -> float:
         scale_before = self.loss_scale
         while True:
             lower = self._precision != "float32"
             # Only around forward: backward then uses the types that forward has chosen.
             with torch.autocast(self._device.type, dtype=getattr(torch, self._precision), enabled=lower):
-                stored_layers = self._model.stored_layers(len(text), self.activation_budget_bytes)
-                loss = self._model(text.to(self._device), codes.to(self._device), stored_layers=stored_layers).loss
+                stored_layers = self._model.stored_layers(len(inputs[0]), self.activation_budget_bytes)
+                on_device = [tensor.to(self._device) for tensor in inputs]
+                loss = self._model(*on_device, stored_layers=stored_layers).loss
             value = float(loss.detach())
             # Backward would write NaN into every gradient.
             if not math.isfinite(value):

@@ -1,7 +1,7 @@
 """How much memory of a machine training a recipe's model will take, by the calculator.
 
 The estimate is that of the site's calculator. It counts reversible layers with all activations recomputed; we add what
-the model keeps within its budget (`training.model.transformer`). Attention is counted as separate matrix
+the model keeps within its budget (`TrainedModel.stored_layers`). Attention is counted as separate matrix
 multiplications; fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities.
 `training.compute.choices` bases its decisions on this.
 """
@@ -15,8 +15,9 @@ from calculator import BadSetup, Estimate, Setup, estimate
 from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.devices import Device
 from calculator.fit import Suggestion, suggestions
-from training.config import ModelConfig, RunConfig
+from training.config import RunConfig
 from training.errors import BadInput
+from training.task import Task, TrainedModel, task_of
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """Type in which layers compute, by autocast; weights, norms and gradients are always float32."""
@@ -74,16 +75,15 @@ def make_plan(
         micro_batch_size: Samples per forward pass; None: as many as are advised.
         precision: See `setup_of`.
         activation_budget_bytes: Bytes of activations that the model may keep, see
-            `training.model.transformer.TextToImageTransformer.stored_layers`; `training.compute.choices` chooses it.
+            `training.task.TrainedModel.stored_layers`; `training.compute.choices` chooses it.
 
     Raises:
         BadInput: If the calculator does not know such a model.
     """
-    from training.model.transformer import usual_activation_budget
-
-    model, budget = built_on_paper(run.model), activation_budget_bytes
+    task, budget = task_of(run), activation_budget_bytes
+    model = task.on_paper()
     if budget == "usual":
-        budget = usual_activation_budget(run.model)
+        budget = task.usual_activation_budget
 
     def need(samples: int) -> int:
         return needed_bytes(run, device, model, samples, budget, precision=precision)
@@ -100,11 +100,11 @@ def make_plan(
     local, more = training_of(run).bytes_of_the_mode(result)
     return Plan(
         parameters=_count(model),
-        computing_parameters=_count(built_on_paper(run.model.model_copy(update={"shared_groups": None}))),
+        computing_parameters=task.computing_parameters,
         setup=setup,
         estimate=result,
-        stored_layers=model.stored_layers(samples, budget, dtype) if run.model.reversible else 0,
-        stored_bytes=stored_bytes(model, samples, budget, dtype),
+        stored_layers=model.stored_layers(samples, budget, dtype) if task.keeps_some else 0,
+        stored_bytes=stored_bytes(task, model, samples, budget, dtype),
         local_bytes=local,
         host_bytes=result.host.total + more,
         device=device,
@@ -116,8 +116,11 @@ def make_plan(
 
 def training_of(run: RunConfig) -> PeerTraining:
     """The settings of a recipe on which a peer's memory depends."""
+    task = task_of(run)
     return PeerTraining(
-        config=run.model.model_dump(),
+        config=task.calculator_config(),
+        sequence_length=task.seq_len,
+        reversible=task.keeps_some,
         optimizer="lamb8bit-demo" if run.optimizer.name == "lamb8bit" else "lamb",
         local_updates=run.swarm.mode == "diloco",
         powersgd=run.swarm.powersgd_rank > 0,
@@ -140,7 +143,7 @@ def setup_of(
 def needed_bytes(
     run: RunConfig,
     device: Device,
-    model,
+    model: TrainedModel,
     micro_batch_size: int,
     activation_budget_bytes: int | None,
     *,
@@ -151,9 +154,9 @@ def needed_bytes(
     Args:
         run: The recipe.
         device: Where it is trained.
-        model: From `built_on_paper`.
+        model: From `Task.on_paper`.
         micro_batch_size: Samples per forward pass.
-        activation_budget_bytes: Bytes of activations to keep; see `TextToImageTransformer.stored_layers`.
+        activation_budget_bytes: Bytes of activations to keep; see `TrainedModel.stored_layers`.
         precision: See `setup_of`.
 
     Raises:
@@ -170,19 +173,22 @@ def needed_bytes(
             f"The memory of this recipe's model cannot be estimated: {error}",
             cure="Nothing to do: you can still join the run; only its memory cannot be planned.",
         ) from None
-    return needed + stored_bytes(model, micro_batch_size, activation_budget_bytes, dtype_of(setup))
+    return needed + stored_bytes(task_of(run), model, micro_batch_size, activation_budget_bytes, dtype_of(setup))
 
 
-def stored_bytes(model, micro_batch_size: int, activation_budget_bytes: int | None, dtype=None) -> int:
-    """Bytes of activations that a reversible model keeps within a budget; the calculator does not count these.
+def stored_bytes(
+    task: Task, model: TrainedModel, micro_batch_size: int, activation_budget_bytes: int | None, dtype=None
+) -> int:
+    """Bytes of activations that a model keeps of some layers within a budget; the calculator does not count these.
 
     Args:
-        model: See `built_on_paper`.
+        task: Of the model.
+        model: From `Task.on_paper`.
         micro_batch_size: Samples per forward pass.
-        activation_budget_bytes: See `TextToImageTransformer.stored_layers`.
+        activation_budget_bytes: See `TrainedModel.stored_layers`.
         dtype: Type in which layers compute; None: the current autocast type.
     """
-    if not model.config.reversible:
+    if not task.keeps_some:
         return 0
     layers = model.activation_bytes(micro_batch_size, dtype)
     # Not `layers[-stored:]`, which would be all layers if none is stored.
@@ -194,26 +200,6 @@ def dtype_of(setup: Setup):
     import torch
 
     return getattr(torch, {name: precision for precision, name in _PRECISIONS.items()}[setup.precision])
-
-
-def built_on_paper(config: ModelConfig):
-    """The model on the meta device: shapes without memory for its weights.
-
-    Raises:
-        BadInput: If its sizes are too large for PyTorch.
-    """
-    import torch
-
-    from training.model.transformer import build_model
-
-    try:
-        with torch.device("meta"):
-            return build_model(config, seed=0)
-    except (RuntimeError, TypeError) as error:  # more values than 64 bits can count
-        raise BadInput(
-            f"The recipe's model cannot be built: {str(error).splitlines()[0].rstrip('.')}.",
-            cure="Change the sizes in the recipe's `[model]`.",
-        ) from None
 
 
 def _count(model) -> int:

@@ -8,10 +8,9 @@ import torch
 
 from training.compute.micro_batches import MicroBatches, is_out_of_memory
 from training.compute.plan import Precision
-from training.config import ModelConfig
-from training.data.stream import Batch
+from training.data.stream import Batch, TextBatch
 from training.errors import TrainingError
-from training.model.transformer import TextToImageTransformer
+from training.task import TrainedModel
 
 _FIRST_SIDE, _LARGEST_SIDE, _LONG_ENOUGH_SECONDS = 256, 8192, 0.03
 """We multiply larger and larger square matrices until one multiplication takes long enough to be timed."""
@@ -37,20 +36,20 @@ def matmul_flops_per_second(device: torch.device, precision: Precision) -> float
 
 
 def step_seconds(
-    model: TextToImageTransformer, samples: int, precision: Precision, *, activation_budget_bytes: int | None
+    model: TrainedModel, batch: Batch | TextBatch, precision: Precision, *, activation_budget_bytes: int | None
 ) -> float | None:
-    """Time of forward and backward of one micro-batch of random samples; leaves no gradient. Times the second of two.
+    """Time of forward and backward of one micro-batch; leaves no gradient. Times the second of two.
 
     Args:
         model: On its device.
-        samples: B.
+        batch: The micro-batch; see `Task.example`.
         precision: Type in which layers compute.
-        activation_budget_bytes: Bytes of activations to keep; see `TextToImageTransformer.stored_layers`.
+        activation_budget_bytes: Bytes of activations to keep; see `TrainedModel.stored_layers`.
 
     Returns:
         Seconds, or None if memory is not enough.
     """
-    batch, device = _made_up(model.config, samples), next(model.parameters()).device
+    samples, device = len(batch), next(model.parameters()).device
     micro_batches = MicroBatches(
         model, micro_batch_size=samples, activation_budget_bytes=activation_budget_bytes, precision=precision
     )
@@ -76,12 +75,3 @@ def _timed(work, device: torch.device) -> float:
         # Kernels run in the background: without this, only their launch would be timed.
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
-
-
-def _made_up(config: ModelConfig, samples: int) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    return Batch(
-        text=torch.randint(1, config.text_vocab_size, (samples, config.text_seq_len), generator=generator),
-        codes=torch.randint(0, config.image_vocab_size, (samples, config.image_seq_len), generator=generator),
-        captions=[""] * samples,
-    )

@@ -164,6 +164,11 @@ class TextManifest(AnyManifest):
         return token_type(self.vocab_size)
 
     @property
+    def codec_digest(self) -> str:
+        """What takes the place of a picture codec: the tokenizer, with the id that ends a document."""
+        return self.tokens_digest
+
+    @property
     def _meaning(self) -> str:
         return f"text {self.end_of_text}"
 

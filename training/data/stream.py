@@ -55,6 +55,11 @@ class Batch:
     """(B, image tokens), row by row."""
     captions: list[str]
 
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the model takes; the first dimension is the sample."""
+        return self.text, self.codes
+
     def __len__(self) -> int:
         return len(self.codes)
 
@@ -68,6 +73,11 @@ class TextBatch:
     starts: BoolTensor
     """(B, T): whether a document begins at this token. `starts.cumsum(1)` numbers the documents of a block: attention
     between tokens with different numbers crosses a border."""
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the model takes; the first dimension is the sample."""
+        return self.tokens, self.starts
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -187,7 +187,7 @@ class Shared:
     def _tell_children(self) -> None:
         """Once recipe and addresses are known, or known to fail."""
         run = self.run_or_none()
-        told = run.model_dump(mode="json") if run else None
+        told = run.model_dump(mode="json", by_alias=True) if run else None
         self._compute().tell({"recipe": told, "device": self.asked.device})
         reached = []
         with suppress(Unfetched):

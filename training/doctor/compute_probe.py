@@ -25,9 +25,9 @@ def main() -> None:
     tell("kernels", fault=_kernels())
     told = hear()
     if told.get("recipe") is not None:
-        from training.config import RunConfig
+        from training.config import run_of
 
-        tell("plan", **_plan(RunConfig.model_validate(told["recipe"]), told["device"]))
+        tell("plan", **_plan(run_of(told["recipe"]), told["device"]))
 
 
 def _gpus() -> dict[str, object]:
@@ -69,10 +69,12 @@ def _plan(run: RunConfig, device: str | None) -> dict[str, object]:
     from training.compute.machine import this_machine
     from training.compute.plan import make_plan
     from training.errors import TrainingError
+    from training.task import task_of
 
     try:
         machine = this_machine(device)
-        plan = make_plan(run, machine, micro_batch_size=1, activation_budget_bytes=0 if run.model.reversible else None)
+        budget = 0 if task_of(run).keeps_some else None
+        plan = make_plan(run, machine, micro_batch_size=1, activation_budget_bytes=budget)
     except TrainingError as error:
         return {"fault": str(error)}
     return {

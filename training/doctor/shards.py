@@ -80,7 +80,7 @@ def read(source: str) -> tuple[Manifest, float | None]:
 
 def check_shards(shared: Shared) -> Finding:
     """Whether the shards are there and whole, as far as that can be seen without reading them all."""
-    from training.data.shards import check_fit
+    from training.task import task_of
 
     if shared.source() is None:
         return skipped("Not checked: neither a recipe nor --shards says where they are.")
@@ -96,7 +96,7 @@ def check_shards(shared: Shared) -> Finding:
             return DAMAGED.found(str(error))
     if run is not None:
         try:
-            check_fit(manifest, run.model, source=source)
+            task_of(run).check_fit(manifest, source=source)
         except BadInput as error:
             return UNSUITABLE.found(str(error))
     samples = sum(split.samples for split in manifest.splits.values())

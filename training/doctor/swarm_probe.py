@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from training.config import RunConfig
+from training.config import RunConfig, run_of
 from training.doctor.telling import hear, live_briefly, tell
 from training.processes.environment import prepare_environment
 
@@ -22,7 +22,7 @@ LARGE_VALUES = 65_536
 def _whom() -> tuple[RunConfig | None, list[str]]:
     told = hear()
     recipe = told.get("recipe")
-    return recipe and RunConfig.model_validate(recipe), told.get("initial_peers", [])
+    return recipe and run_of(recipe), told.get("initial_peers", [])
 
 
 def try_codecs() -> None:

@@ -20,7 +20,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -30,7 +29,18 @@ from typing import Literal, Protocol
 from training.config import parse_recipe
 from training.errors import BadInput, TrainingError
 from training.publish.branches import Branches
-from training.publish.schema import SCHEMA_VERSION, create, first_of, last_of, migrate, no_history, show, version_of
+from training.publish.schema import (
+    SCHEMA_VERSION,
+    SHOWN_COLUMNS,
+    create,
+    first_of,
+    last_of,
+    migrate,
+    no_history,
+    show,
+    version_of,
+)
+from training.task import Shown
 
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
 
@@ -57,18 +67,6 @@ class PeerReport(Protocol):
     """When the peer wrote the record, by its own clock; a different value means that the record was renewed."""
     recent: Sequence[tuple[int, float, int, float]]
     """Its last epochs, oldest first, each with its loss, its samples and when it ended, by the peer's clock."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """A drawn prompt and what the rule-based judge says of it."""
-
-    prompt: str
-    file: str
-    """Path below the pictures' folder, such as `000040/0.png`."""
-    shape: bool | None
-    """Whether every shape is as the prompt says; None if the judge does not know the prompt's words."""
-    colour: bool | None
 
 
 class HistoryReader:
@@ -256,15 +254,18 @@ class HistoryReader:
         return rows
 
     def snapshots(self) -> list[dict]:
-        """Pictures of the fixed prompts, oldest first: epoch, time, pictures (prompt, file, shape, colour)."""
+        """What the model made of the fixed prompts, oldest first: epoch, time, pictures.
+
+        A picture has prompt, file, shape, colour; a text has prompt, text, good (see `Shown`).
+        """
         snapshots = self._rows("SELECT * FROM shown_snapshots ORDER BY epoch")
         pictures = self._rows("SELECT * FROM shown_pictures ORDER BY epoch, number")
         by_epoch: dict[int, list[dict]] = {snapshot["epoch"]: [] for snapshot in snapshots}
-        for picture in pictures:
-            del picture["number"]
-            for verdict in ("shape", "colour"):
-                picture[verdict] = None if picture[verdict] is None else bool(picture[verdict])
-            by_epoch.get(picture.pop("epoch"), []).append(picture)
+        for row in pictures:
+            for verdict in ("shape", "colour", "good"):
+                row[verdict] = None if row[verdict] is None else bool(row[verdict])
+            fields = ("prompt", "text", "good") if row["file"] is None else ("prompt", "file", "shape", "colour")
+            by_epoch.get(row["epoch"], []).append({field: row[field] for field in fields})
         return [{**snapshot, "pictures": by_epoch[snapshot["epoch"]]} for snapshot in snapshots]
 
     def events(self, limit: int = 200) -> list[dict]:
@@ -328,7 +329,7 @@ class History(HistoryReader):
             if version < SCHEMA_VERSION:
                 with self._writing() as connection:
                     if version:
-                        migrate(connection, now)
+                        migrate(connection, version, now)
                     else:
                         create(connection, now)
                         connection.executemany(
@@ -524,7 +525,7 @@ class History(HistoryReader):
     def _add_event(self, connection: sqlite3.Connection, now: float, kind: EventKind, name: str, text: str) -> None:
         connection.execute("INSERT INTO events (time, kind, name, text) VALUES (?, ?, ?, ?)", (now, kind, name, text))
 
-    def add_snapshot(self, epoch: int, pictures: Sequence[Picture]) -> None:
+    def add_snapshot(self, epoch: int, pictures: Sequence[Shown]) -> None:
         """Stores the pictures of an epoch, in place of earlier ones of the same epoch."""
         with self._writing() as connection:
             branches = self._branches(connection, self._clock())
@@ -532,9 +533,9 @@ class History(HistoryReader):
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (branch, epoch, self._clock()))
             connection.execute("DELETE FROM pictures WHERE branch = ? AND epoch = ?", (branch, epoch))
             connection.executemany(
-                "INSERT INTO pictures VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO pictures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (branch, epoch, number, picture.prompt, picture.file, picture.shape, picture.colour)
+                    (branch, epoch, number, *(getattr(picture, column) for column in SHOWN_COLUMNS))
                     for number, picture in enumerate(pictures)
                 ],
             )

@@ -18,6 +18,7 @@ from training.publish.push import Pusher
 from training.publish.saving import NotGood, Saver
 from training.swarm.dht import DHT
 from training.swarm.lineage import Lineage
+from training.task import task_of
 
 DOWNLOAD_SECONDS = 300.0
 """Longest download of the state from one peer."""
@@ -31,7 +32,7 @@ REMINDER_SECONDS = 300.0
 """A warning that repeats itself is told once in this time."""
 
 
-def codec_of_run(shards: str, run_dir: Path) -> str | None:
+def codec_of_run(run: RunConfig, shards: str, run_dir: Path) -> str | None:
     """Digest of the codec whose tokens the run trains on; None, after a warning, if it cannot be found out.
 
     Raises:
@@ -40,7 +41,7 @@ def codec_of_run(shards: str, run_dir: Path) -> str | None:
     path = latest_checkpoint(run_dir / "checkpoints")
     expected = codec_of(path) if path is not None else None
     try:
-        found = open_manifest(shards).codec_digest
+        found = open_manifest(shards, kind=task_of(run).kind).codec_digest
     except BadInput as error:
         if expected is None:
             print(f"Warning: checkpoints will not say which codec they were trained with. {error}", flush=True)

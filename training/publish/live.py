@@ -152,11 +152,12 @@ def leaderboard_document(
 
 
 def pictures_document(history: HistoryReader) -> dict:
-    """The fixed prompts as they were drawn, with the addresses of the pictures."""
+    """The fixed prompts as they were drawn, with the addresses of the pictures, or as they were continued."""
     snapshots = history.snapshots()
     for snapshot in snapshots:
         for picture in snapshot["pictures"]:
-            picture["file"] = f"/live/pictures/{picture['file']}"
+            if "file" in picture:
+                picture["file"] = f"/live/pictures/{picture['file']}"
     return {"snapshots": snapshots}
 
 
@@ -320,7 +321,7 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
             write_whole(live / f"{name}.json", render(compute_document(name, history, now=clock(), live=False)))
         write_whole(folder / "recipe.toml", history.run_value("recipe.toml") or "")
         for snapshot in history.snapshots():
-            for picture in snapshot["pictures"]:
+            for picture in (one for one in snapshot["pictures"] if "file" in one):
                 target = live / "pictures" / picture["file"]
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(pictures / picture["file"], target)

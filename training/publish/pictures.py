@@ -1,4 +1,4 @@
-"""Draws the run's fixed prompts from a checkpoint, in a separate process of low priority.
+"""Draws or continues the run's fixed prompts with a checkpoint, in a separate process of low priority.
 
 `PictureDrawer` is the monitor's end; `main` is the process. It reads one job per line from standard input and writes
 one answer per line to standard output, until the input ends.
@@ -11,15 +11,12 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from training.errors import BadInput, TrainingError
-from training.publish.history import Picture
-from training.storage.whole import whole_file
-
-if TYPE_CHECKING:
-    import numpy as np
+from training.errors import TrainingError
+from training.task import Shown, task_of
 
 NICENESS = 15
 """How much the process yields to volunteers on the same machine; 19 is the most."""
@@ -32,7 +29,7 @@ class PictureDrawer:
     """Draws in a background process, which starts with the first job.
 
     Args:
-        shards: Folder or URL of the prepared shards: the codec and the tokenizer are read from there.
+        shards: Folder or URL of the prepared shards: tokenizer and codec are read from there.
         log: The process's error output is appended here.
     """
 
@@ -41,8 +38,8 @@ class PictureDrawer:
         self._log = log
         self._process: subprocess.Popen | None = None
 
-    def draw(self, checkpoint: Path, folder: Path, *, seconds: float = DRAW_SECONDS) -> list[Picture]:
-        """Draws the checkpoint's prompts into `folder/NAME/NUMBER.png`, judged where the judge knows the words.
+    def draw(self, checkpoint: Path, folder: Path, *, seconds: float = DRAW_SECONDS) -> list[Shown]:
+        """Draws the checkpoint's prompts into `folder/NAME/NUMBER.png`, or continues them, and judges what it can.
 
         NAME is the checkpoint's epoch; in a branch its lineage follows, so that pictures of before stay.
 
@@ -79,7 +76,7 @@ class PictureDrawer:
                 f"The pictures were not drawn: {answer.get('error', 'the process ended')}.",
                 cure="Look at the line above it; the run itself goes on, only the pictures are missing.",
             )
-        return [Picture(**picture) for picture in answer["pictures"]]
+        return [Shown(**picture) for picture in answer["pictures"]]
 
     def close(self) -> None:
         """Ends the process at once; a drawing under way is aborted."""
@@ -102,56 +99,19 @@ def main(shards: str) -> None:
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            answer = {"pictures": _draw(shards, Path(job["checkpoint"]), Path(job["folder"]))}
+            drawn = _draw(shards, Path(job["checkpoint"]), Path(job["folder"]))
+            answer = {"pictures": [asdict(one) for one in drawn]}
         except Exception as error:  # the process must survive a bad checkpoint
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
 
 
-def _draw(shards: str, checkpoint_path: Path, folder: Path) -> list[dict]:
-    """The fields of a `Picture` for each of the recipe's prompts, always drawn with the same seeds."""
+def _draw(shards: str, checkpoint: Path, folder: Path) -> list[Shown]:
+    """What the model makes of the recipe's prompts."""
     from training.checkpoints.branches import folder_name
-    from training.checkpoints.checkpoint import load_checkpoint
-    from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
+    from training.checkpoints.checkpoint import recipe_of
 
-    checkpoint = load_checkpoint(checkpoint_path)
-    codec, tokenizer = load_codec_and_tokenizer(checkpoint, shards)
-    monitor = checkpoint.config.monitor
-    drawn = draw_prompts(
-        checkpoint.model,
-        codec,
-        tokenizer,
-        monitor.prompts,
-        sampling=Sampling.of_recipe(monitor),
-        seed=checkpoint.config.seed,
-    )
-    name = folder_name(checkpoint_path)
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    pictures = []
-    for number, picture in enumerate(drawn):
-        file = f"{name}/{number}.png"
-        _write_png(picture.pixels, folder / file)
-        shape, colour = _judged(picture.pixels, picture.prompt)
-        pictures.append({"prompt": picture.prompt, "file": file, "shape": shape, "colour": colour})
-    return pictures
-
-
-def _judged(pixels: np.ndarray, prompt: str) -> tuple[bool | None, bool | None]:
-    """Whether shape and colour are right; None if the judge does not know the prompt's words."""
-    from training.generate.judge import judge
-
-    try:
-        verdict = judge(pixels, prompt)
-    except BadInput:
-        return None, None
-    return bool(verdict.shape), bool(verdict.colour)
-
-
-def _write_png(pixels: np.ndarray, path: Path) -> None:
-    from PIL import Image
-
-    with whole_file(path) as draft:
-        Image.fromarray(pixels).save(draft, format="PNG")
+    return task_of(recipe_of(checkpoint)).show(checkpoint, shards, folder, folder_name(checkpoint))
 
 
 if __name__ == "__main__":

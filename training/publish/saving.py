@@ -23,7 +23,6 @@ from training.checkpoints.retention import GB, delete_from_branches, delete_surp
 from training.checkpoints.sanity import WINDOW, Norms, loss_fault, norms_of_latest
 from training.config import RunConfig
 from training.errors import TrainingError, reason_of
-from training.model.transformer import build_model
 from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
 from training.processes.events import EventLog
 from training.publish.history import History
@@ -32,6 +31,7 @@ from training.swarm.dht import DHT
 from training.swarm.download import BadState, Landing, TrainingState, download_state
 from training.swarm.host import load_optimizer_state
 from training.swarm.lineage import Lineage, run_prefix
+from training.task import task_of
 
 STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20
 """Largest accepted state: bytes per parameter, and bytes on top. Weights and moments in float32 take 12 each."""
@@ -80,7 +80,7 @@ class Saver:
         self._run, self._recipe_toml, self._shards, self._codec_digest = run, recipe_toml, shards, codec_digest
         self._dht, self._history, self._events, self._saved = dht, history, events, saved
         self.folder = run_dir / "checkpoints"
-        self._model = build_model(run.model, run.seed)
+        self._model = task_of(run).build_model()
         self._optimizer = build_optimizer(
             run.optimizer,
             parameter_groups(self._model, run.optimizer.weight_decay),

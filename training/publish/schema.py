@@ -3,18 +3,20 @@
 A run that goes back to an earlier epoch trains some epochs again. Both trainings stay in the file: each is a branch,
 and every row belongs to one. Readers see the current branch with the part of its ancestors that it goes on from.
 
-Version 2 has branches; version 1 had one row per epoch, and is migrated when a monitor opens it.
+Version 3 also keeps texts; version 2 had only pictures, and version 1 no branches. Both are migrated when a monitor
+opens them.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 from training.errors import BadInput
 from training.publish.backup import backups
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Kept in SQLite's `user_version`."""
 FIRST_BRANCH = 1
 
@@ -39,7 +41,7 @@ CREATE TABLE snapshots (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE pictures (
     branch INTEGER NOT NULL, epoch INTEGER NOT NULL, number INTEGER NOT NULL,
-    prompt TEXT NOT NULL, file TEXT NOT NULL, shape INTEGER, colour INTEGER,
+    prompt TEXT NOT NULL, file TEXT, shape INTEGER, colour INTEGER, text TEXT, good INTEGER,
     PRIMARY KEY (branch, epoch, number)
 ) STRICT, WITHOUT ROWID
 """
@@ -59,12 +61,17 @@ CREATE TABLE events (
 _MOVED = ("reports", "epochs", "snapshots", "pictures")
 """Tables whose rows got a branch in version 2."""
 
+SHOWN_COLUMNS = ("prompt", "file", "shape", "colour", "text", "good")
+"""Of the table `pictures`, in the order of its columns."""
 _COLUMNS = {
     "epochs": "epoch, time, loss, active_peers, samples, samples_per_second",
     "reports": "epoch, name, peer_id, loss, samples",
     "snapshots": "epoch, time",
-    "pictures": "epoch, number, prompt, file, shape, colour",
+    "pictures": f"epoch, number, {', '.join(SHOWN_COLUMNS)}",
 }
+_COLUMNS_OF_2 = _COLUMNS | {"pictures": "epoch, number, prompt, file, shape, colour"}
+"""Of versions 1 and 2."""
+_WITHOUT_TEXTS = "CREATE TEMP VIEW pictures AS SELECT {branch}*, NULL AS text, NULL AS good FROM main.pictures;"
 _PATH = """
 CREATE TEMP VIEW path AS
 WITH RECURSIVE up (branch, until) AS (
@@ -78,7 +85,9 @@ CREATE TEMP VIEW path AS SELECT {FIRST_BRANCH} AS branch, 9223372036854775807 AS
 CREATE TEMP VIEW branches AS SELECT {FIRST_BRANCH} AS number, NULL AS lineage, 'begun' AS kind, NULL AS parent,
     0 AS parent_epoch, 0 AS newest_epoch, CAST(value AS REAL) AS time FROM run WHERE key = 'started_at';
 """ + "".join(
-    f"CREATE TEMP VIEW {table} AS SELECT {FIRST_BRANCH} AS branch, * FROM main.{table};" for table in _COLUMNS
+    f"CREATE TEMP VIEW {table} AS SELECT {FIRST_BRANCH} AS branch, * FROM main.{table};"
+    for table in _COLUMNS
+    if table != "pictures"
 )
 
 
@@ -87,19 +96,40 @@ def create(connection: sqlite3.Connection, now: float) -> None:
     for statement in f"{_UNBRANCHED};{_BRANCHED}".split(";"):
         connection.execute(statement)
     _begin_first_branch(connection, newest_epoch=0, now=now)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def migrate(connection: sqlite3.Connection, now: float) -> None:
-    """Makes a history of version 1 one of this version; call it in a transaction."""
-    for table in _MOVED:
-        connection.execute(f"ALTER TABLE {table} RENAME TO {table}_1")
+def migrate(connection: sqlite3.Connection, version: int, now: float) -> None:
+    """Makes a history of an earlier version one of this version; call it in a transaction."""
+    if version == 1:
+        _give_branches(connection, now)
+    else:
+        _move(connection, ("pictures",), branch="branch")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _move(connection: sqlite3.Connection, tables: Sequence[str], *, branch: str) -> None:
+    """Makes tables of earlier versions anew, with the columns of this version and the rows that they had.
+
+    Args:
+        connection: In a transaction.
+        tables: In the order in which they refer to each other.
+        branch: SQL of a row's branch.
+    """
+    for table in tables:
+        connection.execute(f"ALTER TABLE {table} RENAME TO {table}_before")
     for statement in _BRANCHED.split(";"):
-        connection.execute(statement)
+        connection.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
+    for table in reversed(tables):
+        columns = _COLUMNS_OF_2[table]
+        connection.execute(f"INSERT INTO {table} (branch, {columns}) SELECT {branch}, {columns} FROM {table}_before")
+        connection.execute(f"DROP TABLE {table}_before")
+
+
+def _give_branches(connection: sqlite3.Connection, now: float) -> None:
+    """Makes a history of version 1 one with a single branch."""
+    _move(connection, _MOVED, branch=str(FIRST_BRANCH))
     connection.execute("ALTER TABLE peers ADD COLUMN branch INTEGER")
-    for table in reversed(_MOVED):  # pictures refer to snapshots
-        columns = _COLUMNS[table]
-        connection.execute(f"INSERT INTO {table} (branch, {columns}) SELECT {FIRST_BRANCH}, {columns} FROM {table}_1")
-        connection.execute(f"DROP TABLE {table}_1")
     newest = connection.execute("SELECT coalesce(max(epoch), 0) FROM epochs").fetchone()[0]
     _begin_first_branch(connection, newest_epoch=newest, now=now)
     connection.execute("UPDATE peers SET branch = ? WHERE since_epoch IS NOT NULL", (FIRST_BRANCH,))
@@ -112,7 +142,6 @@ def _begin_first_branch(connection: sqlite3.Connection, *, newest_epoch: int, no
         (FIRST_BRANCH, newest_epoch, float(began[0]) if began else now),
     )
     connection.execute("INSERT INTO run VALUES ('branch', ?)", (str(FIRST_BRANCH),))
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
@@ -136,14 +165,18 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
 def show(connection: sqlite3.Connection, version: int) -> None:
     """Makes the views that readers use: `path`, and of the current branch `shown_epochs` and so on.
 
-    In a history of version 1, all tables seem to have the one branch that such a history is.
+    In a history of version 1, all tables seem to have the one branch that such a history is. Before version 3, pictures
+    seem to have no texts.
     """
     shown = "".join(
         f"CREATE TEMP VIEW shown_{table} AS SELECT {columns} "
         f"FROM path CROSS JOIN {table} USING (branch) WHERE epoch <= until;"
         for table, columns in _COLUMNS.items()
     )
-    connection.executescript((_PATH if version > 1 else _ONE_BRANCH) + shown)
+    branches = _PATH if version > 1 else _ONE_BRANCH
+    branch = "" if version > 1 else f"{FIRST_BRANCH} AS branch, "
+    without_texts = _WITHOUT_TEXTS.format(branch=branch) if version < SCHEMA_VERSION else ""
+    connection.executescript(branches + without_texts + shown)
 
 
 def first_of(table: str, since: str) -> str:

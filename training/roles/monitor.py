@@ -46,6 +46,7 @@ from training.swarm.online import go_online
 from training.swarm.redial import Redial
 from training.swarm.server_lineage import ServerLineage
 from training.swarm.tokens import check_tokens, tell_tokens
+from training.task import task_of
 from training.trust.client import Credentials
 from training.volunteer.invitation import INITIAL_PEERS, initial_peers_flags, join_command
 from training.volunteer.membership import Membership, MemberStop
@@ -114,7 +115,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         recipe_toml = with_shards(recipe_toml, f"{flags.url}/shards")
     shards = str(flags.shards or run.data.shards)
     target = open_target(flags.push_to, run.monitor) if flags.push_to is not None else None
-    codec_digest = codec_of_run(shards, flags.run_dir)
+    codec_digest = codec_of_run(run, shards, flags.run_dir)
     torch.set_num_threads(1)
     identity = Identity(flags.run_dir / STATE_FOLDER)
     events = EventLog(flags.log_json)
@@ -287,7 +288,7 @@ class _Tokens:
         self._dht, self._run, self._identity = dht, run, identity
         self._digest = ""
         with suppress(BadInput):
-            self._digest = open_manifest(shards).tokens_digest
+            self._digest = open_manifest(shards, kind=task_of(run).kind).tokens_digest
             check_tokens(dht, run, identity, self._digest, shards=shards)
             print(f"Volunteers must train on the tokens {self._digest}, those of {shards}.", flush=True)
         self._told = -WORD_SECONDS

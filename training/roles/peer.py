@@ -14,7 +14,6 @@ from training.compute.choices import Choices
 from training.config import RunConfig
 from training.errors import ProcessEnded, TrainingError
 from training.model.memory import give_back_freed_memory, keep_freed_memory
-from training.model.transformer import build_model
 from training.processes.events import EventLog
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
@@ -23,6 +22,7 @@ from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
+from training.task import task_of
 from training.volunteer.arrival import arrive
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
@@ -59,7 +59,8 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
     notices.show(link_in_use(connection.link))
     size = choices.micro_batch_size
     samples = own_samples(run, settings, state_dir / PLACE_FILE, seed=0, micro_batch_size=size, tell=notices.warn)
-    console.print(f"The shards can be read; one caption is {next(samples).captions[0]!r}.", markup=False)
+    told = task_of(run).describe(next(samples), connection.shards)
+    console.print(f"The shards can be read; {told}.", markup=False)
     samples.close()
     others = [record.name for record in read_records(connection.dht, run.run_id) if record.status != "leaving"]
     console.print(
@@ -188,7 +189,7 @@ class _Peer:
         self.belonging.go_over(epoch)
         self.membership.bind(self.belonging.lineage)
         run = self.connection.run
-        self.model.load_state_dict(build_model(run.model, run.seed).state_dict())
+        self.model.load_state_dict(task_of(run).build_model().state_dict())
 
     def _train(self, optimizer: SwarmOptimizer, source: str, until: LeaveRequest) -> None:
         give_back_freed_memory()

@@ -14,6 +14,7 @@ from training.config import RunConfig
 from training.errors import BadInput
 from training.simulate.population import Spread, draw
 from training.simulate.swarm import Rules, Swarm
+from training.task import task_of
 
 WARM_UP_EPOCHS = 2
 """Epochs until peers that started together no longer finish together, and averages run in the background."""
@@ -166,7 +167,7 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
         raise BadInput("PowerSGD is not simulated; set swarm.powersgd_rank = 0 in the recipe to simulate without it.")
     return Collaboration(
         volunteers=tuple(kinds),
-        config={"model_type": "text-to-image", **run.model.model_dump()},
+        config=task_of(run).calculator_config(),
         target_batch_size=swarm.target_batch_size,
         epochs=run.schedule.total_epochs,
         gradient_codec=swarm.gradient_codec,

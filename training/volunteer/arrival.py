@@ -151,7 +151,7 @@ class _Newcomer:
         if not self._is_of_this_lineage(checkpoint):
             return None
         if checkpoint.codec_digest is not None:
-            found = open_manifest(self.shards).codec_digest
+            found = open_manifest(self.shards, kind=None).codec_digest
             check_codec(path, checkpoint.codec_digest, shards=self.shards, found=found)
         self.optimizer.load_checkpoint(checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
         return f"the checkpoint {path.name}"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from training.compute.plan import built_on_paper
 from training.config import RunConfig
 from training.data.sets import open_manifest
 from training.optim.lamb import parameter_groups
@@ -18,6 +17,7 @@ from training.swarm.lineage import Lineage
 from training.swarm.online import go_online
 from training.swarm.redial import Redial
 from training.swarm.tokens import check_tokens
+from training.task import task_of
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import Link
 
@@ -59,7 +59,7 @@ class Connection:
         Raises:
             BadInput: If the shards cannot be read.
         """
-        return open_manifest(self.shards).tokens_digest
+        return open_manifest(self.shards, kind=task_of(self.run).kind).tokens_digest
 
     def check_tokens(self, digest: str) -> None:
         """Checks that the other peers train on the same tokens.
@@ -72,7 +72,7 @@ class Connection:
 
     def download_early(self, lineage: Lineage) -> EarlyDownload:
         """Begins to download the run's state, if there is one, while the model is being built."""
-        groups = parameter_groups(built_on_paper(self.run.model), self.run.optimizer.weight_decay)
+        groups = parameter_groups(task_of(self.run).on_paper(), self.run.optimizer.weight_decay)
         shapes = [parameter.shape for group in groups for parameter in group["params"]]
         return EarlyDownload(self.dht, self.run, shapes=shapes, lineage=lineage)
 

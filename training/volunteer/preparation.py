@@ -10,12 +10,11 @@ import torch
 from training.compute.choices import Choices, choose
 from training.compute.machine import torch_device, usable_cores
 from training.compute.micro_batches import is_out_of_memory
-from training.compute.plan import built_on_paper
 from training.config import RunConfig
 from training.errors import TrainingError
-from training.model.transformer import TextToImageTransformer, build_model
 from training.swarm.codecs import exchange_codec
 from training.swarm.selftest import check_exchange
+from training.task import TrainedModel, task_of
 from training.volunteer.notices import Notices
 from training.volunteer.settings import PeerSettings
 from training.volunteer.startup import check_files, check_flags, settings_in_use
@@ -44,11 +43,11 @@ def check_settings(run: RunConfig, settings: PeerSettings, notices: Notices) -> 
 
 
 def choose_settings(
-    run: RunConfig, settings: PeerSettings, notices: Notices, *, build: Callable[[], TextToImageTransformer]
+    run: RunConfig, settings: PeerSettings, notices: Notices, *, build: Callable[[], TrainedModel]
 ) -> Choices:
     """Chooses how this peer trains, and prints each choice with its reason."""
     choices = choose(run, settings.wishes, build=build)
-    parameters = sum(parameter.numel() for parameter in built_on_paper(run.model).parameters())
+    parameters = sum(parameter.numel() for parameter in task_of(run).on_paper().parameters())
     every = (*choices.settings, *settings_in_use(run, parameters=parameters, threads=torch.get_num_threads()))
     for setting in every:
         notices.show(setting)
@@ -56,7 +55,7 @@ def choose_settings(
     return choices
 
 
-def model_on_device(run: RunConfig, settings: PeerSettings) -> TextToImageTransformer:
+def model_on_device(run: RunConfig, settings: PeerSettings) -> TrainedModel:
     """The model with its initial weights, on the device that trains it.
 
     Raises:
@@ -64,7 +63,7 @@ def model_on_device(run: RunConfig, settings: PeerSettings) -> TextToImageTransf
     """
     device = torch_device(settings.wishes.device)
     try:
-        return build_model(run.model, run.seed).to(device)
+        return task_of(run).build_model().to(device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

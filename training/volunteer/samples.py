@@ -10,9 +10,10 @@ from pathlib import Path
 from training.config import RunConfig
 from training.data.order import Place, read_place
 from training.data.sets import open_shards
-from training.data.stream import Batch, SampleSet, SampleStream
+from training.data.stream import Batch, SampleStream, TextBatch
 from training.errors import reason_of
 from training.swarm.identity import Identity
+from training.task import task_of
 from training.volunteer.settings import PeerSettings
 
 PLACE_FILE = "place"
@@ -39,7 +40,7 @@ class OwnSamples:
         self._behind: deque[tuple[int, Place]] = deque()
         """For each batch that was computed: how many samples were added up by then, and the place behind it."""
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch | TextBatch:
         """The next batch; see `SampleStream`."""
         batch = next(self.stream)
         self._left = len(batch)
@@ -101,8 +102,8 @@ def own_samples(
     Raises:
         BadInput: If the shards cannot be used.
     """
-    shards = open_shards(settings.shards or run.data.shards, "train", cache_gb=settings.cache_gb)
-    samples = SampleSet(shards, model=run.model, shuffle_buffer=run.data.shuffle_buffer)
+    task, source = task_of(run), settings.shards or run.data.shards
+    samples = task.samples(open_shards(source, "train", kind=task.kind, cache_gb=settings.cache_gb))
     place = read_place(file, order=samples.order)
     if place is None or (settings.seed is not None and place.seed != seed):
         place = Place(seed=seed)

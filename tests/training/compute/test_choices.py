@@ -19,11 +19,12 @@ from training.compute import choices as module
 from training.compute import speed
 from training.compute.choices import Wishes, choose
 from training.compute.machine import group_bytes, this_machine
-from training.compute.plan import built_on_paper, needed_bytes
+from training.compute.plan import needed_bytes
 from training.compute.speed import matmul_flops_per_second
 from training.config import load_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model
+from training.task import task_of
 
 GIB = 2**30
 
@@ -62,7 +63,7 @@ def test_what_is_chosen_fits_and_more_would_not(machine_with, rates, gib):
     assert chosen.need_bytes <= 0.9 * machine.usable_bytes
     assert chosen.micro_batch_size in (1, 2, 4, 8, 16, 32)
     if chosen.micro_batch_size < 32:
-        paper = built_on_paper(run.model)
+        paper = task_of(run).on_paper()
         assert needed_bytes(run, machine, paper, 2 * chosen.micro_batch_size, 0) > 0.9 * machine.usable_bytes
         assert "would not" in reasons_of(chosen)["micro-batch"].reason
     assert all(setting.reason for setting in chosen.settings)
@@ -108,7 +109,7 @@ def test_steps_of_the_real_model_are_timed():
 @pytest.mark.parametrize("asked, timed", [(1000, 32), (10**6, None)])
 def test_steps_that_would_take_long_or_all_memory_are_not_timed(machine_with, rates, monkeypatch, asked, timed):
     sizes = []
-    monkeypatch.setattr(module, "step_seconds", lambda model, samples, precision, **_: sizes.append(samples) or 1.0)
+    monkeypatch.setattr(module, "step_seconds", lambda model, batch, precision, **_: sizes.append(len(batch)) or 1.0)
     rates(float32=1e12, bfloat16=2e12)
     machine_with(8 * GIB if timed else 2**24)
     run = load_recipe("demo")
@@ -150,7 +151,7 @@ def test_as_many_layers_keep_their_activations_as_there_is_room_for(machine_with
     for gib in (12, 16):
         machine = machine_with(gib * GIB)
         chosen = choose(run, Wishes(micro_batch_size=1, precision="float32"))
-        model = built_on_paper(run.model)
+        model = task_of(run).on_paper()
         layers = model.stored_layers(1, chosen.activation_budget_bytes, torch.float32)
         one_more = sum(model.activation_bytes(1, torch.float32)[-layers - 1 :])
         room = module.HOST_SHARE * machine.usable_bytes - needed_bytes(run, machine, model, 1, 0, precision="float32")
@@ -166,7 +167,7 @@ def test_the_plan_is_what_join_chooses(machine_with, rates):
     machine = machine_with(14 * GIB)
     rates(float32=1e12, bfloat16=1.1e12)
     run = load_recipe("dalle-2021")
-    chosen = choose(run, Wishes(), build=lambda: built_on_paper(run.model))
+    chosen = choose(run, Wishes(), build=lambda: task_of(run).on_paper())
     facts = json.loads(CliRunner().invoke(build_app(), ["plan", "--recipe", "dalle-2021", "--json"]).output)
     assert facts["choices"] == [asdict(setting) for setting in chosen.settings]
     for name in ("micro_batch_size", "precision", "activation_budget_bytes", "need_bytes"):

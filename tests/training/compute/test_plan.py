@@ -11,11 +11,12 @@ from calculator import estimate
 from calculator.devices import device_named
 from training.cli import build_app
 from training.compute.machine import this_machine
-from training.compute.plan import built_on_paper, make_plan, needed_bytes, setup_of, stored_bytes, training_of
+from training.compute.plan import make_plan, needed_bytes, setup_of, stored_bytes, training_of
 from training.config import load_recipe, read_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model, usual_activation_budget
 from training.optim.lamb import build_optimizer, parameter_groups
+from training.task import task_of
 
 SAMPLES = 4
 
@@ -106,8 +107,8 @@ def test_stored_layers_shrink_as_samples_grow():
     run = load_recipe("demo")
     model, budget = build_model(run.model, seed=0), usual_activation_budget(run.model)
     for samples in (1, 16, 32, 64, 500):
-        assert stored_bytes(model, samples, budget) <= budget
-    assert stored_bytes(model, 500, budget) == 0 < stored_bytes(model, 32, budget)
+        assert stored_bytes(task_of(run), model, samples, budget) <= budget
+    assert stored_bytes(task_of(run), model, 500, budget) == 0 < stored_bytes(task_of(run), model, 32, budget)
 
 
 def test_what_local_updates_and_powersgd_keep_is_counted(machine):
@@ -118,7 +119,7 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
     inner = build_optimizer(run.optimizer, parameter_groups(model, 0.0), lr=0.1)
     moments = sum(t.nbytes for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor))
 
-    paper = built_on_paper(run.model)
+    paper = task_of(run).on_paper()
 
     def taken(device, **swarm):
         there = run.model_copy(update={"swarm": run.swarm.model_copy(update=swarm)})
@@ -144,9 +145,10 @@ def test_the_command_names_what_local_updates_keep(tmp_path):
 
 @pytest.mark.parametrize("size", [10**18, 10**30])
 def test_sizes_beyond_all_measure_are_refused(size):
-    config = load_recipe("demo").model
+    run = load_recipe("demo")
+    large = run.model_copy(update={"model": run.model.model_copy(update={"text_vocab_size": size})})
     with pytest.raises(BadInput, match="model cannot be"):
-        built_on_paper(config.model_copy(update={"text_vocab_size": size}))
+        task_of(large).on_paper()
 
 
 def test_the_command_prints_both_counts_and_json(machine):

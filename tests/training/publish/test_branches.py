@@ -11,7 +11,8 @@ from tests.training.publish.test_history import ALAN, Clock, Report, open_histor
 from training.config import parse_recipe, read_recipe
 from training.errors import BadInput
 from training.publish import live
-from training.publish.history import HistoryReader, Picture
+from training.publish.history import HistoryReader
+from training.task import Shown
 
 OLD, NEW, FOREIGN = "a" * 16, "b" * 16, "c" * 16
 GRACE = {"name": "grace", "peer_id": "G"}
@@ -186,7 +187,7 @@ def test_a_maintainer_goes_back(played):
     played.come(ADA, ALAN, lineage=OLD)
     played.train(ADA, ALAN, epochs=range(1, 7), lineage=OLD)
     for epoch in (2, 6):
-        played.history.add_snapshot(epoch, [Picture(prompt="a", file=f"{epoch}.png", shape=None, colour=None)])
+        played.history.add_snapshot(epoch, [Shown(prompt="a", file=f"{epoch}.png", shape=None, colour=None)])
     played.history.enter_lineage(NEW, [(OLD, 3)])
     assert played.history.last_epoch()["epoch"] == 3
     played.come(ADA, epoch=3, lineage=NEW)

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.errors import BadInput, TrainingError
-from training.publish.history import History, HistoryReader, Picture
+from training.publish.history import History, HistoryReader
+from training.task import Shown
 
 ROOT = Path(__file__).parents[3]
 
@@ -346,7 +347,7 @@ def test_long_run_is_thinned_to_weighted_means(history):
 
 
 def test_snapshot_of_an_epoch_replaces_the_earlier_one(history):
-    circle = Picture(prompt="a red circle", file="000010/0.png", shape=True, colour=None)
+    circle = Shown(prompt="a red circle", file="000010/0.png", shape=True, colour=None)
     history.add_snapshot(10, [circle, replace(circle, prompt="a blue square")])
     history.add_snapshot(10, [replace(circle, shape=False)])
     history.add_snapshot(5, [])

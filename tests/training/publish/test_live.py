@@ -14,8 +14,9 @@ from tests.training.publish.test_history import Clock, Report
 from training.config import load_recipe
 from training.errors import TrainingError
 from training.publish import live
-from training.publish.history import History, Picture
+from training.publish.history import History
 from training.publish.rendered import KEPT_SECONDS
+from training.task import Shown
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def history(tmp_path, clock):
             history.observe([Report(name="al & <b>", peer_id="B", epoch=1, samples=10, time=1)])
         clock.now += 20
     history.observe([Report(epoch=3, loss=1.0, samples=30, time=9)])
-    history.add_snapshot(2, [Picture(prompt="a red circle", file="000002/0.png", shape=True, colour=False)])
+    history.add_snapshot(2, [Shown(prompt="a red circle", file="000002/0.png", shape=True, colour=False)])
     (tmp_path / "pictures" / "000002").mkdir(parents=True)
     (tmp_path / "pictures" / "000002" / "0.png").write_bytes(b"\x89PNG picture")
     yield history

@@ -1,0 +1,92 @@
+"""A language model: a decoder of the library `transformers` that continues text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from training.config import CAUSAL_LM, LanguageRun
+from training.data.sets import Shards, open_shards
+from training.data.shards import Manifest, TextManifest, check_text_fit
+from training.data.stream import TextBatch, TextSet
+from training.model.language import LanguageModel, build_language_model, network_config
+from training.task import Task
+
+if TYPE_CHECKING:
+    from training.checkpoints.checkpoint import Checkpoint
+    from training.publish.history import Shown
+
+SHOWN_CHARACTERS = 60
+"""Of a sample, so that it fits into a line."""
+
+
+class CausalLanguageModel(Task):
+    """See the module."""
+
+    name = CAUSAL_LM
+    run_config = LanguageRun
+    kind = "text"
+
+    def build_model(self) -> LanguageModel:
+        """See `Task.build_model`."""
+        return build_language_model(self.run.model, self.run.seed)
+
+    def blank_model(self) -> LanguageModel:
+        """See `Task.blank_model`: weights that the recipe names are not fetched for it."""
+        return build_language_model(self.run.model, self.run.seed, load_weights=False)
+
+    @cached_property
+    def network_config(self) -> Any:
+        """The library's own configuration of the model."""
+        return network_config(self.run.model)
+
+    @property
+    def num_layers(self) -> int:
+        """See `Task.num_layers`."""
+        return self.network_config.num_hidden_layers
+
+    @property
+    def seq_len(self) -> int:
+        """See `Task.seq_len`."""
+        return self.run.model.block_length
+
+    def calculator_config(self) -> dict[str, Any]:
+        """See `Task.calculator_config`."""
+        return self.network_config.to_dict()
+
+    def check_fit(self, manifest: Manifest | TextManifest, *, source: str) -> None:
+        """See `Task.check_fit`."""
+        sizes = {"block_length": self.seq_len, "vocab_size": self.network_config.vocab_size}
+        check_text_fit(manifest, **sizes, source=source)
+
+    def samples(self, shards: Shards) -> TextSet:
+        """See `Task.samples`."""
+        return TextSet(
+            shards,
+            block_length=self.seq_len,
+            vocab_size=self.network_config.vocab_size,
+            shuffle_buffer=self.run.data.shuffle_buffer,
+        )
+
+    def example(self, samples: int) -> TextBatch:
+        """See `Task.example`."""
+        generator = torch.Generator().manual_seed(0)
+        shape = samples, self.seq_len
+        tokens = torch.randint(0, self.network_config.vocab_size, shape, generator=generator)
+        # A document begins at about every hundredth token, as in short texts.
+        return TextBatch(tokens=tokens, starts=torch.rand(shape, generator=generator) < 0.01)
+
+    def describe(self, batch: TextBatch, shards: str) -> str:
+        """See `Task.describe`."""
+        text = open_shards(shards, kind="text").tokenizer.decode(batch.tokens[0].tolist())
+        return f"one block begins with {text[:SHOWN_CHARACTERS]!r}"
+
+    def show(self, checkpoint: Checkpoint, shards: str | None, folder: Path, name: str) -> Sequence[Shown]:
+        """See `Task.show`: continuations of the prompts."""
+        from training.generate.continuations import continue_recipe_prompts
+
+        return continue_recipe_prompts(checkpoint, shards)
