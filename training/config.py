@@ -298,15 +298,17 @@ class MonitorConfig(Section):
     then the last; never the newest. While a checkpoint is written, there are two, so the budget should have room for
     two."""
     pictures_every_epochs: Positive = 100
-    """Epochs between two drawings of the fixed prompts."""
+    """Epochs between two drawings, or continuations, of the fixed prompts."""
     prompts: tuple[str, ...] = ()
-    """Prompts that are drawn repeatedly as the run progresses."""
+    """Prompts that are drawn, or continued, repeatedly as the run progresses."""
     top_k: Positive | None = 256
     """Sampling keeps this many of the largest logits (paper, section 3.4)."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sampling keeps the likeliest ids up to this total probability (paper: 0.75)."""
     temperature: Annotated[float, Field(ge=1e-6)] = 1.0
     """Logits are divided by this before sampling."""
+    continuation_tokens: Positive = 100
+    """Most tokens with which a language model continues a prompt."""
 
     @property
     def kept_every_epochs(self) -> int:

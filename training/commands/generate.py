@@ -1,4 +1,4 @@
-"""`generate`: draws pictures of prompts with the latest checkpoint."""
+"""`generate`: draws pictures of prompts, or continues texts, with the latest checkpoint."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ import typer
 from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
 
 if TYPE_CHECKING:
+    from training.checkpoints.checkpoint import Checkpoint as LoadedCheckpoint
     from training.generate.clip import Clip as Ranker
-    from training.generate.pictures import Picture
+    from training.generate.pictures import Picture, Sampling
     from training.generate.ranking import Ranked
 
-Prompts = Annotated[list[str] | None, typer.Argument(help="What to draw, each in quotes.", show_default=False)]
-PromptsFile = Annotated[
-    Path | None, typer.Option("--prompts", help="Text file with one prompt per line, drawn after the PROMPTS.")
+Prompts = Annotated[
+    list[str] | None, typer.Argument(help="What to draw, or to continue, each in quotes.", show_default=False)
 ]
-Out = Annotated[Path, typer.Option(help="Folder for the PNGs, pictures.json and index.html, which shows them.")]
+PromptsFile = Annotated[
+    Path | None, typer.Option("--prompts", help="Text file with one prompt per line, after the PROMPTS.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the PNGs, pictures.json and index.html, which shows them. Default: runs/pictures.",
+        show_default=False,
+    ),
+]
 Candidates = Annotated[
     int | None,
     typer.Option(
@@ -32,6 +41,9 @@ Clip = Annotated[
         "else the run's own small model, which is trained at its first use (a minute or two)."
     ),
 ]
+Tokens = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of a text's continuation. Default: as the recipe says.")
+]
 Guidance = Annotated[
     float, typer.Option(help="Classifier-free guidance; above 1 only for models trained with caption dropout.")
 ]
@@ -41,34 +53,30 @@ def run(
     prompts: Prompts = None,
     prompts_file: PromptsFile = None,
     checkpoint: Checkpoint = Path("runs/demo"),
-    out: Out = Path("runs/pictures"),
-    count: Annotated[int, typer.Option(min=1, help="Pictures per prompt; --candidates replaces it.")] = 4,
+    out: Out = None,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pictures (4) or texts (1) per prompt; --candidates replaces it.", show_default=False),
+    ] = None,
     candidates: Candidates = None,
     keep: Annotated[int, typer.Option(min=1, help="How many of each prompt's candidates to keep, best first.")] = 4,
     clip: Clip = None,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same pictures; picture i has seed + i.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="The same seed gives the same pictures or texts; number i has seed + i.")
+    ] = 0,
     top_k: TopK = None,
     top_p: TopP = None,
     temperature: Temperature = None,
     guidance: Guidance = 1.0,
+    tokens: Tokens = None,
     shards: Shards = None,
 ) -> None:
-    """Draw pictures of prompts with a trained checkpoint."""
+    """Draw pictures of prompts, or continue texts, with a trained checkpoint."""
     from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
     from training.errors import BadInput
-    from training.generate.gallery import write_gallery
-    from training.generate.pictures import (
-        check_prompts,
-        choose_sampling,
-        drawer,
-        load_codec_and_tokenizer,
-        make_folder,
-        read_prompts,
-        save_pictures,
-    )
-    from training.generate.ranking import check_ranking, draw_best
-    from training.generate.small_clip import clip_of_run
-    from training.processes.progress import show_progress
+    from training.generate.pictures import check_prompts, choose_sampling, read_prompts
+    from training.generate.ranking import check_ranking
+    from training.task import task_of
 
     wanted = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file is not None else [])]
     if not wanted:
@@ -77,9 +85,48 @@ def run(
     if candidates is not None:
         check_ranking(candidates=candidates, keep=keep)
     loaded = load_checkpoint(find_checkpoint(checkpoint))
-    codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
     how = {"top_k": top_k, "top_p": top_p, "temperature": temperature, "guidance": guidance}
     sampling = choose_sampling(loaded.config.monitor, **how)
+    asked = {"shards": shards, "sampling": sampling, "seed": seed}
+    if task_of(loaded.config).kind == "pictures":
+        _refuse("pictures", {"--tokens": tokens is not None})
+        ranking = {"candidates": candidates, "keep": keep, "clip": clip}
+        _draw(loaded, wanted, out or Path("runs/pictures"), count=count or 4, **ranking, **asked)
+    else:
+        of_pictures = {"--out": out is not None, "--candidates": candidates is not None, "--clip": clip is not None}
+        _refuse("text", {**of_pictures, "--guidance": guidance != 1.0})
+        _continue(loaded, wanted, count=count or 1, tokens=tokens, **asked)
+
+
+def _refuse(kind: str, given: dict[str, bool]) -> None:
+    """Raises BadInput if a flag was given that means nothing for such a model."""
+    from training.errors import BadInput
+
+    if names := [name for name, is_given in given.items() if is_given]:
+        raise BadInput(f"This checkpoint makes {kind}, for which {', '.join(names)} means nothing. Omit it.")
+
+
+def _draw(
+    loaded: LoadedCheckpoint,
+    wanted: list[str],
+    out: Path,
+    *,
+    count: int,
+    candidates: int | None,
+    keep: int,
+    clip: str | None,
+    shards: str | None,
+    sampling: Sampling,
+    seed: int,
+) -> None:
+    """Draws the prompts into a folder, and prints where."""
+    from training.generate.gallery import write_gallery
+    from training.generate.pictures import drawer, load_codec_and_tokenizer, make_folder, save_pictures
+    from training.generate.ranking import draw_best
+    from training.generate.small_clip import clip_of_run
+    from training.processes.progress import show_progress
+
+    codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
     make_folder(out)
     noted = {}
     with show_progress() as show:
@@ -94,6 +141,30 @@ def run(
     for path in save_pictures(pictures, out, checkpoint=loaded, sampling=sampling, **noted):
         print(path)
     print(f"All on one page: {write_gallery(out)}")
+
+
+def _continue(
+    loaded: LoadedCheckpoint,
+    wanted: list[str],
+    *,
+    count: int,
+    tokens: int | None,
+    shards: str | None,
+    sampling: Sampling,
+    seed: int,
+) -> None:
+    """Prints each prompt with its continuation, as it comes; an empty line between two."""
+    from training.generate.texts import continued, tokenizer_of
+
+    tokenizer, most = tokenizer_of(loaded, shards), tokens or loaded.config.monitor.continuation_tokens
+    for number, prompt in enumerate(prompt for prompt in wanted for _ in range(count)):
+        if number:
+            print()
+        print(prompt, end="", flush=True)
+        how = {"sampling": sampling, "most_tokens": most, "seed": seed + number}
+        for piece in continued(loaded.model, tokenizer, prompt, **how):
+            print(piece, end="", flush=True)
+        print()
 
 
 def _kept(ranked: list[Ranked], ranker: Ranker, candidates: int) -> tuple[list[Picture], dict[str, object]]:

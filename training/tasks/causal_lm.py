@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from training.checkpoints.checkpoint import load_checkpoint
 from training.config import CAUSAL_LM, LanguageRun
 from training.data.sets import Shards, open_shards
 from training.data.shards import Manifest, TextManifest, check_text_fit
 from training.data.stream import TextBatch, TextSet
+from training.errors import BadInput
+from training.generate.pictures import Sampling
+from training.generate.story_judge import judge_story
+from training.generate.texts import continued, tokenizer_of
 from training.model.language import LanguageModel, build_language_model, network_config
-from training.task import Task
-
-if TYPE_CHECKING:
-    from training.checkpoints.checkpoint import Checkpoint
-    from training.publish.history import Shown
+from training.task import Shown, Task
 
 SHOWN_CHARACTERS = 60
 """Of a sample, so that it fits into a line."""
@@ -85,8 +85,20 @@ class CausalLanguageModel(Task):
         text = open_shards(shards, kind="text").tokenizer.decode(batch.tokens[0].tolist())
         return f"one block begins with {text[:SHOWN_CHARACTERS]!r}"
 
-    def show(self, checkpoint: Checkpoint, shards: str | None, folder: Path, name: str) -> Sequence[Shown]:
-        """See `Task.show`: continuations of the prompts."""
-        from training.generate.continuations import continue_recipe_prompts
+    def show(self, checkpoint: Path, shards: str, folder: Path, name: str) -> list[Shown]:
+        """See `Task.show`: how the model continues the prompts, always with the same seeds."""
+        loaded, monitor = load_checkpoint(checkpoint), self.run.monitor
+        how = {"sampling": Sampling.of_recipe(monitor), "most_tokens": monitor.continuation_tokens}
+        tokenizer, shown = tokenizer_of(loaded, shards), []
+        for number, prompt in enumerate(monitor.prompts):
+            text = "".join(continued(loaded.model, tokenizer, prompt, **how, seed=self.run.seed + number))
+            shown.append(Shown(prompt=prompt, text=text, good=_judged(prompt, text)))
+        return shown
 
-        return continue_recipe_prompts(checkpoint, shards)
+
+def _judged(prompt: str, text: str) -> bool | None:
+    """Whether a text is right; None if the judge does not know its words."""
+    try:
+        return judge_story(prompt, text).good
+    except BadInput:
+        return None

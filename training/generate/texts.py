@@ -1,0 +1,93 @@
+"""Continues prompts with a language model, piece by piece, so that a program can show the text as it comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from training.checkpoints.checkpoint import Checkpoint
+from training.errors import BadInput
+from training.generate.pictures import Sampling, shards_of
+
+if TYPE_CHECKING:
+    from training.data.text_tokenizer import TextTokenizer
+    from training.model.language import LanguageModel
+
+HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+"""How a tokenizer shows the first bytes of a character whose last ones have not come yet."""
+KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
+"""Not printable by themselves, but part of texts; the last two of Persian, Hindi and emoji, among others."""
+
+
+def tokenizer_of(checkpoint: Checkpoint, shards: str | None = None) -> TextTokenizer:
+    """The tokenizer of a language model, from the shards on which it was trained.
+
+    Args:
+        checkpoint: From `load_checkpoint`.
+        shards: Folder or address of the shards, if they have been moved.
+
+    Raises:
+        BadInput: If the shards are not found or have another tokenizer.
+    """
+    if shards is not None and checkpoint.codec_digest is None:
+        print(
+            f"Note: {checkpoint.path} does not say which tokenizer it was trained with; unless it was that of "
+            f"{shards}, these texts are wrong.",
+            file=sys.stderr,
+        )
+    return shards_of(checkpoint, shards).tokenizer
+
+
+def continued(
+    model: LanguageModel, tokenizer: TextTokenizer, prompt: str, *, sampling: Sampling, most_tokens: int, seed: int
+) -> Iterator[str]:
+    """The text that follows a prompt, in pieces, to the end of the document or the most tokens.
+
+    Args:
+        model: In evaluation mode.
+        tokenizer: Of its shards.
+        prompt: How the text begins.
+        sampling: How tokens are drawn.
+        most_tokens: That are added; prompt and continuation together have at most those of a block.
+        seed: The same seed gives the same text.
+
+    Raises:
+        BadInput: If the prompt has no token, or leaves no room in a block.
+    """
+    begun = tokenizer.encode([prompt])[0].tolist()
+    room = model.config.block_length - len(begun)
+    if not begun or room < 1:
+        raise BadInput(
+            f"The prompt {prompt!r:.80} has {len(begun)} tokens; the model takes 1 to {model.config.block_length - 1}.",
+            cure="Give a prompt of that length.",
+        )
+    drawn = model.continue_text(
+        begun,
+        new_tokens=min(most_tokens, room),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=seed,
+        stop_id=tokenizer.end_of_text,
+    )
+    ids, told = [], ""
+    for one in drawn:
+        if one == tokenizer.end_of_text:
+            break
+        ids.append(one)
+        text = harmless(tokenizer.decode(ids))
+        if not text.endswith(HALF_CHARACTER):
+            yield text[len(told) :]
+            told = text
+    if ids and len(whole := harmless(tokenizer.decode(ids))) > len(told):
+        yield whole[len(told) :]
+
+
+def harmless(text: str) -> str:
+    """A text without what would command a terminal, or turn the words around it.
+
+    >>> harmless("one\x1b[2J two\u202e\n")
+    'one�[2J two�\n'
+    """
+    return "".join(sign if sign.isprintable() or sign in KEPT else HALF_CHARACTER for sign in text)
