@@ -251,12 +251,13 @@ def test_shards_of_another_codec_draw_nothing(run_dir, other_shards, tmp_path, m
 
 
 def test_a_monitor_keeps_a_run_on_one_codec(run_dir, other_shards, tmp_path, capsys):
-    digest = codec_of_run(str(run_dir / "shards"), run_dir)
+    run = parse_recipe(RECIPE)
+    digest = codec_of_run(run, str(run_dir / "shards"), run_dir)
     assert digest == digest_of((run_dir / "shards" / "codec.safetensors").read_bytes())
     with pytest.raises(BadInput, match=OTHER_CODEC):
-        codec_of_run(str(other_shards), run_dir)
-    assert codec_of_run("nowhere", run_dir) == digest and capsys.readouterr().out == ""
-    assert codec_of_run("nowhere", tmp_path) is None
+        codec_of_run(run, str(other_shards), run_dir)
+    assert codec_of_run(run, "nowhere", run_dir) == digest and capsys.readouterr().out == ""
+    assert codec_of_run(run, "nowhere", tmp_path) is None
     assert "will not say which codec" in capsys.readouterr().out
 
 
