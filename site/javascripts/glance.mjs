@@ -38,7 +38,8 @@ function showRun(slot, feed) {
   slot("pictures").replaceChildren(...(snapshots.at(-1)?.pictures ?? []).slice(0, MOST_PICTURES).map(drawn));
 }
 
-function drawn({ file, prompt }) {
+function drawn({ file, prompt, text }) {
+  if (!file) return element("figure", [element("figcaption", [`${prompt}${text}`])]);
   const image = document.createElement("img");
   image.src = siteURL(file);
   image.alt = `Drawn by the model: “${prompt}”`;

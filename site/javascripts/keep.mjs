@@ -20,8 +20,13 @@ export function copyOf(feed) {
       "live/pictures.json": { snapshots },
       "live/events.json": { events },
     },
-    files: snapshots.flatMap(({ pictures }) => pictures.map(({ file }) => siteURL(file))).slice(-MOST_PICTURES),
+    files: filesOf(snapshots).map(siteURL).slice(-MOST_PICTURES),
   };
+}
+
+/** Addresses of the pictures; texts have none. */
+function filesOf(snapshots) {
+  return snapshots.flatMap(({ pictures }) => pictures.filter(({ file }) => file).map(({ file }) => file));
 }
 
 /** Gives the copy to the service worker, once for each state; browsers without one keep nothing. */

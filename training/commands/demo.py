@@ -17,17 +17,21 @@ def run(
         int | None, typer.Option(min=1, max=65535, help="Port of the site. Default: 8000, or a free one.")
     ] = None,
     run_dir: Annotated[
-        Path,
-        typer.Option(help="Folder of the run. A second start in the same folder resumes from its last checkpoint."),
-    ] = Path("runs/demo"),
+        Path | None,
+        typer.Option(
+            help="Folder of the run; a second start in it resumes from its last checkpoint. Default: runs/RUN_ID."
+        ),
+    ] = None,
     site: Annotated[
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Built site to serve along with the data."),
     ] = None,
     volunteers: Annotated[int, typer.Option(min=0, max=32, help="Volunteers to start.")] = 3,
     pictures: Annotated[int, typer.Option(min=100, help="Pictures to draw for training.")] = 12_000,
+    stories: Annotated[int, typer.Option(min=100, help="Stories to write, for a recipe that reads text.")] = 40_000,
 ) -> None:
     """Train a small model with three volunteers on this machine, and watch it at one URL."""
+    from training.config import load_recipe
     from training.demo.config import DemoConfig
     from training.demo.run import run_demo
 
@@ -35,9 +39,10 @@ def run(
         recipe=recipe,
         epochs=epochs,
         port=port,
-        run_dir=run_dir,
+        run_dir=run_dir or Path("runs", load_recipe(recipe).run_id),
         site=site,
         volunteers=volunteers,
         pictures=pictures,
+        stories=stories,
     )
     raise typer.Exit(run_demo(config))

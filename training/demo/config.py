@@ -25,6 +25,8 @@ class DemoConfig:
     """Stop once the run has done this many; None: continue until Ctrl-C."""
     pictures: int = 12_000
     """Pictures to draw for training."""
+    stories: int = 40_000
+    """Stories to write for training, if the recipe's model reads text."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
     """The command line of the trainer."""
 
@@ -32,7 +34,7 @@ class DemoConfig:
 def command_again(config: DemoConfig) -> str:
     """The command that continues this run: the same settings without `epochs`."""
     usual, words = DemoConfig(), [*short_command(config.python), "demo"]
-    for name in ("recipe", "run_dir", "site", "port", "volunteers", "pictures"):
+    for name in ("recipe", "run_dir", "site", "port", "volunteers", "pictures", "stories"):
         if (value := getattr(config, name)) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)

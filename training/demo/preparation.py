@@ -1,4 +1,4 @@
-"""What the demo needs before its run: drawn pictures, and shards made of them."""
+"""What the demo needs before its run: drawn pictures or written stories, and shards made of them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,45 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 
+from training.config import RunConfig
 from training.demo.children import Part, sweep
 from training.demo.config import DemoConfig
 from training.demo.display import LINE_SECONDS
 from training.processes.interruption import Interrupted, Stop
+from training.task import task_of
 
 
-def prepare(config: DemoConfig, console: Console, stop: Stop) -> None:
-    """Draws the pictures and makes the shards, unless they exist from an earlier start.
+def prepare(config: DemoConfig, run: RunConfig, console: Console, stop: Stop) -> None:
+    """Draws the pictures, or writes the stories, and makes the shards, unless they exist from an earlier start.
 
     Raises:
         Interrupted: If a signal arrives.
         TrainingError: If a command has failed.
     """
-    images, shards = config.run_dir / "images", config.run_dir / "shards"
-    captions = images / "captions.jsonl"
+    shards = config.run_dir / "shards"
     if (shards / "manifest.json").is_file():
         console.print(f"Shards are ready in {shards}.")
-        return
+    elif task_of(run).kind == "pictures":
+        _prepare_pictures(config, console, stop, shards)
+    else:
+        _prepare_stories(config, run, console, stop, shards)
+
+
+def _prepare_stories(config: DemoConfig, run: RunConfig, console: Console, stop: Stop, shards: Path) -> None:
+    stories = config.run_dir / "stories"
+    if not stories.is_dir():
+        _work(config, console, stop, "stories", "--out", str(stories), "--count", str(config.stories))
+    sizes = ("--vocabulary", str(task_of(run).vocab_size), "--block-length", str(run.model.block_length))
+    _work(config, console, stop, "prepare", "--text", str(stories), *sizes, "--out", str(shards))
+
+
+def _prepare_pictures(config: DemoConfig, console: Console, stop: Stop, shards: Path) -> None:
+    images = config.run_dir / "images"
+    captions = images / "captions.jsonl"
     if not captions.is_file():
         _work(config, console, stop, "draw", "--out", str(images), "--count", str(config.pictures))
     _work(

@@ -66,7 +66,7 @@ def run_demo(config: DemoConfig, *, console: Console | None = None) -> int:
     with only_one(config.run_dir, "demo"), Stop() as stop:
         demo = _Demo(config, run, console, stop)
         try:
-            prepare(config, console, stop)
+            prepare(config, run, console, stop)
             demo.start()
             demo.watch()
         except Interrupted:
@@ -208,7 +208,7 @@ class _Demo:
         )
         self.console.print(
             f"The run has finished its schedule of {state['epoch']} epochs, loss {formatted(state['loss'], '.3f')}.\n"
-            f"{self.url} shows it until Ctrl-C. To count how many of its pictures are right:\n    {evaluate}"
+            f"{self.url} shows it until Ctrl-C. To count how much of what it makes is right:\n    {evaluate}"
         )
 
     def _look_after_parts(self) -> None:

@@ -54,13 +54,18 @@ class CausalLanguageModel(Task):
         """See `Task.seq_len`."""
         return self.run.model.block_length
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids for which the model has room."""
+        return self.network_config.vocab_size
+
     def calculator_config(self) -> dict[str, Any]:
         """See `Task.calculator_config`."""
         return self.network_config.to_dict()
 
     def check_fit(self, manifest: Manifest | TextManifest, *, source: str) -> None:
         """See `Task.check_fit`."""
-        sizes = {"block_length": self.seq_len, "vocab_size": self.network_config.vocab_size}
+        sizes = {"block_length": self.seq_len, "vocab_size": self.vocab_size}
         check_text_fit(manifest, **sizes, source=source)
 
     def samples(self, shards: Shards) -> TextSet:
@@ -68,7 +73,7 @@ class CausalLanguageModel(Task):
         return TextSet(
             shards,
             block_length=self.seq_len,
-            vocab_size=self.network_config.vocab_size,
+            vocab_size=self.vocab_size,
             shuffle_buffer=self.run.data.shuffle_buffer,
         )
 
@@ -76,7 +81,7 @@ class CausalLanguageModel(Task):
         """See `Task.example`."""
         generator = torch.Generator().manual_seed(0)
         shape = samples, self.seq_len
-        tokens = torch.randint(0, self.network_config.vocab_size, shape, generator=generator)
+        tokens = torch.randint(0, self.vocab_size, shape, generator=generator)
         # A document begins at about every hundredth token, as in short texts.
         return TextBatch(tokens=tokens, starts=torch.rand(shape, generator=generator) < 0.01)
 

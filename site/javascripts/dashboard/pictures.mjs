@@ -1,4 +1,4 @@
-// The pictures that the model has drawn, as a table: a row for each prompt, a column for each epoch, the newest first.
+// What the model has drawn or written, as a table: a row for each prompt, a column for each epoch, the newest first.
 
 import { siteURL } from "../address.mjs";
 import { element, heading } from "../elements.mjs";
@@ -7,34 +7,45 @@ import { nextFrame } from "../pieces.mjs";
 /** Column widths of the table in pixels. The style sheet makes both narrower on phones, where two columns fit. */
 const PROMPT_WIDTH = 120;
 const PICTURE_WIDTH = 130;
+const TEXT_WIDTH = 260;
 /** Rows with together so many pictures are made in one task and laid out in one frame, or else one row. */
 const PIECE = 80;
 
 const SOME =
   "The same prompts, drawn again as the run goes on; the newest epoch comes first. A tick means that the shape or colour matches the prompt, judged by a rule that looks at the pixels; stray objects count as wrong.";
 const NONE = "No pictures yet: the first ones come with the first checkpoint.";
+const SOME_TEXTS =
+  "The same prompts, continued again as the run goes on; the newest epoch comes first. A tick means that the text is right, judged by a rule that knows the stories of this project; other texts have no mark.";
 
 /**
  * Fills the table with as many epochs as fit, or with all if the reader has pressed the button.
  *
  * @param {(name: string) => HTMLElement} slot
- * @param {object[]} snapshots {epoch, pictures: [{prompt, file, shape, colour}]}, the oldest first
+ * @param {object[]} snapshots {epoch, pictures: [{prompt, file, shape, colour} or {prompt, text, good}]}, the oldest first
  */
 export function showPictures(slot, snapshots) {
   const table = slot("pictures");
-  const room = columnsIn(table.closest(".scroll").clientWidth);
-  const chosen = chosenOf(snapshots, showsAll(slot("pictures-all"), snapshots.length, room) ? snapshots.length : room);
+  const writes = areTexts(snapshots);
+  const room = columnsIn(table.closest(".scroll").clientWidth, writes ? TEXT_WIDTH : PICTURE_WIDTH);
+  const chosen = chosenOf(snapshots, showsAll(slot("pictures-all"), snapshots.length, room, writes) ? snapshots.length : room);
   // Filling the table with the same pictures again would make the browser decode them again.
   const state = JSON.stringify(chosen.map(({ epoch }) => epoch));
   if (table.dataset.state === state) return;
   table.dataset.state = state;
-  slot("pictures-text").textContent = chosen.length ? SOME : NONE;
+  slot("pictures-title").textContent = writes ? "Texts it writes" : "Pictures it draws";
+  slot("pictures-text").textContent = writes ? SOME_TEXTS : chosen.length ? SOME : NONE;
+  table.classList.toggle("gallery--texts", writes);
   table.replaceChildren(...(chosen.length ? [head(chosen), body(chosen)] : []));
 }
 
+/** Whether a run's model writes; otherwise it draws. */
+export function areTexts(snapshots) {
+  return snapshots.some(({ pictures }) => pictures.some((one) => "text" in one));
+}
+
 /** Number of epochs that fit into a table of this width. */
-export function columnsIn(width) {
-  return Math.max(2, Math.floor((width - PROMPT_WIDTH) / PICTURE_WIDTH));
+export function columnsIn(width, column = PICTURE_WIDTH) {
+  return Math.max(2, Math.floor((width - PROMPT_WIDTH) / column));
 }
 
 /** At most `most` of the snapshots, evenly spread, with the first and the last; the newest first. */
@@ -48,9 +59,9 @@ function spread(list, most) {
 }
 
 /** Updates the button that shows all epochs; returns whether it is pressed. */
-function showsAll(button, count, room) {
+function showsAll(button, count, room, writes) {
   button.hidden = count <= room;
-  button.textContent = `Pictures of all ${count} epochs`;
+  button.textContent = `${writes ? "Texts" : "Pictures"} of all ${count} epochs`;
   return button.getAttribute("aria-pressed") === "true";
 }
 
@@ -80,7 +91,16 @@ function row(prompt, snapshots) {
 }
 
 function cell({ epoch, pictures }, prompt) {
-  return element("td", pictures.filter((picture) => picture.prompt === prompt).map((picture) => drawn(picture, epoch)));
+  return element("td", pictures.filter((picture) => picture.prompt === prompt).map((one) => ("text" in one ? written(one) : drawn(one, epoch))));
+}
+
+function written({ text, good }) {
+  const words = element("p", [text.trim() || "(nothing)"]);
+  words.dir = "auto";
+  if (good === null) return words;
+  const note = element("span", [good ? "✓ right" : "✗ wrong"]);
+  note.className = "verdict";
+  return element("div", [words, note]);
 }
 
 function drawn(picture, epoch) {
