@@ -499,15 +499,14 @@ def run_of(fields: Mapping[str, Any]) -> RunConfig:
 
 
 def _run_class(task: object) -> type[RunConfig]:
-    if isinstance(task, str) and task in RUNS:
-        return RUNS[task]
     offered = {plugin.name: plugin for plugin in entry_points(group=TASK_PLUGINS)}
-    if task not in offered:
+    if not isinstance(task, str) or task not in {*RUNS, *offered}:
         raise BadInput(
             f"The recipe's task is {task!r:.100}; installed are {', '.join(sorted({*RUNS, *offered}))}.",
             cure="Install the package that offers this task, or correct `task` in the recipe.",
         )
-    return offered[task].load().run_config
+    # Ours first: no package may take their names.
+    return RUNS[task] if task in RUNS else offered[task].load().run_config
 
 
 def recipe_names() -> list[str]:

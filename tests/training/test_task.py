@@ -1,0 +1,110 @@
+"""What a recipe trains: the tasks of this project, and those of installed packages."""
+
+import sys
+
+import pytest
+import torch
+
+from training.compute.machine import this_machine
+from training.compute.micro_batches import MicroBatches
+from training.compute.plan import make_plan
+from training.config import TEXT_TO_IMAGE, RunConfig, load_recipe, parse_recipe, read_recipe, recipe_names
+from training.errors import BadInput
+from training.task import BUILT_IN, Task, task_of
+
+PLUGIN = """
+from training.config import ModelConfig, TextToImageRun
+from training.tasks.text_to_image import TextToImage
+
+
+class WiderModel(ModelConfig):
+    times: int = 2
+
+
+class WiderRun(TextToImageRun):
+    model: WiderModel
+
+
+class Wider(TextToImage):
+    name = "wider"
+    run_config = WiderRun
+
+    @property
+    def num_layers(self):
+        return self.run.model.times
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package that offers the task `wider`."""
+    (tmp_path / "wider_task.py").write_text(PLUGIN)
+    about = tmp_path / "wider_task-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wider-task\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[training_together.tasks]\nwider = wider_task:Wider\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("wider_task", None)
+
+
+def with_task(task: str, recipe: str = "demo") -> str:
+    return f'task = "{task}"\n{read_recipe(recipe)}'
+
+
+def test_each_recipe_of_the_project_has_a_task_with_its_name():
+    for name in recipe_names():
+        run = load_recipe(name)
+        task = task_of(run)
+        assert task.name == run.task and type(run) is task.run_config
+    assert {task_of(load_recipe(name)).name for name in recipe_names()} == set(BUILT_IN)
+
+
+def test_a_recipe_that_names_no_task_draws_pictures():
+    assert load_recipe("demo").task == TEXT_TO_IMAGE
+    assert parse_recipe(with_task(TEXT_TO_IMAGE)) == load_recipe("demo")
+
+
+def test_a_package_offers_a_task(package):
+    recipe = with_task("wider").replace("[model]", "[model]\ntimes = 3")
+    run = parse_recipe(recipe)
+    task = task_of(run)
+    assert isinstance(run, RunConfig) and isinstance(task, Task) and task.num_layers == run.model.times == 3
+    assert (
+        make_plan(run, this_machine("cpu")).parameters == make_plan(load_recipe("demo"), this_machine("cpu")).parameters
+    )
+    with pytest.raises(BadInput, match=r"model\.times"):
+        parse_recipe(recipe.replace("times = 3", 'times = "many"'))
+
+
+@pytest.mark.parametrize("task", ["", "wider", "os:system", "training.tasks.causal_lm:CausalLanguageModel"])
+def test_a_task_that_nobody_offers_is_refused_by_name(task):
+    with pytest.raises(BadInput, match="installed are causal-lm, text-to-image") as refused:
+        parse_recipe(with_task(task))
+    assert repr(task) in str(refused.value)
+
+
+def test_a_task_of_another_type_is_refused():
+    with pytest.raises(BadInput, match="installed are"):
+        parse_recipe("task = [1, 2]\n" + read_recipe("demo"))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_an_example_is_what_the_model_takes(name):
+    """A step on made-up samples gives a loss and a gradient of every parameter."""
+    run = load_recipe(name)
+    task = task_of(run)
+    paper = task.on_paper()
+    assert all(parameter.device.type == "meta" for parameter in paper.parameters())
+    assert task.computing_parameters >= sum(parameter.numel() for parameter in paper.parameters())
+    batch = task.example(3)
+    assert len(batch) == 3 and all(len(tensor) == 3 for tensor in batch.inputs)
+    if sum(parameter.numel() for parameter in paper.parameters()) > 20_000_000:
+        return
+    model = task.build_model()
+    micro_batches = MicroBatches(model, micro_batch_size=2, activation_budget_bytes=None, precision="float32")
+    losses = [piece.loss for piece in micro_batches.gradients_of(batch)]
+    assert len(losses) == 2 and all(loss > 0 for loss in losses)
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+    again = task.build_model().state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in task.build_model().state_dict().items())
