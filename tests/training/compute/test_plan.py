@@ -15,7 +15,8 @@ from training.compute.plan import built_on_paper, make_plan, needed_bytes, setup
 from training.config import load_recipe, read_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model, usual_activation_budget
-from training.optim.lamb import build_optimizer, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
 
 SAMPLES = 4
 
@@ -115,7 +116,7 @@ def test_what_local_updates_and_powersgd_keep_is_counted(machine):
     run = load_recipe("demo")
     model = build_model(run.model, seed=0)
     weights = sum(4 * parameter.numel() for parameter in model.parameters())
-    inner = build_optimizer(run.optimizer, parameter_groups(model, 0.0), lr=0.1)
+    inner = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=0.1)
     moments = sum(t.nbytes for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor))
 
     paper = built_on_paper(run.model)
