@@ -180,8 +180,8 @@ class OptimizerConfig(_Section):
     """`lamb8bit` and `adamw8bit` store the moments in block-wise 8 bits, the others in 32. LAMB scales each tensor's
     update to the norm of its weights, which suits very large batches; its learning rates are ten times those of AdamW,
     or more. `muon` makes the momentum of hidden matrices orthogonal, and is AdamW for embeddings, the output layer,
-    norms and biases, with the same learning rate. It takes some 30 d operations per weight of layers of width d, a
-    hundred times and more what the others take, while the next epoch computes."""
+    norms and biases, with the same learning rate. Its update takes some 30 d operations per weight of layers of width
+    d, with d = 1024 thirty times as long as the others."""
     betas: tuple[Decay, Decay] = (0.9, 0.96)
     """Decay of the first and the second moment; with `muon`, of parameters that AdamW updates."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
