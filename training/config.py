@@ -185,7 +185,8 @@ class OptimizerConfig(_Section):
     betas: tuple[Decay, Decay] = (0.9, 0.96)
     """Decay of the first and the second moment; with `muon`, of parameters that AdamW updates."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment. In 8 bit, second moments below some 10^-7 of their block's largest
+    become 0; with AdamW and an eps far below the gradients, such weights would leap."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.045
     """Decoupled weight decay; biases, norms and scales are exempt."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 4.0
