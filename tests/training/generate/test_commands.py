@@ -424,6 +424,11 @@ def test_convert_refuses_an_optimizer_that_does_not_fit(run_dir, tmp_path):
     ):
         with pytest.raises(BadInput, match=words):
             command("convert", weights, tmp_path / "out", "--recipe", "demo", "--optimizer", tmp_path / optimizer)
+    muon = (RECIPES / "demo.toml").read_text(encoding="utf-8").replace('"lamb8bit"', '"muon"')
+    (tmp_path / "muon.toml").write_text(muon, encoding="utf-8")
+    flags = ("--recipe", tmp_path / "muon.toml", "--optimizer", tmp_path / "empty.pt")
+    with pytest.raises(BadInput, match="recipe's optimizer is muon"):
+        command("convert", tmp_path / "theirs.pt", tmp_path / "out", *flags)
 
 
 def test_convert_refuses_what_does_not_fit(run_dir, tmp_path):
