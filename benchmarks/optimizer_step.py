@@ -2,9 +2,10 @@
 
     python benchmarks/optimizer_step.py --json benchmarks/results/optimizer_step.json
 
-All optimizers update one matrix of the same size, 1024 values wide, in one thread. In each round every optimizer makes one update, and the
-table shows medians over the rounds. The memory of each optimizer is measured in a process of its own: the bytes of its
-state's tensors, and as temporary memory the growth of the process's peak in an update. A CPU is enough; Linux only.
+All optimizers update one matrix of the same size, 1024 values wide, in one thread. In each round every optimizer makes
+one update, and the table shows medians over the rounds. The memory of each optimizer is measured in a process of its
+own: the bytes of its state's tensors, and as temporary memory the growth of the process's peak in an update. A CPU is
+enough; Linux only.
 
 "2021 algorithm" is the algorithm of the 2021 run's optimizer: 8-bit LAMB in blocks of 4096 and chunks of 2^24 values,
 which reuses the memory of the gradients. It is written anew with the functions of today's bitsandbytes that quantize
