@@ -38,7 +38,8 @@ def train(seed: int, updates: int, *, delayed: bool) -> float:
 
     from training.config import load_recipe
     from training.model.transformer import build_model
-    from training.optim.lamb import build_optimizer, parameter_groups
+    from training.optim.build import build_optimizer
+    from training.optim.groups import parameter_groups
     from training.optim.schedule import learning_rate_factor
 
     torch.set_num_threads(1)
@@ -46,9 +47,7 @@ def train(seed: int, updates: int, *, delayed: bool) -> float:
     changes = {"warmup_epochs": int(WARMUP_SHARE * updates), "total_epochs": updates}
     schedule = run.schedule.model_copy(update={"peak_learning_rate": PEAK_LEARNING_RATE, **changes})
     model, batches = build_model(run.model, seed), samples(run.model, seed=seed + 1, size=BATCH)
-    optimizer = build_optimizer(
-        run.optimizer, parameter_groups(model, run.optimizer.weight_decay), lr=PEAK_LEARNING_RATE
-    )
+    optimizer = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=PEAK_LEARNING_RATE)
     parameters, late = list(model.parameters()), None
     for update in range(updates):
         optimizer.zero_grad()

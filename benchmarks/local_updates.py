@@ -88,14 +88,13 @@ def one_process(updates: int) -> list[tuple[int, float]]:
     import torch
 
     from training.model.transformer import build_model
-    from training.optim.lamb import build_optimizer, parameter_groups
+    from training.optim.build import build_optimizer
+    from training.optim.groups import parameter_groups
 
     torch.set_num_threads(1)
     run = recipe("diloco", updates)
     model, batches = build_model(run.model, run.seed), samples(run.model, seed=1, size=BATCH)
-    optimizer = build_optimizer(
-        run.optimizer, parameter_groups(model, run.optimizer.weight_decay), lr=PEAK_LEARNING_RATE
-    )
+    optimizer = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=PEAK_LEARNING_RATE)
     course = []
     for update in range(updates):
         for group in optimizer.param_groups:

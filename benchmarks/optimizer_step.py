@@ -2,14 +2,16 @@
 
     python benchmarks/optimizer_step.py --json benchmarks/results/optimizer_step.json
 
-All optimizers update one tensor of the same size in one thread. In each round every optimizer makes one update, and the
-table shows medians over the rounds. The memory of each optimizer is measured in a process of its own: the bytes of its
-state's tensors, and as temporary memory the growth of the process's peak in an update. A CPU is enough; Linux only.
+All optimizers update one matrix of the same size, 1024 values wide, in one thread. In each round every optimizer makes
+one update, and the table shows medians over the rounds. The memory of each optimizer is measured in a process of its
+own: the bytes of its state's tensors, and as temporary memory the growth of the process's peak in an update. A CPU is
+enough; Linux only.
 
 "2021 algorithm" is the algorithm of the 2021 run's optimizer: 8-bit LAMB in blocks of 4096 and chunks of 2^24 values,
 which reuses the memory of the gradients. It is written anew with the functions of today's bitsandbytes that quantize
 blocks, because the original needs bitsandbytes 0.26, which does not run today. On a CPU, LAMB8bit of bitsandbytes
-applies no trust ratio, and so computes the same as AdamW.
+applies no trust ratio, and so computes the same as AdamW. Muon's time per parameter grows with the shorter side of the
+matrix, and so with the width.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from memory_report import record, result  # noqa: E402
 
 OURS, OURS_IN_TORCH, PEER = "8-bit LAMB, compiled", "8-bit LAMB, PyTorch alone", "8-bit LAMB, 2021 algorithm"
 BASELINE = "AdamW fp32, for-loop"
+WIDTH = 1024
+"""Values in a row of the matrix."""
 UNITS = {"CPU time": "ns per parameter", "state": "bytes per parameter", "temporary memory": "bytes per parameter"}
 NAMES = (
     OURS,
@@ -44,6 +48,10 @@ NAMES = (
     BASELINE,
     "AdamW fp32, foreach",
     "AdamW fp32, fused",
+    "8-bit AdamW, compiled",
+    "32-bit AdamW of the trainer",
+    "Muon of the trainer",
+    "torch.optim.Muon",
 )
 
 
@@ -52,7 +60,9 @@ def cases() -> dict[str, Callable]:
     import bitsandbytes
     import torch
 
+    from training.optim.adamw import AdamW8bit
     from training.optim.lamb import Lamb8bit
+    from training.optim.muon import Muon
 
     adamw = partial(torch.optim.AdamW, lr=1e-3)
     makers = (
@@ -65,6 +75,10 @@ def cases() -> dict[str, Callable]:
         partial(adamw, foreach=False),
         partial(adamw, foreach=True),
         partial(adamw, fused=True),
+        partial(AdamW8bit, lr=1e-3, overwrite_gradients=True),
+        partial(AdamW8bit, lr=1e-3, overwrite_gradients=True, min_8bit_size=sys.maxsize),
+        lambda params: Muon([dict(params=params, hidden=True)], lr=1e-3, overwrite_gradients=True),
+        partial(torch.optim.Muon, lr=1e-3, adjust_lr_fn="match_rms_adamw"),
     )
     return dict(zip(NAMES, makers, strict=True))
 
@@ -120,19 +134,19 @@ def lamb_of_2021(params: list, lr: float) -> object:
 
 
 def parameter_of(size: int) -> object:
-    """One tensor with weights as small as a transformer's."""
+    """A matrix with weights as small as a transformer's."""
     import torch
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    return torch.nn.Parameter(torch.randn(size, generator=generator) * 0.02)
+    return torch.nn.Parameter(torch.randn(size // WIDTH, WIDTH, generator=generator) * 0.02)
 
 
 def gradient_of(size: int) -> object:
     """A gradient, to be copied before each update, because some optimizers overwrite theirs."""
     import torch
 
-    return torch.randn(size, generator=torch.Generator().manual_seed(1)) * 1e-4
+    return torch.randn(size // WIDTH, WIDTH, generator=torch.Generator().manual_seed(1)) * 1e-4
 
 
 def cpu_times(size: int, rounds: int) -> dict[str, list[float]]:
@@ -162,7 +176,7 @@ def memory(name: str, size: int) -> tuple[float, float]:
 
     from training.model.memory import give_back_freed_memory
 
-    make, small = cases()[name], parameter_of(100_000)
+    make, small = cases()[name], parameter_of(100 * WIDTH)
     for parameter in (small, parameter_of(size)):
         parameter.grad = gradient_of(parameter.numel())
         optimizer = make([parameter])
@@ -196,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures every case, prints the table, and writes the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
-    parser.add_argument("--size", type=int, default=2**25, metavar="N", help="parameters (default: 2^25)")
+    parser.add_argument("--size", type=int, default=2**25, metavar="N", help="parameters, a multiple of 1024 (2^25)")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="timed updates of each optimizer (9)")
     parser.add_argument("--measure", choices=("cpu", *NAMES), help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)

@@ -141,14 +141,15 @@ def one_process(courses: list[list[dict]]) -> list[float]:
     import torch
 
     from training.model.transformer import build_model
-    from training.optim.lamb import build_optimizer, parameter_groups
+    from training.optim.build import build_optimizer
+    from training.optim.groups import parameter_groups
     from training.optim.schedule import learning_rate_factor
 
     torch.set_num_threads(1)
     run = recipe("float32")
     model = build_model(run.model, run.seed)
     peak = run.schedule.peak_learning_rate
-    optimizer = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer.weight_decay), lr=peak)
+    optimizer = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=peak)
     streams = [samples(run.model, seed=1 + number, size=MICRO_BATCH) for number in range(len(PEERS))]
     losses = []
     for epoch, reports in enumerate(zip(*courses, strict=True)):

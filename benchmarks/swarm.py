@@ -99,7 +99,8 @@ def _optimizer_2021(model, run, dht, peers: int):
     from hivemind.compression import Float16Compression, SizeAdaptiveCompression, Uniform8BitQuantization
     from hivemind.optim.grad_averager import GradientAverager
 
-    from training.optim.lamb import build_optimizer, parameter_groups
+    from training.optim.build import build_optimizer
+    from training.optim.groups import parameter_groups
 
     codec = SizeAdaptiveCompression(
         threshold=2**16 + 1, less=Float16Compression(), greater_equal=Uniform8BitQuantization()
@@ -109,7 +110,7 @@ def _optimizer_2021(model, run, dht, peers: int):
         run_id=run.run_id,
         target_batch_size=run.swarm.target_batch_size,
         batch_size_per_step=MICRO_BATCH,
-        params=parameter_groups(model, run.optimizer.weight_decay),
+        params=parameter_groups(model, run.optimizer),
         optimizer=partial(build_optimizer, run.optimizer, lr=1e-4),
         matchmaking_time=MATCHMAKING_SECONDS,
         averaging_timeout=90.0,

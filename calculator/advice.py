@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from calculator.devices import Device
 from calculator.estimate import Estimate, estimate
 from calculator.fit import ADVISED_SHARE, taken_bytes
-from calculator.setups import Setup
+from calculator.optimizers import OPTIMIZERS
+from calculator.parameters import parameter_tensors
+from calculator.setups import Setup, resolve
 
 MOST_SAMPLES = 32
 """The largest micro-batch that is advised: on the measured processors, larger ones compute a sample no faster."""
@@ -77,16 +79,22 @@ class PeerTraining:
         return taken_bytes(result, device) + on_device + (on_host if device.unified else 0)
 
     def bytes_of_the_mode(self, result: Estimate) -> tuple[int, int]:
-        """The memory of device and host that the way of averaging needs, besides the estimate.
+        """The memory of device and host that update and way of averaging need, besides the estimate.
 
-        With local updates, LAMB's moments and the sum of an inner batch's gradients are on the model's device, and the
-        host keeps a momentum instead (training/swarm/strategies/local_updates.py). PowerSGD keeps the error of its
-        products on the host (training/swarm/powersgd.py); nearly all parameters are in matrices.
+        The estimate has what the host keeps; Muon's update takes more for a while. With local updates, the moments and
+        the sum of an inner batch's gradients are on the model's device, and the host keeps a momentum instead
+        (training/swarm/strategies/local_updates.py). PowerSGD keeps the error of its products on the host
+        (training/swarm/powersgd.py); nearly all parameters are in matrices.
         """
-        copy = 4 * result.parameters
+        copy, update = 4 * result.parameters, self.update_bytes()
         if self.local_updates:
-            return result.host.optimizer_state + copy, copy - result.host.optimizer_state
-        return 0, copy if self.powersgd else 0
+            return result.host.optimizer_state + copy + update, copy - result.host.optimizer_state
+        return 0, update + (copy if self.powersgd else 0)
+
+    def update_bytes(self) -> int:
+        """The most that the update of one tensor takes and gives back."""
+        tensors = parameter_tensors(resolve(Setup(config={"model_type": "text-to-image", **self.config})))
+        return max(OPTIMIZERS[self.optimizer].step_bytes(tensor, 4) for tensor in tensors)
 
 
 def sizes_to_advise(

@@ -10,7 +10,7 @@ from calculator.parameters import ParameterTensor
 
 LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE = 4096, 65_536
 """The run's 8-bit LAMB, on the host: the number of values that share one scale, and the size below which a tensor keeps
-its moments in 32 bits (paper, section 3.3)."""
+its moments in 32 bits (paper, section 3.3). The trainer's 8-bit AdamW has the same."""
 PAGED_FROM = 100_000
 """Values from which bitsandbytes pages a tensor's state (bitsandbytes 0.50, optim/optimizer.py, get_state_buffer)."""
 
@@ -142,6 +142,24 @@ def _adafactor_factors(tensor: ParameterTensor, itemsize: int) -> int:
     return allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.count // tensor.shape[-2], 4)
 
 
+def _is_hidden(tensor: ParameterTensor) -> bool:
+    """Whether Muon moves it; by the rule of `training.optim.groups`."""
+    outside = tensor.is_embedding or tensor.name.startswith(("head.weight", "router"))
+    return len(tensor.shape) == 2 and not outside
+
+
+def _muon_state(tensor: ParameterTensor, itemsize: int) -> int:
+    """One momentum of hidden matrices, two moments of all else."""
+    return (1 if _is_hidden(tensor) else 2) * allocated_bytes(tensor.count, 4)
+
+
+def _muon_step(tensor: ParameterTensor, itemsize: int) -> int:
+    """Newton-Schulz: a second copy of the matrix, and two squares of its shorter side; the first is the gradient's."""
+    if not _is_hidden(tensor):
+        return 0
+    return allocated_bytes(tensor.count, 4) + 2 * allocated_bytes(min(tensor.shape) ** 2, 4)
+
+
 _MAPS_OF_ONE, _MAPS_OF_TWO = allocated_bytes(256, 4), 2 * allocated_bytes(256, 4)
 _TORCH_ADAMW = "torch 2.13, optim/adam.py"
 _BITSANDBYTES = "bitsandbytes 0.50, optim/optimizer.py, init_state"
@@ -152,7 +170,8 @@ _ADAMW_8BIT = Moments(number=2, min_8bit_size=4096)
 _ADAMW_PAGED = Moments(number=2)
 _LAMB = Moments(number=2, counter=True)
 _LAMB_8BIT = Moments(number=2, min_8bit_size=4096, counter=True)
-_LAMB_8BIT_HOST = Moments(number=2, min_8bit_size=LAMB_MIN_8BIT_SIZE, block_size=LAMB_BLOCK_SIZE)
+_8BIT_HOST = Moments(number=2, min_8bit_size=LAMB_MIN_8BIT_SIZE, block_size=LAMB_BLOCK_SIZE)
+_32BIT_HOST = Moments(number=2)
 _LION = Moments(number=1)
 _LION_8BIT = Moments(number=1, min_8bit_size=4096)
 _MOMENTUM = Moments(number=1, precise=False)
@@ -230,10 +249,33 @@ OPTIMIZERS: dict[str, Optimizer] = {
             name="lamb8bit-demo",
             title="LAMB, 8-bit, as in the 2021 run",
             source=f"arXiv:2207.03481, section 3.3: blocks of {LAMB_BLOCK_SIZE} values, 32 bit below 65 536 values",
-            state_bytes=_moments(_LAMB_8BIT_HOST),
+            state_bytes=_moments(_8BIT_HOST),
             step_bytes=_nothing,
             shared_bytes=_MAPS_OF_TWO,
-            eight_bit_from=_LAMB_8BIT_HOST.min_8bit_size,
+            eight_bit_from=_8BIT_HOST.min_8bit_size,
+        ),
+        Optimizer(
+            name="adamw8bit-host",
+            title="AdamW, 8-bit, of this trainer",
+            source="training/optim/adamw.py",
+            state_bytes=_moments(_8BIT_HOST),
+            step_bytes=_nothing,
+            shared_bytes=_MAPS_OF_TWO,
+            eight_bit_from=_8BIT_HOST.min_8bit_size,
+        ),
+        Optimizer(
+            name="adamw-host",
+            title="AdamW, of this trainer",
+            source="training/optim/adamw.py",
+            state_bytes=_moments(_32BIT_HOST),
+            step_bytes=_nothing,
+        ),
+        Optimizer(
+            name="muon-host",
+            title="Muon, of this trainer",
+            source="training/optim/muon.py",
+            state_bytes=_muon_state,
+            step_bytes=_muon_step,
         ),
         Optimizer(name="lion", title="Lion", source=_BITSANDBYTES, state_bytes=_moments(_LION), step_bytes=_nothing),
         Optimizer(
@@ -278,6 +320,7 @@ IN_32_BIT: dict[str, Optimizer] = {
     "paged-adamw8bit": OPTIMIZERS["paged-adamw"],
     "lamb8bit": OPTIMIZERS["lamb"],
     "lamb8bit-demo": OPTIMIZERS["lamb"],
+    "adamw8bit-host": OPTIMIZERS["adamw-host"],
     "lion8bit": OPTIMIZERS["lion"],
     "paged-lion8bit": OPTIMIZERS["paged-lion"],
 }

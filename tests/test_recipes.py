@@ -79,6 +79,15 @@ def test_digest_changes_with_what_peers_must_agree_on_and_with_nothing_else():
         ('aggregation = "mean"', 'aggregation = "median"', "swarm.aggregation"),
         ("min_8bit_size = 65536", "betas = [0.9, 1.0]", "optimizer.betas.1"),
         ("min_8bit_size = 65536", "block_size = 100000", "optimizer.block_size"),
+        ('"lamb8bit"', '"lion"', "optimizer.name"),
+        (
+            '"lamb8bit"',
+            '"adamw"\ntrust_clamp = 2.0',
+            "trust_clamp is only for lamb8bit and lamb, and name is adamw; omit",
+        ),
+        ('"lamb8bit"', '"muon"\nbias_correction = true', "bias_correction is only for lamb8bit and lamb"),
+        ("min_8bit_size = 65536", "muon_momentum = 0.9", "muon_momentum is only for muon, and name is lamb8bit"),
+        ('"lamb8bit"', '"muon"\nmuon_momentum = 1.0', "optimizer.muon_momentum"),
     ],
 )
 def test_a_wrong_recipe_is_refused_in_words(old, new, said):
@@ -133,6 +142,17 @@ def test_with_centered_clip_momentum_moves_from_the_optimizer_to_the_peers():
     assert (mean.worker_momentum, mean.host_optimizer) == (0.0, mean.optimizer)
     assert clipped.worker_momentum == clipped.optimizer.betas[0] == 0.9
     assert clipped.host_optimizer.betas == (0.0, clipped.optimizer.betas[1])
+
+
+@pytest.mark.parametrize(("name", "momentum"), [("adamw8bit", 0.9), ("muon", 0.95)])
+def test_with_centered_clip_muons_momentum_moves_to_the_peers_too(name, momentum):
+    mean = parse_recipe(DEMO.replace('"lamb8bit"', f'"{name}"'))
+    clipped = parse_recipe(
+        DEMO.replace('"lamb8bit"', f'"{name}"').replace('aggregation = "mean"', 'aggregation = "centered-clip"')
+    )
+    assert (mean.worker_momentum, mean.host_optimizer) == (0.0, mean.optimizer)
+    assert clipped.worker_momentum == momentum
+    assert (clipped.host_optimizer.betas, clipped.host_optimizer.muon_momentum) == ((0.0, 0.96), 0.0)
 
 
 @pytest.mark.parametrize("command", ["bootstrap", "monitor", "join"])

@@ -38,6 +38,12 @@ RECIPES = Path(__file__).parent / "recipes"
 LARGEST_RECIPE_BYTES = 1 << 20
 LARGEST_BLOCK = 65_536
 """Largest `OptimizerConfig.block_size`; the optimizer updates one block at a time."""
+ONLY_FOR = {
+    "bias_correction": ("lamb8bit", "lamb"),
+    "trust_clamp": ("lamb8bit", "lamb"),
+    "muon_momentum": ("muon",),
+}
+"""Fields of `OptimizerConfig` that only some optimizers have; for the others they must stay as they are by default."""
 NOT_IN_DIGEST = {
     "title": True,
     "description": True,
@@ -173,26 +179,41 @@ class DataConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """8-bit LAMB (You et al. 2020; Dettmers et al. 2021), on the host."""
+    """What moves the weights, on the host: LAMB (You et al. 2020), AdamW (Loshchilov and Hutter 2019) or Muon (Jordan
+    et al. 2024), with moments in 8 bit (Dettmers et al. 2021) or in 32."""
 
-    name: Literal["lamb8bit", "lamb"] = "lamb8bit"
-    """`lamb8bit` stores the moments in block-wise 8 bits; `lamb` in 32 bits."""
+    name: Literal["lamb8bit", "lamb", "adamw8bit", "adamw", "muon"] = "lamb8bit"
+    """`lamb8bit` and `adamw8bit` store the moments in block-wise 8 bits, the others in 32. LAMB scales each tensor's
+    update to the norm of its weights, which suits very large batches; its learning rates are ten times those of AdamW,
+    or more. `muon` makes the momentum of hidden matrices orthogonal, and is AdamW for embeddings, the output layer,
+    norms and biases, with the same learning rate. Its update takes some 30 d operations per weight of layers of width
+    d, with d = 1024 thirty times as long as the others."""
     betas: tuple[Decay, Decay] = (0.9, 0.96)
-    """Decay of the first and the second moment."""
+    """Decay of the first and the second moment; with `muon`, of parameters that AdamW updates."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment. In 8 bit, second moments below some 10^-7 of their block's largest
+    become 0; with AdamW and an eps far below the gradients, such weights would leap."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.045
     """Decoupled weight decay; biases, norms and scales are exempt."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 4.0
     """The averaged gradient is clipped to this global norm."""
     bias_correction: bool = False
-    """Whether the moments are corrected for starting at zero (the 2021 run: no)."""
+    """Whether LAMB's moments are corrected for starting at zero (the 2021 run: no). AdamW's always are."""
     trust_clamp: Annotated[float, Field(gt=0)] = 10_000.0
-    """Upper bound of the weight norm in the trust ratio (the 2021 run: practically none)."""
+    """Upper bound of the weight norm in LAMB's trust ratio (the 2021 run: practically none)."""
+    muon_momentum: Decay = 0.95
+    """Decay of the momentum of hidden matrices (`muon`)."""
     block_size: Annotated[int, Field(gt=0, le=LARGEST_BLOCK)] = LAMB_BLOCK_SIZE
-    """Values that share one 8-bit scale."""
+    """Values that share one 8-bit scale; optimizers in 32 bits have none."""
     min_8bit_size: Positive = LAMB_MIN_8BIT_SIZE
     """Tensors with fewer values store their moments in 32 bits."""
+
+    @model_validator(mode="after")
+    def _has_what_is_set(self) -> OptimizerConfig:
+        for field, names in ONLY_FOR.items():
+            if self.name not in names and getattr(self, field) != type(self).model_fields[field].default:
+                raise ValueError(f"{field} is only for {' and '.join(names)}, and name is {self.name}; omit {field}")
+        return self
 
 
 class ScheduleConfig(Section):
@@ -260,8 +281,10 @@ class SwarmConfig(Section):
     aggregation: Literal["mean", "centered-clip"] = "mean"
     """How a group averages. `mean`: weighted by samples; one hostile peer can move it anywhere. `centered-clip`
     (Karimireddy et al. 2021): no peer pulls an average far, as long as most peers of its group are honest. Then each
-    peer has its own momentum, with the optimizer's first beta, and the optimizer has none. It costs no bytes, and less
-    than a tenth of the time of an average."""
+    peer has its own momentum, with the optimizer's first beta (`muon`: muon_momentum), and the optimizer has none. It
+    costs no bytes, and less than a tenth of the time of an average. AdamW then divides by the size of averaged momenta,
+    not of gradients: where gradients are mostly noise, its updates are some four times as long, and need a learning
+    rate as much smaller."""
     clip_radius: Annotated[float, Field(gt=0, le=10)] = 1.0
     """How far a peer may pull (`centered-clip`), over the distance from the average within which most peers lie."""
     clip_iterations: Annotated[int, Field(gt=0, le=100)] = 5
@@ -387,13 +410,20 @@ class RunConfig(Section):
     @property
     def worker_momentum(self) -> float:
         """Decay of the momentum that each peer has of its own; 0: the optimizer has the momentum, for all."""
-        return self.optimizer.betas[0] if self.swarm.aggregation == "centered-clip" else 0.0
+        if self.swarm.aggregation != "centered-clip":
+            return 0.0
+        return self.optimizer.muon_momentum if self.optimizer.name == "muon" else self.optimizer.betas[0]
 
     @property
     def host_optimizer(self) -> OptimizerConfig:
-        """The optimizer of averaged gradients: without a first beta if these have momentum already."""
-        betas = (0.0 if self.worker_momentum else self.optimizer.betas[0], self.optimizer.betas[1])
-        return self.optimizer.model_copy(update={"betas": betas})
+        """The optimizer of averaged gradients: without momentum of its own if these have it already.
+
+        Muon then makes the peers' averaged momentum orthogonal, without Nesterov's step further. Any scale of it will
+        do, as Newton-Schulz divides by the norm. A second momentum would delay what the first one has delayed already.
+        """
+        if not self.worker_momentum:
+            return self.optimizer
+        return self.optimizer.model_copy(update={"betas": (0.0, self.optimizer.betas[1]), "muon_momentum": 0.0})
 
     @property
     def digest(self) -> str:

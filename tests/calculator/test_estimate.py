@@ -153,12 +153,18 @@ def test_checkpointing_saves_memory(name, precision):
 
 @pytest.mark.parametrize(
     ("name", "number", "scales"),
-    [("adamw8bit", 2, 256), ("lamb8bit", 2, 256), ("lion8bit", 1, 256), ("lamb8bit-demo", 2, 4096)],
+    [
+        ("adamw8bit", 2, 256),
+        ("lamb8bit", 2, 256),
+        ("lion8bit", 1, 256),
+        ("lamb8bit-demo", 2, 4096),
+        ("adamw8bit-host", 2, 4096),
+    ],
 )
 def test_8bit_state_has_scales_a_smallest_tensor_and_32bit_embeddings_if_asked(name, number, scales):
     """Sizes that are multiples of all blocks, so that the rules can be written out without rounding."""
     config = {"model_type": "gpt2", "n_embd": 256, "n_layer": 1, "n_head": 4, "n_positions": 256, "vocab_size": 4096}
-    smallest = 65_536 if name == "lamb8bit-demo" else 4096
+    smallest = 65_536 if scales == 4096 else 4096
     matrices = [4096 * 256, 256 * 256, 256 * 768, 256 * 256, 256 * 1024, 1024 * 256]
     vectors = [256, 256, 256, 256, 768, 256, 256, 256, 1024, 256]
     assert min(matrices) >= smallest > max(vectors)

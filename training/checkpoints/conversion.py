@@ -17,7 +17,9 @@ from training.data.sets import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
 from training.model.transformer import TextToImageTransformer, build_model
-from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
+from training.optim.saved import optimizer_tensors
 from training.optim.state_2021 import load_2021_state, order_of_2021, saved_epoch
 from training.storage.whole import whole_file
 
@@ -100,13 +102,18 @@ def _read_moments(
             f"{file} holds no optimizer's state.",
             cure="Give the file of the optimizer's state that was saved beside the weights.",
         )
+    if config.optimizer.name == "muon":
+        raise BadInput(
+            f"{file} has moments of LAMB, and the recipe's optimizer is muon, which has others. Omit the file, so that "
+            "its moments start at zero, or use a recipe with lamb8bit or adamw8bit."
+        )
     parameters = dict(model.named_parameters())
     theirs = order_of_2021(names_in_order(state, model))
     # Two optimizers share the parameters: this one has them in the 2021 run's order, by which the file numbers its
     # moments; `ours` has our order, by which a checkpoint numbers them.
     optimizer = build_optimizer(config.optimizer, [parameters[name] for name in theirs], lr=0.0)
     load_2021_state(optimizer, saved)
-    ours = build_optimizer(config.optimizer, parameter_groups(model, config.optimizer.weight_decay), lr=0.0)
+    ours = build_optimizer(config.optimizer, parameter_groups(model, config.optimizer), lr=0.0)
     for parameter in parameters.values():
         ours.state[parameter] = optimizer.state[parameter]
     return optimizer_tensors(ours), saved_epoch(saved)

@@ -23,6 +23,14 @@ Precision = Literal["float32", "bfloat16", "float16"]
 """Type in which layers compute, by autocast; weights, norms and gradients are always float32."""
 _PRECISIONS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "amp-bf16", "float16": "amp-fp16"}
 """The calculator's names."""
+_OPTIMIZERS = {
+    "lamb8bit": "lamb8bit-demo",
+    "lamb": "lamb",
+    "adamw8bit": "adamw8bit-host",
+    "adamw": "adamw-host",
+    "muon": "muon-host",
+}
+"""The calculator's names of the optimizers of `training.optim`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +129,7 @@ def training_of(run: RunConfig) -> PeerTraining:
         config=task.calculator_config(),
         sequence_length=task.seq_len,
         reversible=task.keeps_some,
-        optimizer="lamb8bit-demo" if run.optimizer.name == "lamb8bit" else "lamb",
+        optimizer=_OPTIMIZERS[run.optimizer.name],
         local_updates=run.swarm.mode == "diloco",
         powersgd=run.swarm.powersgd_rank > 0,
     )

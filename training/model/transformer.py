@@ -124,6 +124,10 @@ class TextToImageTransformer(nn.Module):
         self._patterns: dict[tuple, dict[AttentionType, AttentionPattern]] = {}
         self._rotations: dict[tuple, Tensor] = {}
 
+    def get_output_embeddings(self) -> nn.Linear:
+        """The output layer, which the models of transformers tell by the same method; see `training.optim.groups`."""
+        return self.output
+
     @property
     def text_rows(self) -> int:
         """Vocabulary rows of text: the tokenizer's ids, then one padding id per position."""

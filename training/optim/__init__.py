@@ -1,1 +1,1 @@
-"""The optimizer of the run: LAMB with 8-bit moments on the host, and its learning-rate schedule."""
+"""The optimizers of a run, which update on the host: LAMB, AdamW and Muon; and their learning-rate schedule."""

@@ -1,4 +1,4 @@
-/* The inner loops of 8-bit LAMB in one pass each: what blockwise.py and lamb.py do in many passes over memory.
+/* The inner loops of 8-bit LAMB and AdamW in one pass each: what blockwise.py and directions.py do in many passes over memory.
 
    native.py compiles this file on the machine where it runs. It names no vector instructions; every loop is written so
    that the compiler finds them (`omp simd` lets it reorder sums, no OpenMP library is used). All sizes are in values.
@@ -18,7 +18,7 @@ typedef struct {
     float threshold[DECADES], slope[DECADES], offset[DECADES], last[DECADES];
 } Map;
 
-/* What one update of one tensor needs; kernels.py fills it and lamb.py explains it. */
+/* What one update of one tensor needs; kernels.py fills it and directions.py explains it. */
 typedef struct {
     float clip, gain1, decay2, gain2, root_factor, root_shift, weight_decay;
 } Settings;

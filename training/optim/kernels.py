@@ -31,7 +31,7 @@ class _Map(ctypes.Structure):
 
 
 class Settings(NamedTuple):
-    """What an update of one tensor needs besides tensors, in the order of the C structure; see lamb.py."""
+    """What an update of one tensor needs besides tensors, in the order of the C structure; see directions.py."""
 
     clip: float
     gain1: float
@@ -79,7 +79,7 @@ class Kernels:
         keep: bool,
         settings: Settings,
     ) -> tuple[float, float]:
-        """LAMB's direction for whole blocks of a tensor, written to `out`, which may be the gradient.
+        """The direction of an update for whole blocks of a tensor, written to `out`, which may be the gradient.
 
         Args:
             gradient: (size,) float32.
@@ -88,7 +88,7 @@ class Kernels:
             moments: Codes and scales of the first moment, then of the second.
             block_size: Values per block.
             keep: Whether the new moments are stored.
-            settings: See lamb.py.
+            settings: See directions.py.
 
         Returns:
             The sums of squares of the weights and of the direction.
@@ -116,9 +116,9 @@ def kernels() -> Kernels | None:
         made = Kernels(compiled(SOURCE, cache_folder()))
         _check(made)
     except NotNative as reason:
-        logger.warning("8-bit LAMB runs in PyTorch alone, which takes about three times as long: %s.", reason)
+        logger.warning("The 8-bit optimizer runs in PyTorch alone, which takes about three times as long: %s.", reason)
         return None
-    logger.info("8-bit LAMB runs in loops compiled for this processor.")
+    logger.info("The 8-bit optimizer runs in loops compiled for this processor.")
     return made
 
 

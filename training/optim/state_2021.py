@@ -17,7 +17,7 @@ from torch import Tensor
 from training.errors import BadInput
 from training.optim import blockwise
 from training.optim.codebook import codebook
-from training.optim.lamb import Lamb8bit
+from training.optim.moments import MomentOptimizer
 
 _NOT_DECAYED = ("bias", "LayerNorm.weight")
 """Parameters with one of these in their name came last, in a group without weight decay (dalle-hivemind, task.py)."""
@@ -42,7 +42,7 @@ def saved_epoch(state_dict: Mapping) -> int | None:
     return epoch if isinstance(epoch, int) and epoch >= 0 else None
 
 
-def load_2021_state(optimizer: Lamb8bit, state_dict: Mapping) -> None:
+def load_2021_state(optimizer: MomentOptimizer, state_dict: Mapping) -> None:
     """Loads the moments and steps of a `CPULAMB8Bit.state_dict()`; the settings of `optimizer` do not change.
 
     Codes are copied if blocks and values are the same here; otherwise the moments are quantized again.

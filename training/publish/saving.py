@@ -23,7 +23,9 @@ from training.checkpoints.retention import GB, delete_from_branches, delete_surp
 from training.checkpoints.sanity import WINDOW, Norms, loss_fault, norms_of_latest
 from training.config import RunConfig
 from training.errors import TrainingError, reason_of
-from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
+from training.optim.saved import optimizer_tensors
 from training.processes.events import EventLog
 from training.publish.history import History
 from training.storage.whole import delete_drafts, reserve_space
@@ -83,7 +85,7 @@ class Saver:
         self._model = task_of(run).build_model()
         self._optimizer = build_optimizer(
             run.optimizer,
-            parameter_groups(self._model, run.optimizer.weight_decay),
+            parameter_groups(self._model, run.optimizer),
             lr=run.schedule.peak_learning_rate,
         )
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}

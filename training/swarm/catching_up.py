@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from training.config import RunConfig
 from training.errors import TrainingError
-from training.optim.lamb import load_optimizer_tensors, parameter_groups
+from training.optim.groups import parameter_groups
+from training.optim.saved import load_optimizer_tensors
 from training.swarm.alignment import AlignmentState, Event
 from training.swarm.download import TrainingState, download_newer_state
 from training.swarm.early import EarlyDownload
@@ -132,7 +133,7 @@ class CatchingUp:
 
     def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
         """Continues from a checkpoint of the run: weights, epoch and moments (without any, they start at zero)."""
-        groups = parameter_groups(model, self._run.optimizer.weight_decay)
+        groups = parameter_groups(model, self._run.optimizer)
         self._host.load([parameter.detach() for group in groups for parameter in group["params"]], epoch)
         if optimizer_state:
             with self._host.lock:

@@ -106,8 +106,8 @@ class Host:
 
         Raises:
             Exception: Of any kind, if the metadata or the tensors do not fit this optimizer. The weights are then as
-                they were. So are LAMB's moments, since it checks all before it changes any; torch's SGD, which local
-                updates use, checks only its groups.
+                they were. So are the moments, since `training.optim` checks all before it changes any; torch's SGD,
+                which local updates use, checks only its groups.
         """
         own = self.parameters
         settings = [

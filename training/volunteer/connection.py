@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from training.config import RunConfig
 from training.data.sets import open_manifest
-from training.optim.lamb import parameter_groups
+from training.optim.groups import parameter_groups
 from training.swarm.admission import Admission
 from training.swarm.dht import DHT, check_recipe, connection_seconds
 from training.swarm.early import EarlyDownload
@@ -72,7 +72,7 @@ class Connection:
 
     def download_early(self, lineage: Lineage) -> EarlyDownload:
         """Begins to download the run's state, if there is one, while the model is being built."""
-        groups = parameter_groups(task_of(self.run).on_paper(), self.run.optimizer.weight_decay)
+        groups = parameter_groups(task_of(self.run).on_paper(), self.run.optimizer)
         shapes = [parameter.shape for group in groups for parameter in group["params"]]
         return EarlyDownload(self.dht, self.run, shapes=shapes, lineage=lineage)
 

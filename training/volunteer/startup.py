@@ -153,7 +153,7 @@ def settings_in_use(run: RunConfig, *, parameters: int, threads: int) -> tuple[S
             name="optimizer",
             value=f"{optimizer.name} with the model and SGD on the host" if local else f"{optimizer.name} on the host",
             reason=f"averaging needs weights and gradients there in any case; {compiled}"
-            if optimizer.name == "lamb8bit"
+            if optimizer.name.endswith("8bit")
             else "averaging needs weights and gradients there in any case",
         ),
         Setting(

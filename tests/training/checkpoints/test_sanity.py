@@ -11,7 +11,8 @@ from training.checkpoints.checkpoint import save_checkpoint
 from training.checkpoints.sanity import EPOCHS, Norms, loss_fault, norms_of_latest
 from training.config import RECIPES, load_recipe
 from training.model.transformer import build_model
-from training.optim.lamb import build_optimizer, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
 
 RUN = load_recipe("demo")
 
@@ -37,7 +38,7 @@ def test_updates_of_the_runs_own_optimizer_are_good(weights):
     """50 updates with random gradients, at the highest rate of the schedule: from the very first weights on."""
     model = build_model(RUN.model, seed=3)
     optimizer = build_optimizer(
-        RUN.optimizer, parameter_groups(model, RUN.optimizer.weight_decay), lr=RUN.schedule.peak_learning_rate
+        RUN.optimizer, parameter_groups(model, RUN.optimizer), lr=RUN.schedule.peak_learning_rate
     )
     good = Norms(0, weights)
     generator = torch.Generator().manual_seed(1)

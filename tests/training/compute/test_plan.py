@@ -12,10 +12,11 @@ from calculator.devices import device_named
 from training.cli import build_app
 from training.compute.machine import this_machine
 from training.compute.plan import make_plan, needed_bytes, setup_of, stored_bytes, training_of
-from training.config import load_recipe, read_recipe
+from training.config import OptimizerConfig, load_recipe, read_recipe
 from training.errors import BadInput
 from training.model.transformer import build_model, usual_activation_budget
-from training.optim.lamb import build_optimizer, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
 from training.task import task_of
 
 SAMPLES = 4
@@ -111,12 +112,42 @@ def test_stored_layers_shrink_as_samples_grow():
     assert stored_bytes(task_of(run), model, 500, budget) == 0 < stored_bytes(task_of(run), model, 32, budget)
 
 
+def taken_by_a_step(optimizer):
+    """Bytes that a step takes and gives back, at their highest."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        optimizer.step()
+    taken = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = highest = 0
+    for event in sorted(taken, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["lamb8bit", "lamb", "adamw8bit", "adamw", "muon"])
+def test_what_each_optimizer_keeps_and_takes_is_estimated(name, tied, machine):
+    run = load_recipe("demo")
+    wide = run.model.model_copy(update={"tied_embeddings": tied, "hidden_size": 512})
+    run = run.model_copy(update={"model": wide, "optimizer": OptimizerConfig(name=name)})
+    model = build_model(run.model, seed=0)
+    optimizer = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=0.1)
+    kept = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor))
+    result = estimate(setup_of(run, machine, SAMPLES))
+    assert result.host.optimizer_state == pytest.approx(kept, rel=0.02)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    _, more = training_of(run).bytes_of_the_mode(result)
+    assert taken_by_a_step(optimizer) == pytest.approx(more, rel=0.01, abs=1_200_000)  # a few buffers of one chunk
+    assert (more > 2 * 1_200_000) == (name == "muon")
+
+
 def test_what_local_updates_and_powersgd_keep_is_counted(machine):
     """Inner moments and summed gradients with the model, a momentum or what a product leaves out on the host."""
     run = load_recipe("demo")
     model = build_model(run.model, seed=0)
     weights = sum(4 * parameter.numel() for parameter in model.parameters())
-    inner = build_optimizer(run.optimizer, parameter_groups(model, 0.0), lr=0.1)
+    inner = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=0.1)
     moments = sum(t.nbytes for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor))
 
     paper = task_of(run).on_paper()

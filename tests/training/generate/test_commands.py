@@ -25,7 +25,9 @@ from training.generate.small_clip import run_clip
 from training.model.codec import digest_of, load_codec
 from training.model.transformer import build_model
 from training.optim import blockwise
-from training.optim.lamb import build_optimizer, load_optimizer_tensors, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
+from training.optim.saved import load_optimizer_tensors
 from training.publish.keeper import codec_of_run
 from training.swarm.lineage import Lineage
 from training.volunteer import arrival
@@ -394,7 +396,7 @@ def test_convert_takes_the_2021_optimizer_with_its_weights(run_dir, tmp_path):
     said = command("convert", tmp_path / "model_state.pt", tmp_path / "ours", *flags)
     assert "with its optimizer moments" in said.output
     loaded = load_checkpoint(tmp_path / "ours" / "epoch-000009")
-    groups = parameter_groups(loaded.model, config.optimizer.weight_decay)
+    groups = parameter_groups(loaded.model, config.optimizer)
     optimizer = build_optimizer(config.optimizer, groups, lr=0.0)
     load_optimizer_tensors(optimizer, loaded.extra_tensors)
     for name, parameter in loaded.model.named_parameters():
@@ -423,6 +425,11 @@ def test_convert_refuses_an_optimizer_that_does_not_fit(run_dir, tmp_path):
     ):
         with pytest.raises(BadInput, match=words):
             command("convert", weights, tmp_path / "out", "--recipe", "demo", "--optimizer", tmp_path / optimizer)
+    muon = (RECIPES / "demo.toml").read_text(encoding="utf-8").replace('"lamb8bit"', '"muon"')
+    (tmp_path / "muon.toml").write_text(muon, encoding="utf-8")
+    flags = ("--recipe", tmp_path / "muon.toml", "--optimizer", tmp_path / "empty.pt")
+    with pytest.raises(BadInput, match="recipe's optimizer is muon"):
+        command("convert", tmp_path / "theirs.pt", tmp_path / "out", *flags)
 
 
 def test_convert_refuses_what_does_not_fit(run_dir, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from training import native
-from training.optim import blockwise, kernels, lamb
+from training.optim import blockwise, kernels, moments
 from training.optim.lamb import Lamb8bit
 
 
@@ -156,7 +156,7 @@ def test_the_library_is_made_once_and_found_again(monkeypatch, caplog, tmp_path)
 def test_without_a_compiler_one_line_says_so_and_training_goes_on(monkeypatch, caplog, tmp_path):
     chosen, said = fresh_choice(monkeypatch, caplog, tmp_path, compiler=tmp_path / "missing")
     assert chosen is None and len(said) == 1 and "three times as long" in said[0] and "missing" in said[0]
-    monkeypatch.setattr(lamb, "kernels", lambda: None)
+    monkeypatch.setattr(moments, "kernels", lambda: None)
     weights, gradients = [random_values(70_000)], [[random_values(70_000, seed=1)]]
     (ours,), _ = updated(True, weights, gradients)
     (expected,), _ = updated(False, weights, gradients)

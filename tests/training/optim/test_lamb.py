@@ -10,7 +10,9 @@ from torch import nn
 
 from training.config import OptimizerConfig
 from training.errors import BadInput
-from training.optim.lamb import Lamb8bit, build_optimizer, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
+from training.optim.lamb import Lamb8bit
 
 SETTINGS = dict(betas=(0.9, 0.96), eps=1e-6, weight_decay=0.045, max_grad_norm=4.0)
 
@@ -284,11 +286,12 @@ def test_each_setting_of_the_recipe_reaches_the_optimizer():
         name="lamb8bit", betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, max_grad_norm=2.0, bias_correction=True,
         trust_clamp=3.0, block_size=512, min_8bit_size=1000,
     )  # fmt: skip
-    assert not any(value == getattr(OptimizerConfig(), name) for name, value in config if name != "name")
+    elsewhere = {"name", "muon_momentum"}
+    assert not any(value == getattr(OptimizerConfig(), name) for name, value in config if name not in elsewhere)
     (weight,) = tensors((1000,))
     optimizer = build_optimizer(config, [weight], lr=0.5)
     used = vars(optimizer) | optimizer.param_groups[0]
-    assert {name: used[name] for name, _ in config if name != "name"} == config.model_dump(exclude={"name"})
+    assert {name: used[name] for name, _ in config if name not in elsewhere} == config.model_dump(exclude=elsewhere)
     assert used["lr"] == 0.5 and optimizer.state[weight]["moment1"].dtype == torch.uint8
     whole = build_optimizer(config.model_copy(update={"name": "lamb"}), [weight], lr=0.5)
     assert whole.state[weight]["moment1"].dtype == torch.float32
@@ -297,7 +300,7 @@ def test_each_setting_of_the_recipe_reaches_the_optimizer():
 def test_biases_norms_and_scales_do_not_decay():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Embedding(3, 4))
     model.scale = nn.Parameter(torch.tensor(1.0))
-    decaying, exempt = parameter_groups(model, weight_decay=0.045)
+    decaying, exempt = parameter_groups(model, OptimizerConfig(weight_decay=0.045))
     assert {id(p) for p in decaying["params"]} == {id(model[0].weight), id(model[2].weight)}
     assert decaying["weight_decay"] == 0.045 and exempt["weight_decay"] == 0.0
     assert len(decaying["params"]) + len(exempt["params"]) == len(list(model.parameters()))
@@ -306,7 +309,7 @@ def test_biases_norms_and_scales_do_not_decay():
 def test_a_parameter_shared_by_layers_is_updated_once():
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
-    groups = parameter_groups(nn.Sequential(first, second), weight_decay=0.1)
+    groups = parameter_groups(nn.Sequential(first, second), OptimizerConfig())
     assert len(groups[0]["params"]) == 1
 
 

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from training.errors import BadInput
-from training.optim.lamb import Lamb8bit, load_optimizer_tensors, optimizer_tensors
+from training.optim.lamb import Lamb8bit
+from training.optim.saved import load_optimizer_tensors, optimizer_tensors
 
 
 def small_run(seed=0):

@@ -22,7 +22,9 @@ from training.config import RECIPES, load_recipe, parse_recipe
 from training.demo.children import read_events
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
-from training.optim.lamb import build_optimizer, optimizer_tensors, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
+from training.optim.saved import optimizer_tensors
 from training.processes.priority import LOW
 from training.swarm.dht import start_dht
 from training.swarm.identity import Identity
@@ -130,7 +132,7 @@ def checkpoint_of(run):
     text = run.recipe.read_text()
     config = parse_recipe(text)
     model = build_model(config.model, seed=5)
-    optimizer = build_optimizer(config.optimizer, parameter_groups(model, 0.0), lr=1e-3)
+    optimizer = build_optimizer(config.optimizer, parameter_groups(model, config.optimizer), lr=1e-3)
     for parameter in model.parameters():
         parameter.grad = parameter.detach().clone()
     optimizer.step()

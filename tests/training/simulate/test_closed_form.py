@@ -21,7 +21,7 @@ from training.config import load_recipe
 from training.errors import BadInput
 from training.model.attention import allowed_pairs
 from training.model.layout import Layout
-from training.optim.lamb import build_optimizer
+from training.optim.build import build_optimizer
 from training.simulate.forecast import collaboration_of
 from training.swarm.codecs import BLOCK_SIZE, exchange_codec
 

@@ -1,6 +1,6 @@
 """Local updates for slow links: each peer trains by itself for a while, then all average how far they have moved.
 
-A peer's inner optimizer, the recipe's LAMB, updates its own weights. When all peers together have computed the target
+A peer's inner optimizer, the recipe's, updates its own weights. When all peers together have computed the target
 batch, the distance from the common weights to each peer's own is averaged, weighted by samples, as if it was a
 gradient, and an outer optimizer, SGD with Nesterov momentum, moves the common weights by it; from these all peers go
 on. With n equal peers each does H = target_batch_size / (n * inner_batch_size) inner updates between two exchanges.
@@ -20,7 +20,8 @@ from hivemind.dht import DHT
 from torch import Tensor, nn
 
 from training.config import RunConfig
-from training.optim.lamb import build_optimizer, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
 from training.optim.schedule import learning_rate_factor
 from training.swarm.codecs import exchange_codec
 from training.swarm.epochs import EpochEnd
@@ -66,7 +67,7 @@ class LocalUpdates(Strategy):
 
     def __init__(self, parts: Parts):
         super().__init__(parts)
-        config, groups = parts.run.optimizer, parameter_groups(parts.model, parts.run.optimizer.weight_decay)
+        config, groups = parts.run.optimizer, parameter_groups(parts.model, parts.run.optimizer)
         self.inner = build_optimizer(config, groups, lr=parts.run.schedule.peak_learning_rate)
         self.inner_samples = 0
         """Samples since the last inner update."""
@@ -77,7 +78,8 @@ class LocalUpdates(Strategy):
     def make_host(cls, model: nn.Module, run: RunConfig) -> Host:
         """The common weights, and the outer optimizer that moves them."""
         swarm = run.swarm
-        groups = parameter_groups(model, weight_decay=0.0)  # the inner optimizer decays; weights must not decay twice
+        # The inner optimizer decays; weights must not decay twice.
+        groups = [dict(params=group["params"], weight_decay=0.0) for group in parameter_groups(model, run.optimizer)]
         outer = partial(
             torch.optim.SGD, lr=swarm.outer_learning_rate, momentum=swarm.outer_momentum, nesterov=True, foreach=False
         )

@@ -11,7 +11,8 @@ from hivemind.dht import DHT
 from torch import nn
 
 from training.config import RunConfig
-from training.optim.lamb import build_optimizer, parameter_groups
+from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
 from training.optim.schedule import learning_rate_factor
 from training.swarm.codecs import exchange_codec
 from training.swarm.epochs import EpochEnd
@@ -56,7 +57,7 @@ much newer and still look for a group, and so far apart the epochs of a group's 
         """The host's copies of the model's weights, and the optimizer that moves them."""
         schedule = run.schedule
         return Host(
-            parameter_groups(model, run.optimizer.weight_decay),
+            parameter_groups(model, run.optimizer),
             partial(build_optimizer, run.host_optimizer, lr=schedule.peak_learning_rate),
             lambda epoch: schedule.peak_learning_rate * learning_rate_factor(epoch, schedule),
         )

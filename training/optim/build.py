@@ -1,0 +1,41 @@
+"""The optimizer that a recipe names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from training.config import OptimizerConfig
+from training.optim.adamw import AdamW8bit
+from training.optim.lamb import Lamb8bit
+from training.optim.moments import MomentOptimizer
+from training.optim.muon import Muon
+
+
+def build_optimizer(
+    config: OptimizerConfig, params: Iterable[Tensor] | Iterable[dict], *, lr: float
+) -> MomentOptimizer:
+    """The optimizer of a recipe, for host copies of the weights whose gradients are written again for each step.
+
+    Args:
+        config: Names it, with its settings.
+        params: See `training.optim.groups.parameter_groups`; Muon is AdamW for parameters that are in no group.
+        lr: Learning rate.
+    """
+    common = dict(
+        lr=lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        block_size=config.block_size,
+        min_8bit_size=config.min_8bit_size if config.name.endswith("8bit") else sys.maxsize,
+        overwrite_gradients=True,
+    )
+    if config.name == "muon":
+        return Muon(params, momentum=config.muon_momentum, **common)
+    if config.name.startswith("adamw"):
+        return AdamW8bit(params, **common)
+    return Lamb8bit(params, bias_correction=config.bias_correction, trust_clamp=config.trust_clamp, **common)

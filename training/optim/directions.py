@@ -1,0 +1,180 @@
+"""The direction of an update from block-wise moments: the stages that LAMB and AdamW share.
+
+For a tensor w with gradient g, in the order of the code below:
+
+    g   <- g * min(1, max_grad_norm / |all g|)            clip to a global norm
+    m   <- beta1 m + (1 - beta1) g                        moments
+    v   <- beta2 v + (1 - beta2) g^2
+    u   =  m / (sqrt(v) + eps) + weight_decay w           direction (moments corrected for their start, if asked)
+
+If the machine has a C compiler, kernels.c computes all of it in one pass over memory and gives the same codes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from training.config import LARGEST_BLOCK
+from training.optim import blockwise
+from training.optim.kernels import Kernels, Settings
+
+CHUNK_VALUES = LARGEST_BLOCK
+"""Values that PyTorch processes at once: four float32 buffers of this size stay in a core's second-level cache."""
+_COMPILED_CHUNK_VALUES = 262_144
+"""Values that one thread of the compiled loops processes at once; a call costs as much as some thousand values."""
+
+
+class Directions:
+    """The direction of one tensor's update, chunk by chunk.
+
+    Args:
+        weights: (size,) float32.
+        gradient: (size,) float32, not yet clipped.
+        state: The tensor's moments; with 8 bits, their scales as well.
+        settings: See `update_settings`.
+        block_size: Values that share one scale.
+        compiled: The compiled loops; None: PyTorch computes.
+    """
+
+    def __init__(
+        self,
+        weights: Tensor,
+        gradient: Tensor,
+        state: dict,
+        settings: Settings,
+        *,
+        block_size: int,
+        compiled: Kernels | None,
+    ):
+        self.weights, self.gradient = weights, gradient
+        self._state, self._settings, self._block_size, self._compiled = state, settings, block_size, compiled
+        most = _COMPILED_CHUNK_VALUES if compiled else CHUNK_VALUES
+        # Whole blocks, because two chunks must not write the scale of the same block.
+        step = most // block_size * block_size
+        self.chunks = [slice(start, start + step) for start in range(0, weights.numel(), step)]
+        """In the order of the tensor."""
+        self.longest = min(step, weights.numel())
+        """Values of the longest chunk."""
+        self._buffers = None if compiled else torch.empty(2, self.longest, device=weights.device)
+
+    def write(self, chunk: slice, out: Tensor, *, keep: bool) -> tuple[float, float]:
+        """Writes a chunk's direction to `out`, which may be the gradient; stores the new moments if `keep`.
+
+        Returns:
+            The sums of squares of the weights and of the direction.
+        """
+        return self._write_compiled(chunk, out, keep) if self._compiled else self._write(chunk, out, keep)
+
+    def each(self, function: Callable[[slice], tuple[float, float]]) -> list[tuple[float, float]]:
+        """The function's results for all chunks, in order; the compiled loops run in several threads."""
+        threads = torch.get_num_threads() if self._compiled else 1
+        if threads == 1 or len(self.chunks) <= 1:
+            return [function(chunk) for chunk in self.chunks]
+        with ThreadPoolExecutor(min(threads, len(self.chunks))) as pool:
+            return list(pool.map(function, self.chunks))
+
+    def _write_compiled(self, chunk: slice, out: Tensor, keep: bool) -> tuple[float, float]:
+        moments = [
+            tensor
+            for moment in ("moment1", "moment2")
+            for tensor in (self._state[moment][chunk], self._state[f"{moment}_scales"][self._blocks_of(chunk)])
+        ]
+        return self._compiled.direction(
+            self.gradient[chunk],
+            self.weights[chunk],
+            out,
+            *moments,
+            block_size=self._block_size,
+            keep=keep,
+            settings=self._settings,
+        )
+
+    def _write(self, chunk: slice, out: Tensor, keep: bool) -> tuple[float, float]:
+        gradient, weights, settings = self.gradient[chunk], self.weights[chunk], self._settings
+        moment1, moment2 = self._buffers[:, : gradient.numel()]
+        self._read(chunk, "moment1", moment1)
+        self._read(chunk, "moment2", moment2)
+        clipped = torch.mul(gradient, settings.clip, out=out)
+        update_moments(moment1, moment2, clipped, settings)
+        direction(moment1, moment2, weights, settings, out=out)
+        if keep:
+            self._store(chunk, "moment1", moment1)
+            self._store(chunk, "moment2", moment2)
+        return float(weights.dot(weights)), float(out.dot(out))
+
+    def _read(self, chunk: slice, moment: str, out: Tensor) -> None:
+        codes = self._state[moment][chunk]
+        if f"{moment}_scales" not in self._state:
+            out.copy_(codes)
+            return
+        scales = self._state[f"{moment}_scales"][self._blocks_of(chunk)]
+        signed = moment == "moment1"
+        blockwise.dequantize(codes, scales, out, block_size=self._block_size, signed=signed, native=False)
+
+    def _store(self, chunk: slice, moment: str, values: Tensor) -> None:
+        """Stores a chunk of a moment; clobbers `values`."""
+        codes = self._state[moment][chunk]
+        if f"{moment}_scales" not in self._state:
+            codes.copy_(values)
+            return
+        scales = self._state[f"{moment}_scales"][self._blocks_of(chunk)]
+        signed = moment == "moment1"
+        blockwise.quantize(values, codes, scales, block_size=self._block_size, signed=signed, native=False)
+
+    def _blocks_of(self, chunk: slice) -> slice:
+        return slice(chunk.start // self._block_size, chunk.stop // self._block_size)
+
+
+def clip_factor(gradients: Iterable[Tensor], max_norm: float) -> float:
+    """The factor that clips the joint norm of all gradients to `max_norm`; not finite if they are not.
+
+    >>> clip_factor([torch.tensor([3.0, 4.0])], max_norm=2.5)
+    0.5
+    """
+    squares = sum(float(torch.linalg.vector_norm(gradient)) ** 2 for gradient in gradients)
+    # NaN also for infinite gradients: with infinity, the factor would be 0, and the step would not be skipped.
+    norm = math.sqrt(squares) if math.isfinite(squares) else math.nan
+    return 1.0 if norm <= max_norm else max_norm / norm
+
+
+def update_settings(group: Mapping, step: int, clip: float) -> Settings:
+    """The numbers that the stages from clipping to the direction need.
+
+    Moments corrected for their initial zeros are m / c1 and v / c2 with c = 1 - beta ** step. The direction
+    m/c1 / (sqrt(v/c2) + eps) equals m / (sqrt(v) * root_factor + root_shift) with the two numbers returned here.
+
+    Args:
+        group: The parameter group: betas, eps, weight_decay, bias_correction.
+        step: Updates of this tensor, including this one.
+        clip: See `clip_factor`.
+    """
+    beta1, beta2 = group["betas"]
+    correction1, correction2 = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
+    return Settings(
+        clip=clip,
+        gain1=1 - beta1,
+        decay2=beta2,
+        gain2=1 - beta2,
+        root_factor=correction1 / math.sqrt(correction2),
+        root_shift=group["eps"] * correction1,
+        weight_decay=group["weight_decay"],
+    )
+
+
+def update_moments(moment1: Tensor, moment2: Tensor, gradient: Tensor, settings: Settings) -> None:
+    """Running means of the clipped gradient and of its square, in place."""
+    moment1.lerp_(gradient, settings.gain1)
+    moment2.mul_(settings.decay2).addcmul_(gradient, gradient, value=settings.gain2)
+
+
+def direction(moment1: Tensor, moment2: Tensor, weights: Tensor, settings: Settings, *, out: Tensor) -> None:
+    """The direction of the update, including the decoupled decay; written to `out`."""
+    torch.sqrt(moment2, out=out).mul_(settings.root_factor).add_(settings.root_shift)
+    torch.div(moment1, out, out=out)
+    if settings.weight_decay:
+        out.add_(weights, alpha=settings.weight_decay)

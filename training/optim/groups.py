@@ -1,0 +1,68 @@
+"""Which parameters decay, and which are hidden matrices: the groups in which optimizers take a model's parameters.
+
+Muon moves hidden matrices. Embeddings and the output layer are matrices too, but no layer multiplies their whole input
+by them: each of their rows stands for an entry of a vocabulary (Jordan et al. 2024, who leave these to AdamW as well).
+
+A parameter is a hidden matrix if
+
+- it is the weight of an `nn.Linear`, or of the `Conv1D` in which transformers' GPT-2 keeps a transposed one,
+- and neither an `nn.Embedding` nor the output layer has it, also if it is tied to one of these. The output layer is
+  what the method `get_output_embeddings` of a model, or of a part of it, returns: all models of transformers have it,
+  and so does `TextToImageTransformer`.
+
+Everything else is not: norms, biases, scales, positions, and weights of more than two dimensions (stacks of experts).
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from training.config import OptimizerConfig
+from training.errors import BadInput
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
+    """Groups of the parameters that are trained: matrices and embeddings decay; biases, norms and scales do not.
+
+    For Muon, hidden matrices are a group of their own, the first, with `hidden = True`. A parameter that several layers
+    share is listed once. The order within groups is that of the model, so it is equal for all peers.
+
+    Raises:
+        BadInput: If the optimizer is Muon, and the model does not tell its output layer.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hidden = hidden_matrices(model) if config.name == "muon" else set()
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    groups = [
+        dict(params=[p for p in matrices if id(p) in hidden], weight_decay=config.weight_decay, hidden=True),
+        dict(params=[p for p in matrices if id(p) not in hidden], weight_decay=config.weight_decay),
+        dict(params=[parameter for parameter in parameters if parameter.ndim < 2], weight_decay=0.0),
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def hidden_matrices(model: nn.Module) -> set[int]:
+    """The `id` of each parameter that is a hidden matrix; see the module.
+
+    Raises:
+        BadInput: If no part of the model tells the output layer.
+    """
+    modules = list(model.modules())
+    telling = [module for module in modules if hasattr(module, "get_output_embeddings")]
+    if not telling:
+        raise BadInput(
+            f"Muon must not move the output layer, and {type(model).__name__} has no `get_output_embeddings`, which "
+            "would say which layer that is. Use the optimizer adamw8bit."
+        )
+    outputs = [module.get_output_embeddings() for module in telling]
+    rows = [*outputs, *(module for module in modules if isinstance(module, nn.Embedding))]
+    of_vocabularies = {id(module.weight) for module in rows if module is not None}
+    weights = {id(module.weight) for module in modules if _multiplies(module) and module.weight.ndim == 2}
+    return weights - of_vocabularies
+
+
+def _multiplies(module: nn.Module) -> bool:
+    kind = type(module)
+    # By name, because importing transformers takes seconds; whoever has such a module has imported it.
+    is_conv1d = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+    return isinstance(module, nn.Linear) or is_conv1d
