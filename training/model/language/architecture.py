@@ -1,8 +1,8 @@
 """The `architecture` of a recipe: from a table of numbers to a configuration of `transformers`.
 
-A recipe may come from a stranger's address. Of a `config.json`, `transformers` also takes names of code to run, of files
-to load and of kernels to download. So only families that are built into `transformers` and tested here are accepted,
-and of their settings only those that describe the architecture.
+A recipe may come from a stranger's address, and a `config.json` of `transformers` may also name code to run, files to
+load and kernels to download. So only families that are built into `transformers` and tested here are accepted, and of
+their settings only those that describe the architecture.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OLDER_NAMES = {
 }
 """Settings of older `config.json` files that `transformers` still turns into today's."""
 SAID_OTHERWISE = {"model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
-"""Settings that any `config.json` has and that change nothing here: weights are float32, classes are `transformers`'."""
+"""Settings that any `config.json` has and that change nothing here; weights are always float32."""
 REFUSED_IF_SET = {"use_bidirectional_attention", "add_cross_attention", "is_encoder_decoder"}
 """Settings of these families that would make them something else than a decoder."""
 UNSTEADY_ROPES = {"dynamic", "longrope"}
@@ -128,8 +128,8 @@ def _family(table: dict[str, Any]) -> str:
     family = table.get("model_type")
     if family in FAMILIES:
         return family
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES as CONFIGS
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
 
     tested = ", ".join(FAMILIES)
     if not isinstance(family, str) or family not in CONFIGS:

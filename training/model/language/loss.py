@@ -1,8 +1,8 @@
 """The loss of a language model over its vocabulary, piece by piece.
 
-The logits (B, T, V) of a large vocabulary take more memory than the rest of a step. Here they are made for one piece of
-the tokens at a time. Forward already computes the gradients, because they need the piece's logits, which would otherwise
-be kept or computed twice (Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989, section 3.2).
+The logits (B, T, V) of a large vocabulary can take more memory than the rest of a step. Here they are made for one
+piece of the tokens at a time. Forward already computes the gradients, because they need the piece's logits, which would
+otherwise be kept or computed twice (Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989, section 3.2).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from training.model.vocabulary import exponentiate
 
@@ -111,11 +112,7 @@ def _piece(
         softcap: See `Head`.
         start: Number of the piece's first token; None: no gradient is wanted.
     """
-    if grads.shift is None:
-        logits = inputs @ grads.matrix.t()
-    else:
-        logits = torch.addmm(grads.shift, inputs, grads.matrix.t())
-    logits = logits.to(grads.precise)
+    logits = functional.linear(inputs, grads.matrix, grads.shift).to(grads.precise)
     slope = None
     if softcap is not None:
         logits.div_(softcap).tanh_()

@@ -236,9 +236,7 @@ class LanguageModel(nn.Module):
     def _check_text(self, ids: Sequence[int], new_tokens: int) -> None:
         most = most_positions(self.network.config)
         if not ids or new_tokens < 1:
-            raise BadInput(
-                f"A text of {len(ids)} ids and {new_tokens} to draw; give at least one of each."
-            )
+            raise BadInput(f"A text of {len(ids)} ids and {new_tokens} to draw; give at least one of each.")
         if most is not None and len(ids) + new_tokens > most:
             raise BadInput(
                 f"A text of {len(ids)} ids and {new_tokens} more is longer than the model's {most} positions; give a "
