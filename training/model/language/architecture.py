@@ -68,8 +68,10 @@ def read_architecture(table: dict[str, Any]) -> PreTrainedConfig:
     for name, value in table.items():
         if name not in known and name not in SAID_OTHERWISE:
             nearest = get_close_matches(name, sorted(known), n=1)
-            instead = f"use {nearest[0]}" if nearest else "omit it"
-            raise BadInput(f"model.architecture.{name} is not a setting of {family} that a recipe may make; {instead}.")
+            other = f", or use {nearest[0]}" if nearest else ""
+            raise BadInput(
+                f"model.architecture.{name} is not a setting of {family} that a recipe may make; omit it{other}."
+            )
         _check_plain(name, value)
     return _build(family, {name: value for name, value in table.items() if name not in SAID_OTHERWISE})
 
