@@ -105,13 +105,7 @@ class _OutputLosses(torch.autograd.Function):
             inputs = hidden[:, part.tokens].flatten(0, 1).to(dtype)
             logits = torch.addmm(bias[part.rows].to(dtype), inputs, weight[part.rows].to(dtype).t()).to(weight.dtype)
             labels = labels.reshape(-1, 1)
-            chosen, sums = logits.gather(1, labels), []
-            # In place: the logits become their exponentials, of which backward makes their gradient.
-            for chunk, chosen_chunk in zip(_chunks(logits, logits), _chunks(chosen, logits), strict=True):
-                largest = chunk.amax(-1, keepdim=True)
-                chosen_chunk.sub_(largest)
-                sums.append(chunk.sub_(largest).exp_().sum(-1, keepdim=True))
-            total = torch.cat(sums)
+            chosen, total = exponentiate(logits, labels)
             losses.append((total.log() - chosen).mean())
             kept += [inputs, logits, total, labels]
         ctx.shape, ctx.parts, ctx.dtype, ctx.tied = hidden.shape, parts, dtype, tied
@@ -140,6 +134,25 @@ class _OutputLosses(torch.autograd.Function):
             ctx.tied.leave(grad_weight)
             grad_weight = None
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+
+
+def exponentiate(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Turns logits (n, V) in place into exp(logit - the row's largest), of which backward makes their gradient.
+
+    Args:
+        logits: (n, V), overwritten.
+        labels: (n, 1), the row's right answer.
+
+    Returns:
+        The labels' logits less the largest, and the sums of the exponentials, (n, 1) each: the loss of a row is
+        log(sum) - the first.
+    """
+    chosen, sums = logits.gather(1, labels), []
+    for chunk, chosen_chunk in zip(_chunks(logits, logits), _chunks(chosen, logits), strict=True):
+        largest = chunk.amax(-1, keepdim=True)
+        chosen_chunk.sub_(largest)
+        sums.append(chunk.sub_(largest).exp_().sum(-1, keepdim=True))
+    return chosen, torch.cat(sums)
 
 
 def _chunks(rows: Tensor, logits: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,132 @@
+"""The loss of a language model over its vocabulary, piece by piece.
+
+The logits (B, T, V) of a large vocabulary can take more memory than the rest of a step. Here they are made for one
+piece of the tokens at a time. Forward already computes the gradients, because they need the piece's logits, which would
+otherwise be kept or computed twice (Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989, section 3.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from training.model.vocabulary import exponentiate
+
+LEAST_PIECE, LARGEST_PIECE = 64, 1024
+"""Tokens of a piece: with fewer, products of matrices are slow; with more, they are no faster."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """How logits are made of hidden states: softcap * tanh((hidden @ weight.T + bias) / softcap)."""
+
+    weight: Tensor
+    """(V, D)."""
+    bias: Tensor | None = None
+    """(V,)."""
+    softcap: float | None = None
+    """Bound of the logits (Gemma 2, arXiv:2408.00118, section 2); None: they have none."""
+
+
+def next_token_loss(hidden: Tensor, head: Head, labels: Tensor, counted: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """Mean cross entropy in nats; 0 if no token counts.
+
+    Args:
+        hidden: (n, D), the output of the last norm.
+        head: Makes the logits.
+        labels: (n,), the ids that follow.
+        counted: (n,) bool, the tokens over which the mean is taken.
+        dtype: Type in which products are computed; logits are normalized in the weight's type.
+
+    Returns:
+        A scalar, differentiable once by hidden states, weight and bias.
+    """
+    wanted = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (hidden, head.weight, head.bias)
+    )
+    return _NextTokenLoss.apply(hidden, head.weight, head.bias, labels, counted, head.softcap, dtype, wanted)
+
+
+class _NextTokenLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, labels, counted, softcap, dtype, wanted):
+        with torch.autocast(hidden.device.type, enabled=False):
+            grads = _Gradients(hidden, weight, bias, dtype, ctx.needs_input_grad if wanted else (False,) * 3)
+            share = counted.to(weight.dtype).div_(counted.sum().clamp(min=1))[:, None]
+            loss, size = weight.new_zeros(()), piece_tokens(weight)
+            parts = (part.split(size) for part in (hidden, labels[:, None], share))
+            for start, (inputs, label, part) in zip(range(0, len(hidden), size), zip(*parts, strict=True), strict=True):
+                loss += _piece(inputs.to(dtype), grads, label, part, softcap, start if wanted else None)
+        ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        # In place: a copy would be as large as the matrix.
+        scaled = (None if one is None else one.mul_(grad) for one in ctx.saved_tensors)
+        return *scaled, None, None, None, None, None
+
+
+class _Gradients:
+    """The head in the type of the products, and the gradients that the pieces fill; None where none is needed."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, needed: tuple):
+        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        self.weight = torch.empty_like(weight) if needed[1] else None
+        self.bias = torch.zeros_like(bias) if needed[2] and bias is not None else None
+        self.matrix, self.shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+        self.precise = weight.dtype
+
+    def add(self, grad_logits: Tensor, inputs: Tensor, start: int) -> None:
+        """Adds the part of a piece whose first token has this number."""
+        if self.bias is not None:
+            self.bias += grad_logits.sum(0)
+        grad_logits = grad_logits.to(inputs.dtype)
+        if self.hidden is not None:
+            self.hidden[start : start + len(inputs)] = grad_logits @ self.matrix
+        if self.weight is None:
+            return
+        if self.weight.dtype == inputs.dtype:
+            # With beta 0, `addmm` does not read what is in the memory.
+            self.weight.addmm_(grad_logits.t(), inputs, beta=float(start > 0))
+        elif start == 0:
+            self.weight.copy_(grad_logits.t() @ inputs)
+        else:
+            self.weight += grad_logits.t() @ inputs
+
+
+def _piece(
+    inputs: Tensor, grads: _Gradients, labels: Tensor, share: Tensor, softcap: float | None, start: int | None
+) -> Tensor:
+    """The piece's part of the loss; adds its gradients if it has a start.
+
+    Args:
+        inputs: Hidden states (n, D) in the type of the products.
+        grads: The head, and where gradients go.
+        labels: (n, 1).
+        share: (n, 1), each token's weight in the mean.
+        softcap: See `Head`.
+        start: Number of the piece's first token; None: no gradient is wanted.
+    """
+    logits = functional.linear(inputs, grads.matrix, grads.shift).to(grads.precise)
+    slope = None
+    if softcap is not None:
+        logits.div_(softcap).tanh_()
+        if start is not None:
+            slope = 1 - logits.square()
+        logits.mul_(softcap)
+    chosen, total = exponentiate(logits, labels)
+    if start is not None:
+        # The gradient of a logit is its probability, minus 1 at the label.
+        logits.mul_(share / total).scatter_add_(1, labels, -share)
+        grads.add(logits if slope is None else logits.mul_(slope), inputs, start)
+    return ((total.log() - chosen) * share).sum()
+
+
+def piece_tokens(weight: Tensor) -> int:
+    """Tokens of a piece: their logits take at most half as much memory as the gradient of the matrix (V, D)."""
+    return min(max(weight.shape[1] // 2, LEAST_PIECE), LARGEST_PIECE)

@@ -1,0 +1,264 @@
+"""A causal language model of `transformers` as the swarm trains it: a decoder that predicts each next token of a block.
+
+B: micro-batch, T: tokens of a block, D: hidden size, V: vocabulary, L: layers.
+
+A block holds pieces of several documents. With `separate_documents`, the model computes for each of them what it would
+compute for that document alone: attention stays within it, positions begin at 0 with it, and its last token predicts
+nothing, because what follows belongs to another document. The beginning of a block counts as the beginning of a
+document. Without, a block is one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from training.config import LanguageModelConfig
+from training.errors import BadInput
+from training.model.kernel_choice import KernelChoice
+from training.model.language.loss import Head, next_token_loss
+from training.model.pointwise import PLAIN, Pointwise
+from training.model.sampling import check_sampling, draw_codes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanguageLosses:
+    """Mean losses of a micro-batch; differentiable scalars."""
+
+    loss: Tensor
+    """Cross entropy in nats per predicted token."""
+
+
+class LanguageModel(nn.Module):
+    """Predicts each next token of a text. Build it with `training.model.language.folders.build_language_model`.
+
+    A weight that is used twice (tied embeddings) is one parameter, so that `parameters()` has no duplicates.
+    """
+
+    def __init__(self, config: LanguageModelConfig, network: PreTrainedModel):
+        """`network` is the model of `transformers`, with float32 weights."""
+        super().__init__()
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        self.config = config
+        self.network = network.train()
+        self.pointwise: Pointwise = PLAIN
+        """The functions between matrix products; `transformers` has its own."""
+        self._layers = tuple(one for one in network.modules() if isinstance(one, GradientCheckpointingLayer))
+        for layer in self._layers:
+            # Reentrant checkpoints would give the first layer no gradient: its input needs none.
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self._layers)
+
+    @property
+    def seq_len(self) -> int:
+        """T, tokens of a block."""
+        return self.config.block_length
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the rows of the output matrix; it may have more than the tokenizer has ids."""
+        return self._head().weight.shape[0]
+
+    def forward(self, tokens: Tensor, starts: Tensor, *, stored_layers: int | None = None) -> LanguageLosses:
+        """Loss of a micro-batch.
+
+        Args:
+            tokens: Ids (B, T).
+            starts: Whether a document begins at this token, bool (B, T).
+            stored_layers: The number of layers, from the last, that keep their activations for backward; the others
+                are computed again from their inputs. None: all keep them.
+
+        Raises:
+            BadInput: If a shape is not the recipe's.
+        """
+        self._check_input(tokens, starts)
+        hidden = self._hidden_states(tokens, starts, stored_layers=stored_layers)
+        labels, counted = tokens.roll(-1, 1), torch.ones_like(starts)
+        if self.config.separate_documents:
+            counted = ~starts.roll(-1, 1)
+        # The block's last token predicts nothing; `roll` has brought it the first one.
+        counted[:, -1] = False
+        loss = next_token_loss(
+            hidden.flatten(0, 1), self._head(), labels.flatten(), counted.flatten(), dtype=self._compute_dtype()
+        )
+        return LanguageLosses(loss=loss)
+
+    def logits(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
+        """Logits (B, t, V) of each next token.
+
+        Args:
+            tokens: Ids (B, t), t at most T or what the architecture has positions for.
+            starts: As for `forward`; None: each row is one document.
+        """
+        return self._logits_of(self._hidden_states(tokens, starts))
+
+    def continue_text(
+        self,
+        ids: Sequence[int],
+        *,
+        new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop_id: int | None = None,
+    ) -> Iterator[int]:
+        """Draws the ids that continue a text, one by one, each as soon as it is known.
+
+        Args:
+            ids: The text; at least one id.
+            new_tokens: The most ids to draw.
+            temperature: Logits are divided by it.
+            top_k: Number of the likeliest ids among which to draw; None: all. 1 always takes the likeliest.
+            top_p: Draw only among the likeliest ids that together reach this probability; None: all.
+            seed: Determines all draws.
+            stop_id: Ends the text; it is not given out.
+
+        Raises:
+            BadInput: If a setting is out of range, or the text with its continuation is longer than the model's
+                positions.
+        """
+        check_sampling(top_k=top_k, top_p=top_p, temperature=temperature)
+        self._check_text(ids, new_tokens)
+        # All random numbers beforehand, on the CPU: the device does not change them.
+        uniform = torch.rand(new_tokens, generator=torch.Generator().manual_seed(seed))
+        draw = partial(draw_codes, top_k=top_k, top_p=top_p, temperature=temperature)
+        return self._continue(list(ids), uniform, draw, stop_id)
+
+    def _continue(self, ids: list[int], uniform: Tensor, draw, stop_id: int | None) -> Iterator[int]:
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.network.config)
+        device = self._head().weight.device
+        for number in uniform:
+            logits = self._next_logits(torch.tensor([ids], device=device), cache)
+            drawn = int(draw(logits, number[None].to(device)))
+            if drawn == stop_id:
+                return
+            yield drawn
+            ids = [drawn]
+
+    @torch.no_grad()
+    def _next_logits(self, tokens: Tensor, cache) -> Tensor:
+        """Logits (1, V) after these ids and those that the cache has seen; enters the ids into the cache."""
+        # Not around the whole loop: what a generator sets holds for its caller too.
+        was_training = self.network.training
+        self.network.eval()
+        try:
+            with torch.autocast(tokens.device.type, enabled=False):
+                found = self.network.base_model(input_ids=tokens, past_key_values=cache, use_cache=True)
+                return self._logits_of(found.last_hidden_state[:, -1])
+        finally:
+            self.network.train(was_training)
+
+    def stored_layers(
+        self, micro_batch_size: int, activation_budget_bytes: int | None, dtype: torch.dtype | None = None
+    ) -> int:
+        """How many layers, from the last, keep their activations: all if there is no budget, otherwise none.
+
+        Args:
+            micro_batch_size: B.
+            activation_budget_bytes: None keeps all activations. The calculator has no case in between for layers that
+                are not reversible, so that every number keeps none.
+            dtype: Type in which layers compute.
+        """
+        return self.num_layers if activation_budget_bytes is None else 0
+
+    def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
+        """How attention is computed in this type: what `transformers` offers for the architecture."""
+        if self.network.config._attn_implementation == "sdpa":
+            return KernelChoice(kernels="fused", reason="PyTorch's scaled_dot_product_attention chooses among its own")
+        reason = f"transformers has no fused attention for {self.network.config.model_type}"
+        return KernelChoice(kernels="products", reason=reason)
+
+    def compile_pointwise(self, dtype: torch.dtype) -> str:
+        """Says that nothing is compiled; `pointwise` stays as it is."""
+        return "language models are not compiled yet"
+
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        """Made-up tokens and starts (samples, T) on the weights' device, with two documents in each block."""
+        generator, shape = torch.Generator().manual_seed(0), (samples, self.seq_len)
+        tokens = torch.randint(self.vocab_size, shape, generator=generator)
+        starts = torch.zeros(shape, dtype=torch.bool)
+        starts[:, 0] = starts[:, self.seq_len // 2] = True
+        device = self._head().weight.device
+        return tokens.to(device), starts.to(device)
+
+    def _hidden_states(self, tokens: Tensor, starts: Tensor | None, *, stored_layers: int | None = None) -> Tensor:
+        """The output (B, t, D) of the last norm; arguments as for `forward` and `logits`."""
+        recomputed = 0 if stored_layers is None else max(0, self.num_layers - stored_layers)
+        for number, layer in enumerate(self._layers):
+            layer.gradient_checkpointing = number < recomputed and torch.is_grad_enabled()
+        # `transformers` recognizes documents by positions that do not rise by one, and makes the mask that the
+        # architecture and its kernels need, sliding windows included (transformers.masking_utils).
+        positions = document_positions(starts) if self.config.separate_documents and starts is not None else None
+        return self.network.base_model(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state
+
+    def _logits_of(self, hidden: Tensor) -> Tensor:
+        head = self._head()
+        logits = nn.functional.linear(hidden, head.weight, head.bias)
+        return logits if head.softcap is None else torch.tanh(logits / head.softcap) * head.softcap
+
+    def _head(self) -> Head:
+        output = self.network.get_output_embeddings()
+        softcap = getattr(self.network.config, "final_logit_softcapping", None)
+        return Head(weight=output.weight, bias=output.bias, softcap=softcap)
+
+    def _compute_dtype(self) -> torch.dtype:
+        """The weights' type, or a lower one under autocast."""
+        weight = self._head().weight
+        if weight.device.type != "meta" and torch.is_autocast_enabled(weight.device.type):
+            return torch.get_autocast_dtype(weight.device.type)
+        return weight.dtype
+
+    def _check_input(self, tokens: Tensor, starts: Tensor) -> None:
+        if tokens.dim() != 2 or tokens.shape[1] != self.seq_len or starts.shape != tokens.shape:
+            raise BadInput(
+                f"Tokens of shape {tuple(tokens.shape)} and starts of {tuple(starts.shape)}; the model takes "
+                f"(B, {self.seq_len}) for both.",
+                cure="Prepare the shards again with the run's recipe.",
+            )
+
+    def _check_text(self, ids: Sequence[int], new_tokens: int) -> None:
+        most = most_positions(self.network.config)
+        if not ids or new_tokens < 1:
+            raise BadInput(f"A text of {len(ids)} ids and {new_tokens} to draw; give at least one of each.")
+        if most is not None and len(ids) + new_tokens > most:
+            raise BadInput(
+                f"A text of {len(ids)} ids and {new_tokens} more is longer than the model's {most} positions; give a "
+                "shorter text or draw less."
+            )
+        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise BadInput(
+                f"The text has ids from {min(ids)} to {max(ids)}; the model knows 0 to {self.vocab_size - 1}.",
+                cure="Use the run's tokenizer.",
+            )
+
+
+def document_positions(starts: Tensor) -> Tensor:
+    """Position of each token within its document, int64 (B, T).
+
+    >>> document_positions(torch.tensor([[False, False, True, True, False]])).tolist()
+    [[0, 1, 0, 0, 1]]
+    """
+    places = torch.arange(starts.shape[1], device=starts.device).expand(starts.shape)
+    return places - torch.where(starts, places, 0).cummax(1).values
+
+
+def most_positions(network_config) -> int | None:
+    """The longest text that an architecture has positions for; None: any."""
+    return getattr(network_config, "max_position_embeddings", None)
