@@ -12,6 +12,7 @@ from training.storage.whole import DISK_FAULTS
 
 COMMANDS = {
     "draw": "training.commands.draw",
+    "stories": "training.commands.stories",
     "prepare": "training.commands.prepare",
     "data": "training.commands.data",
     "plan": "training.commands.plan",
