@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Size, Tensor
 
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.errors import BadInput, TrainingError, reason_of
@@ -139,11 +139,31 @@ def _origin(lineage: Lineage | None) -> dict[str, object]:
 
 
 def _write_weights(draft: Path, model: TrainedModel, extra_tensors: Mapping[str, Tensor]) -> None:
-    write_tensors({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft / MODEL_FILE)
+    state, first = model.state_dict(), _first_names(model)
+    weights = {name: tensor.contiguous() for name, tensor in state.items() if first[name] == name}
+    write_tensors(weights, draft / MODEL_FILE)
     if extra_tensors:
         # Clones: safetensors refuses tensors that share memory.
         extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
         write_tensors(extra, draft / _EXTRA)
+
+
+def _first_names(model: TrainedModel) -> dict[str, str]:
+    """For each name of a weight, the first name of the same weight: a file has each weight once, under that name."""
+    names: dict[tuple[int, Size], str] = {}
+    return {name: names.setdefault((one.data_ptr(), one.shape), name) for name, one in model.state_dict().items()}
+
+
+def _load_weights(model: TrainedModel, file: Path) -> None:
+    """Reads what `_write_weights` wrote.
+
+    Raises:
+        SafetensorError: If it is no such file.
+        RuntimeError: If it lacks a weight, or has others than the model.
+    """
+    read = load_file(file)
+    shared = {name: read[first] for name, first in _first_names(model).items() if first in read and name not in read}
+    model.load_state_dict(read | shared)
 
 
 def describe(file: Path) -> dict[str, object]:
@@ -203,7 +223,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
         )
     model = task_of(config).blank_model().eval()
     try:
-        model.load_state_dict(load_file(path / MODEL_FILE))
+        _load_weights(model, path / MODEL_FILE)
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
     except (SafetensorError, RuntimeError) as error:
         raise BadInput(

@@ -28,7 +28,7 @@ def run(
     ] = None,
     volunteers: Annotated[int, typer.Option(min=0, max=32, help="Volunteers to start.")] = 3,
     pictures: Annotated[int, typer.Option(min=100, help="Pictures to draw for training.")] = 12_000,
-    stories: Annotated[int, typer.Option(min=100, help="Stories to write, for a recipe that reads text.")] = 40_000,
+    stories: Annotated[int, typer.Option(min=100, help="Stories to write, for a recipe that reads text.")] = 100_000,
 ) -> None:
     """Train a small model with three volunteers on this machine, and watch it at one URL."""
     from training.config import load_recipe

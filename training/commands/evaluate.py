@@ -1,4 +1,4 @@
-"""`evaluate`: how many generated pictures show what their prompt says."""
+"""`evaluate`: how many generated pictures show what their prompt says, or how many stories are right."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
+from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP, refuse
 from training.errors import BadInput
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ Out = Annotated[Path | None, typer.Option(help="Keep the pictures, with their ve
 def run(
     checkpoint: Checkpoint = Path("runs/demo"),
     captions: Captions = None,
-    count: Annotated[int, typer.Option(min=1, help="Pictures to judge.")] = 200,
+    count: Annotated[int, typer.Option(min=1, help="Pictures to judge, or stories of each kind.")] = 200,
     candidates: Candidates = 1,
     judge: Judge = None,
     clip: ClipModel = None,
@@ -56,8 +56,9 @@ def run(
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Print the share of generated pictures that show what their prompt says, and the share by chance."""
+    """Print the share of pictures that show what their prompt says, and by chance; or of stories that are right."""
     from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
+    from training.commands.evaluate_texts import judge_texts
     from training.generate.evaluate import check_captions, choose_captions, rule_reads
     from training.generate.pictures import (
         choose_sampling,
@@ -69,10 +70,16 @@ def run(
     from training.generate.ranking import draw_best
     from training.generate.small_clip import clip_of_run
     from training.processes.progress import show_progress
+    from training.task import task_of
 
     loaded = load_checkpoint(find_checkpoint(checkpoint))
-    codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
     sampling = choose_sampling(loaded.config.monitor, top_k=top_k, top_p=top_p, temperature=temperature)
+    if task_of(loaded.config).kind == "text":
+        of_pictures = {"--captions": captions, "--judge": judge, "--clip": clip, "--out": out}
+        refuse("text", {**of_pictures, "--candidates": candidates if candidates > 1 else None})
+        judge_texts(loaded, shards, count=count, seed=seed, sampling=sampling, as_json=as_json)
+        return
+    codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
     captions, known = _captions(loaded, shards, captions)
     prompts = choose_captions(known, count=count, seed=seed)
     if judge == "rule":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP
+from training.commands.options import Checkpoint, Shards, Temperature, TopK, TopP, refuse
 
 if TYPE_CHECKING:
     from training.checkpoints.checkpoint import Checkpoint as LoadedCheckpoint
@@ -89,21 +89,13 @@ def run(
     sampling = choose_sampling(loaded.config.monitor, **how)
     asked = {"shards": shards, "sampling": sampling, "seed": seed}
     if task_of(loaded.config).kind == "pictures":
-        _refuse("pictures", {"--tokens": tokens is not None})
+        refuse("pictures", {"--tokens": tokens})
         ranking = {"candidates": candidates, "keep": keep, "clip": clip}
         _draw(loaded, wanted, out or Path("runs/pictures"), count=count or 4, **ranking, **asked)
     else:
-        of_pictures = {"--out": out is not None, "--candidates": candidates is not None, "--clip": clip is not None}
-        _refuse("text", {**of_pictures, "--guidance": guidance != 1.0})
+        of_pictures = {"--out": out, "--candidates": candidates, "--clip": clip}
+        refuse("text", {**of_pictures, "--guidance": guidance if guidance != 1.0 else None})
         _continue(loaded, wanted, count=count or 1, tokens=tokens, **asked)
-
-
-def _refuse(kind: str, given: dict[str, bool]) -> None:
-    """Raises BadInput if a flag was given that means nothing for such a model."""
-    from training.errors import BadInput
-
-    if names := [name for name, is_given in given.items() if is_given]:
-        raise BadInput(f"This checkpoint makes {kind}, for which {', '.join(names)} means nothing. Omit it.")
 
 
 def _draw(

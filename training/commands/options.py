@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from training.errors import BadInput
 
 Invitation = Annotated[
     str | None,
@@ -30,3 +33,17 @@ TopP = Annotated[
 Temperature = Annotated[
     float | None, typer.Option(help="Sampling temperature: above 1 is bolder, below 1 safer. Default: the recipe's.")
 ]
+
+
+def refuse(kind: str, flags: Mapping[str, object]) -> None:
+    """Refuses flags that mean nothing for what a checkpoint makes.
+
+    Args:
+        kind: What it makes, `pictures` or `text`.
+        flags: Flag -> its value; None if it was not given.
+
+    Raises:
+        BadInput: If one was given.
+    """
+    if given := [flag for flag, value in flags.items() if value is not None]:
+        raise BadInput(f"This checkpoint makes {kind}, for which {', '.join(given)} means nothing. Omit it.")

@@ -25,7 +25,7 @@ class DemoConfig:
     """Stop once the run has done this many; None: continue until Ctrl-C."""
     pictures: int = 12_000
     """Pictures to draw for training."""
-    stories: int = 40_000
+    stories: int = 100_000
     """Stories to write for training, if the recipe's model reads text."""
     python: tuple[str, ...] = (sys.executable, "-m", "training")
     """The command line of the trainer."""

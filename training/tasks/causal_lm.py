@@ -17,7 +17,8 @@ from training.errors import BadInput
 from training.generate.pictures import Sampling
 from training.generate.story_judge import judge_story
 from training.generate.texts import continued, tokenizer_of
-from training.model.language import LanguageModel, build_language_model, network_config
+from training.model.language.folders import build_language_model
+from training.model.language.model import LanguageModel
 from training.task import Shown, Task
 
 SHOWN_CHARACTERS = 60
@@ -35,19 +36,14 @@ class CausalLanguageModel(Task):
         """See `Task.build_model`."""
         return build_language_model(self.run.model, self.run.seed)
 
-    def blank_model(self) -> LanguageModel:
-        """See `Task.blank_model`: weights that the recipe names are not fetched for it."""
-        return build_language_model(self.run.model, self.run.seed, load_weights=False)
-
     @cached_property
-    def network_config(self) -> Any:
-        """The library's own configuration of the model."""
-        return network_config(self.run.model)
+    def _paper(self) -> LanguageModel:
+        return self.on_paper()
 
     @property
     def num_layers(self) -> int:
         """See `Task.num_layers`."""
-        return self.network_config.num_hidden_layers
+        return self._paper.num_layers
 
     @property
     def seq_len(self) -> int:
@@ -57,11 +53,11 @@ class CausalLanguageModel(Task):
     @property
     def vocab_size(self) -> int:
         """Ids for which the model has room."""
-        return self.network_config.vocab_size
+        return self._paper.vocab_size
 
     def calculator_config(self) -> dict[str, Any]:
         """See `Task.calculator_config`."""
-        return self.network_config.to_dict()
+        return self._paper.network.config.to_dict()
 
     def check_fit(self, manifest: Manifest | TextManifest, *, source: str) -> None:
         """See `Task.check_fit`."""

@@ -55,19 +55,20 @@ class _NextTokenLoss(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, labels, counted, softcap, dtype, wanted):
         with torch.autocast(hidden.device.type, enabled=False):
             grads = _Gradients(hidden, weight, bias, dtype, ctx.needs_input_grad if wanted else (False,) * 3)
-            share = counted.to(weight.dtype).div_(counted.sum().clamp(min=1))[:, None]
+            share, ctx.count = counted.to(weight.dtype)[:, None], counted.sum().clamp(min=1)
             loss, size = weight.new_zeros(()), piece_tokens(weight)
             parts = (part.split(size) for part in (hidden, labels[:, None], share))
             for start, (inputs, label, part) in zip(range(0, len(hidden), size), zip(*parts, strict=True), strict=True):
                 loss += _piece(inputs.to(dtype), grads, label, part, softcap, start if wanted else None)
         ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
-        return loss
+        return loss / ctx.count
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
-        # In place: a copy would be as large as the matrix.
-        scaled = (None if one is None else one.mul_(grad) for one in ctx.saved_tensors)
+        # Divided only now, when `grad` brings the factor of the loss that keeps float16 from rounding to 0. In place: a
+        # copy would be as large as the matrix.
+        scaled = (None if one is None else one.mul_(grad / ctx.count) for one in ctx.saved_tensors)
         return *scaled, None, None, None, None, None
 
 
@@ -108,7 +109,7 @@ def _piece(
         inputs: Hidden states (n, D) in the type of the products.
         grads: The head, and where gradients go.
         labels: (n, 1).
-        share: (n, 1), each token's weight in the mean.
+        share: (n, 1), 1 for tokens that count, else 0.
         softcap: See `Head`.
         start: Number of the piece's first token; None: no gradient is wanted.
     """
