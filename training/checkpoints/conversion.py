@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint, write_tensors
-from training.config import RunConfig, parse_recipe, read_recipe
+from training.config import LanguageRun, RunConfig, parse_recipe, read_recipe
 from training.data.sets import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
+from training.model.language.folders import build_language_model
 from training.model.transformer import TextToImageTransformer, build_model
 from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
@@ -74,10 +75,45 @@ def import_weights(
     )
 
 
+def import_language_model(source: Path, folder: Path, *, recipe: str | None, epoch: int, shards: str | None) -> Path:
+    """Writes a checkpoint with the weights of a folder that `transformers` has saved.
+
+    Args:
+        source: With config.json and safetensors.
+        folder: Receives the checkpoint.
+        recipe: Name, path or URL of a recipe whose `[model]` is this architecture.
+        epoch: Global updates to record.
+        shards: Folder or address of the shards; None: the recipe's.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        BadInput: If the folder cannot be read, or is of another architecture than the recipe.
+    """
+    if recipe is None:
+        raise BadInput("Say with --recipe which recipe the checkpoint is for, such as stories.")
+    text = read_recipe(recipe)
+    config = parse_recipe(text, source=recipe)
+    if not isinstance(config, LanguageRun):
+        raise BadInput(f"The recipe {recipe} trains no language model, and {source} holds one. Give another --recipe.")
+    loaded = build_language_model(config.model.model_copy(update={"pretrained": str(source)}), config.seed)
+    loaded.config = config.model
+    return save_checkpoint(
+        folder,
+        model=loaded,
+        recipe_toml=text,
+        epoch=epoch,
+        metrics={},
+        shards=shards or config.data.shards,
+        codec_digest=_codec_of(shards) if shards is not None else None,
+    )
+
+
 def _codec_of(shards: str) -> str | None:
     """Digest of the shards' codec, or None if the shards do not exist yet."""
     with suppress(BadInput):
-        return open_manifest(shards).codec_digest
+        return open_manifest(shards, kind=None).codec_digest
     return None
 
 

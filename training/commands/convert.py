@@ -1,4 +1,4 @@
-"""`convert`: weights of dalle-pytorch to a checkpoint of this project, and back."""
+"""`convert`: weights of dalle-pytorch or transformers to a checkpoint of this project, and back."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ def run(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="IN", help="dalle-pytorch's weights (.pt or .safetensors), or a checkpoint folder of this project."
+            metavar="IN",
+            help="Weights of dalle-pytorch (.pt or .safetensors) or transformers (a folder), or a checkpoint folder of "
+            "this project.",
         ),
     ],
     out: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="Folder for the checkpoint, or the file for dalle-pytorch (.pt or .safetensors)."
+            metavar="OUT",
+            help="Folder for the checkpoint or for transformers, or the file for dalle-pytorch (.pt or .safetensors).",
         ),
     ],
     recipe: Annotated[
         str | None,
-        typer.Option(help="Recipe that the weights were trained with: a name, file or URL. From dalle-pytorch only."),
+        typer.Option(help="Recipe of the checkpoint to write: a name, file or URL."),
     ] = None,
     epoch: Annotated[
         int | None,
@@ -37,18 +40,32 @@ def run(
         str | None, typer.Option(help="Folder or URL of the shards, for codec and tokenizer. Default: the recipe's.")
     ] = None,
 ) -> None:
-    """Convert weights between dalle-pytorch and this project; IN decides the direction."""
-    from training.checkpoints.conversion import export_checkpoint, import_weights
-    from training.errors import BadInput
+    """Convert weights between dalle-pytorch or transformers and this project; IN decides the direction."""
+    from training.checkpoints.checkpoint import find_checkpoint, recipe_of
+    from training.checkpoints.conversion import export_checkpoint, import_language_model, import_weights
+    from training.generate.texts import export_texts
+    from training.task import task_of
 
-    if source.is_dir():
-        if optimizer is not None:
-            raise BadInput(
-                "--optimizer only applies to dalle-pytorch's weights, and IN is a checkpoint of this project.",
-                cure="Omit --optimizer.",
-            )
+    if (source / "config.json").is_file():
+        _refuse_optimizer(optimizer)
+        path = import_language_model(source, out, recipe=recipe, epoch=epoch or 0, shards=shards)
+        print(f"Wrote the checkpoint {path}.")
+    elif source.is_dir() and task_of(recipe_of(find_checkpoint(source))).kind == "text":
+        _refuse_optimizer(optimizer)
+        export_texts(source, out, shards)
+        print(f"Wrote {out} for transformers: AutoModelForCausalLM.from_pretrained({str(out)!r}).")
+    elif source.is_dir():
+        _refuse_optimizer(optimizer)
         export_checkpoint(source, out)
         print(f"Wrote {out} for dalle-pytorch 1.6.6.")
     else:
         path = import_weights(source, out, recipe=recipe, epoch=epoch, shards=shards, optimizer=optimizer)
         print(f"Wrote the checkpoint {path}{' with its optimizer moments' if optimizer else ''}.")
+
+
+def _refuse_optimizer(optimizer: Path | None) -> None:
+    """Raises BadInput if a state of the optimizer was given with weights that have none."""
+    from training.errors import BadInput
+
+    if optimizer is not None:
+        raise BadInput("--optimizer only applies to dalle-pytorch's weights, and IN is none.", cure="Omit --optimizer.")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from training.checkpoints.checkpoint import Checkpoint as LoadedCheckpoint
     from training.generate.clip import Clip
     from training.generate.evaluate import ClipEvaluation, Evaluation
-    from training.generate.pictures import Picture
+    from training.generate.pictures import Picture, Sampling
 
 Captions = Annotated[
     str | None,
@@ -59,17 +59,7 @@ def run(
     """Print the share of pictures that show what their prompt says, and by chance; or of stories that are right."""
     from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
     from training.commands.evaluate_texts import judge_texts
-    from training.generate.evaluate import check_captions, choose_captions, rule_reads
-    from training.generate.pictures import (
-        choose_sampling,
-        drawer,
-        load_codec_and_tokenizer,
-        make_folder,
-        save_pictures,
-    )
-    from training.generate.ranking import draw_best
-    from training.generate.small_clip import clip_of_run
-    from training.processes.progress import show_progress
+    from training.generate.pictures import choose_sampling
     from training.task import task_of
 
     loaded = load_checkpoint(find_checkpoint(checkpoint))
@@ -79,9 +69,32 @@ def run(
         refuse("text", {**of_pictures, "--candidates": candidates if candidates > 1 else None})
         judge_texts(loaded, shards, count=count, seed=seed, sampling=sampling, as_json=as_json)
         return
+    asked = {"captions": captions, "count": count, "candidates": candidates, "judge": judge}
+    _judge_pictures(loaded, asked, shards=shards, clip=clip, seed=seed, sampling=sampling, out=out, as_json=as_json)
+
+
+def _judge_pictures(
+    loaded: LoadedCheckpoint,
+    asked: dict[str, Any],
+    *,
+    shards: str | None,
+    clip: str | None,
+    seed: int,
+    sampling: Sampling,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Draws pictures of captions, judges them, and prints the verdict."""
+    from training.generate.evaluate import check_captions, choose_captions, rule_reads
+    from training.generate.pictures import drawer, load_codec_and_tokenizer, make_folder, save_pictures
+    from training.generate.ranking import draw_best
+    from training.generate.small_clip import clip_of_run
+    from training.processes.progress import show_progress
+
     codec, tokenizer = load_codec_and_tokenizer(loaded, shards)
-    captions, known = _captions(loaded, shards, captions)
-    prompts = choose_captions(known, count=count, seed=seed)
+    captions, known = _captions(loaded, shards, asked["captions"])
+    prompts = choose_captions(known, count=asked["count"], seed=seed)
+    judge, candidates = asked["judge"], asked["candidates"]
     if judge == "rule":
         check_captions(prompts)
     judge = judge or ("rule" if rule_reads(prompts) else "clip")

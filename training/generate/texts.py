@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from training.checkpoints.checkpoint import Checkpoint
+from training.checkpoints.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from training.data.shards import TOKENIZER_FILE
 from training.errors import BadInput
 from training.generate.pictures import Sampling, shards_of
 
 if TYPE_CHECKING:
     from training.data.text_tokenizer import TextTokenizer
-    from training.model.language import LanguageModel
+    from training.model.language.model import LanguageModel
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """How a tokenizer shows the first bytes of a character whose last ones have not come yet."""
@@ -37,6 +40,26 @@ def tokenizer_of(checkpoint: Checkpoint, shards: str | None = None) -> TextToken
             file=sys.stderr,
         )
     return shards_of(checkpoint, shards).tokenizer
+
+
+def export_texts(source: Path, folder: Path, shards: str | None = None) -> None:
+    """Writes a checkpoint and its tokenizer as a folder that `transformers` reads, whole or not at all.
+
+    Args:
+        source: A checkpoint's folder, or one of checkpoints, whose latest is taken.
+        folder: To write; an older one is replaced.
+        shards: Folder or address of the shards, if they have been moved.
+
+    Raises:
+        BadInput: If there is no checkpoint, or its shards are not found.
+    """
+    from training.model.language.folders import export_folder
+
+    loaded = load_checkpoint(find_checkpoint(source))
+    with TemporaryDirectory() as made:
+        tokenizer = Path(made, TOKENIZER_FILE)
+        tokenizer_of(loaded, shards).save(tokenizer)
+        export_folder(loaded.model, folder, tokenizer_file=tokenizer)
 
 
 def continued(
