@@ -52,6 +52,7 @@ PARTS = {
     "checkpoints": "Checkpoints and what is published",
     "generate": "Drawing and judging",
     "model": "Model and codec",
+    "tasks": "Model and codec",
     "optim": "Optimizer",
     "simulate": "Plans and simulations",
     "compute.plan": "Plans and simulations",

@@ -1,0 +1,96 @@
+"""The demo with a recipe that trains a language model: stories, shards, a real swarm, and what people do with it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.programs import run_program
+from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
+from training.cli import build_app
+from training.config import RECIPES
+from training.errors import BadInput
+from training.publish.history import HistoryReader
+from training.publish.pictures import PictureDrawer
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
+OPENING = "Kate has a red key. She puts it in the drawer."
+
+
+def train(*arguments: object) -> subprocess.CompletedProcess:
+    done = run_program([sys.executable, "-m", "training", *map(str, arguments)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run of some epochs by two volunteers."""
+    folder = tmp_path_factory.mktemp("stories")
+    text = (RECIPES / "stories.toml").read_text()
+    for before, after in {
+        "hidden_size = 128": "hidden_size = 32",
+        "num_hidden_layers = 3": "num_hidden_layers = 1",
+        "target_batch_size = 128": "target_batch_size = 96",
+        "_every_epochs = 10": "_every_epochs = 2",
+        "max_epochs_alone = 10": "max_epochs_alone = 0",
+        "continuation_tokens = 64": "continuation_tokens = 12",
+    }.items():
+        assert before in text
+        text = text.replace(before, after)
+    (folder / "recipe.toml").write_text(text)
+    asked = {"--recipe": folder / "recipe.toml", "--run-dir": folder / "run", "--epochs": 5}
+    train("demo", *(word for flag in asked.items() for word in flag), "--volunteers", 2, "--stories", 2000)
+    return folder / "run"
+
+
+def test_two_volunteers_train_it_and_the_monitor_shows_what_it_writes(run_dir):
+    history = HistoryReader(run_dir / "history.sqlite")
+    assert history.last_epoch()["epoch"] >= 5 and len(history.leaderboard()) == 2
+    with (run_dir / "pictures.log").open("ab") as log:
+        drawer = PictureDrawer(str(run_dir / "shards"), log)
+        texts = drawer.draw(find_checkpoint(run_dir), run_dir / "pictures")
+        drawer.close()
+    assert len(texts) == 4 and texts[0].prompt == OPENING
+    assert all(one.file is None and one.text and one.good is False for one in texts), (
+        "after five updates, none is right"
+    )
+
+
+def test_its_checkpoint_writes_and_is_judged(run_dir):
+    written = train("generate", OPENING, "--checkpoint", run_dir, "--tokens", 5).stdout
+    assert written.startswith(OPENING) and len(written) > len(OPENING) + 1
+    found = json.loads(train("evaluate", "--checkpoint", run_dir, "--count", 5, "--json").stdout)
+    assert found["run_id"] == "stories" and set(found["kinds"]) == {"seen", "unseen", "never combined"}
+    assert all(one["count"] == 5 and one["right"] == 0 for one in found["kinds"].values())
+
+
+def test_it_goes_to_transformers_and_back(run_dir, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    train("convert", run_dir, tmp_path / "theirs")
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    ids = AutoTokenizer.from_pretrained(tmp_path / "theirs")(OPENING, return_tensors="pt")["input_ids"]
+    ours = load_checkpoint(find_checkpoint(run_dir))
+    with torch.no_grad():
+        torch.testing.assert_close(network(ids).logits, ours.model.logits(ids), rtol=1e-5, atol=1e-6)
+    recipe, shards = find_checkpoint(run_dir) / "recipe.toml", run_dir / "shards"
+    train("convert", tmp_path / "theirs", tmp_path / "ours", "--recipe", recipe, "--shards", shards)
+    back = load_checkpoint(tmp_path / "ours" / "epoch-000000").model.state_dict()
+    assert all(torch.equal(tensor, back[name]) for name, tensor in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("generate", OPENING, "--clip", "x"), "makes text, for which --clip means nothing"),
+        (("generate", "word " * 200), "tokens; the model takes 1 to 127"),
+        (("evaluate", "--judge", "clip"), "makes text, for which --judge means nothing"),
+    ],
+)
+def test_what_means_nothing_for_texts_is_refused_in_one_sentence(run_dir, arguments, said):
+    refused = CliRunner().invoke(build_app(), [*arguments, "--checkpoint", str(run_dir)])
+    assert isinstance(refused.exception, BadInput) and said in str(refused.exception)
