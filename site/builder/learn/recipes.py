@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from html import escape
 
@@ -12,6 +13,8 @@ from calculator.page.words import show_count
 from training.config import NOT_IN_DIGEST, RunConfig, load_recipe
 
 SHOWN = ("dalle-2021", "demo")
+LANGUAGE = "stories"
+"""The recipe of a language model, whose `[model]` has other fields."""
 
 TITLES = {
     "model": "Model",
@@ -37,7 +40,17 @@ def recipe_tables() -> str:
     for section, title in TITLES.items():
         shown = stacked(f"{title}, table", ("Field", *SHOWN), _rows(section, runs), kind="recipe")
         parts.append(f'<h2 id="{section}">{title} <code>[{section}]</code></h2>\n{shown}\n')
+        if section == "model":
+            parts.append(_language_table())
     return "\n".join(parts)
+
+
+def _language_table() -> str:
+    """HTML: what `[model]` holds in a recipe that trains a language model."""
+    rows = _rows("model", [load_recipe(LANGUAGE)])
+    shown = stacked("Language model, table", ("Field", LANGUAGE), rows, kind="recipe")
+    heading = 'Language model <code>[model]</code>, with <code>task = "causal-lm"</code>'
+    return f'<h2 id="language-model">{heading}</h2>\n{shown}\n'
 
 
 def changeable_fields() -> str:
@@ -54,7 +67,7 @@ def changeable_fields() -> str:
 def _rows(section: str, runs: list[RunConfig]) -> Iterator[tuple[str, ...]]:
     sections: list[BaseModel] = [getattr(run, section) for run in runs]
     for name, field in type(sections[0]).model_fields.items():
-        meaning = f"<code>{name}</code><span>{code(field.description or '')}</span>"
+        meaning = f"<code>{field.alias or name}</code><span>{code(field.description or '')}</span>"
         yield meaning, *(_shown(getattr(part, name)) for part in sections)
 
 
@@ -68,6 +81,8 @@ def _shown(value: object) -> str:
             return show_count(value)
         case float():
             return f"{value:g}"
+        case dict():
+            return "<br>".join(escape(f"{key} = {json.dumps(one)}") for key, one in value.items())
         case tuple():
             return "<br>".join(escape(str(one)) for one in value) or "none"
         case _:

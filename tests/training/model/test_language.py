@@ -10,14 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.compute.choices import Wishes, _kernels
-from training.config import LanguageModelConfig
+from training.config import LanguageModelConfig, OptimizerConfig
 from training.data.text_tokenizer import TextTokenizer
 from training.errors import BadInput, TrainingError
 from training.model.language.architecture import EAGER, FAMILIES, attention_of, read_architecture
 from training.model.language.folders import build_language_model, export_folder
 from training.model.language.loss import Head, next_token_loss, piece_tokens
 from training.model.language.model import LanguageModel, document_positions
-from training.optim.lamb import parameter_groups
+from training.optim.groups import parameter_groups
 
 LENGTH, VOCABULARY = 40, 97
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -269,7 +269,7 @@ def test_a_model_on_paper_has_the_same_parameters(family):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 def test_norms_and_biases_do_not_decay(family):
     model = build_language_model(recipe(family), seed=0)
-    decays, stays = (group["params"] for group in parameter_groups(model, 0.1))
+    decays, stays = (group["params"] for group in parameter_groups(model, OptimizerConfig()))
     names = {id(one): name for name, one in model.named_parameters()}
     assert all(is_norm_or_bias(names[id(one)]) for one in stays)
     assert not any(is_norm_or_bias(names[id(one)]) for one in decays)
