@@ -212,7 +212,9 @@ class OptimizerConfig(Section):
     def _has_what_is_set(self) -> OptimizerConfig:
         for field, names in ONLY_FOR.items():
             if self.name not in names and getattr(self, field) != type(self).model_fields[field].default:
-                raise ValueError(f"{field} is only for {' and '.join(names)}, and name is {self.name}; omit {field}")
+                raise ValueError(
+                    f"{field} is only for {' and '.join(names)}, and name is {self.name}; omit {field} from the recipe"
+                )
         return self
 
 
