@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -20,14 +20,15 @@ from calculator.devices import device_named
 from calculator.settings import DEFAULTS
 from tests.programs import Programs, run_program, until
 from tests.random_shards import write_shards
-from training.compute import choices, plan
+from training.compute import choices
 from training.compute.choices import Wishes, choose
-from training.compute.plan import built_on_paper, make_plan, training_of
+from training.compute.plan import make_plan, training_of
 from training.config import RunConfig, load_recipe
 from training.demo.children import read_events
 from training.model.transformer import build_model
 from training.simulate.forecast import collaboration_of
 from training.swarm.codecs import exchange_codec
+from training.tasks.text_to_image import TextToImage
 
 EVERY = [
     (recipe, machine, link)
@@ -103,9 +104,14 @@ def test_the_micro_batch_is_the_plans():
 @pytest.mark.parametrize("local", [False, True])
 def test_plan_join_page_and_designer_advise_one_micro_batch(monkeypatch, recipe, target, local):
     """For any target batch, size of memory and, where it was measured, speed."""
-    paper = cache(built_on_paper)  # which takes the most of this test's time
-    monkeypatch.setattr(plan, "built_on_paper", paper)
-    monkeypatch.setattr(choices, "built_on_paper", paper)
+    built, build = {}, TextToImage.on_paper
+
+    def on_paper(task):  # which takes the most of this test's time
+        if task.run.model not in built:
+            built[task.run.model] = build(task)
+        return built[task.run.model]
+
+    monkeypatch.setattr(TextToImage, "on_paper", on_paper)
     run = with_swarm(load_recipe(recipe), target_batch_size=target, mode="diloco" if local else "synchronous")
     found = set()
     for gib in (2, 6, 16):

@@ -21,7 +21,7 @@ OPENING = "Kate has a red key. She puts it in the drawer."
 
 
 def train(*arguments: object) -> subprocess.CompletedProcess:
-    done = run_program([sys.executable, "-m", "training", *map(str, arguments)])
+    done = run_program([sys.executable, "-m", "training", *map(str, arguments)], within=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
