@@ -46,4 +46,4 @@ def refuse(kind: str, flags: Mapping[str, object]) -> None:
         BadInput: If one was given.
     """
     if given := [flag for flag, value in flags.items() if value is not None]:
-        raise BadInput(f"This checkpoint makes {kind}, for which {', '.join(given)} means nothing. Omit it.")
+        raise BadInput(f"This checkpoint makes {kind}, for which {', '.join(given)} means nothing. Omit these flags.")

@@ -160,7 +160,7 @@ def _config_class(family: str) -> type[PreTrainedConfig]:
 def _check_plain(name: str, value: Any) -> None:
     """Raises BadInput if a setting is anything but a number, a word, or (for rotary positions) a table of such."""
     if name in REFUSED_IF_SET and value:
-        raise BadInput(f"model.architecture.{name} is {value!r}, which would not be a decoder; omit it.")
+        raise BadInput(f"model.architecture.{name} is {value!r}, which would not be a decoder; omit it in the recipe.")
     if name.startswith("rope") and isinstance(value, dict):
         for key, one in value.items():
             _check_plain(f"rope.{key}", one)
