@@ -68,4 +68,8 @@ def _refuse_optimizer(optimizer: Path | None) -> None:
     from training.errors import BadInput
 
     if optimizer is not None:
-        raise BadInput("--optimizer only applies to dalle-pytorch's weights, and IN is none.", cure="Omit --optimizer.")
+        raise BadInput(
+            "--optimizer only applies to dalle-pytorch's weights, and IN is a checkpoint of this project or of "
+            "transformers.",
+            cure="Omit --optimizer.",
+        )
