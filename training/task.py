@@ -103,11 +103,7 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> TrainedModel:
-        """The model with its initial weights, which are equal on all machines."""
-
-    def blank_model(self) -> TrainedModel:
-        """The model with any weights, for those of a checkpoint to take their place; on the default device."""
-        return self.build_model()
+        """The model with its initial weights, equal on all machines; on the meta device if that is the default one."""
 
     def on_paper(self) -> TrainedModel:
         """The model on the meta device: shapes without memory for its weights.
@@ -119,7 +115,7 @@ class Task(ABC):
 
         try:
             with torch.device("meta"):
-                return self.blank_model()
+                return self.build_model()
         except (RuntimeError, TypeError) as error:  # more values than 64 bits can count
             raise BadInput(
                 f"The recipe's model cannot be built: {str(error).splitlines()[0].rstrip('.')}.",

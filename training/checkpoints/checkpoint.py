@@ -221,7 +221,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
             f"{path} holds weights of the recipe {config.run_id} ({config.digest}), not of {recipe.run_id} "
             f"({recipe.digest}); resume with the recipe in the checkpoint's folder, or start in another folder."
         )
-    model = task_of(config).blank_model().eval()
+    model = task_of(config).build_model().eval()
     try:
         _load_weights(model, path / MODEL_FILE)
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
