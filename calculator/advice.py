@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from calculator.adapters import ALL_LINEAR, adapter_tensors
 from calculator.devices import Device
 from calculator.estimate import Estimate, estimate
 from calculator.fit import ADVISED_SHARE, taken_bytes
 from calculator.optimizers import OPTIMIZERS
 from calculator.parameters import parameter_tensors
-from calculator.setups import Setup, resolve
+from calculator.setups import Setup, lora_of, resolve
 
 MOST_SAMPLES = 32
 """The largest micro-batch that is advised: on the measured processors, larger ones compute a sample no faster."""
@@ -40,6 +41,12 @@ class PeerTraining:
     """Whether peers train by themselves between exchanges."""
     powersgd: bool = False
     """Whether gradients travel as products of thin matrices."""
+    lora_rank: int | None = None
+    """Rank of the adapters that are trained in place of the model; None: the model is trained."""
+    lora_targets: str = ALL_LINEAR
+    """See `calculator.setups.Setup`."""
+    base_bits: int | None = None
+    """See `calculator.setups.Setup`."""
 
     def setup(
         self, device: Device, micro_batch_size: int, *, precision: str | None = None, checkpointing: bool = False
@@ -49,15 +56,17 @@ class PeerTraining:
         Args:
             device: Where it is trained.
             micro_batch_size: Samples computed at once.
-            precision: None: 16-bit autocast on a GPU, in bfloat16 where it has that; float32 on a processor.
+            precision: None: 16-bit autocast on a GPU, in bfloat16 where it has that; float32 on a processor, unless
+                frozen weights are stored in fewer bits.
             checkpointing: Whether activations are computed again. Reversible layers do so anyway; for them it has no
                 effect.
         """
         if precision is None:
-            precision = "fp32" if device.name == "cpu" else "amp-bf16" if device.bfloat16 else "amp-fp16"
+            plain = device.name == "cpu" and self.base_bits in (None, 32)
+            precision = "fp32" if plain else "amp-bf16" if device.bfloat16 else "amp-fp16"
         reversible = self.config.get("reversible", True) if self.reversible is None else self.reversible
         return Setup(
-            config={"model_type": "text-to-image", **self.config},
+            **self._model(),
             sequence_length=self.sequence_length,
             micro_batch_size=micro_batch_size,
             precision=precision,
@@ -86,15 +95,27 @@ class PeerTraining:
         (training/swarm/strategies/local_updates.py). PowerSGD keeps the error of its products on the host
         (training/swarm/powersgd.py); nearly all parameters are in matrices.
         """
-        copy, update = 4 * result.parameters, self.update_bytes()
+        copy, update = 4 * result.trained_parameters, self.update_bytes()
         if self.local_updates:
             return result.host.optimizer_state + copy + update, copy - result.host.optimizer_state
         return 0, update + (copy if self.powersgd else 0)
 
     def update_bytes(self) -> int:
         """The most that the update of one tensor takes and gives back."""
-        tensors = parameter_tensors(resolve(Setup(config={"model_type": "text-to-image", **self.config})))
+        setup = Setup(**self._model())
+        architecture = resolve(setup)
+        lora = lora_of(setup, architecture)
+        tensors = parameter_tensors(architecture) if lora is None else adapter_tensors(architecture, lora)
         return max(OPTIMIZERS[self.optimizer].step_bytes(tensor, 4) for tensor in tensors)
+
+    def _model(self) -> dict[str, object]:
+        """The fields of a setup that say what is trained."""
+        return {
+            "config": {"model_type": "text-to-image", **self.config},
+            "lora_rank": self.lora_rank,
+            "lora_targets": self.lora_targets,
+            "base_bits": self.base_bits,
+        }
 
 
 def sizes_to_advise(

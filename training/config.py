@@ -31,6 +31,7 @@ from calculator.settings import (
     MIN_GROUP_SIZE,
     REQUEST_TIMEOUT_SECONDS,
 )
+from calculator.setups import MOST_RANK
 from calculator.swarm import PATIENCE_WINDOWS
 from training.errors import BadInput, reason_of
 
@@ -146,6 +147,27 @@ class LanguageModelConfig(Section):
         if self.architecture is None and self.pretrained is None:
             raise ValueError("give architecture = { model_type = ... }, or from = a folder or hub id of weights")
         return self
+
+
+class AdapterConfig(Section):
+    """What is trained in place of all weights: adapters beside the linear layers of weights that stay as they are."""
+
+    kind: Literal["lora"]
+    """`lora`: beside a frozen matrix W, two thin ones are trained, and W + (alpha / rank) B A computes (Hu et al.
+    2021). Only they are exchanged, averaged and saved."""
+    rank: Annotated[int, Field(gt=0, le=MOST_RANK)]
+    """Rows of A and columns of B."""
+    alpha: Annotated[float, Field(gt=0)]
+    """Scale of the adapters, divided by the rank; often one or two times the rank."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = "all-linear"
+    """The linear layers beside which adapters stand, by their names in transformers, such as `["q_proj", "v_proj"]`,
+    or `all-linear`."""
+    frozen_bits: Literal[32, 16, 4] = 16
+    """Bits of a frozen weight. With 16 (bfloat16) and 4, peers compute in 16 bits; with 4, linear layers are stored in
+    NF4 (QLoRA, Dettmers et al. 2023), which is meant for CUDA and slow elsewhere."""
+    base_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """Digest of the frozen weights, so that all peers have the same beside their adapters. `join` without it says what
+    to enter here."""
 
 
 class CodecConfig(Section):
@@ -455,6 +477,13 @@ class LanguageRun(RunConfig):
 
     model: LanguageModelConfig
     codec: None = None
+    adapter: AdapterConfig | None = None
+
+    @model_validator(mode="after")
+    def _adapts_a_trained_model(self) -> LanguageRun:
+        if self.adapter is not None and self.model.pretrained is None:
+            raise ValueError("adapter needs a trained model; give model.from = a folder or hub id of its weights")
+        return self
 
 
 RUNS: dict[str, type[RunConfig]] = {TEXT_TO_IMAGE: TextToImageRun, CAUSAL_LM: LanguageRun}

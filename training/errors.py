@@ -52,3 +52,9 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror[0].lower() + error.strerror[1:]
     return str(error)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, as the end of a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([*lines[:2]]) if lines else type(error).__name__

@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from training.config import CAUSAL_LM, TASK_PLUGINS, TEXT_TO_IMAGE, RunConfig
+from training.config import CAUSAL_LM, TASK_PLUGINS, TEXT_TO_IMAGE, RunConfig, Section
 from training.errors import BadInput
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe does not need it
@@ -72,6 +72,9 @@ class TrainedModel(Protocol):
             stored_layers: The number of layers, from the last, that keep their activations for backward.
         """
 
+    config: Section
+    """The recipe's `[model]`."""
+
     def stored_layers(self, micro_batch_size: int, budget_bytes: int | None, dtype: torch.dtype | None = None) -> int:
         """Layers that keep their activations within a budget; None keeps all, 0 none."""
 
@@ -104,6 +107,14 @@ class Task(ABC):
     @abstractmethod
     def build_model(self) -> TrainedModel:
         """The model with its initial weights, equal on all machines; on the meta device if that is the default one."""
+
+    def build_trained_part(self) -> TrainedModel:
+        """The model, of which only what is trained need be in memory: enough to receive weights and to save them."""
+        return self.build_model()
+
+    def describes(self, model: TrainedModel) -> bool:
+        """Whether a model is the recipe's."""
+        return self.run.model == model.config
 
     def on_paper(self) -> TrainedModel:
         """The model on the meta device: shapes without memory for its weights.
@@ -142,6 +153,15 @@ class Task(ABC):
     @abstractmethod
     def calculator_config(self) -> dict[str, Any]:
         """The model as the calculator reads it, `model_type` among its fields."""
+
+    def calculator_adapters(self) -> dict[str, Any]:
+        """What is trained in place of the model, as fields of `calculator.advice.PeerTraining`; empty: the model."""
+        return {}
+
+    @property
+    def computes_in_16_bits(self) -> bool:
+        """Whether layers must compute in 16 bits, because frozen weights are stored in no more."""
+        return False
 
     @property
     def keeps_some(self) -> bool:

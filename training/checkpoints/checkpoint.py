@@ -1,6 +1,6 @@
 """Checkpoints on disk: weights, recipe and facts of one epoch, in a folder that is written atomically.
 
-CHECKPOINTS/epoch-000040/model.safetensors   weights
+CHECKPOINTS/epoch-000040/model.safetensors   weights; of a model with adapters, only these
                          optimizer.safetensors   more tensors, such as the optimizer's (optional)
                          recipe.toml         the run's recipe
                          checkpoint.json     epoch, metrics, location of the shards, digests of codec and files
@@ -23,6 +23,7 @@ from torch import Size, Tensor
 
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.errors import BadInput, TrainingError, reason_of
+from training.model.trained import count_trained, load_trained_state, trained_state
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 from training.task import TrainedModel, task_of
 
@@ -105,7 +106,7 @@ def save_checkpoint(
         "run_id": config.run_id,
         "epoch": epoch,
         "recipe_digest": config.digest,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": count_trained(model),
         "metrics": dict(metrics),
         "shards": shards,
         "codec_digest": codec_digest,
@@ -125,7 +126,7 @@ def save_checkpoint(
 
 
 def _check_model(config: RunConfig, model: TrainedModel) -> None:
-    if config.model != model.config:
+    if not task_of(config).describes(model):
         raise BadInput(
             f"The model to save is not that of the recipe {config.run_id}: its sizes differ.",
             cure="Give the model's own recipe.",
@@ -139,7 +140,7 @@ def _origin(lineage: Lineage | None) -> dict[str, object]:
 
 
 def _write_weights(draft: Path, model: TrainedModel, extra_tensors: Mapping[str, Tensor]) -> None:
-    state, first = model.state_dict(), _first_names(model)
+    state, first = trained_state(model), _first_names(model)
     weights = {name: tensor.contiguous() for name, tensor in state.items() if first[name] == name}
     write_tensors(weights, draft / MODEL_FILE)
     if extra_tensors:
@@ -151,7 +152,7 @@ def _write_weights(draft: Path, model: TrainedModel, extra_tensors: Mapping[str,
 def _first_names(model: TrainedModel) -> dict[str, str]:
     """For each name of a weight, the first name of the same weight: a file has each weight once, under that name."""
     names: dict[tuple[int, Size], str] = {}
-    return {name: names.setdefault((one.data_ptr(), one.shape), name) for name, one in model.state_dict().items()}
+    return {name: names.setdefault((one.data_ptr(), one.shape), name) for name, one in trained_state(model).items()}
 
 
 def _load_weights(model: TrainedModel, file: Path) -> None:
@@ -163,7 +164,7 @@ def _load_weights(model: TrainedModel, file: Path) -> None:
     """
     read = load_file(file)
     shared = {name: read[first] for name, first in _first_names(model).items() if first in read and name not in read}
-    model.load_state_dict(read | shared)
+    load_trained_state(model, read | shared)
 
 
 def describe(file: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Converts dalle-pytorch's weight files into checkpoints of this project, and back."""
+"""Converts weights of dalle-pytorch, transformers and peft into checkpoints of this project, and back to the first."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint, write_tensors
+from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint, recipe_of, save_checkpoint, write_tensors
 from training.config import LanguageRun, RunConfig, parse_recipe, read_recipe
 from training.data.sets import open_manifest
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.convert import from_dalle_pytorch, names_in_order, to_dalle_pytorch
-from training.model.language.folders import build_language_model
+from training.model.language.adapters import ADAPTER_CONFIG, load_adapters
+from training.model.language.folders import build_language_model, export_adapters
 from training.model.transformer import TextToImageTransformer, build_model
 from training.optim.build import build_optimizer
 from training.optim.groups import parameter_groups
 from training.optim.saved import optimizer_tensors
 from training.optim.state_2021 import load_2021_state, order_of_2021, saved_epoch
 from training.storage.whole import whole_file
+from training.task import task_of
 
 _INNER_NAMES = ("weights", "state_dict", "model")
 """Keys under which the files of training scripts store the state dictionary."""
@@ -76,12 +78,12 @@ def import_weights(
 
 
 def import_language_model(source: Path, folder: Path, *, recipe: str | None, epoch: int, shards: str | None) -> Path:
-    """Writes a checkpoint with the weights of a folder that `transformers` has saved.
+    """Writes a checkpoint with the weights of a folder that `transformers` has saved, or the adapters that peft has.
 
     Args:
-        source: With config.json and safetensors.
+        source: With config.json and safetensors, or adapter_config.json and adapter_model.safetensors.
         folder: Receives the checkpoint.
-        recipe: Name, path or URL of a recipe whose `[model]` is this architecture.
+        recipe: Name, path or URL of a recipe whose `[model]` is this architecture, and whose `[adapter]` these are.
         epoch: Global updates to record.
         shards: Folder or address of the shards; None: the recipe's.
 
@@ -91,14 +93,19 @@ def import_language_model(source: Path, folder: Path, *, recipe: str | None, epo
     Raises:
         BadInput: If the folder cannot be read, or is of another architecture than the recipe.
     """
-    if recipe is None:
-        raise BadInput("Say with --recipe which recipe the checkpoint is for, such as stories.")
-    text = read_recipe(recipe)
-    config = parse_recipe(text, source=recipe)
-    if not isinstance(config, LanguageRun):
-        raise BadInput(f"The recipe {recipe} trains no language model, and {source} holds one. Give another --recipe.")
-    loaded = build_language_model(config.model.model_copy(update={"pretrained": str(source)}), config.seed)
-    loaded.config = config.model
+    text, config = _language_recipe(recipe, source)
+    if (source / ADAPTER_CONFIG).is_file():
+        if config.adapter is None:
+            raise BadInput(f"{source} holds adapters, and the recipe {recipe} has no [adapter]. Give another --recipe.")
+        loaded = task_of(config).build_model()
+        load_adapters(loaded.adapted, config.adapter, source)
+    elif config.adapter is not None:
+        raise BadInput(
+            f"The recipe {recipe} trains adapters, and {source} holds a whole model. Give a folder that peft has saved."
+        )
+    else:
+        loaded = build_language_model(config.model.model_copy(update={"pretrained": str(source)}), config.seed)
+        loaded.config = config.model
     return save_checkpoint(
         folder,
         model=loaded,
@@ -108,6 +115,32 @@ def import_language_model(source: Path, folder: Path, *, recipe: str | None, epo
         shards=shards or config.data.shards,
         codec_digest=_codec_of(shards) if shards is not None else None,
     )
+
+
+def export_adapters_of(source: Path, folder: Path) -> None:
+    """Writes a checkpoint's adapters in peft's format.
+
+    Args:
+        source: A checkpoint's folder, or one of checkpoints, whose latest is taken.
+        folder: To write; an older one is replaced.
+
+    Raises:
+        BadInput: If there is no checkpoint, or its run trains a whole model.
+    """
+    path = find_checkpoint(source)
+    if getattr(recipe_of(path), "adapter", None) is None:
+        raise BadInput(f"{path} holds a whole model and no adapters; omit --adapters.")
+    export_adapters(load_checkpoint(path).model, folder)
+
+
+def _language_recipe(recipe: str | None, source: Path) -> tuple[str, LanguageRun]:
+    if recipe is None:
+        raise BadInput("Say with --recipe which recipe the checkpoint is for, such as stories.")
+    text = read_recipe(recipe)
+    config = parse_recipe(text, source=recipe)
+    if not isinstance(config, LanguageRun):
+        raise BadInput(f"The recipe {recipe} trains no language model, and {source} holds one. Give another --recipe.")
+    return text, config
 
 
 def _codec_of(shards: str) -> str | None:

@@ -27,6 +27,7 @@ from training.checkpoints.checkpoint import FILES, RECIPE_FILE, read_facts
 from training.checkpoints.index import Index, ServedCheckpoint, ServedFile
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
+from training.model.trained import count_trained
 from training.storage.whole import is_disk_fault, replace_folder
 from training.task import task_of
 
@@ -181,7 +182,7 @@ class _Site:
         return target
 
     def _check_description(self, entry: ServedCheckpoint) -> None:
-        parameters = sum(parameter.numel() for parameter in task_of(self.recipe).on_paper().parameters())
+        parameters = count_trained(task_of(self.recipe).on_paper())
         most = OTHER_BYTES + BYTES_PER_PARAMETER * parameters
         if entry.bytes > most:
             raise _Unusable(f"it has {entry.bytes:,} bytes, and one of this recipe has at most {most:,}")

@@ -1,4 +1,4 @@
-"""`convert`: weights of dalle-pytorch or transformers to a checkpoint of this project, and back."""
+"""`convert`: weights of dalle-pytorch, transformers or peft to a checkpoint of this project, and back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ def run(
         Path,
         typer.Argument(
             metavar="IN",
-            help="Weights of dalle-pytorch (.pt or .safetensors) or transformers (a folder), or a checkpoint folder of "
-            "this project.",
+            help="Weights of dalle-pytorch (.pt or .safetensors), transformers or peft (a folder), or a checkpoint "
+            "folder of this project.",
         ),
     ],
     out: Annotated[
         Path,
         typer.Argument(
             metavar="OUT",
-            help="Folder for the checkpoint or for transformers, or the file for dalle-pytorch (.pt or .safetensors).",
+            help="Folder for the checkpoint, for transformers or for peft, or the file for dalle-pytorch (.pt or "
+            ".safetensors).",
         ),
     ],
     recipe: Annotated[
@@ -39,28 +40,55 @@ def run(
     shards: Annotated[
         str | None, typer.Option(help="Folder or URL of the shards, for codec and tokenizer. Default: the recipe's.")
     ] = None,
+    adapters: Annotated[
+        bool,
+        typer.Option(
+            "--adapters",
+            help="Write a checkpoint's adapters for peft. Otherwise they are merged into the model for transformers.",
+        ),
+    ] = False,
 ) -> None:
-    """Convert weights between dalle-pytorch or transformers and this project; IN decides the direction."""
+    """Convert weights between dalle-pytorch, transformers or peft and this project; IN decides the direction."""
+    if adapters or source.is_dir():
+        _refuse_optimizer(optimizer)
+    print(_convert(source, out, recipe=recipe, epoch=epoch, optimizer=optimizer, shards=shards, adapters=adapters))
+
+
+def _convert(
+    source: Path,
+    out: Path,
+    *,
+    recipe: str | None,
+    epoch: int | None,
+    optimizer: Path | None,
+    shards: str | None,
+    adapters: bool,
+) -> str:
+    """Converts; says in a sentence what was written."""
     from training.checkpoints.checkpoint import find_checkpoint, recipe_of
-    from training.checkpoints.conversion import export_checkpoint, import_language_model, import_weights
+    from training.checkpoints.conversion import (
+        export_adapters_of,
+        export_checkpoint,
+        import_language_model,
+        import_weights,
+    )
     from training.generate.texts import export_texts
     from training.task import task_of
 
-    if (source / "config.json").is_file():
-        _refuse_optimizer(optimizer)
+    if adapters:
+        export_adapters_of(source, out)
+        return f"Wrote {out} for peft: PeftModel.from_pretrained(base, {str(out)!r})."
+    if any((source / name).is_file() for name in ("config.json", "adapter_config.json")):
         path = import_language_model(source, out, recipe=recipe, epoch=epoch or 0, shards=shards)
-        print(f"Wrote the checkpoint {path}.")
-    elif source.is_dir() and task_of(recipe_of(find_checkpoint(source))).kind == "text":
-        _refuse_optimizer(optimizer)
+        return f"Wrote the checkpoint {path}."
+    if source.is_dir() and task_of(recipe_of(find_checkpoint(source))).kind == "text":
         export_texts(source, out, shards)
-        print(f"Wrote {out} for transformers: AutoModelForCausalLM.from_pretrained({str(out)!r}).")
-    elif source.is_dir():
-        _refuse_optimizer(optimizer)
+        return f"Wrote {out} for transformers: AutoModelForCausalLM.from_pretrained({str(out)!r})."
+    if source.is_dir():
         export_checkpoint(source, out)
-        print(f"Wrote {out} for dalle-pytorch 1.6.6.")
-    else:
-        path = import_weights(source, out, recipe=recipe, epoch=epoch, shards=shards, optimizer=optimizer)
-        print(f"Wrote the checkpoint {path}{' with its optimizer moments' if optimizer else ''}.")
+        return f"Wrote {out} for dalle-pytorch 1.6.6."
+    path = import_weights(source, out, recipe=recipe, epoch=epoch, shards=shards, optimizer=optimizer)
+    return f"Wrote the checkpoint {path}{' with its optimizer moments' if optimizer else ''}."
 
 
 def _refuse_optimizer(optimizer: Path | None) -> None:

@@ -82,6 +82,7 @@ def _facts(config: RunConfig, choices: Choices, plan: Plan) -> dict[str, object]
     return {
         "run_id": config.run_id,
         "parameters": plan.parameters,
+        "trained_parameters": plan.trained_parameters,
         "computing_parameters": plan.computing_parameters,
         "device": {"name": machine.name, "title": machine.title, "usable_bytes": machine.usable_bytes},
         "micro_batch_size": plan.setup.micro_batch_size,
@@ -105,6 +106,8 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
     shared = plan.computing_parameters != plan.parameters
     like = f"; its layers share them, so it computes like a model of {plan.computing_parameters:,}" if shared else ""
     print(f"The model has {plan.parameters:,} different weights{like}.")
+    if plan.trained_parameters < plan.parameters:
+        print(f"Of these, {plan.trained_parameters:,} are trained and exchanged; the others are frozen.")
     print(f"\nOn {'this machine' if here else 'such a GPU'} `join` would choose now:")
     for setting in choices.settings:
         print(f"  {setting.name:<12} {setting.value}: {setting.reason}.")

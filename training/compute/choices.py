@@ -19,6 +19,7 @@ from training.compute.machine import this_machine, torch_device
 from training.compute.plan import Precision, dtype_of, needed_bytes, setup_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.config import RunConfig
+from training.errors import BadInput
 from training.model.pointwise import PLAIN
 from training.task import Task, TrainedModel, task_of
 
@@ -99,7 +100,7 @@ def choose(
     memory = _Memory(run, machine, wishes)
     timer = _Timer(task_of(run), here, memory, build)
     free = f"it has {show_bytes(machine.usable_bytes)} {'free' if here else 'usable'}"
-    precision, why_precision = _precision(machine, wishes, timer)
+    precision, why_precision = _precision(task_of(run), machine, wishes, timer)
     samples, why_samples = _micro_batch(run, wishes, precision, memory, timer)
     budget, kept = memory.most_generous(samples, precision)
     layers, needed = task_of(run).num_layers, memory.need(samples, precision, budget)
@@ -207,10 +208,17 @@ class _Timer:
         return step_seconds(model, self._task.example(samples), precision, activation_budget_bytes=budget)
 
 
-def _precision(machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precision, str]:
+def _precision(task: Task, machine: Device, wishes: Wishes, timer: _Timer) -> tuple[Precision, str]:
+    if task.computes_in_16_bits and wishes.precision == "float32":
+        raise BadInput(
+            "--precision is float32, and the recipe's frozen weights are stored in no more than 16 bits; give bfloat16 "
+            "or float16, or omit it."
+        )
     if wishes.precision is not None:
         return wishes.precision, "no other was tried"
     lower: Precision = "bfloat16" if machine.bfloat16 else "float16"
+    if task.computes_in_16_bits:
+        return lower, "the recipe's frozen weights are stored in no more than 16 bits"
     if not timer.is_here:
         taken = ", and this one is assumed to be Ampere (2020) or newer" if machine.assumed else ""
         return lower, f"GPUs are faster in 16 bits{taken}; nothing was measured"

@@ -17,6 +17,7 @@ from calculator.devices import Device
 from calculator.fit import Suggestion, suggestions
 from training.config import RunConfig
 from training.errors import BadInput
+from training.model.trained import count_trained
 from training.task import Task, TrainedModel, task_of
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -38,7 +39,9 @@ class Plan:
     """What to expect of a recipe on a machine."""
 
     parameters: int
-    """Different weights: what is stored, averaged and updated."""
+    """Different weights: what is stored."""
+    trained_parameters: int
+    """Of these, what is averaged and updated."""
     computing_parameters: int
     """Weights that the model would have without sharing: a measure of how much it computes."""
     setup: Setup
@@ -108,6 +111,7 @@ def make_plan(
     local, more = training_of(run).bytes_of_the_mode(result)
     return Plan(
         parameters=_count(model),
+        trained_parameters=count_trained(model),
         computing_parameters=task.computing_parameters,
         setup=setup,
         estimate=result,
@@ -132,6 +136,7 @@ def training_of(run: RunConfig) -> PeerTraining:
         optimizer=_OPTIMIZERS[run.optimizer.name],
         local_updates=run.swarm.mode == "diloco",
         powersgd=run.swarm.powersgd_rank > 0,
+        **task.calculator_adapters(),
     )
 
 

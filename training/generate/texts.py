@@ -45,6 +45,8 @@ def tokenizer_of(checkpoint: Checkpoint, shards: str | None = None) -> TextToken
 def export_texts(source: Path, folder: Path, shards: str | None = None) -> None:
     """Writes a checkpoint and its tokenizer as a folder that `transformers` reads, whole or not at all.
 
+    Adapters are merged into the weights beside which they were trained.
+
     Args:
         source: A checkpoint's folder, or one of checkpoints, whose latest is taken.
         folder: To write; an older one is replaced.
@@ -53,13 +55,14 @@ def export_texts(source: Path, folder: Path, shards: str | None = None) -> None:
     Raises:
         BadInput: If there is no checkpoint, or its shards are not found.
     """
-    from training.model.language.folders import export_folder
+    from training.model.language.folders import export_folder, merged
 
     loaded = load_checkpoint(find_checkpoint(source))
     with TemporaryDirectory() as made:
         tokenizer = Path(made, TOKENIZER_FILE)
         tokenizer_of(loaded, shards).save(tokenizer)
-        export_folder(loaded.model, folder, tokenizer_file=tokenizer)
+        model = loaded.model if loaded.model.adapter is None else merged(loaded.model, loaded.config.seed)
+        export_folder(model, folder, tokenizer_file=tokenizer)
 
 
 def continued(

@@ -5,7 +5,7 @@ by them: each of their rows stands for an entry of a vocabulary (Jordan et al. 2
 
 A parameter is a hidden matrix if
 
-- it is the weight of an `nn.Linear`, or of the `Conv1D` in which transformers' GPT-2 keeps a transposed one,
+- it is the weight of a linear layer (`training.model.linear`),
 - and neither an `nn.Embedding` nor the output layer has it, also if it is tied to one of these. The output layer is
   what the method `get_output_embeddings` of a model, or of a part of it, returns: all models of transformers have it,
   and so does `TextToImageTransformer`.
@@ -19,6 +19,8 @@ from torch import nn
 
 from training.config import OptimizerConfig
 from training.errors import BadInput
+from training.model.linear import multiplies
+from training.model.trained import trained_parameters
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
@@ -30,7 +32,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict]:
     Raises:
         BadInput: If the optimizer is Muon, and the model does not tell its output layer.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = list(trained_parameters(model))
     hidden = hidden_matrices(model) if config.name == "muon" else set()
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     groups = [
@@ -57,12 +59,5 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     outputs = [module.get_output_embeddings() for module in telling]
     rows = [*outputs, *(module for module in modules if isinstance(module, nn.Embedding))]
     of_vocabularies = {id(module.weight) for module in rows if module is not None}
-    weights = {id(module.weight) for module in modules if _multiplies(module) and module.weight.ndim == 2}
+    weights = {id(module.weight) for module in modules if multiplies(module) and module.weight.ndim == 2}
     return weights - of_vocabularies
-
-
-def _multiplies(module: nn.Module) -> bool:
-    kind = type(module)
-    # By name, because importing transformers takes seconds; whoever has such a module has imported it.
-    is_conv1d = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
-    return isinstance(module, nn.Linear) or is_conv1d

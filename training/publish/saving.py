@@ -82,7 +82,7 @@ class Saver:
         self._run, self._recipe_toml, self._shards, self._codec_digest = run, recipe_toml, shards, codec_digest
         self._dht, self._history, self._events, self._saved = dht, history, events, saved
         self.folder = run_dir / "checkpoints"
-        self._model = task_of(run).build_model()
+        self._model = task_of(run).build_trained_part()
         self._optimizer = build_optimizer(
             run.optimizer,
             parameter_groups(self._model, run.optimizer),

@@ -14,6 +14,7 @@ from training.compute.choices import Choices
 from training.config import RunConfig
 from training.errors import ProcessEnded, TrainingError
 from training.model.memory import give_back_freed_memory, keep_freed_memory
+from training.model.trained import count_trained, load_trained_state, trained_state
 from training.processes.events import EventLog
 from training.processes.priority import lower_priority
 from training.processes.role import StopRequest
@@ -189,7 +190,7 @@ class _Peer:
         self.belonging.go_over(epoch)
         self.membership.bind(self.belonging.lineage)
         run = self.connection.run
-        self.model.load_state_dict(task_of(run).build_model().state_dict())
+        load_trained_state(self.model, trained_state(task_of(run).build_trained_part()))
 
     def _train(self, optimizer: SwarmOptimizer, source: str, until: LeaveRequest) -> None:
         give_back_freed_memory()
@@ -232,7 +233,7 @@ def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
         link=asdict(link),
     )
     notices.show(link_in_use(link))
-    parameters = sum(parameter.numel() for parameter in loop.model.parameters())
+    parameters = count_trained(loop.model)
     notices.console.print(
         f"[bold]{connection.name}[/bold] joins {run.run_id} at epoch {optimizer.local_epoch} with {source}: "
         f"{parameters:,} parameters."

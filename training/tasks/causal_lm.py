@@ -17,6 +17,7 @@ from training.errors import BadInput
 from training.generate.pictures import Sampling
 from training.generate.story_judge import judge_story
 from training.generate.texts import continued, tokenizer_of
+from training.model.language.adapters import allocate_adapters, draw_adapters
 from training.model.language.folders import build_language_model
 from training.model.language.model import LanguageModel
 from training.task import Shown, Task
@@ -34,7 +35,20 @@ class CausalLanguageModel(Task):
 
     def build_model(self) -> LanguageModel:
         """See `Task.build_model`."""
-        return build_language_model(self.run.model, self.run.seed)
+        return build_language_model(self.run.model, self.run.seed, self.run.adapter)
+
+    def build_trained_part(self) -> LanguageModel:
+        """See `Task.build_trained_part`: of a frozen model there are shapes only."""
+        if self.run.adapter is None:
+            return self.build_model()
+        model = self.on_paper()
+        allocate_adapters(model.network)
+        draw_adapters(model.network, self.run.seed)
+        return model
+
+    def describes(self, model: LanguageModel) -> bool:
+        """See `Task.describes`."""
+        return super().describes(model) and self.run.adapter == model.adapter
 
     @cached_property
     def _paper(self) -> LanguageModel:
@@ -58,6 +72,19 @@ class CausalLanguageModel(Task):
     def calculator_config(self) -> dict[str, Any]:
         """See `Task.calculator_config`."""
         return self._paper.network.config.to_dict()
+
+    def calculator_adapters(self) -> dict[str, Any]:
+        """See `Task.calculator_adapters`."""
+        adapter = self.run.adapter
+        if adapter is None:
+            return {}
+        targets = adapter.targets if isinstance(adapter.targets, str) else ",".join(adapter.targets)
+        return {"lora_rank": adapter.rank, "lora_targets": targets, "base_bits": adapter.frozen_bits}
+
+    @property
+    def computes_in_16_bits(self) -> bool:
+        """See `Task.computes_in_16_bits`."""
+        return self.run.adapter is not None and self.run.adapter.frozen_bits < 32
 
     def check_fit(self, manifest: Manifest | TextManifest, *, source: str) -> None:
         """See `Task.check_fit`."""

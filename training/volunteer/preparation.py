@@ -12,6 +12,7 @@ from training.compute.machine import torch_device, usable_cores
 from training.compute.micro_batches import is_out_of_memory
 from training.config import RunConfig
 from training.errors import TrainingError
+from training.model.trained import count_trained
 from training.swarm.codecs import exchange_codec
 from training.swarm.selftest import check_exchange
 from training.task import TrainedModel, task_of
@@ -47,7 +48,7 @@ def choose_settings(
 ) -> Choices:
     """Chooses how this peer trains, and prints each choice with its reason."""
     choices = choose(run, settings.wishes, build=build)
-    parameters = sum(parameter.numel() for parameter in task_of(run).on_paper().parameters())
+    parameters = count_trained(task_of(run).on_paper())
     every = (*choices.settings, *settings_in_use(run, parameters=parameters, threads=torch.get_num_threads()))
     for setting in every:
         notices.show(setting)

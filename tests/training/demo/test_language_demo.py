@@ -13,6 +13,7 @@ from training.checkpoints.checkpoint import find_checkpoint, load_checkpoint
 from training.cli import build_app
 from training.config import RECIPES
 from training.errors import BadInput
+from training.model.language.adapters import digest_of
 from training.publish.history import HistoryReader
 from training.publish.pictures import PictureDrawer
 
@@ -81,6 +82,43 @@ def test_it_goes_to_transformers_and_back(run_dir, tmp_path):
     train("convert", tmp_path / "theirs", tmp_path / "ours", "--recipe", recipe, "--shards", shards)
     back = load_checkpoint(tmp_path / "ours" / "epoch-000000").model.state_dict()
     assert all(torch.equal(tensor, back[name]) for name, tensor in ours.model.state_dict().items())
+
+
+def test_two_volunteers_train_adapters_for_it(run_dir, tmp_path):
+    """A second run fine-tunes what the first one has made: only the adapters travel and are saved."""
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path / "base"
+    train("convert", run_dir, base)
+    before = (find_checkpoint(run_dir) / "recipe.toml").read_text()
+    first, _, rest = before.partition("[model.architecture]")
+    digest = digest_of(load_file(base / "model.safetensors"))
+    (tmp_path / "recipe.toml").write_text(
+        first.replace("[model]", f'[model]\nfrom = "{base}"').replace('run_id = "stories"', 'run_id = "adapted"')
+        + f'[adapter]\nkind = "lora"\nrank = 2\nalpha = 4.0\nfrozen_bits = 32\nbase_digest = "{digest}"\n[data]'
+        + rest.partition("[data]")[2].replace("peak_learning_rate = 1e-2", "peak_learning_rate = 1e-1")
+    )
+    asked = {"--recipe": tmp_path / "recipe.toml", "--run-dir": tmp_path / "run", "--epochs": 5}
+    train("demo", *(word for flag in asked.items() for word in flag), "--volunteers", 2, "--stories", 2000)
+    history = HistoryReader(tmp_path / "run" / "history.sqlite")
+    assert history.last_epoch()["epoch"] >= 5 and len(history.leaderboard()) == 2
+    path = find_checkpoint(tmp_path / "run")
+    saved = load_file(path / "model.safetensors")
+    assert {name.rpartition("lora_")[1] for name in saved} == {"lora_"} and len(saved) == 2 * 7
+    assert any(tensor.any() for name, tensor in saved.items() if "lora_B" in name), "nothing was trained"
+    assert path.joinpath("optimizer.safetensors").stat().st_size < 100_000
+    assert train("generate", OPENING, "--checkpoint", path, "--tokens", 5).stdout.startswith(OPENING)
+    train("convert", path, tmp_path / "whole")
+    train("convert", path, tmp_path / "adapters", "--adapters")
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapters").eval()
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
+    ids = torch.randint(640, (1, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = load_checkpoint(path).model.logits(ids)
+        torch.testing.assert_close(theirs(ids).logits, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(whole(ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

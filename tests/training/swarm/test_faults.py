@@ -112,8 +112,20 @@ def test_a_peer_whose_fault_lasts_is_left_out_and_most_of_the_others_average(las
 
 
 @pytest.mark.swarm
-def test_where_half_of_the_peers_have_faults_that_last_nobody_changes_a_tensor(lasting_averages):
-    """hivemind's peers would use the parts that they got."""
-    for name, (tensors, report, _) in lasting_averages["one sends slowly, one fails"].items():
-        assert isinstance(report, Exception) or (report.torn and report.senders == 1), (name, report)
-        assert all(map(torch.equal, tensors, tensors_of(name))), name
+def test_where_half_of_the_peers_have_faults_that_last_nobody_uses_parts_of_an_average(lasting_averages):
+    """hivemind's peers would use the parts that they got.
+
+    The two without faults average alone if both have noticed both faults; that depends on when they come.
+    """
+    met, sound = lasting_averages["one sends slowly, one fails"], ("first", "second")
+    for name, (tensors, report, _) in met.items():
+        own = tensors_of(name)
+        if isinstance(report, Exception) or report.senders == 1:
+            assert isinstance(report, Exception) or report.torn, (name, report)
+            assert all(map(torch.equal, tensors, own)), name
+            continue
+        assert name in sound and report.senders == len(sound) and not report.torn, (name, report)
+        assert set(report.lost) == {met[faulty][2] for faulty in set(met) - set(sound)}, (name, report)
+        for number, tensor in enumerate(tensors):
+            mean = sum(tensors_of(peer)[number] for peer in sound) / len(sound)
+            assert torch.allclose(tensor, mean, atol=1e-5), (name, number)

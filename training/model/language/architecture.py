@@ -11,7 +11,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from training.errors import BadInput
+from training.errors import BadInput, first_line
 from training.model.language.model import most_positions
 
 if TYPE_CHECKING:
@@ -193,9 +193,3 @@ def _build(family: str, settings: dict[str, Any]) -> PreTrainedConfig:
     if not 1 <= layers <= MOST_LAYERS:
         raise BadInput(f"The architecture has {layers} layers; give 1 to {MOST_LAYERS}.")
     return config
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of another library says, as the end of a sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ": ".join([*lines[:2]]) if lines else type(error).__name__

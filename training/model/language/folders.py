@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.config import LanguageModelConfig
-from training.errors import BadInput, TrainingError, reason_of
+from training.config import AdapterConfig, LanguageModelConfig
+from training.errors import BadInput, TrainingError, first_line, reason_of
+from training.model.language.adapters import add_adapters, check_digest, digest_of, frozen_dtype, save_adapters
 from training.model.language.architecture import (
     attention_of,
     check_agreement,
     check_length,
-    first_line,
     read_architecture,
     read_config_json,
 )
 from training.model.language.model import LanguageModel
+from training.model.trained import load_trained_state, trained_state
 from training.storage.whole import whole_folder
 
 if TYPE_CHECKING:
@@ -37,17 +38,21 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 """Owner and name, and a revision if wanted."""
 
 
-def build_language_model(config: LanguageModelConfig, seed: int) -> LanguageModel:
+def build_language_model(config: LanguageModelConfig, seed: int, adapter: AdapterConfig | None = None) -> LanguageModel:
     """The model with its first weights, float32; the global random state does not change.
 
     Without `pretrained`, weights depend only on the seed. Under `torch.device("meta")`, nothing is allocated and no
-    weights are read, only the configuration.
+    weights are read, only the configuration. With `adapter`, the weights are frozen, in the type that it says.
 
     Raises:
-        BadInput: If the architecture is unknown or impossible, or the weights cannot be used.
+        BadInput: If the architecture is unknown or impossible, the weights cannot be used, or they are not those beside
+            which the adapters are trained.
         TrainingError: If the hub cannot be reached.
     """
-    source = _Source.find(config.pretrained) if config.pretrained is not None else None
+    on_paper = torch.empty(0).device.type == "meta"
+    # On paper, what the recipe says is enough, so that a plan needs no hub.
+    from_recipe = config.pretrained is None or (on_paper and config.architecture is not None)
+    source = None if from_recipe else _Source.find(config.pretrained)
     if source is None:
         architecture = read_architecture(config.architecture)
     else:
@@ -55,12 +60,13 @@ def build_language_model(config: LanguageModelConfig, seed: int) -> LanguageMode
         if config.architecture is not None:
             check_agreement(config.architecture, architecture)
     check_length(architecture, config.block_length)
-    on_paper = torch.empty(0).device.type == "meta"
     if source is None or on_paper:
-        network = _drawn(architecture, seed)
+        network = _drawn(architecture, seed, frozen_dtype(adapter))
     else:
-        network = _loaded(architecture, source.weight_files(), named=config.pretrained)
-    return LanguageModel(config, network)
+        network = _loaded(architecture, source.weight_files(), named=config.pretrained, adapter=adapter)
+    if adapter is None:
+        return LanguageModel(config, network)
+    return LanguageModel(config, network, adapter=adapter, adapted=add_adapters(network, adapter, seed))
 
 
 def export_folder(model: LanguageModel, folder: Path, *, tokenizer_file: Path | None) -> None:
@@ -88,11 +94,37 @@ def export_folder(model: LanguageModel, folder: Path, *, tokenizer_file: Path | 
             (draft / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
-def _drawn(architecture: PreTrainedConfig, seed: int) -> PreTrainedModel:
+def merged(model: LanguageModel, seed: int) -> LanguageModel:
+    """A model of its own whose weights are the frozen ones plus the adapters: W + (alpha / rank) B A.
+
+    The sum is made in float32, and rounded to 16 bits if the frozen weights have no more.
+
+    Args:
+        model: With adapters; it stays as it is.
+        seed: The recipe's.
+    """
+    precise = model.adapter.model_copy(update={"frozen_bits": 32})
+    copied = build_language_model(model.config, seed, precise)
+    load_trained_state(copied, trained_state(model))
+    network = copied.adapted.merge_and_unload()
+    return LanguageModel(model.config, network.to(frozen_dtype(model.adapter)))
+
+
+def export_adapters(model: LanguageModel, folder: Path) -> None:
+    """Writes a model's adapters for `peft.PeftModel.from_pretrained`: the whole folder or nothing.
+
+    Raises:
+        OSError: If the disk cannot be written.
+    """
+    with whole_folder(folder) as draft:
+        save_adapters(model.adapted, model.adapter, draft, base=model.config.pretrained)
+
+
+def _drawn(architecture: PreTrainedConfig, seed: int, dtype: torch.dtype) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     # A copy: `transformers` notes its choices in the configuration.
-    settings = {"dtype": torch.float32, "attn_implementation": attention_of(architecture)}
+    settings = {"dtype": dtype, "attn_implementation": attention_of(architecture)}
     # No devices: weights are made on the CPU, and to fork a GPU's state would initialize CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -104,7 +136,9 @@ def _drawn(architecture: PreTrainedConfig, seed: int) -> PreTrainedModel:
             ) from None
 
 
-def _loaded(architecture: PreTrainedConfig, files: list[Path], *, named: str) -> PreTrainedModel:
+def _loaded(
+    architecture: PreTrainedConfig, files: list[Path], *, named: str, adapter: AdapterConfig | None
+) -> PreTrainedModel:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -115,7 +149,10 @@ def _loaded(architecture: PreTrainedConfig, files: list[Path], *, named: str) ->
             tensors |= load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{file} of model.from cannot be read: {reason_of(error)}. Get the file again.") from None
-    settings = {"dtype": torch.float32, "attn_implementation": attention_of(architecture)}
+    if adapter is not None:
+        check_digest(adapter, digest_of(tensors), named=named)
+    dtype = frozen_dtype(adapter)
+    settings = {"dtype": dtype, "attn_implementation": attention_of(architecture)}
     try:
         # Tensors instead of the folder: of a folder, `transformers` also reads adapters, which name other folders.
         with _without_bars():
@@ -134,7 +171,7 @@ def _loaded(architecture: PreTrainedConfig, files: list[Path], *, named: str) ->
         )
     for parameter in network.parameters():
         # Files are mapped into memory: a copy stays as it is when the file changes.
-        parameter.data = parameter.data.to(torch.float32, copy=True).contiguous()
+        parameter.data = parameter.data.to(dtype, copy=True).contiguous()
     return network
 
 

@@ -39,7 +39,7 @@ def next_token_loss(hidden: Tensor, head: Head, labels: Tensor, counted: Tensor,
         head: Makes the logits.
         labels: (n,), the ids that follow.
         counted: (n,) bool, the tokens over which the mean is taken.
-        dtype: Type in which products are computed; logits are normalized in the weight's type.
+        dtype: Type in which products are computed; logits are normalized in the weight's type, float32 at least.
 
     Returns:
         A scalar, differentiable once by hidden states, weight and bias.
@@ -55,8 +55,8 @@ class _NextTokenLoss(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, labels, counted, softcap, dtype, wanted):
         with torch.autocast(hidden.device.type, enabled=False):
             grads = _Gradients(hidden, weight, bias, dtype, ctx.needs_input_grad if wanted else (False,) * 3)
-            share, ctx.count = counted.to(weight.dtype)[:, None], counted.sum().clamp(min=1)
-            loss, size = weight.new_zeros(()), piece_tokens(weight)
+            share, ctx.count = counted.to(grads.precise)[:, None], counted.sum().clamp(min=1)
+            loss, size = weight.new_zeros((), dtype=grads.precise), piece_tokens(weight)
             parts = (part.split(size) for part in (hidden, labels[:, None], share))
             for start, (inputs, label, part) in zip(range(0, len(hidden), size), zip(*parts, strict=True), strict=True):
                 loss += _piece(inputs.to(dtype), grads, label, part, softcap, start if wanted else None)
@@ -80,7 +80,8 @@ class _Gradients:
         self.weight = torch.empty_like(weight) if needed[1] else None
         self.bias = torch.zeros_like(bias) if needed[2] and bias is not None else None
         self.matrix, self.shift = weight.to(dtype), None if bias is None else bias.to(dtype)
-        self.precise = weight.dtype
+        # A frozen head may be in 16 bits, in which no probability can be normalized.
+        self.precise = torch.promote_types(weight.dtype, torch.float32)
 
     def add(self, grad_logits: Tensor, inputs: Tensor, start: int) -> None:
         """Adds the part of a piece whose first token has this number."""

@@ -19,14 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.config import LanguageModelConfig
+from training.config import AdapterConfig, LanguageModelConfig
 from training.errors import BadInput
 from training.model.kernel_choice import KernelChoice
+from training.model.language.adapters import quantize
 from training.model.language.loss import Head, next_token_loss
 from training.model.pointwise import PLAIN, Pointwise
 from training.model.sampling import check_sampling, draw_codes
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel
 
 
@@ -44,12 +46,28 @@ class LanguageModel(nn.Module):
     A weight that is used twice (tied embeddings) is one parameter, so that `parameters()` has no duplicates.
     """
 
-    def __init__(self, config: LanguageModelConfig, network: PreTrainedModel):
-        """`network` is the model of `transformers`, with float32 weights."""
+    def __init__(
+        self,
+        config: LanguageModelConfig,
+        network: PreTrainedModel,
+        *,
+        adapter: AdapterConfig | None = None,
+        adapted: PeftModel | None = None,
+    ):
+        """A model of `transformers` with float32 weights, or with adapters beside frozen weights.
+
+        Args:
+            config: The recipe's.
+            network: The model.
+            adapter: The recipe's.
+            adapted: What peft has made of the network.
+        """
         super().__init__()
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        self.config = config
+        self.config, self.adapter = config, adapter
+        # In a tuple: as a module of this one, it would give each weight a second name.
+        self._adapted = (adapted,)
         self.network = network.train()
         self.pointwise: Pointwise = PLAIN
         """The functions between matrix products; `transformers` has its own."""
@@ -57,6 +75,11 @@ class LanguageModel(nn.Module):
         for layer in self._layers:
             # Reentrant checkpoints would give the first layer no gradient: its input needs none.
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+    @property
+    def adapted(self) -> PeftModel | None:
+        """peft's view of the network; None if all weights are trained."""
+        return self._adapted[0]
 
     @property
     def num_layers(self) -> int:
@@ -155,6 +178,8 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def _next_logits(self, tokens: Tensor, cache) -> Tensor:
         """Logits (1, V) after these ids and those that the cache has seen; enters the ids into the cache."""
+        if self.adapter is not None and self.adapter.frozen_bits == 4:
+            quantize(self.network)
         # Not around the whole loop: what a generator sets holds for its caller too.
         was_training = self.network.training
         self.network.eval()
@@ -200,6 +225,8 @@ class LanguageModel(nn.Module):
 
     def _hidden_states(self, tokens: Tensor, starts: Tensor | None, *, stored_layers: int | None = None) -> Tensor:
         """The output (B, t, D) of the last norm; arguments as for `forward` and `logits`."""
+        if self.adapter is not None and self.adapter.frozen_bits == 4:
+            quantize(self.network)
         recomputed = 0 if stored_layers is None else max(0, self.num_layers - stored_layers)
         for number, layer in enumerate(self._layers):
             layer.gradient_checkpointing = number < recomputed and torch.is_grad_enabled()

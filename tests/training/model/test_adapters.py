@@ -1,0 +1,331 @@
+"""Adapters beside frozen language models, compared with peft on a model of `transformers`."""
+
+import json
+import math
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from calculator.exchange import vector_bytes
+from tests.training.model.test_language import ARCHITECTURES, GATED, LENGTH, batch
+from training.checkpoints.checkpoint import MODEL_FILE, load_checkpoint, save_checkpoint
+from training.cli import build_app
+from training.compute.choices import Wishes, choose
+from training.compute.plan import make_plan
+from training.config import AdapterConfig, LanguageModelConfig, load_recipe, parse_recipe
+from training.errors import BadInput
+from training.model.language.adapters import digest_of, draw_adapters
+from training.model.language.folders import build_language_model, export_adapters, export_folder, merged
+from training.model.trained import count_trained, load_trained_state, trained_parameters, trained_state
+from training.optim.groups import parameter_groups
+from training.task import task_of
+
+LAYERS = {"llama": ["k_proj", "o_proj", "q_proj", "v_proj"], "gpt2": ["c_attn", "c_fc", "c_proj"]}
+"""Linear layers of a decoder, without the feed-forward ones of Llama."""
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def base(request, tmp_path_factory):
+    """A folder with a small model, and its family."""
+    folder = tmp_path_factory.mktemp(request.param)
+    architecture = {"model_type": request.param} | ARCHITECTURES[request.param]
+    model = build_language_model(LanguageModelConfig(architecture=architecture, block_length=LENGTH), seed=5)
+    export_folder(model, folder, tokenizer_file=None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """As wide as a block of NF4, which is what bitsandbytes takes on a CPU."""
+    folder = tmp_path_factory.mktemp("llama")
+    architecture = {"model_type": "llama"} | GATED | {"hidden_size": 64, "intermediate_size": 128}
+    model = build_language_model(LanguageModelConfig(architecture=architecture, block_length=LENGTH), seed=5)
+    export_folder(model, folder, tokenizer_file=None)
+    return folder
+
+
+def family_of(folder) -> str:
+    return json.loads((folder / "config.json").read_text())["model_type"]
+
+
+def digest(folder) -> str:
+    from safetensors.torch import load_file
+
+    return digest_of(load_file(folder / "model.safetensors"))
+
+
+def adapter(folder, **changes) -> AdapterConfig:
+    settings = {"kind": "lora", "rank": 3, "alpha": 6.0, "frozen_bits": 32, "base_digest": digest(folder)}
+    return AdapterConfig(**settings | changes)
+
+
+def model_of(folder) -> LanguageModelConfig:
+    return LanguageModelConfig(**{"from": str(folder)}, block_length=LENGTH, separate_documents=False)
+
+
+def adapted(folder, *, trained: bool = True, seed: int = 1, **changes):
+    """A model with adapters; with `trained`, B is not zero, as after some updates."""
+    model = build_language_model(model_of(folder), seed, adapter(folder, **changes))
+    if trained:
+        generator = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for parameter in trained_parameters(model):
+                parameter.normal_(std=0.1, generator=generator)
+    return model
+
+
+def recipe_text(folder, *, adapter_lines: str = "") -> str:
+    return f"""
+run_id = "adapted"
+title = "Adapted"
+task = "causal-lm"
+seed = 1
+[model]
+from = "{folder}"
+block_length = {LENGTH}
+separate_documents = false
+[adapter]
+kind = "lora"
+rank = 3
+alpha = 6.0
+frozen_bits = 32
+base_digest = "{digest(folder)}"
+{adapter_lines}
+[data]
+shards = "nowhere"
+[swarm]
+target_batch_size = 64
+"""
+
+
+# -- what is computed ------------------------------------------------------------------------------------------------
+
+
+def test_training_begins_with_the_function_of_the_frozen_model_and_the_same_adapters_everywhere(base):
+    tokens, _ = batch()
+    first = adapted(base, trained=False)
+    network = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        assert torch.equal(first.logits(tokens), network(tokens).logits)
+    state, torch_state = trained_state(first), torch.random.get_rng_state()
+    again, other = adapted(base, trained=False), adapted(base, trained=False, seed=2)
+    assert torch.equal(torch_state, torch.random.get_rng_state()), "building draws from the global random numbers"
+    assert all(torch.equal(tensor, trained_state(again)[name]) for name, tensor in state.items())
+    assert any(not torch.equal(tensor, trained_state(other)[name]) for name, tensor in state.items())
+    drawn = [tensor for name, tensor in state.items() if "lora_A" in name]
+    # As `nn.Linear` draws its weights: uniform up to 1 / sqrt(in).
+    for tensor in drawn:
+        assert 0.5 / math.sqrt(tensor.shape[1]) < tensor.abs().max() <= 1 / math.sqrt(tensor.shape[1])
+
+
+@pytest.mark.parametrize("stored_layers", [None, 0])
+def test_loss_and_gradients_are_those_of_peft(base, tmp_path, stored_layers):
+    tokens, starts = batch()
+    ours = adapted(base, targets=LAYERS[family_of(base)])
+    export_adapters(ours, tmp_path / "adapters")
+    theirs = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapters", is_trainable=True
+    )
+    loss = functional.cross_entropy(theirs(tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.requires_grad}
+    found_loss = ours(tokens, torch.zeros_like(starts), stored_layers=stored_layers).loss
+    # Ours also predicts nothing after the last token of a row: the same tokens count.
+    found_loss.backward()
+    found = {
+        f"base_model.model.{name.removeprefix('network.')}": parameter.grad
+        for name, parameter in ours.named_parameters()
+        if parameter.requires_grad
+    }
+    torch.testing.assert_close(found_loss, loss, rtol=1e-6, atol=0)
+    assert found.keys() == expected.keys()
+    norm = torch.stack([one.norm() for one in expected.values()]).norm()
+    assert all((found[name] - one).norm() <= 2e-6 * norm for name, one in expected.items())
+    assert all(parameter.grad is None for parameter in ours.parameters() if not parameter.requires_grad)
+
+
+def test_all_linear_layers_but_the_output_are_adapted_by_default(llama):
+    theirs = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(llama), LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    assert count_trained(adapted(llama)) == theirs.get_nb_trainable_parameters()[0]
+
+
+@pytest.mark.parametrize("bits, bound", [(16, 0.01), (4, 0.05)])
+def test_frozen_weights_in_fewer_bits_compute_nearly_the_same(llama, bits, bound):
+    tokens, starts = batch()
+    precise, low = adapted(llama), adapted(llama, frozen_bits=bits)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = low(tokens, starts).loss
+    assert found.dtype == torch.float32
+    stored = {parameter.dtype for parameter in low.parameters() if not parameter.requires_grad}
+    assert stored == ({torch.bfloat16} if bits == 16 else {torch.bfloat16, torch.uint8})
+    found.backward()
+    expected = precise(tokens, starts).loss
+    expected.backward()
+    torch.testing.assert_close(found, expected, rtol=bound, atol=0)
+    for ours, theirs in zip(trained_parameters(low), trained_parameters(precise), strict=True):
+        assert functional.cosine_similarity(ours.grad.flatten(), theirs.grad.flatten(), dim=0) > 1 - 10 * bound
+    assert list(low.continue_text([1, 2, 3], new_tokens=4))
+
+
+def test_only_adapters_are_trained_and_saved(llama, tmp_path):
+    model = adapted(llama, frozen_bits=16)
+    groups = parameter_groups(model, load_recipe("stories").optimizer)
+    assert {id(one) for group in groups for one in group["params"]} == {id(one) for one in trained_parameters(model)}
+    text = recipe_text(llama).replace("frozen_bits = 32", "frozen_bits = 16")
+    path = save_checkpoint(tmp_path, model=model, recipe_toml=text, epoch=3, metrics={}, shards="nowhere")
+    values = 4 * count_trained(model)
+    assert values < (path / MODEL_FILE).stat().st_size < values + 8192
+    loaded = load_checkpoint(path).model
+    tokens, _ = batch()
+    with torch.no_grad():
+        assert torch.equal(loaded.logits(tokens), model.eval().logits(tokens))
+
+
+def test_the_trained_part_alone_takes_no_memory_for_frozen_weights(llama):
+    task = task_of(parse_recipe(recipe_text(llama)))
+    part, whole = task.build_trained_part(), task.build_model()
+    assert {one.device.type for one in part.parameters() if not one.requires_grad} == {"meta"}
+    assert all(torch.equal(tensor, trained_state(whole)[name]) for name, tensor in trained_state(part).items())
+    assert len(trained_state(part)) == 2 * 7 * 2
+    with torch.no_grad():
+        for parameter in trained_parameters(whole):
+            parameter.fill_(0.5)
+    load_trained_state(whole, trained_state(part))
+    assert all(torch.equal(tensor, trained_state(part)[name]) for name, tensor in trained_state(whole).items())
+    draw_adapters(whole.network, 7)
+    assert any(not torch.equal(tensor, trained_state(part)[name]) for name, tensor in trained_state(whole).items())
+
+
+# -- to peft and transformers, and back ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits, bound", [(32, 1e-12), (16, 2e-4), (4, 0.03)])
+def test_merged_weights_compute_the_same_in_transformers(llama, tmp_path, bits, bound):
+    model = adapted(llama, frozen_bits=bits)
+    export_folder(merged(model, 1), tmp_path / "whole", tokenizer_file=None)
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert network.dtype == (torch.float32 if bits == 32 else torch.bfloat16)
+    tokens, _ = batch()
+    with torch.no_grad():
+        expected, found = model.eval().logits(tokens).float(), network.eval()(tokens).logits.float()
+    # With 4 bits, adapters were trained beside rounded weights, and are merged into those that were not.
+    assert 1 - functional.cosine_similarity(found.double().flatten(), expected.double().flatten(), dim=0) < bound
+
+
+def test_adapters_go_to_peft_and_back_by_the_command(base, tmp_path):
+    model = adapted(base)
+    text = recipe_text(base)
+    checkpoint = save_checkpoint(tmp_path, model=model, recipe_toml=text, epoch=3, metrics={}, shards="nowhere")
+    (tmp_path / "recipe.toml").write_text(text)
+    convert(checkpoint, tmp_path / "theirs", "--adapters")
+    assert {path.name for path in (tmp_path / "theirs").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "theirs").eval()
+    tokens, _ = batch()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, model.eval().logits(tokens), rtol=1e-6, atol=1e-6)
+    theirs.save_pretrained(tmp_path / "by-peft", save_embedding_layers=False)
+    convert(tmp_path / "by-peft", tmp_path / "back", "--recipe", tmp_path / "recipe.toml", "--epoch", 3)
+    back = trained_state(load_checkpoint(tmp_path / "back" / "epoch-000003").model)
+    assert back.keys() == trained_state(model).keys()
+    assert all(torch.equal(tensor, back[name]) for name, tensor in trained_state(model).items())
+
+
+def convert(*arguments: object) -> None:
+    done = CliRunner().invoke(build_app(), ["convert", *map(str, arguments)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_another_base_is_refused_in_one_sentence(llama, tmp_path):
+    with pytest.raises(BadInput, match=rf"have the digest {digest(llama)}.*is 0000.*not those beside which"):
+        build_language_model(model_of(llama), 1, adapter(llama, base_digest="0" * 64))
+    with pytest.raises(BadInput, match=rf'write base_digest = "{digest(llama)}" into its .adapter.'):
+        build_language_model(model_of(llama), 1, adapter(llama, base_digest=None))
+
+
+def test_the_digest_does_not_depend_on_the_files_but_on_each_value(llama):
+    from safetensors.torch import load_file
+
+    tensors = load_file(llama / "model.safetensors")
+    backwards = dict(reversed(tensors.items()))
+    assert digest_of(backwards) == digest_of(tensors)
+    name = next(iter(tensors))
+    tensors[name] = tensors[name].clone()
+    tensors[name].view(-1)[-1] += 1e-3
+    assert digest_of(tensors) != digest_of(backwards)
+
+
+def test_adapters_of_another_rank_or_for_other_layers_are_refused(llama, tmp_path):
+    export_adapters(adapted(llama), tmp_path / "adapters")
+    recipe = tmp_path / "recipe.toml"
+    for lines, said in {
+        "rank = 4": "have the rank 3, and the recipe's adapter.rank is 4",
+        "alpha = 1.0": "have the alpha 6.0, and the recipe's adapter.alpha is 1",
+        'targets = ["q_proj"]': "stand beside other layers than the recipe's adapter.targets",
+    }.items():
+        field = lines.split(" = ")[0]
+        kept = [line for line in recipe_text(llama).splitlines() if not line.startswith(f"{field} = ")]
+        recipe.write_text("\n".join(kept).replace("[adapter]", f"[adapter]\n{lines}"))
+        with pytest.raises(BadInput, match=said):
+            convert(tmp_path / "adapters", tmp_path / "out", "--recipe", recipe)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_the_model_does_not_have_is_refused(base):
+    with pytest.raises(BadInput, match=r"adapter.targets names 'lm_head', and the linear layers of"):
+        adapted(base, targets=["lm_head"])
+
+
+def test_adapters_need_weights_to_stand_beside(llama):
+    text = recipe_text(llama).replace(f'from = "{llama}"', 'architecture = { model_type = "llama" }')
+    with pytest.raises(BadInput, match=r"adapter needs a trained model; give model.from"):
+        parse_recipe(text)
+
+
+def test_a_transposed_layer_is_not_quantized(base):
+    if family_of(base) == "gpt2":
+        with pytest.raises(BadInput, match=r"frozen_bits is 4, and gpt2 keeps .* transposed"):
+            adapted(base, frozen_bits=4)
+
+
+# -- what it takes ---------------------------------------------------------------------------------------------------
+
+
+def test_plans_and_choices_count_what_is_trained(llama):
+    run = parse_recipe(recipe_text(llama).replace("frozen_bits = 32", "frozen_bits = 16"))
+    choices = choose(run, Wishes())
+    assert choices.precision == "bfloat16"
+    with pytest.raises(BadInput, match="--precision is float32, and the recipe's frozen weights"):
+        choose(run, Wishes(precision="float32"))
+    plan = make_plan(run, choices.machine, precision=choices.precision)
+    model = task_of(run).build_model()
+    assert plan.trained_parameters == count_trained(model) == plan.estimate.trained_parameters
+    assert plan.parameters == sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+    # Each tensor takes whole blocks of 512 bytes.
+    assert stored <= plan.estimate.gpu.weights <= stored + 512 * len(list(model.parameters()))
+    # Copy and gradient in float32, moments, and what one update takes; of a frozen weight, nothing.
+    assert 10 * plan.trained_parameters <= plan.host_bytes <= 24 * plan.trained_parameters < 4 * plan.parameters
+
+
+def test_an_exchange_of_the_7b_recipe_is_small():
+    run = load_recipe("lora-7b")
+    adapter = run.adapter
+    assert adapter.rank == 16
+    # Adapters beside query and value: A (r, in), B (r, out) in each of 32 layers; Mistral's keys and values are a
+    # quarter as wide.
+    values = 32 * 16 * ((4096 + 4096) + (4096 + 1024))
+    assert vector_bytes(values, 0, run.swarm.gradient_codec) <= 10e6

@@ -1,0 +1,240 @@
+"""LoRA: trained low-rank matrices beside the frozen linear layers of a language model (Hu et al. 2021).
+
+The library peft puts them there: y = W x + (alpha / r) B A x, with A (r, in) and B (out, r). B is zero at first, so
+that training begins with the frozen model's function. A is drawn here, from the run's seed, so that it is equal on all
+machines, whatever the version of peft.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from training.config import AdapterConfig
+from training.errors import BadInput, first_line, reason_of
+from training.model.linear import multiplies
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FROZEN_DTYPES = {32: torch.float32, 16: torch.bfloat16, 4: torch.bfloat16}
+"""Type of frozen weights by `AdapterConfig.frozen_bits`; with 4, of those outside the layers' linear modules."""
+
+
+def frozen_dtype(adapter: AdapterConfig | None) -> torch.dtype:
+    """Type of the weights that are read: float32 if they are trained."""
+    return torch.float32 if adapter is None else FROZEN_DTYPES[adapter.frozen_bits]
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of weights by name: the same however they are divided into files."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def check_digest(adapter: AdapterConfig, found: str, *, named: str) -> None:
+    """Compares the digest of the weights with the recipe's.
+
+    Raises:
+        BadInput: If it is another one, or the recipe has none.
+    """
+    if adapter.base_digest is None:
+        raise BadInput(
+            f"The recipe does not fix the weights beside which adapters are trained. Those of {named} have the digest "
+            f'{found}: write base_digest = "{found}" into its [adapter].'
+        )
+    if adapter.base_digest != found:
+        raise BadInput(
+            f"The weights of {named} have the digest {found}, and the recipe's adapter.base_digest is "
+            f"{adapter.base_digest}: they are not those beside which this run trains its adapters.",
+            cure="Get the weights again from where the recipe's author has them, or ask which revision is meant.",
+        )
+
+
+def add_adapters(network: PreTrainedModel, adapter: AdapterConfig, seed: int) -> PeftModel:
+    """Freezes a model, in place, and puts adapters into it; those are float32.
+
+    Args:
+        network: Its weights are as `frozen_dtype` says. On the meta device, adapters have shapes only.
+        adapter: What is added.
+        seed: Of the adapters' first values.
+
+    Returns:
+        What saves and merges them. `network` computes with them.
+
+    Raises:
+        BadInput: If a target is no linear layer of the model.
+    """
+    # On import, bitsandbytes tells of kernels for processors that are not installed; they would only be faster.
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+    from peft import LoraConfig, get_peft_model
+
+    layers = linear_layers(network)
+    names = sorted({name.rpartition(".")[2] for name in layers})
+    targets = names if adapter.targets == "all-linear" else list(adapter.targets)
+    if unknown := [target for target in targets if target not in names]:
+        raise BadInput(
+            f"adapter.targets names {unknown[0]!r}, and the linear layers of {network.config.model_type} are "
+            f"{', '.join(names)}; choose among these, or all-linear."
+        )
+    is_quantized = adapter.frozen_bits == 4 and network.device.type != "meta"
+    if is_quantized:
+        _prepare_quantization(network, layers)
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        # GPT-2's layers keep a transposed matrix.
+        fan_in_fan_out=any(not isinstance(layer, nn.Linear) for layer in layers.values()),
+    )
+    # peft draws first values, which `draw_adapters` replaces, and reads what transformers is going to rename.
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        adapted = get_peft_model(network, config)
+    draw_adapters(network, seed)
+    return adapted
+
+
+def draw_adapters(network: nn.Module, seed: int) -> None:
+    """Sets adapters to their first values, which depend on the seed only: A as `nn.Linear` draws a weight, B zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for first, second in _matrices(network):
+        if first.device.type == "meta":
+            continue
+        drawn = torch.empty(first.shape)
+        nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+        with torch.no_grad():
+            first.copy_(drawn)
+            second.zero_()
+
+
+def allocate_adapters(network: nn.Module) -> None:
+    """Gives the adapters of a model on the meta device memory; what is frozen stays without."""
+    for module in network.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.requires_grad:
+                module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape, device="cpu")))
+
+
+def quantize(network: nn.Module) -> None:
+    """Quantizes what is to be in 4 bits and is not yet: `to` does so when it moves a model, but not within the CPU."""
+    for module in network.modules():
+        weight = getattr(module, "weight", None)
+        if getattr(weight, "bnb_quantized", None) is False:
+            module.to(weight.device)
+
+
+def linear_layers(network: PreTrainedModel) -> dict[str, nn.Module]:
+    """The linear layers of a decoder without its output layer, by their names."""
+    output = network.get_output_embeddings()
+    return {name: module for name, module in network.named_modules() if multiplies(module) and module is not output}
+
+
+def _matrices(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """A and B of each adapter, in the model's order."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in network.modules():
+        if isinstance(module, LoraLayer):
+            for name in module.active_adapters:
+                yield module.lora_A[name].weight, module.lora_B[name].weight
+
+
+def _prepare_quantization(network: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:
+    """Replaces linear layers by those of bitsandbytes, which quantize their weights to NF4 when they are moved."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    for name, layer in layers.items():
+        if not isinstance(layer, nn.Linear):
+            raise BadInput(
+                f"adapter.frozen_bits is 4, and {network.config.model_type} keeps {name} transposed, which is not "
+                "quantized; use 16."
+            )
+        with torch.device("meta"):
+            new = Linear4bit(
+                layer.in_features, layer.out_features, layer.bias is not None, torch.bfloat16, quant_type="nf4"
+            )
+        new.weight = Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True)
+        new.weight.module = new
+        new.bias = layer.bias
+        network.set_submodule(name, new)
+    # peft asks for this before it takes such layers for what they are.
+    network.is_loaded_in_4bit = True
+
+
+def save_adapters(adapted: PeftModel, adapter: AdapterConfig, folder: Path, *, base: str) -> None:
+    """Writes adapters in peft's format: adapter_config.json and adapter_model.safetensors.
+
+    Args:
+        adapted: From `add_adapters`.
+        adapter: As the recipe has it.
+        folder: Exists.
+        base: Folder or hub id of the frozen weights.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    config = adapted.peft_config["default"]
+    # peft's own `save_pretrained` would ask the hub about the base, and add a page of blanks to fill in.
+    tensors = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+    table = config.to_dict() | {
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "target_modules": sorted(config.target_modules),
+    }
+    text = json.dumps(table, indent=2, sort_keys=True, default=str)
+    (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def load_adapters(adapted: PeftModel, adapter: AdapterConfig, folder: Path) -> None:
+    """Reads adapters that peft has saved.
+
+    Raises:
+        BadInput: If they cannot be read, or are not as the recipe's.
+    """
+    from peft import set_peft_model_state_dict
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        table = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise BadInput(f"The adapters in {folder} cannot be read: {reason_of(error)}. Get the files again.") from None
+    for field, name, wanted in (("rank", "r", adapter.rank), ("alpha", "lora_alpha", adapter.alpha)):
+        if not isinstance(table, dict) or table.get(name) != wanted:
+            found = table.get(name) if isinstance(table, dict) else None
+            raise BadInput(
+                f"The adapters in {folder} have the {field} {found!r}, and the recipe's adapter.{field} is {wanted:g}; "
+                f"set it to {found!r} in the recipe, or give other adapters."
+            )
+    try:
+        report = set_peft_model_state_dict(adapted, tensors)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise BadInput(
+            f"The adapters in {folder} do not fit the recipe's model: {first_line(error)}",
+            cure="Give adapters of this model.",
+        ) from None
+    lacking = [name for name in report.missing_keys if "lora_" in name]
+    if lacking or report.unexpected_keys:
+        named = [*lacking, *report.unexpected_keys][0]
+        raise BadInput(
+            f"The adapters in {folder} stand beside other layers than the recipe's adapter.targets; {named} is on one "
+            "side only. Set the targets to those of the adapters."
+        )
