@@ -30,6 +30,18 @@ def test_two_peers_follow_one_process(courses):
 
 
 @pytest.mark.swarm
+def test_two_peers_with_adapters_follow_one_process_and_send_what_the_calculator_counts():
+    """Of a language model whose weights are frozen, only the adapters travel."""
+    courses = same_run.two_peers("float32", EPOCHS, "adapters", timeout=200)
+    same_run.check(courses)
+    alone = same_run.one_process(courses, "adapters")
+    counted = same_run.counted_bytes("float32", "adapters")
+    for course in courses:
+        assert [report["loss"] for report in course] == pytest.approx(alone, rel=TOLERANCE)
+        assert [report["bytes_sent"] for report in course] == [counted] * EPOCHS
+
+
+@pytest.mark.swarm
 def test_one_process_without_a_peers_samples_goes_elsewhere(courses):
     """So the agreement above is not that of any two runs."""
     first, second = courses
