@@ -23,16 +23,15 @@ from training.checkpoints.retention import GB, delete_from_branches, delete_surp
 from training.checkpoints.sanity import WINDOW, Norms, loss_fault, norms_of_latest
 from training.config import RunConfig
 from training.errors import TrainingError, reason_of
-from training.optim.build import build_optimizer
-from training.optim.groups import parameter_groups
 from training.optim.saved import optimizer_tensors
 from training.processes.events import EventLog
 from training.publish.history import History
 from training.storage.whole import delete_drafts, reserve_space
 from training.swarm.dht import DHT
 from training.swarm.download import BadState, Landing, TrainingState, download_state
-from training.swarm.host import load_optimizer_state
+from training.swarm.host import initialize_state, load_optimizer_state
 from training.swarm.lineage import Lineage, run_prefix
+from training.swarm.strategies import strategy_of
 from training.task import task_of
 
 STATE_BYTES_PER_PARAMETER, STATE_BYTES = 16, 64 << 20
@@ -83,11 +82,10 @@ class Saver:
         self._dht, self._history, self._events, self._saved = dht, history, events, saved
         self.folder = run_dir / "checkpoints"
         self._model = task_of(run).build_trained_part()
-        self._optimizer = build_optimizer(
-            run.optimizer,
-            parameter_groups(self._model, run.optimizer),
-            lr=run.schedule.peak_learning_rate,
-        )
+        strategy = strategy_of(run.swarm)
+        # The donors' optimizer, whose state comes with the weights.
+        self._optimizer = strategy.make_optimizer(strategy.groups(self._model, run), run)
+        initialize_state(self._optimizer)
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         self._parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         self._names = [names[id(parameter)] for parameter in self._parameters]

@@ -39,10 +39,7 @@ class Host:
         self.model_parameters: tuple[nn.Parameter, ...] = tuple(p for group in groups for p in group["params"])
         copies = iter(_host_copies(self.model_parameters))
         self.optimizer = optimizer([{**group, "params": [next(copies) for _ in group["params"]]} for group in groups])
-        # SGD makes its momenta in its first update. A newcomer may come before that: its tensors must be as many as the
-        # donor's.
-        if not self.optimizer.state:
-            initialize_optimizer_state_(self.optimizer)
+        initialize_state(self.optimizer)
         self._learning_rate = learning_rate
         self._hold_gradients: Callable[[], AbstractContextManager] = nullcontext
         self.lock = threading.Lock()
@@ -147,6 +144,15 @@ class Host:
         """Some of the weights between two updates; see `witnesses`."""
         with self.lock:
             return Sample(epoch=self.epoch, drifted=drifted, values=draw(self.parameters, seed)).packed()
+
+
+def initialize_state(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the state of an optimizer that would make it in its first update, as SGD its momenta.
+
+    A newcomer, or the monitor, may download a state before that: its tensors must be as many as the donor's.
+    """
+    if not optimizer.state:
+        initialize_optimizer_state_(optimizer)
 
 
 def _host_copies(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

@@ -31,7 +31,7 @@ from training.swarm.download import find_donors
 from training.swarm.identity import Identity
 from training.swarm.parameters import ParameterAverager, state_codec, state_prefix
 from training.swarm.pipe import AveragerSettings
-from training.swarm.strategies import Awaited
+from training.swarm.strategies import strategy_of
 
 FOLDER = Path(sys.argv[1])
 TEXT = (RECIPES / "demo.toml").read_text()
@@ -41,11 +41,11 @@ for name, value in {"hidden_size": 32, "image_vocab_size": 64, "codebook_size": 
 TEXT += "\\n".join(["", "keep_last = 2", "keep_every_epochs = 0", "keep_best = 0", ""])
 RUN = parse_recipe(TEXT)
 
-def donor(name, addresses):
+def donor(name, addresses, run=RUN):
     identity = Identity(FOLDER / name)
-    dht = start_dht(RUN, identity, initial_peers=addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    host = Awaited.make_host(build_model(RUN.model, RUN.seed), RUN)
-    settings = AveragerSettings(prefix=state_prefix(RUN.run_id))
+    dht = start_dht(run, identity, initial_peers=addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    host = strategy_of(run.swarm).make_host(build_model(run.model, run.seed), run)
+    settings = AveragerSettings(prefix=state_prefix(run.run_id))
     averager = ParameterAverager(host, AlignmentState(), dht=dht, settings=settings, codec=state_codec())
     averager.offer_state(0.0)
     return dht, host, averager
@@ -122,6 +122,58 @@ def role(stop):
 
 run_role(role)
 """
+
+KINDS = {
+    "muon": {"optimizer": {"name": "muon"}},
+    "clipped": {"swarm": {"aggregation": "centered-clip"}},
+    "local updates": {"swarm": {"mode": "diloco", "inner_batch_size": 8}},
+}
+"""Recipes whose peers hand out other states than the demo's."""
+PROGRAM_OF_KINDS = (
+    PROGRAM.partition("def fill(")[0]
+    + """
+from training.optim.saved import load_optimizer_tensors, optimizer_tensors
+
+def saved(kind, changes):
+    update = {name: getattr(RUN, name).model_copy(update=fields) for name, fields in changes.items()}
+    run = RUN.model_copy(update={**update, "run_id": kind.replace(" ", "-")})
+    dht, host, keeps = donor(kind, [], run)
+    with torch.no_grad(), host.lock:
+        host.epoch = 3
+        for tensor in (*host.parameters, *optimizer_tensors(host.optimizer).values()):
+            tensor.fill_(0.5 if tensor.is_floating_point() else 3)
+    observer = start_dht(run, Identity(FOLDER / f"{kind}-monitor"), initial_peers=full_addresses(dht), client_mode=True)
+    history = History(FOLDER / f"{kind}.sqlite", run_id=run.run_id, recipe_digest=run.digest, expiration_seconds=60)
+    made = []
+    saver = Saver(run, TEXT, run_dir=FOLDER / kind, shards="s", codec_digest=None, dht=observer, history=history,
+        events=EventLog(FOLDER / "events.jsonl"), saved=made.append)
+    while not find_donors(observer, run.run_id):
+        time.sleep(0.2)
+    saver.save(1, 20.0)
+    tensors = load_checkpoint(made[0]).extra_tensors
+    resumed = strategy_of(run.swarm).make_host(build_model(run.model, run.seed), run)
+    load_optimizer_tensors(resumed.optimizer, tensors)
+    return [len(tensors), len(optimizer_tensors(host.optimizer)), sorted({name.split(".")[1] for name in tensors}),
+            all(torch.equal(one, tensors[name]) for name, one in optimizer_tensors(resumed.optimizer).items())]
+
+def role(stop):
+    torch.set_num_threads(1)
+    engine.prepare()
+    kinds = json.loads(sys.argv[2])
+    (FOLDER / "results.json").write_text(json.dumps({kind: saved(kind, changes) for kind, changes in kinds.items()}))
+
+run_role(role)
+"""
+)
+
+
+def test_the_state_of_every_kind_of_run_becomes_a_checkpoint_from_which_its_peers_resume(tmp_path):
+    done = run_program([sys.executable, "-c", PROGRAM_OF_KINDS, tmp_path, json.dumps(KINDS)], within=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    for kind, (saved, given, names, resumed) in found.items():
+        assert saved == given > 0 and resumed, kind
+        assert ("momentum_buffer" in names) == (kind == "local updates"), names
 
 
 @pytest.fixture(scope="module")

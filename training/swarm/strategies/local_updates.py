@@ -11,9 +11,8 @@ peers of uneven speed contribute what they have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from hivemind.dht import DHT
@@ -75,15 +74,20 @@ class LocalUpdates(Strategy):
         """Of their gradients."""
 
     @classmethod
-    def make_host(cls, model: nn.Module, run: RunConfig) -> Host:
-        """The common weights, and the outer optimizer that moves them."""
-        swarm = run.swarm
-        # The inner optimizer decays; weights must not decay twice.
-        groups = [dict(params=group["params"], weight_decay=0.0) for group in parameter_groups(model, run.optimizer)]
-        outer = partial(
-            torch.optim.SGD, lr=swarm.outer_learning_rate, momentum=swarm.outer_momentum, nesterov=True, foreach=False
-        )
-        return Host(groups, outer, lambda epoch: swarm.outer_learning_rate)
+    def groups(cls, model: nn.Module, run: RunConfig) -> list[dict]:
+        """See `Strategy`. The inner optimizer decays; weights must not decay twice."""
+        return [dict(params=group["params"], weight_decay=0.0) for group in super().groups(model, run)]
+
+    @classmethod
+    def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
+        """The outer optimizer."""
+        rate, momentum = run.swarm.outer_learning_rate, run.swarm.outer_momentum
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=True, foreach=False)
+
+    @classmethod
+    def learning_rate(cls, epoch: int, run: RunConfig) -> float:
+        """See `Strategy`; always the same."""
+        return run.swarm.outer_learning_rate
 
     @classmethod
     def make_averager(cls, host: Host, run: RunConfig, *, dht: DHT, settings: AveragerSettings) -> DistanceAverager:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from hivemind.dht import DHT
 from torch import nn
 
@@ -55,12 +56,22 @@ much newer and still look for a group, and so far apart the epochs of a group's 
     @classmethod
     def make_host(cls, model: nn.Module, run: RunConfig) -> Host:
         """The host's copies of the model's weights, and the optimizer that moves them."""
-        schedule = run.schedule
-        return Host(
-            parameter_groups(model, run.optimizer),
-            partial(build_optimizer, run.host_optimizer, lr=schedule.peak_learning_rate),
-            lambda epoch: schedule.peak_learning_rate * learning_rate_factor(epoch, schedule),
-        )
+        return Host(cls.groups(model, run), partial(cls.make_optimizer, run=run), partial(cls.learning_rate, run=run))
+
+    @classmethod
+    def groups(cls, model: nn.Module, run: RunConfig) -> list[dict]:
+        """The parameters in the order in which they travel, in groups of the optimizer of `make_optimizer`."""
+        return parameter_groups(model, run.optimizer)
+
+    @classmethod
+    def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
+        """The optimizer of the common weights, whose state peers hand to newcomers and to the monitor."""
+        return build_optimizer(run.host_optimizer, groups, lr=run.schedule.peak_learning_rate)
+
+    @classmethod
+    def learning_rate(cls, epoch: int, run: RunConfig) -> float:
+        """Of the update of the common weights that ends an epoch."""
+        return run.schedule.peak_learning_rate * learning_rate_factor(epoch, run.schedule)
 
     @classmethod
     def make_averager(cls, host: Host, run: RunConfig, *, dht: DHT, settings: AveragerSettings) -> GradientAverager:
