@@ -197,12 +197,13 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return (list_checkpoints(folder) or [None])[-1]
 
 
-def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoint:
+def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bool = True) -> Checkpoint:
     """Reads a checkpoint folder.
 
     Args:
         path: The folder `epoch-NNNNNN`.
         recipe: If given, a checkpoint of another recipe is refused.
+        computes: Whether the model must compute. Otherwise frozen weights, which are not in the folder, are not loaded.
 
     Raises:
         BadInput: If it is not a checkpoint, a file is damaged, or it belongs to another recipe.
@@ -222,7 +223,8 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None) -> Checkpoin
             f"{path} holds weights of the recipe {config.run_id} ({config.digest}), not of {recipe.run_id} "
             f"({recipe.digest}); resume with the recipe in the checkpoint's folder, or start in another folder."
         )
-    model = task_of(config).build_model().eval()
+    task = task_of(config)
+    model = (task.build_model() if computes else task.build_trained_part()).eval()
     try:
         _load_weights(model, path / MODEL_FILE)
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}

@@ -130,7 +130,7 @@ def export_adapters_of(source: Path, folder: Path) -> None:
     path = find_checkpoint(source)
     if getattr(recipe_of(path), "adapter", None) is None:
         raise BadInput(f"{path} holds a whole model and no adapters; omit --adapters.")
-    export_adapters(load_checkpoint(path).model, folder)
+    export_adapters(load_checkpoint(path, computes=False).model, folder)
 
 
 def _language_recipe(recipe: str | None, source: Path) -> tuple[str, LanguageRun]:

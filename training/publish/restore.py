@@ -85,7 +85,7 @@ def _check_checkpoint(run_dir: Path, epoch: int) -> None:
     folder = run_dir / "checkpoints"
     there = {checkpoint_epoch(path): path for path in list_checkpoints(folder)}
     if epoch in there:
-        load_checkpoint(there[epoch])
+        load_checkpoint(there[epoch], computes=False)
     elif epoch:
         what = f"only those of epochs {', '.join(map(str, there))}" if there else "none at all"
         raise BadInput(

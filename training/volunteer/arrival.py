@@ -147,7 +147,7 @@ class _Newcomer:
         return None
 
     def _load(self, path: Path) -> str | None:
-        checkpoint = load_checkpoint(path, recipe=self.run)
+        checkpoint = load_checkpoint(path, recipe=self.run, computes=False)
         if not self._is_of_this_lineage(checkpoint):
             return None
         if checkpoint.codec_digest is not None:

@@ -181,8 +181,10 @@ def test_only_adapters_are_trained_and_saved(llama, tmp_path):
     path = save_checkpoint(tmp_path, model=model, recipe_toml=text, epoch=3, metrics={}, shards="nowhere")
     values = 4 * count_trained(model)
     assert values < (path / MODEL_FILE).stat().st_size < values + 8192
-    loaded = load_checkpoint(path).model
+    loaded, alone = load_checkpoint(path).model, load_checkpoint(path, computes=False).model
     tokens, _ = batch()
+    assert {one.device.type for one in alone.parameters() if not one.requires_grad} == {"meta"}
+    assert all(torch.equal(tensor, trained_state(model)[name]) for name, tensor in trained_state(alone).items())
     with torch.no_grad():
         assert torch.equal(loaded.logits(tokens), model.eval().logits(tokens))
 
