@@ -12,7 +12,8 @@ from calculator.devices import device_named
 from calculator.errors import BadSetup
 from calculator.exchange import CODECS, Link
 from calculator.flops import UTILISATION, samples_per_second
-from calculator.parameters import count_parameters, count_small_parameters
+from calculator.optimizers import OPTIMIZERS
+from calculator.parameters import count_parameters, count_small_parameters, parameter_tensors
 from calculator.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, ExchangeSettings
 from calculator.swarm import Exchange, Forecast, Volunteers, forecast
 
@@ -51,7 +52,11 @@ class Collaboration(ExchangeSettings):
     model: str | None = None
     """Name of a preset; None if `config` or `parameters` is given."""
     config: Mapping[str, object] | None = None
-    """A config.json of the text-to-image family in place of `model`."""
+    """A config.json of a family whose operations are counted (`calculator.flops`), in place of `model`."""
+    sequence_length: int | None = None
+    """Tokens of a sample; None: the model's own."""
+    optimizer: str | None = None
+    """On the host, whose state newcomers download; None: one with two moments in 8 bits."""
     parameters: int | None = None
     """Alternative to a model, if all volunteers give their samples per second."""
     target_batch_size: int = BATCH_OF_2021
@@ -70,7 +75,15 @@ class Collaboration(ExchangeSettings):
             small = count_small_parameters(architecture, below=self.compression_threshold)
         named = {field.name for field in fields(Exchange)} & {field.name for field in fields(self)}
         given = {name: getattr(self, name) for name in named} | {"parameters": parameters}
-        return Exchange(small_parameters=small, **given)
+        return Exchange(small_parameters=small, optimizer_bytes=self._optimizer_bytes(architecture), **given)
+
+    def _optimizer_bytes(self, architecture: Architecture | None) -> int | None:
+        """Bytes of the optimizer's state; None if it is not said."""
+        if architecture is None or self.optimizer is None:
+            return None
+        kept = OPTIMIZERS[self.optimizer].state_bytes
+        tensors = parameter_tensors(architecture, architecture.shared_groups)
+        return sum(tensor.copies * kept(tensor, 4) for tensor in tensors)
 
     def architecture(self) -> Architecture | None:
         """The model; None if only the number of parameters is given."""
@@ -88,7 +101,11 @@ class Collaboration(ExchangeSettings):
                 if architecture is None:
                     raise BadSetup("Without a model, each kind of volunteers needs samples_per_second.")
                 speed = samples_per_second(
-                    architecture, device_named(kind.gpu), self.utilisation, kind.micro_batch_size
+                    architecture,
+                    device_named(kind.gpu),
+                    self.utilisation,
+                    kind.micro_batch_size,
+                    length=self.sequence_length,
                 )
             made.append(
                 Volunteers(
@@ -133,9 +150,23 @@ def collaboration_from(request: object) -> Collaboration:
         raise BadSetup(f"model is one of {', '.join(PRESETS)}, not {made.model!r:.60}.")
     if made.gradient_codec not in CODECS:
         raise BadSetup(f"gradient_codec is one of {', '.join(CODECS)}, not {made.gradient_codec!r:.60}.")
+    if made.optimizer is not None and made.optimizer not in OPTIMIZERS:
+        raise BadSetup(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {made.optimizer!r:.60}.")
+    _check_length(made)
     if not 1 <= made.epochs <= 10**9:
         raise BadSetup("epochs is a whole number from 1 to 1,000,000,000.")
     return made
+
+
+def _check_length(collaboration: Collaboration) -> None:
+    architecture, length = collaboration.architecture(), collaboration.sequence_length
+    if length is None:
+        return
+    if architecture is None or architecture.family == "text-to-image":
+        raise BadSetup("sequence_length is for language models; omit it.")
+    longest = architecture.max_positions or 1_000_000
+    if not 1 <= length <= longest:
+        raise BadSetup(f"sequence_length is a whole number from 1 to {longest}, not {length}.")
 
 
 def answer(collaboration: Collaboration) -> dict:

@@ -100,7 +100,12 @@ def _pairs(place: Layout, kind: str, kernel: int) -> int:
 
 
 def samples_per_second(
-    architecture: Architecture, device: Device, utilisation: float = UTILISATION, micro_batch_size: int | None = None
+    architecture: Architecture,
+    device: Device,
+    utilisation: float = UTILISATION,
+    micro_batch_size: int | None = None,
+    *,
+    length: int | None = None,
 ) -> float:
     """Samples per second, each with the operations of three forward passes, at a fraction of the published peak.
 
@@ -109,6 +114,7 @@ def samples_per_second(
         device: A GPU with a published peak.
         utilisation: The fraction of the peak that training reaches.
         micro_batch_size: Samples per pass, which share the time to launch kernels; None: so many that it is negligible.
+        length: See `forward_flops`.
 
     Raises:
         BadSetup: If no peak is published for the device.
@@ -118,4 +124,4 @@ def samples_per_second(
     if not 0 < utilisation <= 1:
         raise BadSetup(f"The share of a GPU's peak is above 0 and at most 1, not {utilisation}.")
     starting = architecture.num_layers * LAYER_SECONDS / micro_batch_size if micro_batch_size else 0.0
-    return 1 / (3 * forward_flops(architecture) / (device.teraflops * 1e12 * utilisation) + starting)
+    return 1 / (3 * forward_flops(architecture, length) / (device.teraflops * 1e12 * utilisation) + starting)

@@ -428,6 +428,11 @@ class RunConfig(Section):
         return self.optimizer.model_copy(update={"betas": (0.0, self.optimizer.betas[1]), "muon_momentum": 0.0})
 
     @property
+    def calculator_config(self) -> dict[str, Any] | None:
+        """The model as the calculator reads it, `model_type` among its fields; None if only the task knows it."""
+        return None
+
+    @property
     def digest(self) -> str:
         """Hex digest of what all peers must agree on: each field but those of `NOT_IN_DIGEST`.
 
@@ -449,12 +454,22 @@ class TextToImageRun(RunConfig):
         _check_sizes(self.model, self.codec)
         return self
 
+    @property
+    def calculator_config(self) -> dict[str, Any]:
+        """See `RunConfig.calculator_config`."""
+        return {"model_type": TEXT_TO_IMAGE, **self.model.model_dump()}
+
 
 class LanguageRun(RunConfig):
     """A run that trains a language model."""
 
     model: LanguageModelConfig
     codec: None = None
+
+    @property
+    def calculator_config(self) -> dict[str, Any] | None:
+        """See `RunConfig.calculator_config`; None if the architecture is that of `from`, which has to be read first."""
+        return self.model.architecture
 
 
 RUNS: dict[str, type[RunConfig]] = {TEXT_TO_IMAGE: TextToImageRun, CAUSAL_LM: LanguageRun}

@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from training.config import CAUSAL_LM, TASK_PLUGINS, TEXT_TO_IMAGE, RunConfig
+from training.config import CAUSAL_LM, TASK_PLUGINS, TEXT_TO_IMAGE, LanguageRun, RunConfig, TextToImageRun
 from training.errors import BadInput
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe does not need it
@@ -200,3 +200,34 @@ def task_of(run: RunConfig) -> Task:
     else:
         plugin = entry_points(group=TASK_PLUGINS)[run.task]
     return plugin.load()(run)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """What the calculator must know of a run's model."""
+
+    config: dict[str, Any]
+    """See `Task.calculator_config`."""
+    seq_len: int
+    """T, tokens of a sample."""
+    keeps_some: bool
+    """See `Task.keeps_some`."""
+
+
+def shape_of(run: RunConfig) -> ModelShape:
+    """The shape of a run's model, from the recipe alone where that says it all.
+
+    So the site's pages are built where PyTorch is not installed. A task of an installed package is asked: it may know
+    better than the class of runs that it has from us.
+
+    Raises:
+        BadInput: If the model cannot be built.
+        TrainingError: If its description has to be fetched and cannot be.
+    """
+    config = run.calculator_config if run.task in BUILT_IN else None
+    if config is not None and isinstance(run, TextToImageRun):
+        return ModelShape(config=config, seq_len=run.model.seq_len, keeps_some=run.model.reversible)
+    if config is not None and isinstance(run, LanguageRun):
+        return ModelShape(config=config, seq_len=run.model.block_length, keeps_some=False)
+    task = task_of(run)
+    return ModelShape(config=task.calculator_config(), seq_len=task.seq_len, keeps_some=task.keeps_some)
