@@ -213,8 +213,8 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
     if machine.kind == "nvidia":
         host = show_bytes(_host_bytes(training, device, samples))
         memory = (
-            f"{show_bytes(need)} of the GPU's memory in 16 bit, and {host} of the computer's for averaged copies and the "
-            f"optimizer. {show_bytes(usable)} of this GPU's memory can be used"
+            f"{show_bytes(need)} of the GPU's memory in 16 bit, and {host} of the computer's for averaged copies and "
+            f"the optimizer. {show_bytes(usable)} of this GPU's memory can be used"
         )
     else:
         memory = f"{show_bytes(need)} in float32 (less in bfloat16), including averaged copies and the optimizer"
