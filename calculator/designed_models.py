@@ -261,8 +261,15 @@ class LanguageModel(DesignedModel):
     @property
     def shown(self) -> dict[str, object]:
         """See `DesignedModel.shown`."""
+        half = self.block_length // 2
+        if self.size == "stories":  # openings of stories that `evaluate` can judge
+            prompts = [
+                "Kate has a red key. She puts it in the drawer.",
+                "Hugo is hungry. He runs to the library with Max.",
+            ]
+            return dict(prompts=prompts, top_k=1, continuation_tokens=min(64, half))
         prompts = ["Once upon a time", "The city lies by the sea, and"]
-        return dict(prompts=prompts, continuation_tokens=min(100, self.block_length // 2))
+        return dict(prompts=prompts, continuation_tokens=min(100, half))
 
     @property
     def prepare_command(self) -> str:
