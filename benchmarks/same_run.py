@@ -291,8 +291,8 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{codec}: bytes that a peer sends in an epoch",
                 "B",
                 facts["sent_bytes"],
-                facts["counted_bytes"],
-                "the calculator",
+                peer=facts["counted_bytes"],
+                peer_name="the calculator",
             )
             for codec, facts in found.items()
         ]

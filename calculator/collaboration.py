@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from calculator.adapters import ALL_LINEAR, adapter_tensors
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.devices import device_named
 from calculator.errors import BadSetup
 from calculator.exchange import CODECS, Link
 from calculator.flops import UTILISATION, samples_per_second
-from calculator.parameters import count_parameters, count_small_parameters
+from calculator.optimizers import OPTIMIZERS
+from calculator.parameters import ParameterTensor, parameter_tensors
 from calculator.settings import BATCH_OF_2021, COMPRESSION_THRESHOLD, EPOCHS_OF_2021, ExchangeSettings
+from calculator.setups import Setup, lora_of, resolve
 from calculator.swarm import Exchange, Forecast, Volunteers, forecast
 
 MOST_KINDS = 20
@@ -51,7 +54,15 @@ class Collaboration(ExchangeSettings):
     model: str | None = None
     """Name of a preset; None if `config` or `parameters` is given."""
     config: Mapping[str, object] | None = None
-    """A config.json of the text-to-image family in place of `model`."""
+    """A config.json of a family whose operations are counted (`calculator.flops`), in place of `model`."""
+    sequence_length: int | None = None
+    """Tokens of a sample; None: the model's own."""
+    optimizer: str | None = None
+    """On the host, whose state newcomers download; None: one with two moments in 8 bits."""
+    lora_rank: int | None = None
+    """Rank of the adapters that are trained and exchanged in place of the model; None: the model is."""
+    lora_targets: str = ALL_LINEAR
+    """See `calculator.setups.Setup`."""
     parameters: int | None = None
     """Alternative to a model, if all volunteers give their samples per second."""
     target_batch_size: int = BATCH_OF_2021
@@ -62,15 +73,32 @@ class Collaboration(ExchangeSettings):
 
     def exchange(self) -> Exchange:
         """What peers exchange."""
-        architecture = self.architecture()
-        if architecture is None:
-            parameters, small = self.parameters, 0
+        if self.architecture() is None:
+            parameters, small, kept = self.parameters, 0, None
         else:
-            parameters = count_parameters(architecture)
-            small = count_small_parameters(architecture, below=self.compression_threshold)
+            tensors = self._trained()
+            parameters = sum(tensor.count * tensor.copies for tensor in tensors)
+            small = sum(t.count * t.copies for t in tensors if t.count < self.compression_threshold)
+            kept = self._optimizer_bytes(tensors)
         named = {field.name for field in fields(Exchange)} & {field.name for field in fields(self)}
         given = {name: getattr(self, name) for name in named} | {"parameters": parameters}
-        return Exchange(small_parameters=small, **given)
+        return Exchange(small_parameters=small, optimizer_bytes=kept, **given)
+
+    def _trained(self) -> tuple[ParameterTensor, ...]:
+        """Every kind of tensor that is trained."""
+        architecture = self.architecture()
+        if self.lora_rank is None:
+            return tuple(parameter_tensors(architecture, architecture.shared_groups))
+        model = {"model": self.model, "config": self.config}
+        setup = Setup(**model, lora_rank=self.lora_rank, lora_targets=self.lora_targets)
+        return adapter_tensors(architecture, lora_of(setup, resolve(setup)))
+
+    def _optimizer_bytes(self, tensors: tuple[ParameterTensor, ...]) -> int | None:
+        """Bytes of the optimizer's state; None if it is not said."""
+        if self.optimizer is None:
+            return None
+        kept = OPTIMIZERS[self.optimizer].state_bytes
+        return sum(tensor.copies * kept(tensor, 4) for tensor in tensors)
 
     def architecture(self) -> Architecture | None:
         """The model; None if only the number of parameters is given."""
@@ -88,7 +116,12 @@ class Collaboration(ExchangeSettings):
                 if architecture is None:
                     raise BadSetup("Without a model, each kind of volunteers needs samples_per_second.")
                 speed = samples_per_second(
-                    architecture, device_named(kind.gpu), self.utilisation, kind.micro_batch_size
+                    architecture,
+                    device_named(kind.gpu),
+                    self.utilisation,
+                    kind.micro_batch_size,
+                    length=self.sequence_length,
+                    frozen=self.lora_rank is not None,
                 )
             made.append(
                 Volunteers(
@@ -129,13 +162,29 @@ def collaboration_from(request: object) -> Collaboration:
     made = Collaboration(**given | {"volunteers": kinds})
     if sum(value is not None for value in (made.model, made.config, made.parameters)) != 1:
         raise BadSetup("A collaboration has either a model, a config or a number of parameters.")
+    if made.lora_rank is not None and made.parameters is not None:
+        raise BadSetup("lora_rank needs a model or a config, beside which adapters stand; omit parameters.")
     if made.model is not None and made.model not in PRESETS:
         raise BadSetup(f"model is one of {', '.join(PRESETS)}, not {made.model!r:.60}.")
     if made.gradient_codec not in CODECS:
         raise BadSetup(f"gradient_codec is one of {', '.join(CODECS)}, not {made.gradient_codec!r:.60}.")
+    if made.optimizer is not None and made.optimizer not in OPTIMIZERS:
+        raise BadSetup(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {made.optimizer!r:.60}.")
+    _check_length(made)
     if not 1 <= made.epochs <= 10**9:
         raise BadSetup("epochs is a whole number from 1 to 1,000,000,000.")
     return made
+
+
+def _check_length(collaboration: Collaboration) -> None:
+    architecture, length = collaboration.architecture(), collaboration.sequence_length
+    if length is None:
+        return
+    if architecture is None or architecture.family == "text-to-image":
+        raise BadSetup("sequence_length is for language models; omit it.")
+    longest = architecture.max_positions or 1_000_000
+    if not 1 <= length <= longest:
+        raise BadSetup(f"sequence_length is a whole number from 1 to {longest}, not {length}.")
 
 
 def answer(collaboration: Collaboration) -> dict:

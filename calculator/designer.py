@@ -7,18 +7,17 @@ import zlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
-from calculator.architectures import from_config
+from calculator.advice import advised_micro_batch, sizes_to_advise
 from calculator.collaboration import Collaboration, Kind
+from calculator.designed_models import BATCHES, DesignedModel
 from calculator.devices import device_named
 from calculator.errors import BadSetup
+from calculator.estimate import estimate
 from calculator.flops import UTILISATION, samples_per_second
 from calculator.settings import (
     AVERAGING_TIMEOUT_SECONDS,
-    BATCH_OF_2021,
     DEFAULTS,
     INNER_BATCH_SIZE,
-    LEARNING_RATE_OF_2021,
     REQUEST_TIMEOUT_SECONDS,
 )
 from calculator.swarm import (
@@ -31,19 +30,6 @@ from calculator.swarm import (
     forecast,
 )
 
-MODELS = {
-    "demo": dict(hidden_size=128, num_layers=5, num_heads=4),
-    "small": dict(hidden_size=512, num_layers=16, num_heads=8),
-    "middle": dict(hidden_size=768, num_layers=32, num_heads=12),
-    "dalle-2021": dict(hidden_size=1024, num_layers=64, num_heads=16),
-    "large": dict(hidden_size=1536, num_layers=64, num_heads=24),
-    "huge": dict(hidden_size=3072, num_layers=64, num_heads=48),
-}
-"""Model sizes to choose from; the first is the demo's own, the others have the 2021 run's structure."""
-SHAPES = dict(head_dim=32, text_vocab_size=64, text_seq_len=16, image_grid=8, image_vocab_size=256)
-PICTURES = dict(head_dim=64, text_vocab_size=32_100, text_seq_len=256, image_grid=32, image_vocab_size=8192)
-BATCHES = (256, 512, 1024, 2048, 4096, 8192, BATCH_OF_2021)
-"""Samples of an update; the largest is the 2021 run's (paper, section 3.3)."""
 LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
 """The least number of updates, or of exchanges of local updates, that a batch must leave; 2021 planned 31 250."""
 MOST_COMMUNICATION = 0.1
@@ -56,10 +42,6 @@ INNER_UPDATES = (100, 500)
 500)."""
 SEARCH_WINDOWS = PATIENCE_WINDOWS + 2
 """Matchmaking windows in the time-out of an averaging, besides the all-reduce: two more than a recipe needs."""
-PEAK_LEARNING_RATES = {"demo": (3e-2, 256)}
-PEAK_LEARNING_RATE = (LEARNING_RATE_OF_2021, BATCH_OF_2021)
-"""Learning rate and batch of the demo's recipe, for its model, and of the 2021 run (paper, section 3.3), for all
-others; the rate is proportional to the root of the batch (You et al. 2020, arXiv:1904.00962, section 4.3)."""
 WHY_DELAYED = (
     "The largest batch with which this kind of run is known to learn, or that leaves a thousand updates; gradients are "
     "averaged while the next update is computed, so they are one update old."
@@ -87,7 +69,7 @@ class People:
 class Wish:
     """The user's target and volunteers."""
 
-    model: str
+    model: DesignedModel
     people: tuple[People, ...]
     hours_a_day: float
     samples: float
@@ -117,14 +99,9 @@ class Design:
         return self.forecast.days(self.epochs)
 
 
-def model_config(name: str) -> dict:
-    """The sizes of a model, as in a recipe."""
-    return {**(SHAPES if name == "demo" else PICTURES), **MODELS[name]}
-
-
 @lru_cache(maxsize=512)
 def micro_batch(
-    model: str,
+    model: DesignedModel,
     gpu: str,
     *,
     local_updates: bool = False,
@@ -134,16 +111,38 @@ def micro_batch(
     """Samples at once that are advised for this GPU; 0 if not even one fits.
 
     Args:
-        model: One of `MODELS`.
+        model: What is trained.
         gpu: Name of a GPU.
         local_updates: See `calculator.advice.PeerTraining`.
         target_batch_size: Of the run; the smallest of `BATCHES` allows as many as any larger one.
         sample_seconds: Of one sample on this GPU, where it is known.
     """
-    device, training = device_named(gpu), PeerTraining(config=model_config(model), local_updates=local_updates)
+    device, training = device_named(gpu), model.training(local_updates=local_updates)
     window = DEFAULTS.matchmaking_seconds
     sizes = sizes_to_advise(target_batch_size, matchmaking_seconds=window, sample_seconds=sample_seconds)
     return advised_micro_batch(sizes, lambda size: training.need_bytes(device, size), device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What training takes on a volunteer's machine."""
+
+    device_bytes: int
+    """On the GPU, with all activations recomputed."""
+    host_bytes: int
+
+
+def memory_of(wish: Wish, made: Design, gpu: str) -> Memory:
+    """The memory of a volunteer with this GPU and the design's micro-batch, which is at least 1."""
+    return _memory(wish.model, gpu, made.micro_batches[gpu], made.collaboration.local_updates)
+
+
+@lru_cache(maxsize=512)
+def _memory(model: DesignedModel, gpu: str, micro_batch_size: int, local_updates: bool) -> Memory:
+    device, training = device_named(gpu), model.training(local_updates=local_updates)
+    result = estimate(training.setup(device, micro_batch_size, checkpointing=True))
+    _, on_host = training.bytes_of_the_mode(result)
+    return Memory(device_bytes=training.need_bytes(device, micro_batch_size), host_bytes=result.host.total + on_host)
 
 
 def design(wish: Wish) -> Design:
@@ -162,7 +161,6 @@ def design(wish: Wish) -> Design:
         crew = _crew(wish, local_updates=True)
     collaboration = crew.collaboration
     learned = INNER_BATCH_SIZE if chosen.local_updates else chosen.target_batch_size
-    known_rate, its_batch = PEAK_LEARNING_RATES.get(wish.model, PEAK_LEARNING_RATE)
     return Design(
         collaboration=replace(
             collaboration,
@@ -175,7 +173,7 @@ def design(wish: Wish) -> Design:
         ),
         forecast=made,
         micro_batches=crew.sizes,
-        learning_rate=known_rate * math.sqrt(learned / its_batch),
+        learning_rate=wish.model.learning_rate(learned),
         epochs=max(2, math.ceil(wish.samples / chosen.target_batch_size)),
         why_batch=why,
     )
@@ -201,7 +199,9 @@ def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
     able = [people for people in wish.people if people.count and sizes[people.gpu]]
     collaboration = Collaboration(
         volunteers=tuple([_kind(people, wish.hours_a_day, sizes[people.gpu]) for people in able]),
-        config={"model_type": "text-to-image", **model_config(wish.model)},
+        config=wish.model.config,
+        sequence_length=wish.model.sequence_length,
+        optimizer=wish.model.host_optimizer,
         utilisation=wish.utilisation,
         average_state_every=25,
         state_bits=16,
@@ -212,9 +212,16 @@ def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
 
 def _size(wish: Wish, gpu: str, local_updates: bool) -> int:
     """What is advised at the speed that is expected, `MOST_FORECAST` at most; 0 if not even one sample fits."""
-    architecture = from_config({"model_type": "text-to-image", **model_config(wish.model)})
-    seconds = 1 / samples_per_second(architecture, device_named(gpu), wish.utilisation)
+    seconds = 1 / _speed(wish, gpu)
     return min(micro_batch(wish.model, gpu, local_updates=local_updates, sample_seconds=seconds), MOST_FORECAST)
+
+
+def _speed(wish: Wish, gpu: str, micro_batch_size: int | None = None) -> float:
+    """Samples per second of one volunteer with this GPU."""
+    model = wish.model
+    return samples_per_second(
+        model.architecture(), device_named(gpu), wish.utilisation, micro_batch_size, length=model.sequence_length
+    )
 
 
 def _timeout(all_reduce_seconds: float) -> float:
@@ -265,7 +272,8 @@ def _choose(crew: _Crew, wish: Wish) -> tuple[Exchange, Forecast, str]:
         candidate = replace(exchange, target_batch_size=batch, matchmaking_seconds=window, **changes)
         return _Tried(candidate, forecast(crew.people, candidate), why)
 
-    batches = [batch for batch in BATCHES if batch <= wish.samples / LEAST_UPDATES] or BATCHES[:1]
+    known = wish.model.batches
+    batches = [batch for batch in known if batch <= wish.samples / LEAST_UPDATES] or known[:1]
     if wish.batch:
         batches = [wish.batch]
 
@@ -316,9 +324,11 @@ def recipe(wish: Wish, made: Design) -> str:
         "# every number. All peers of a run use the same file.\n"
         "# To simulate it with the volunteers that you named (without --alike, speeds and links vary as people's do,\n"
         "# and the slowest link of a group sets its pace):\n"
-        f"#   {simulate_command(wish, made)}\n\n"
-        f'run_id = "{name}"\ntitle = "My run"\ndescription = "A text-to-image model, trained together."\nseed = 0\n'
-        + body
+        f"#   {simulate_command(wish, made)}\n"
+        "# To prepare the data:\n"
+        f"#   python -m training {wish.model.prepare_command}\n\n"
+        f'run_id = "{name}"\ntitle = "My run"\ndescription = "{wish.model.description}"\n'
+        f'task = "{wish.model.task}"\nseed = 0\n' + body
     )
 
 
@@ -327,17 +337,10 @@ def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
     chosen = made.collaboration
     search = SEARCH_WINDOWS * chosen.matchmaking_seconds
     averaging = max(AVERAGING_TIMEOUT_SECONDS, search + chosen.allreduce_timeout_seconds)
-    shapes = wish.model == "demo"
     return {
-        "model": model_config(wish.model)
-        | dict(
-            attention_cycle=["row", "column", "row", "row"], last_attention="conv", shared_groups=4, reversible=True
-        ),
-        "codec": dict(kind="small", image_size=64, downsampling=8, codebook_size=256)
-        if shapes
-        else dict(kind="vqgan", image_size=256, downsampling=8, codebook_size=8192, weights="vqgan-gumbel-f8"),
+        **wish.model.tables(),
         "data": dict(shards="shards"),
-        "optimizer": dict(name="lamb8bit"),
+        "optimizer": wish.model.optimizer,
         "schedule": dict(
             peak_learning_rate=float(f"{made.learning_rate:.2g}"),
             warmup_epochs=made.epochs // 10,
@@ -360,7 +363,7 @@ def _tables(wish: Wish, made: Design) -> dict[str, dict[str, object]]:
         "monitor": dict(
             checkpoint_every_epochs=max(1, made.epochs // 300),
             pictures_every_epochs=max(1, made.epochs // 300),
-            prompts=["a red circle", "a blue square"] if shapes else ["a photo of a lighthouse", "a red flower"],
+            **wish.model.shown,
         ),
     }
 
@@ -395,6 +398,4 @@ def alone_days(wish: Wish) -> float | None:
     size = _size(wish, first.gpu, local_updates=False)
     if not size:
         return None
-    architecture = from_config({"model_type": "text-to-image", **model_config(wish.model)})
-    speed = samples_per_second(architecture, device_named(first.gpu), wish.utilisation, size)
-    return wish.samples / speed / DAY_SECONDS
+    return wish.samples / _speed(wish, first.gpu, size) / DAY_SECONDS

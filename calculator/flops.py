@@ -100,15 +100,26 @@ def _pairs(place: Layout, kind: str, kernel: int) -> int:
 
 
 def samples_per_second(
-    architecture: Architecture, device: Device, utilisation: float = UTILISATION, micro_batch_size: int | None = None
+    architecture: Architecture,
+    device: Device,
+    utilisation: float = UTILISATION,
+    micro_batch_size: int | None = None,
+    *,
+    length: int | None = None,
+    frozen: bool = False,
 ) -> float:
     """Samples per second, each with the operations of three forward passes, at a fraction of the published peak.
+
+    Backward computes the gradients of activations and those of weights, each with the operations of a forward pass; of
+    frozen weights it computes none.
 
     Args:
         architecture: A model whose operations `forward_flops` counts.
         device: A GPU with a published peak.
         utilisation: The fraction of the peak that training reaches.
         micro_batch_size: Samples per pass, which share the time to launch kernels; None: so many that it is negligible.
+        length: See `forward_flops`.
+        frozen: Whether only adapters are trained, whose own operations are few.
 
     Raises:
         BadSetup: If no peak is published for the device.
@@ -118,4 +129,5 @@ def samples_per_second(
     if not 0 < utilisation <= 1:
         raise BadSetup(f"The share of a GPU's peak is above 0 and at most 1, not {utilisation}.")
     starting = architecture.num_layers * LAYER_SECONDS / micro_batch_size if micro_batch_size else 0.0
-    return 1 / (3 * forward_flops(architecture) / (device.teraflops * 1e12 * utilisation) + starting)
+    passes = 2 if frozen else 3
+    return 1 / (passes * forward_flops(architecture, length) / (device.teraflops * 1e12 * utilisation) + starting)

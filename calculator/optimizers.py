@@ -315,6 +315,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 """Every optimizer that a setup may name."""
 
+OF_RECIPES = {
+    "lamb8bit": "lamb8bit-demo",
+    "lamb": "lamb",
+    "adamw8bit": "adamw8bit-host",
+    "adamw": "adamw-host",
+    "muon": "muon-host",
+}
+"""Name of an optimizer in a recipe (`training.config.OptimizerConfig`) -> its name here."""
+
 IN_32_BIT: dict[str, Optimizer] = {
     "adamw8bit": ADAMW["for-loop"],
     "paged-adamw8bit": OPTIMIZERS["paged-adamw"],

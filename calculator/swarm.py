@@ -117,6 +117,8 @@ class Exchange(ExchangeSettings):
     target_batch_size: int
     small_parameters: int = 0
     """Parameters in tensors below the recipe's threshold, which are sent in 16 bits."""
+    optimizer_bytes: int | None = None
+    """Bytes of the optimizer's state; None: of two moments in 8 bits."""
 
     def __post_init__(self):
         checks = {
@@ -150,9 +152,14 @@ class Exchange(ExchangeSettings):
 
     @property
     def newcomer_bytes(self) -> int:
-        """Bytes that a newcomer downloads: weights and 8-bit moments, or weights and the outer momentum in 32 bits."""
+        """Bytes that a newcomer downloads: weights, and the optimizer's state or the outer momentum in 32 bits."""
         codec = "float16" if self.newcomer_bits == 16 else "blockwise8"
-        moments = self.parameters * (4 if self.local_updates else DOWNLOADED_MOMENT_BYTES)
+        if self.local_updates:
+            moments = 4 * self.parameters
+        elif self.optimizer_bytes is not None:
+            moments = self.optimizer_bytes
+        else:
+            moments = DOWNLOADED_MOMENT_BYTES * self.parameters
         return math.ceil(vector_bytes(self.parameters, self.small_parameters, codec) + moments)
 
     def message_seconds(self, link: Link, reducers: int, costs: Costs = COSTS) -> float:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from calculator.collaboration import Collaboration, answer, collaboration_from
 from calculator.errors import BadSetup
 from calculator.exchange import CODECS
+from calculator.optimizers import OPTIMIZERS
 from calculator.page.words import show_bytes
 from calculator.swarm import Forecast
 
@@ -29,8 +30,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     # Only for its defaults.
     one = Collaboration(volunteers=())
-    parser.add_argument("--model", default=None, help="a preset of the text-to-image family, such as dalle-2021")
+    parser.add_argument("--model", default=None, help="a preset, such as dalle-2021 (default) or llama-3.2-1b")
     parser.add_argument("--parameters", type=int, metavar="N", help="in place of a model")
+    parser.add_argument("--sequence-length", type=int, metavar="T", help="tokens of a sample of a language model")
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="whose state newcomers download (8-bit)")
     parser.add_argument(
         "--volunteers", action="append", required=True, metavar="COUNT:SPEED:UP/DOWN[:client]",
         help=f"SPEED is a GPU or samples per second, UP and DOWN are Mbit/s; may be repeated; example: {EXAMPLE}",

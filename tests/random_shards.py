@@ -1,4 +1,4 @@
-"""Prepared shards of random codes, for tests of programs that read shards."""
+"""Prepared shards of random codes or random text, for tests of programs that read shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from training.config import RunConfig
+from training.config import LanguageRun, RunConfig
+from training.data.prepare_text import TextInput, prepare_text
 from training.data.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
 from training.data.tokenizer import Tokenizer
 
@@ -14,7 +15,9 @@ SAMPLES = 64
 
 
 def write_shards(folder: Path, run: RunConfig) -> Path:
-    """Shards in the recipe's sizes, with random codes."""
+    """Shards in the recipe's sizes, with random codes or text."""
+    if isinstance(run, LanguageRun):
+        return _write_text(folder, run)
     folder.mkdir(exist_ok=True)
     captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * (SAMPLES // 4)
     codes = np.random.default_rng(0).integers(0, run.model.image_vocab_size, (SAMPLES, run.model.image_seq_len))
@@ -39,4 +42,16 @@ def write_shards(folder: Path, run: RunConfig) -> Path:
         index={"train-00000.parquet": describe_shard(folder / "train-00000.parquet")},
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
+    return folder
+
+
+def _write_text(folder: Path, run: LanguageRun) -> Path:
+    """Shards of blocks of random words, at least `SAMPLES` of them: a word is at least a token."""
+    random_numbers = np.random.default_rng(0)
+    words = ["".join(random_numbers.choice(list("abcdefgh"), 4)) for _ in range(200)]
+    lines = [" ".join(random_numbers.choice(words, 50)) for _ in range(SAMPLES * run.model.block_length // 50 + 1)]
+    text = folder.with_suffix(".txt")
+    text.write_text("\n<|endoftext|>\n".join(lines) + "\n")
+    vocabulary = run.model.architecture["vocab_size"]
+    prepare_text(TextInput(path=text, block_length=run.model.block_length, vocabulary=vocabulary), folder)
     return folder

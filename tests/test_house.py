@@ -78,6 +78,17 @@ def test_the_site_needs_no_library_of_the_trainer_to_list_its_commands():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_site_needs_no_library_of_the_trainer_to_say_what_a_run_takes():
+    """`nox -s site` installs none of them."""
+    blocked = ("torch", "hivemind", "transformers", "numpy", "PIL", "datasets", "tokenizers", "safetensors")
+    program = (
+        f"import sys; sys.path.insert(0, 'site'); sys.modules |= dict.fromkeys({blocked}); "
+        "from builder.join.choices import page_data; page_data()"
+    )
+    done = run_program([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+
+
 def test_readme_and_ci_run_the_same_test_command():
     command = "python3 -m venv .venv && .venv/bin/pip install nox && .venv/bin/nox -s tests"
     assert command in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()

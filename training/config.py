@@ -450,6 +450,16 @@ class RunConfig(Section):
         return self.optimizer.model_copy(update={"betas": (0.0, self.optimizer.betas[1]), "muon_momentum": 0.0})
 
     @property
+    def calculator_config(self) -> dict[str, Any] | None:
+        """The model as the calculator reads it, `model_type` among its fields; None if only the task knows it."""
+        return None
+
+    @property
+    def calculator_adapters(self) -> dict[str, Any]:
+        """What is trained in place of the model, as fields of `calculator.setups.Setup`; empty: the model."""
+        return {}
+
+    @property
     def digest(self) -> str:
         """Hex digest of what all peers must agree on: each field but those of `NOT_IN_DIGEST`.
 
@@ -471,6 +481,11 @@ class TextToImageRun(RunConfig):
         _check_sizes(self.model, self.codec)
         return self
 
+    @property
+    def calculator_config(self) -> dict[str, Any]:
+        """See `RunConfig.calculator_config`."""
+        return {"model_type": TEXT_TO_IMAGE, **self.model.model_dump()}
+
 
 class LanguageRun(RunConfig):
     """A run that trains a language model."""
@@ -484,6 +499,20 @@ class LanguageRun(RunConfig):
         if self.adapter is not None and self.model.pretrained is None:
             raise ValueError("adapter needs a trained model; give model.from = a folder or hub id of its weights")
         return self
+
+    @property
+    def calculator_config(self) -> dict[str, Any] | None:
+        """See `RunConfig.calculator_config`; None if the architecture is that of `from`, which has to be read first."""
+        return self.model.architecture
+
+    @property
+    def calculator_adapters(self) -> dict[str, Any]:
+        """See `RunConfig.calculator_adapters`."""
+        if self.adapter is None:
+            return {}
+        targets = self.adapter.targets
+        named = targets if isinstance(targets, str) else ",".join(targets)
+        return {"lora_rank": self.adapter.rank, "lora_targets": named, "base_bits": self.adapter.frozen_bits}
 
 
 RUNS: dict[str, type[RunConfig]] = {TEXT_TO_IMAGE: TextToImageRun, CAUSAL_LM: LanguageRun}

@@ -12,13 +12,21 @@ A recipe chooses it by `task = "my-task"`; it is never loaded from a recipe's ad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from training.config import CAUSAL_LM, TASK_PLUGINS, TEXT_TO_IMAGE, RunConfig, Section
+from training.config import (
+    CAUSAL_LM,
+    TASK_PLUGINS,
+    TEXT_TO_IMAGE,
+    LanguageRun,
+    RunConfig,
+    Section,
+    TextToImageRun,
+)
 from training.errors import BadInput
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only reads a recipe does not need it
@@ -154,9 +162,10 @@ class Task(ABC):
     def calculator_config(self) -> dict[str, Any]:
         """The model as the calculator reads it, `model_type` among its fields."""
 
-    def calculator_adapters(self) -> dict[str, Any]:
-        """What is trained in place of the model, as fields of `calculator.advice.PeerTraining`; empty: the model."""
-        return {}
+    @property
+    def fetches_weights(self) -> bool:
+        """Whether `build_model` reads weights from a folder or the hub; a plan does without."""
+        return False
 
     @property
     def computes_in_16_bits(self) -> bool:
@@ -220,3 +229,38 @@ def task_of(run: RunConfig) -> Task:
     else:
         plugin = entry_points(group=TASK_PLUGINS)[run.task]
     return plugin.load()(run)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """What the calculator must know of a run's model."""
+
+    config: dict[str, Any]
+    """See `Task.calculator_config`."""
+    seq_len: int
+    """T, tokens of a sample."""
+    keeps_some: bool
+    """See `Task.keeps_some`."""
+    adapters: Mapping[str, Any] = field(default_factory=dict)
+    """What is trained in place of the model, as fields of `calculator.setups.Setup`; empty: the model."""
+
+
+def shape_of(run: RunConfig) -> ModelShape:
+    """The shape of a run's model, from the recipe alone where that says it all.
+
+    So the site's pages are built where PyTorch is not installed. A task of an installed package is asked: it may know
+    better than the class of runs that it has from us.
+
+    Raises:
+        BadInput: If the model cannot be built.
+        TrainingError: If its description has to be fetched and cannot be.
+    """
+    config = run.calculator_config if run.task in BUILT_IN else None
+    adapters = run.calculator_adapters
+    if config is not None and isinstance(run, TextToImageRun):
+        return ModelShape(config=config, seq_len=run.model.seq_len, keeps_some=run.model.reversible)
+    if config is not None and isinstance(run, LanguageRun):
+        return ModelShape(config=config, seq_len=run.model.block_length, keeps_some=False, adapters=adapters)
+    task = task_of(run)
+    facts = {"seq_len": task.seq_len, "keeps_some": task.keeps_some}
+    return ModelShape(config=task.calculator_config(), adapters=adapters, **facts)

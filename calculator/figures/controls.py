@@ -31,6 +31,8 @@ class Range:
     unit: str = ""
     folded: bool = False
     """Whether it is among the folded controls, as are those that the reader drags in the drawing."""
+    needs: tuple[str, str] | None = None
+    """The control and the value of it with which this one matters; it is hidden with others. None: it always does."""
 
     def read(self, text: str) -> tuple[float, str]:
         """The nearest allowed number, and a sentence where the text asked for another."""
@@ -63,6 +65,7 @@ class Stops:
     default: float
     unit: str = ""
     folded: bool = False
+    needs: tuple[str, str] | None = None
 
     def read(self, text: str) -> tuple[float, str]:
         """The nearest stop, and a sentence where the text asked for another number."""
@@ -93,6 +96,7 @@ class Choice:
     """(value, label)"""
     default: str
     folded: bool = False
+    needs: tuple[str, str] | None = None
 
     def read(self, text: str) -> tuple[str, str]:
         """The value, or the default and a sentence if the text is not an option."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from calculator.architectures import from_config
-from calculator.designer import (
+from calculator.designed_models import (
     BATCHES,
-    LEAST_UPDATES,
-    MODELS,
-    Design,
-    People,
-    Wish,
-    alone_days,
-    design,
-    model_config,
-    recipe,
+    FAMILIES,
+    LANGUAGE_SIZES,
+    PICTURE_SIZES,
+    DesignedModel,
+    LanguageModel,
+    PictureModel,
 )
+from calculator.designer import LEAST_UPDATES, Design, Memory, People, Wish, alone_days, design, memory_of, recipe
 from calculator.devices import DEVICES
 from calculator.errors import BadSetup
 from calculator.figures.controls import Choice, Range, Stops, Values
@@ -24,20 +21,27 @@ from calculator.figures.drawing import Canvas, wrapped
 from calculator.figures.figure import Drawn, Figure, File, Source
 from calculator.flops import UTILISATION
 from calculator.page.words import show_bytes, show_count
-from calculator.parameters import count_parameters
 
 COUNTS = (0, 1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 3000, 5000, 10_000)
 MEGABITS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SAMPLES = (1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8, 2e8, 512e6, 1e9)
 AS_SUITS = "as-suits"
 DAYS = (1, 3, 7, 14, 30, 60, 90, 180, 365)
-MODEL_WORDS = {
+BLOCKS = (128, 256, 512, 1024, 2048, 4096)
+PICTURE_WORDS = {
     "demo": "The demo's shapes",
     "small": "Small",
     "middle": "Middle",
     "dalle-2021": "The 2021 run's",
     "large": "Large",
     "huge": "Huge",
+}
+LANGUAGE_WORDS = {
+    "stories": "The demo's stories",
+    "160m": "Small",
+    "410m": "Middle",
+    "1b": "Large",
+    "2.8b": "Huge",
 }
 CAUSES = {
     "computing": "Samples that count",
@@ -53,7 +57,7 @@ CAUSES = {
 def draw(values: Values, canvas: Canvas) -> Drawn:
     """Bars: the days needed and those available, and what volunteers' time is spent on."""
     wish = Wish(
-        model=str(values["model"]),
+        model=_model(values),
         people=tuple([_people(values, kind) for kind in ("first", "second")]),
         hours_a_day=float(values["hours"]),
         samples=float(values["samples"]),
@@ -74,6 +78,12 @@ def draw(values: Values, canvas: Canvas) -> Drawn:
         rows=_rows(wish, made),
         file=File(name="my-run.toml", text=recipe(wish, made)) if made.forecast.works else None,
     )
+
+
+def _model(values: Values) -> DesignedModel:
+    if values["task"] == PictureModel.task:
+        return PictureModel(size=str(values["model"]))
+    return LanguageModel(size=str(values["size"]), family=str(values["family"]), block_length=int(values["block"]))
 
 
 def _people(values: Values, kind: str) -> People:
@@ -105,7 +115,7 @@ def _caption(wish: Wish, made: Design) -> str:
         first = next(limit for limit in limits if limit.stops)
         return f"Not feasible. {first.sentence}"
     pace = f"{_number(reached.samples_per_second)} samples per second"
-    took = f"{show_count(wish.samples)} samples take {_days(made.days)} at {pace}"
+    took = f"{show_count(wish.samples)} samples{_tokens_words(wish)} take {_days(made.days)} at {pace}"
     lost = f"{100 * reached.shares.communication:.0f} % of the time is lost to communication if no link is slower"
     verdict = "Feasible" if made.days <= wish.days else f"Not feasible in {_days(wish.days)}"
     said = f"{verdict}: {took}; {lost}. The recipe: {_settings(made)}."
@@ -113,10 +123,33 @@ def _caption(wish: Wish, made: Design) -> str:
     if left_out:
         said += f" Not even one sample fits {' and '.join(left_out)}, so these volunteers are left out."
     if made.epochs < LEAST_UPDATES:
-        said += f" These are only {made.epochs} updates of the shared weights, few to learn from (2021: 31 250)."
+        before = " (2021: 31 250)" if wish.model.task == PictureModel.task else ""
+        said += f" These are only {made.epochs} updates of the shared weights, few to learn from{before}."
     if limits:
         said += f" Note: {limits[0].sentence}{_no_larger(wish, made)}"
     return said
+
+
+def _tokens_words(wish: Wish) -> str:
+    """The tokens of all samples of text, in words; empty for pictures."""
+    tokens = _tokens(wish)
+    if tokens is None:
+        return ""
+    parameters = wish.model.parameters
+    return f" ({_large(tokens)} tokens, {_number(tokens / parameters)} for each of {_large(parameters)} parameters)"
+
+
+def _tokens(wish: Wish) -> float | None:
+    length = wish.model.sequence_length
+    return None if length is None else wish.samples * length
+
+
+def _large(number: float) -> str:
+    """A number with three digits, in millions or more where it is that large."""
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{_number(number / size)} {word}"
+    return show_count(round(number))
 
 
 def _no_larger(wish: Wish, made: Design) -> str:
@@ -124,7 +157,7 @@ def _no_larger(wish: Wish, made: Design) -> str:
     batch = made.collaboration.target_batch_size
     if "larger" not in made.forecast.limits[0].sentence or wish.batch or made.collaboration.local_updates:
         return ""
-    if batch == BATCHES[-1]:
+    if batch == wish.model.batches[-1]:
         return " With larger batches than this, models are not known to learn as much from a sample."
     left = "even fewer" if made.epochs < LEAST_UPDATES else f"fewer than {show_count(LEAST_UPDATES)}"
     return (
@@ -189,6 +222,7 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
         ("Lost to communication", f"{100 * reached.shares.communication:.1f} %"),
         *[(CAUSES[cause], f"{100 * share:.1f} %") for cause, share in asdict(reached.shares).items()],
         ("Distinct parameters", show_count(exchange.parameters)),
+        *_token_rows(wish, made),
         ("Samples per update", show_count(chosen.target_batch_size)),
         ("Why so many", made.why_batch),
         ("Updates", show_count(made.epochs)),
@@ -198,8 +232,30 @@ def _rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
         ("Each peer sends per update", show_bytes(reached.sent_bytes)),
         ("A newcomer downloads", f"{show_bytes(exchange.newcomer_bytes)}, {_number(reached.newcomer_seconds)} s"),
         ("Micro-batch", micro),
+        *[_memory_row(gpu, memory_of(wish, made, gpu)) for gpu, size in made.micro_batches.items() if size],
         *[(f"Note: {limit.name}", limit.sentence) for limit in reached.limits],
     ]
+
+
+def _token_rows(wish: Wish, made: Design) -> list[tuple[str, str]]:
+    """What counts for text."""
+    tokens, length, chosen = _tokens(wish), wish.model.sequence_length, made.collaboration
+    if tokens is None:
+        return []
+    per = "exchange" if chosen.local_updates else "update"
+    return [
+        ("Tokens to train on", f"{_large(tokens)}, {_number(tokens / wish.model.parameters)} per parameter"),
+        (f"Tokens per {per}", show_count(chosen.target_batch_size * length)),
+    ]
+
+
+def _memory_row(gpu: str, memory: Memory) -> tuple[str, str]:
+    device = DEVICES[gpu]
+    return (
+        f"Memory on {device.title}",
+        f"{show_bytes(memory.device_bytes)} of {show_bytes(device.usable_bytes)} if activations are recomputed, and "
+        f"{show_bytes(memory.host_bytes)} of the computer's",
+    )
 
 
 def _days(days: float) -> str:
@@ -219,10 +275,16 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _model_words(name: str) -> str:
+def _picture_words(size: str) -> str:
     """A model's description with its number of distinct parameters; layers share weights."""
-    count = count_parameters(from_config({"model_type": "text-to-image", **model_config(name)}))
-    return f"{MODEL_WORDS[name]}, {show_count(round(count / 1e6) or 1)} M parameters"
+    count = PictureModel(size=size).parameters
+    return f"{PICTURE_WORDS[size]}, {show_count(round(count / 1e6) or 1)} M parameters"
+
+
+def _language_words(size: str) -> str:
+    """A size's description with what all families have in common; their numbers of parameters differ."""
+    of_size = LANGUAGE_SIZES[size]
+    return f"{LANGUAGE_WORDS[size]}, {of_size['num_hidden_layers']} layers of width {of_size['hidden_size']}"
 
 
 def _kind_controls(kind: str, words: str, count: int, gpu: str) -> tuple:
@@ -235,13 +297,22 @@ def _kind_controls(kind: str, words: str, count: int, gpu: str) -> tuple:
     )
 
 
-_MODELS = tuple([(name, _model_words(name)) for name in MODELS])
+_OF_PICTURES, _OF_TEXT = ("task", PictureModel.task), ("task", LanguageModel.task)
+_PICTURE_MODELS = tuple([(size, _picture_words(size)) for size in PICTURE_SIZES])
+_LANGUAGE_MODELS = tuple([(size, _language_words(size)) for size in LANGUAGE_SIZES])
 
 FIGURE = Figure(
     name="designer",
     title="Design a run",
     controls=(
-        Choice(name="model", label="Model", options=_MODELS, default="dalle-2021"),
+        Choice(
+            name="task", label="What is trained", default=PictureModel.task,
+            options=((PictureModel.task, "Pictures from captions"), (LanguageModel.task, "A language model")),
+        ),
+        Choice(name="model", label="Model", options=_PICTURE_MODELS, default="dalle-2021", needs=_OF_PICTURES),
+        Choice(name="family", label="Family", options=tuple(FAMILIES.items()), default="llama", needs=_OF_TEXT),
+        Choice(name="size", label="Size", options=_LANGUAGE_MODELS, default="160m", needs=_OF_TEXT),
+        Stops(name="block", label="Block length", stops=BLOCKS, default=512, unit="tokens", needs=_OF_TEXT),
         Stops(name="samples", label="Samples to train on", stops=SAMPLES, default=1e8),
         Stops(name="days", label="Days available", stops=DAYS, default=60),
         Range(name="hours", label="Hours per day of each volunteer", low=1, high=24, default=12, unit="h"),
@@ -259,6 +330,7 @@ FIGURE = Figure(
     draw=draw,
     sources=(
         Source(text="Douillard et al., DiLoCo, 2023, on local updates", address="https://arxiv.org/abs/2311.08105"),
+        Source(text="Biderman et al., Pythia, 2023, on language models", address="https://arxiv.org/abs/2304.01373"),
         Source(text="Diskin et al., DeDLOC, 2021, on batches of uneven peers", address="https://arxiv.org/abs/2106.10207"),
         Source(text="Jaghouar et al., INTELLECT-1, 2024, on utilisation", address="https://arxiv.org/abs/2412.01152"),
     ),

@@ -15,6 +15,7 @@ import torch
 
 from builder.join import choices as joining
 from calculator.advice import LEAST_STEPS, MOST_SAMPLES, advised_micro_batch, sizes_to_advise
+from calculator.designed_models import DesignedModel, LanguageModel, PictureModel
 from calculator.designer import micro_batch
 from calculator.devices import device_named
 from calculator.settings import DEFAULTS
@@ -25,10 +26,9 @@ from training.compute.choices import Wishes, choose
 from training.compute.plan import make_plan, training_of
 from training.config import RunConfig, load_recipe
 from training.demo.children import read_events
-from training.model.transformer import build_model
 from training.simulate.forecast import collaboration_of
 from training.swarm.codecs import exchange_codec
-from training.tasks.text_to_image import TextToImage
+from training.task import Task, task_of
 
 EVERY = [
     (recipe, machine, link)
@@ -104,14 +104,14 @@ def test_the_micro_batch_is_the_plans():
 @pytest.mark.parametrize("local", [False, True])
 def test_plan_join_page_and_designer_advise_one_micro_batch(monkeypatch, recipe, target, local):
     """For any target batch, size of memory and, where it was measured, speed."""
-    built, build = {}, TextToImage.on_paper
+    built, build = {}, Task.on_paper
 
     def on_paper(task):  # which takes the most of this test's time
-        if task.run.model not in built:
-            built[task.run.model] = build(task)
-        return built[task.run.model]
+        if task.run.run_id not in built:
+            built[task.run.run_id] = build(task)
+        return built[task.run.run_id]
 
-    monkeypatch.setattr(TextToImage, "on_paper", on_paper)
+    monkeypatch.setattr(Task, "on_paper", on_paper)
     run = with_swarm(load_recipe(recipe), target_batch_size=target, mode="diloco" if local else "synchronous")
     found = set()
     for gib in (2, 6, 16):
@@ -121,7 +121,7 @@ def test_plan_join_page_and_designer_advise_one_micro_batch(monkeypatch, recipe,
         chosen = choose(run, Wishes(precision="bfloat16"), machine=device)
         assert make_plan(run, device).advised_micro_batch == page
         assert chosen.micro_batch_size == max(page, 1), "where nothing fits, one sample is tried"
-        assert micro_batch(recipe, device.name, local_updates=local, target_batch_size=target) == page
+        assert micro_batch(designed(recipe, run), device.name, local_updates=local, target_batch_size=target) == page
         for seconds in (0.1, 5.0):
             # what `join` finds on such a GPU, whose steps take too long to be timed
             with monkeypatch.context() as measured:
@@ -135,8 +135,15 @@ def test_plan_join_page_and_designer_advise_one_micro_batch(monkeypatch, recipe,
             assert joined * LEAST_STEPS <= max(target, LEAST_STEPS)
             if window == DEFAULTS.matchmaking_seconds:
                 given = {"local_updates": local, "target_batch_size": target, "sample_seconds": seconds}
-                assert micro_batch(recipe, device.name, **given) == advised
-    assert len(found) > 1 or target < 2 * LEAST_STEPS or recipe == "demo"
+                assert micro_batch(designed(recipe, run), device.name, **given) == advised
+    assert len(found) > 1 or target < 2 * LEAST_STEPS or recipe in ("demo", "stories")
+
+
+def designed(recipe: str, run: RunConfig) -> DesignedModel:
+    """The designer's model that is a recipe's."""
+    if run.task == PictureModel.task:
+        return PictureModel(size=recipe)
+    return LanguageModel(size=recipe, family=run.model.architecture["model_type"], block_length=run.model.block_length)
 
 
 def with_swarm(run: RunConfig, **changes) -> RunConfig:
@@ -146,8 +153,7 @@ def with_swarm(run: RunConfig, **changes) -> RunConfig:
 @pytest.mark.parametrize("recipe", joining.RECIPES)
 def test_bytes_on_the_way_are_those_of_the_codec(recipe):
     run = load_recipe(recipe)
-    with torch.device("meta"):
-        model = build_model(run.model, 0)
+    model = task_of(run).on_paper()
     codec = exchange_codec(run.swarm.compression_threshold, run.swarm.gradient_codec)
     sizes = [parameter.numel() for parameter in model.parameters()]
     measured = {size: len(codec.compress(torch.ones(size), info_of(size)).buffer) for size in set(sizes)}

@@ -11,7 +11,8 @@ from playwright.sync_api import expect
 
 from builder.learn.figures import answer_of
 from tests.programs import until
-from training.config import load_recipe
+from training.config import CAUSAL_LM, load_recipe
+from training.task import task_of
 
 pytestmark = pytest.mark.browser
 
@@ -33,7 +34,7 @@ def caption(page):
 def test_a_downloaded_recipe_starts_a_run(open_page, tmp_path, programs):
     """As it comes from the browser, `bootstrap` takes it and prints an address."""
     page = open_page(PAGE)
-    page.get_by_label("Model").select_option("small")
+    page.get_by_label("Model", exact=True).select_option("small")
     page.get_by_role("slider", name="Volunteers: how many").press("ArrowRight")
     wanted = answer_of("designer", {"model": "small", "first_count": "50"})
     expect(caption(page)).to_have_text(wanted["caption"])
@@ -54,7 +55,7 @@ def test_the_recipe_of_the_values_before_is_not_offered_while_python_computes(op
     page = open_page(PAGE)
     held, holding = [], [True]
     page.route(re.compile(r"runtime/|\.whl|\.wasm"), lambda route: held.append(route) if holding else route.continue_())
-    page.get_by_label("Model").select_option("small")
+    page.get_by_label("Model", exact=True).select_option("small")
     link = page.locator("[data-figure=designer] [data-slot=file]")
     expect(link).not_to_have_attribute("href", re.compile("."))
     expect(page.locator("[data-slot=file-text]")).to_contain_text("is being computed")
@@ -73,6 +74,42 @@ def test_the_first_recipe_downloads_without_scripts(open_page, tmp_path):
     assert load_recipe(str(file)).model == load_recipe("dalle-2021").model.model_copy(
         update={"text_padding_id": 0, "text_padding_mask": False}
     )
+
+
+OF_PICTURES, OF_TEXT = ("Model",), ("Size", "Block length")
+
+
+def test_the_other_kind_has_its_own_settings_and_gives_a_recipe_of_that_kind(open_page, tmp_path):
+    page = open_page(PAGE)
+    form = page.locator("[data-figure=designer] form")
+
+    def shown() -> dict[str, bool]:
+        fields = {name: form.get_by_label(name, exact=True).is_visible() for name in (*OF_PICTURES, *OF_TEXT)}
+        return fields | {"Family": form.get_by_role("group", name="Family").is_visible()}
+
+    pictures = dict.fromkeys(OF_PICTURES, True) | dict.fromkeys((*OF_TEXT, "Family"), False)
+    assert shown() == pictures
+    form.get_by_role("radio", name="A language model").check()
+    assert shown() == {name: not visible for name, visible in pictures.items()}
+    form.get_by_role("radio", name="Qwen3").check()
+    form.get_by_label("Size", exact=True).select_option("stories")
+    form.get_by_label("Block length", exact=True).press("Home")
+    wanted = answer_of("designer", {"task": CAUSAL_LM, "family": "qwen3", "size": "stories", "block": "128"})
+    expect(caption(page)).to_have_text(wanted["caption"])
+    file = downloaded(page, tmp_path)
+    assert file.read_text() == wanted["file"]["text"]
+    run = load_recipe(str(file))
+    assert (run.task, run.model.block_length) == (CAUSAL_LM, 128)
+    assert task_of(run).on_paper().network.config.model_type == "qwen3"
+    page.locator("[data-figure=designer]").get_by_role("button", name="Start over").click()
+    assert shown() == pictures
+
+
+def test_an_address_names_the_kind(open_page):
+    page = open_page(PAGE + f"?designer.task={CAUSAL_LM}&designer.block=2048")
+    expect(page.get_by_label("Block length", exact=True)).to_be_visible()
+    expect(page.get_by_label("Model", exact=True)).to_be_hidden()
+    expect(caption(page)).to_have_text(answer_of("designer", {"task": CAUSAL_LM, "block": "2048"})["caption"])
 
 
 def test_what_does_not_work_says_so_and_offers_no_recipe(open_page):

@@ -5,12 +5,13 @@ import sys
 import pytest
 import torch
 
+from calculator.architectures import from_config
 from training.compute.machine import this_machine
 from training.compute.micro_batches import MicroBatches
 from training.compute.plan import make_plan
 from training.config import TEXT_TO_IMAGE, RunConfig, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
-from training.task import BUILT_IN, Task, task_of
+from training.task import BUILT_IN, Task, shape_of, task_of
 
 PLUGIN = """
 from training.config import ModelConfig, TextToImageRun
@@ -58,6 +59,31 @@ def test_each_recipe_of_the_project_has_a_task_with_its_name():
         task = task_of(run)
         assert task.name == run.task and type(run) is task.run_config
     assert {task_of(load_recipe(name)).name for name in recipe_names()} == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_recipe_alone_says_what_the_task_tells_the_calculator(name):
+    """The task reads the configuration that `transformers` completes, the recipe has only what its author wrote."""
+    run = load_recipe(name)
+    task, shape = task_of(run), shape_of(run)
+    assert from_config(shape.config) == from_config(task.calculator_config())
+    assert (shape.seq_len, shape.keeps_some) == (task.seq_len, task.keeps_some)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "gpt2", "gptj", "phi3"])
+def test_what_an_architecture_leaves_out_is_the_same_for_the_calculator_as_for_transformers(family):
+    sizes = {"vocab_size": 60, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+    sizes |= {"gpt2": {}, "gptj": {"rotary_dim": 4}}.get(family, {"num_key_value_heads": 2})
+    lines = "".join(f"{key} = {value}\n" for key, value in {"model_type": f'"{family}"', **sizes}.items())
+    kept = read_recipe("stories").split("[model.architecture]")
+    rest = kept[1][kept[1].index("[data]") :]
+    run = parse_recipe(f"{kept[0]}[model.architecture]\n{lines}\n{rest}")
+    assert from_config(shape_of(run).config) == from_config(task_of(run).calculator_config())
+
+
+def test_a_task_of_a_package_is_asked_for_its_shape(package):
+    run = parse_recipe(with_task("wider").replace("[model]", "[model]\ntimes = 3"))
+    assert shape_of(run).config == {"model_type": "text-to-image", **run.model.model_dump()}
 
 
 def test_a_recipe_that_names_no_task_draws_pictures():

@@ -62,7 +62,9 @@ def run(
         raise BadInput(str(error)) from None
     wishes = Wishes(device=device, micro_batch_size=micro_batch_size, precision=precision, checkpointing=checkpointing)
     # Built at most once, and only if something is measured: the full model takes seconds and gigabytes.
-    build = None if other else cache(lambda: task_of(config).build_model().to(torch_device(device)))
+    task = task_of(config)
+    untimed = other is not None or task.fetches_weights
+    build = None if untimed else cache(lambda: task.build_model().to(torch_device(device)))
     choices = choose(config, wishes, machine=other, build=build)
     plan = make_plan(
         config,

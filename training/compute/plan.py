@@ -15,23 +15,16 @@ from calculator import BadSetup, Estimate, Setup, estimate
 from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.devices import Device
 from calculator.fit import Suggestion, suggestions
+from calculator.optimizers import OF_RECIPES
 from training.config import RunConfig
 from training.errors import BadInput
 from training.model.trained import count_trained
-from training.task import Task, TrainedModel, task_of
+from training.task import Task, TrainedModel, shape_of, task_of
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """Type in which layers compute, by autocast; weights, norms and gradients are always float32."""
 _PRECISIONS: dict[Precision, str] = {"float32": "fp32", "bfloat16": "amp-bf16", "float16": "amp-fp16"}
 """The calculator's names."""
-_OPTIMIZERS = {
-    "lamb8bit": "lamb8bit-demo",
-    "lamb": "lamb",
-    "adamw8bit": "adamw8bit-host",
-    "adamw": "adamw-host",
-    "muon": "muon-host",
-}
-"""The calculator's names of the optimizers of `training.optim`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +121,15 @@ def make_plan(
 
 def training_of(run: RunConfig) -> PeerTraining:
     """The settings of a recipe on which a peer's memory depends."""
-    task = task_of(run)
+    shape = shape_of(run)
     return PeerTraining(
-        config=task.calculator_config(),
-        sequence_length=task.seq_len,
-        reversible=task.keeps_some,
-        optimizer=_OPTIMIZERS[run.optimizer.name],
+        config=shape.config,
+        sequence_length=shape.seq_len,
+        reversible=shape.keeps_some,
+        optimizer=OF_RECIPES[run.optimizer.name],
         local_updates=run.swarm.mode == "diloco",
         powersgd=run.swarm.powersgd_rank > 0,
-        **task.calculator_adapters(),
+        **shape.adapters,
     )
 
 

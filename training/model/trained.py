@@ -6,8 +6,10 @@ Usually that is the whole model. Beside adapters, the other parameters are froze
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+if TYPE_CHECKING:  # the site's builder imports who imports this, and has no torch
+    from torch import Tensor, nn
 
 
 def trained_parameters(model: nn.Module) -> Iterator[nn.Parameter]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from calculator.collaboration import Collaboration, Kind
 from calculator.errors import BadSetup
+from calculator.optimizers import OF_RECIPES
 from calculator.swarm import DAY_SECONDS, MESSAGE_BYTES, PROGRESS_RECORD_BYTES, Exchange, Volunteers, forecast
 from training.config import RunConfig
 from training.errors import BadInput
 from training.simulate.population import Spread, draw
 from training.simulate.swarm import Rules, Swarm
-from training.task import task_of
+from training.task import shape_of
 
 WARM_UP_EPOCHS = 2
 """Epochs until peers that started together no longer finish together, and averages run in the background."""
@@ -165,9 +166,13 @@ def collaboration_of(run: RunConfig, kinds: Sequence[Kind]) -> Collaboration:
     swarm = run.swarm
     if swarm.powersgd_rank:
         raise BadInput("PowerSGD is not simulated; set swarm.powersgd_rank = 0 in the recipe to simulate without it.")
+    shape = shape_of(run)
     return Collaboration(
         volunteers=tuple(kinds),
-        config=task_of(run).calculator_config(),
+        config=shape.config,
+        sequence_length=shape.seq_len,
+        **{name: value for name, value in shape.adapters.items() if name != "base_bits"},
+        optimizer=OF_RECIPES[run.optimizer.name],
         target_batch_size=swarm.target_batch_size,
         epochs=run.schedule.total_epochs,
         gradient_codec=swarm.gradient_codec,

@@ -73,13 +73,10 @@ class CausalLanguageModel(Task):
         """See `Task.calculator_config`."""
         return self._paper.network.config.to_dict()
 
-    def calculator_adapters(self) -> dict[str, Any]:
-        """See `Task.calculator_adapters`."""
-        adapter = self.run.adapter
-        if adapter is None:
-            return {}
-        targets = adapter.targets if isinstance(adapter.targets, str) else ",".join(adapter.targets)
-        return {"lora_rank": adapter.rank, "lora_targets": targets, "base_bits": adapter.frozen_bits}
+    @property
+    def fetches_weights(self) -> bool:
+        """See `Task.fetches_weights`."""
+        return self.run.model.pretrained is not None
 
     @property
     def computes_in_16_bits(self) -> bool:

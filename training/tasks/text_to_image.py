@@ -51,7 +51,7 @@ class TextToImage(Task):
 
     def calculator_config(self) -> dict[str, Any]:
         """See `Task.calculator_config`."""
-        return {"model_type": "text-to-image", **self.run.model.model_dump()}
+        return self.run.calculator_config
 
     @property
     def keeps_some(self) -> bool:

@@ -1,7 +1,8 @@
 """The join page's choices: for each machine and recipe the command, and the memory, traffic and disk that it takes.
 
-The micro-batch is the one that `python -m training plan` advises (`calculator.advice`). The memory includes the
-activations that reversible layers keep if they fit. Nothing here needs PyTorch.
+The micro-batch is the one that `python -m training plan` advises (`calculator.advice`). The memory is for recomputed
+activations; it includes those that reversible layers keep if they fit. What a run trains is in its recipe, so nothing
+here needs PyTorch, whichever the task.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from dataclasses import dataclass
 from functools import cache
 
 from calculator import estimate
-from calculator.advice import KEPT_ACTIVATION_BYTES, advised_micro_batch, sizes_to_advise
+from calculator.advice import KEPT_ACTIVATION_BYTES, PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.devices import DEVICES, GIB, Device
 from calculator.fit import ADVISED_SHARE
 from calculator.page.words import show_bytes, show_count
-from training.compute.plan import setup_of, training_of
+from training.compute.plan import training_of
 from training.config import RunConfig, load_recipe
 from training.data.cache import CACHE_GB
 from training.simulate.forecast import collaboration_of
 
-RECIPES = ("demo", "dalle-2021")
+RECIPES = ("demo", "stories", "dalle-2021")
 
 PROGRAM = ".venv/bin/nox -s training --"
 """How to start the trainer in a copy of the project that was set up as the page says."""
@@ -195,27 +196,25 @@ def _recipe_choices(run: RunConfig) -> dict:
 
 
 def _machine_choices(run: RunConfig, machine: Machine) -> dict:
-    samples = micro_batch(run, machine.device)
-    setup = setup_of(run, machine.device, samples or 1)
-    usable = machine.device.usable_bytes
-    need = training_of(run).need_bytes(machine.device, samples or 1)
-    kept = KEPT_ACTIVATION_BYTES if run.model.reversible else 0
+    training, device = training_of(run), machine.device
+    samples = micro_batch(run, device)
+    need, usable = training.need_bytes(device, samples or 1), device.usable_bytes
+    kept = KEPT_ACTIVATION_BYTES if training.reversible else 0
     need += min(kept, int(ADVISED_SHARE * usable) - need) if samples else kept
     if not samples:
         words = "GPU" if machine.kind == "nvidia" else "memory"
         return {
             "samples": 0,
             "refusal": f"Even a micro-batch of one sample takes {show_bytes(need)}, but only {show_bytes(usable)} of "
-            f"this {words} "
-            "can be used. Choose the other recipe, which takes less, or a machine with more memory.",
+            f"this {words} can be used. Choose a run that takes less, or a machine with more memory.",
         }
-    host = estimate(setup).host.total
     exchange = collaboration_of(run, ()).exchange()
     sent = 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
     if machine.kind == "nvidia":
+        host = show_bytes(_host_bytes(training, device, samples))
         memory = (
-            f"{show_bytes(need)} of the GPU's memory in 16 bit, and {show_bytes(host)} of the computer's for averaged "
-            f"copies and the optimizer. {show_bytes(usable)} of this GPU's memory can be used"
+            f"{show_bytes(need)} of the GPU's memory in 16 bit, and {host} of the computer's for averaged copies and "
+            f"the optimizer. {show_bytes(usable)} of this GPU's memory can be used"
         )
     else:
         memory = f"{show_bytes(need)} in float32 (less in bfloat16), including averaged copies and the optimizer"
@@ -229,6 +228,13 @@ def _machine_choices(run: RunConfig, machine: Machine) -> dict:
             f"{CACHE_GB:g} GB is kept.",
         },
     }
+
+
+def _host_bytes(training: PeerTraining, device: Device, samples: int) -> int:
+    """Memory of the computer beside that of its GPU."""
+    result = estimate(training.setup(device, samples))
+    _, of_the_mode = training.bytes_of_the_mode(result)
+    return result.host.total + of_the_mode
 
 
 def _rows(recipe: str) -> list[dict]:

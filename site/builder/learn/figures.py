@@ -116,8 +116,10 @@ def _ends(control: Control) -> list:
 def _control(figure: Figure, control: Control, answer: dict) -> str:
     name, text, shown = f"{figure.name}-{control.name}", answer["values"][control.name], answer["shown"][control.name]
     facts = f'data-control="{control.name}" autocomplete="off"'
+    box = f'class="control"{_needs(control, answer)}'
     if isinstance(control, Choice):
-        return _radios(name, control, facts) if len(control.options) <= MOST_RADIOS else _list(name, control, facts)
+        made = _radios if len(control.options) <= MOST_RADIOS else _list
+        return made(name, control, box, facts)
     if isinstance(control, Stops):
         stops = [control.text(stop) for stop in control.stops]
         ends = f'min="0" max="{len(stops) - 1}" step="1" value="{stops.index(text)}" '
@@ -126,28 +128,37 @@ def _control(figure: Figure, control: Control, answer: dict) -> str:
         high = answer["limits"].get(control.name, control.high)
         ends = f'min="{control.low:g}" max="{high:g}" step="{control.step:g}" value="{text}"'
     return (
-        f'<div class="control"><label for="{name}">{escape(control.label)}</label>'
+        f'<div {box}><label for="{name}">{escape(control.label)}</label>'
         f'<span class="control__value" data-shown="{control.name}" aria-hidden="true">{escape(shown)}</span>'
         f'<input type="range" id="{name}" name="{name}" {ends} {facts} aria-valuetext="{escape(shown)}"></div>'
     )
 
 
-def _radios(name: str, control: Choice, facts: str) -> str:
+def _needs(control: Control, answer: dict) -> str:
+    """Attributes of a control that matters with one value of another; the script hides and shows it later."""
+    if control.needs is None:
+        return ""
+    other, value = control.needs
+    hidden = "" if answer["values"][other] == value else " hidden"
+    return f' data-needs="{escape(other)}={escape(value)}"{hidden}'
+
+
+def _radios(name: str, control: Choice, box: str, facts: str) -> str:
     radios = "".join(
         f'<label><input type="radio" name="{name}" value="{escape(value)}"'
         f"{' checked' if value == control.default else ''} {facts}><span>{escape(label)}</span></label>"
         for value, label in control.options
     )
-    return f'<fieldset class="control"><legend>{escape(control.label)}</legend>{radios}</fieldset>'
+    return f"<fieldset {box}><legend>{escape(control.label)}</legend>{radios}</fieldset>"
 
 
-def _list(name: str, control: Choice, facts: str) -> str:
+def _list(name: str, control: Choice, box: str, facts: str) -> str:
     options = "".join(
         f'<option value="{escape(value)}"{" selected" if value == control.default else ""}>{escape(label)}</option>'
         for value, label in control.options
     )
     return (
-        f'<div class="control"><label for="{name}">{escape(control.label)}</label>'
+        f'<div {box}><label for="{name}">{escape(control.label)}</label>'
         f'<select id="{name}" name="{name}" {facts}>{options}</select></div>'
     )
 

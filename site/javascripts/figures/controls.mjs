@@ -5,6 +5,7 @@
  * @property {Map<string, HTMLElement[]>} inputs control -> its inputs; only radio buttons have more than one
  * @property {Map<string, HTMLElement>} outputs control -> the element that shows its value in words
  * @property {Map<string, string[]>} stops control -> its texts, for a slider whose own value is an index into them
+ * @property {HTMLElement[]} dependent the boxes of controls that matter only with one value of another control
  * @property {Record<string, string>} defaults the values in the HTML
  * @property {Record<string, string>} words the current values in words
  */
@@ -17,6 +18,7 @@ export function makeControls(element) {
   const controls = {
     inputs,
     outputs,
+    dependent: [...element.querySelectorAll("[data-needs]")],
     stops: new Map(withStops.map(([name, [input]]) => [name, JSON.parse(input.dataset.stops)])),
     defaults: {},
     words: Object.fromEntries([...outputs].map(([name, output]) => [name, output.textContent])),
@@ -45,6 +47,18 @@ export function readControls(controls) {
   return valuesBy(controls, valueOf);
 }
 
+/** Whether a control matters with these values; `needs` is "control=value". */
+export function isNeeded(needs, values) {
+  const [name, value] = needs.split("=");
+  return values[name] === value;
+}
+
+/** Hides the controls that do not matter with the current values. */
+export function hideUnused(controls) {
+  const values = readControls(controls);
+  for (const box of controls.dependent) box.hidden = !isNeeded(box.dataset.needs, values);
+}
+
 function valueOf(group) {
   if (group[0].type === "radio") return group.find((radio) => radio.checked)?.value ?? "";
   return group[0].value;
@@ -56,12 +70,14 @@ function firstOf(group) {
   return input.tagName === "SELECT" ? [...input.options].find((option) => option.defaultSelected).value : input.defaultValue;
 }
 
-export function writeControls({ inputs, stops }, values) {
+export function writeControls(controls, values) {
+  const { inputs, stops } = controls;
   for (const [name, group] of inputs) {
     const value = placeOf(values[name], stops.get(name));
     if (group[0].type === "radio") for (const radio of group) radio.checked = radio.value === value;
     else if (group[0].value !== value) group[0].value = value;
   }
+  hideUnused(controls);
 }
 
 /** Shows the values in words, and sets the sliders' ends that depend on other values. */

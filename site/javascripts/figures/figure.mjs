@@ -1,7 +1,7 @@
 // One figure: it sends its controls' values to Python and shows the answer. While Python computes, only the newest
 // values are kept: a queue of all of them would make the drawing lag behind the hand.
 
-import { makeControls, readControls, showValues, sliderOf, wordsFor, writeControls } from "./controls.mjs";
+import { hideUnused, makeControls, readControls, showValues, sliderOf, wordsFor, writeControls } from "./controls.mjs";
 import { makeHandles, showHandles } from "./handles.mjs";
 
 const STARTING = "Starting Python in your browser …";
@@ -54,7 +54,10 @@ export function makeFigure(element, page) {
   };
   listen(figure);
   // The reader may have changed a control before this script was loaded.
-  if (queryOf(figure).length) update(figure);
+  if (queryOf(figure).length) {
+    hideUnused(controls);
+    update(figure);
+  }
   return figure;
 }
 
@@ -77,6 +80,7 @@ function listen(figure) {
 }
 
 function changed(figure) {
+  hideUnused(figure.controls);
   figure.page.changed();
   update(figure);
 }

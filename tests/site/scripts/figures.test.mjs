@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { placeOf, textAt } from "../../../site/javascripts/figures/controls.mjs";
+import { isNeeded, placeOf, textAt } from "../../../site/javascripts/figures/controls.mjs";
 import { differing, valuesIn } from "../../../site/javascripts/figures/figure.mjs";
 import { between, moveBy } from "../../../site/javascripts/figures/handles.mjs";
 
@@ -16,6 +16,11 @@ test("a slider with stops stands for the text at its place", () => {
   assert.equal(placeOf("10 Mbit/s", stops), "1");
   assert.equal(placeOf("56 kbit/s", stops), "0", "an unknown text is at the first stop");
   assert.deepEqual([textAt("7", undefined), placeOf("7", undefined)], ["7", "7"]);
+});
+
+test("a control matters with one value of another control", () => {
+  const values = { task: "causal-lm", size: "1b" };
+  assert.deepEqual([isNeeded("task=causal-lm", values), isNeeded("task=text-to-image", values)], [true, false]);
 });
 
 test("an address contains the values that differ, by figure and control", () => {

@@ -10,7 +10,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from calculator.exchange import vector_bytes
+from calculator.collaboration import Kind
+from calculator.devices import device_named
 from tests.training.model.test_language import ARCHITECTURES, GATED, LENGTH, batch
 from training.checkpoints.checkpoint import MODEL_FILE, load_checkpoint, save_checkpoint
 from training.cli import build_app
@@ -22,6 +23,7 @@ from training.model.language.adapters import digest_of, draw_adapters
 from training.model.language.folders import build_language_model, export_adapters, export_folder, merged
 from training.model.trained import count_trained, load_trained_state, trained_parameters, trained_state
 from training.optim.groups import parameter_groups
+from training.simulate.forecast import collaboration_of
 from training.task import task_of
 
 LAYERS = {"llama": ["k_proj", "o_proj", "q_proj", "v_proj"], "gpt2": ["c_attn", "c_fc", "c_proj"]}
@@ -323,11 +325,15 @@ def test_plans_and_choices_count_what_is_trained(llama):
     assert 10 * plan.trained_parameters <= plan.host_bytes <= 24 * plan.trained_parameters < 4 * plan.parameters
 
 
-def test_an_exchange_of_the_7b_recipe_is_small():
+def test_the_7b_recipe_is_planned_and_simulated_without_its_weights_and_exchanges_little():
+    """The hub is not asked: the recipe has the architecture."""
     run = load_recipe("lora-7b")
-    adapter = run.adapter
-    assert adapter.rank == 16
+    plan = make_plan(run, device_named("t4"), micro_batch_size=1)
+    assert plan.fits and plan.parameters > 7e9
+    exchange = collaboration_of(run, [Kind(count=2, gpu="t4")]).exchange()
+    assert exchange.parameters == plan.trained_parameters and exchange.gradient_bytes <= 10e6
+    assert run.adapter.rank == 16
     # Adapters beside query and value: A (r, in), B (r, out) in each of 32 layers; Mistral's keys and values are a
     # quarter as wide.
     values = 32 * 16 * ((4096 + 4096) + (4096 + 1024))
-    assert vector_bytes(values, 0, run.swarm.gradient_codec) <= 10e6
+    assert values == plan.trained_parameters

@@ -1,6 +1,5 @@
 """Designed runs: their recipes are accepted, say what the design says, and reach in simulation what was promised."""
 
-import itertools
 import json
 import time
 
@@ -9,17 +8,22 @@ from typer.testing import CliRunner
 
 from calculator import BadSetup
 from calculator.browser import figure
-from calculator.designer import (
-    MODELS,
-    PEAK_LEARNING_RATE,
-    PEAK_LEARNING_RATES,
-    People,
-    Wish,
-    design,
-    micro_batch,
-    recipe,
+from calculator.designed_models import (
+    FAMILIES,
+    LANGUAGE_SIZES,
+    PICTURE_RATE,
+    PICTURE_RATES,
+    PICTURE_SIZES,
+    PYTHIA_TOKENS,
+    STORIES_RATE,
+    DesignedModel,
+    LanguageModel,
+    PictureModel,
 )
+from calculator.designer import People, Wish, design, memory_of, micro_batch, recipe
+from calculator.devices import device_named
 from training.cli import build_app
+from training.compute.plan import make_plan
 from training.config import load_recipe, parse_recipe
 from training.simulate.forecast import collaboration_of, simulate
 from training.simulate.population import Spread
@@ -36,17 +40,99 @@ MIXES = {
 }
 
 
-def wish(model: str, people: tuple[People, ...], **others) -> Wish:
+STORIES = LanguageModel(size="stories", family="llama", block_length=128)
+SMALL_TEXT = LanguageModel(size="160m", family="llama", block_length=512)
+MODELS = [
+    *[PictureModel(size=size) for size in PICTURE_SIZES],
+    *[LanguageModel(size=size, family="llama", block_length=512) for size in LANGUAGE_SIZES],
+    *[LanguageModel(size="160m", family=family, block_length=length) for family in FAMILIES for length in (128, 4096)],
+]
+
+
+NO_T4_HOLDS = LanguageModel(size="2.8b", family="llama", block_length=512)
+ONLY_T4 = ("few on slow links", "many")
+CASES = [(model, mix) for model in MODELS for mix in MIXES if model != NO_T4_HOLDS or mix not in ONLY_T4]
+
+
+def wish(model: DesignedModel | str, people: tuple[People, ...], **others) -> Wish:
+    """A wish; a text names a size of pictures."""
+    model = PictureModel(size=model) if isinstance(model, str) else model
     return Wish(model=model, people=people, **{"hours_a_day": 12, "samples": 1e8, "days": 60} | others)
 
 
 def test_learning_rates_are_those_of_the_recipes_that_were_run():
-    for known, name in ((PEAK_LEARNING_RATES["demo"], "demo"), (PEAK_LEARNING_RATE, "dalle-2021")):
+    for known, name in ((PICTURE_RATES["demo"], "demo"), (PICTURE_RATE, "dalle-2021")):
         run = load_recipe(name)
         assert known == (run.schedule.peak_learning_rate, run.swarm.target_batch_size)
+    run = load_recipe("stories")
+    assert (run.schedule.peak_learning_rate, run.swarm.target_batch_size * run.model.block_length) == STORIES_RATE
 
 
-@pytest.mark.parametrize("model, mix", itertools.product(MODELS, MIXES))
+def test_the_smallest_language_model_is_that_of_the_recipe():
+    run, made = load_recipe("stories"), parse_recipe(recipe(*designed(STORIES)))
+    assert made.model == run.model and made.optimizer == run.optimizer and made.task == run.task
+
+
+def designed(model: DesignedModel, mix: str = "a mix", **others):
+    wanted = wish(model, MIXES[mix], **others)
+    return wanted, design(wanted)
+
+
+@pytest.mark.parametrize("size", [size for size in LANGUAGE_SIZES if size != "stories"])
+def test_language_models_have_as_many_weights_as_those_whose_learning_rate_they_take(size):
+    """Pythia's hidden weights as published (arXiv:2304.01373, table 1); embeddings differ by the vocabularies."""
+    published = {"160m": 85_056_000, "410m": 302_311_424, "1b": 805_736_448, "2.8b": 2_517_652_480}
+    model = LanguageModel(size=size, family="llama", block_length=2048)
+    hidden = model.parameters - 2 * model.config["vocab_size"] * model.config["hidden_size"]
+    assert hidden == pytest.approx(published[size], rel=0.03)
+
+
+def test_updates_of_text_are_no_larger_and_rates_no_higher_than_what_is_known():
+    for length in (128, 512, 2048, 4096):
+        model = LanguageModel(size="1b", family="llama", block_length=length)
+        assert max(model.batches) * length == PYTHIA_TOKENS or max(model.batches) == 16_384
+        assert model.learning_rate(max(model.batches)) == pytest.approx(2.5e-4)
+        assert model.learning_rate(10**6) == pytest.approx(2.5e-4)
+        assert model.learning_rate(min(model.batches)) <= 2.5e-4
+
+
+@pytest.mark.parametrize("gpu", ["t4", "rtx-4090"])
+@pytest.mark.parametrize("model", [STORIES, SMALL_TEXT, PictureModel(size="small")])
+def test_memory_and_micro_batch_are_the_plans(model, gpu):
+    """`plan` builds the recipe's model and asks the calculator for that one."""
+    wanted = wish(model, (People(count=2, gpu=gpu, up_megabits=1000, down_megabits=1000),), samples=1e6)
+    made = design(wanted)
+    run, memory, device = parse_recipe(recipe(wanted, made)), memory_of(wanted, made, gpu), device_named(gpu)
+    samples = made.micro_batches[gpu]
+    plan = make_plan(run, device, micro_batch_size=samples, activation_budget_bytes=0)
+    assert (memory.device_bytes, memory.host_bytes) == (plan.need_bytes, plan.host_bytes)
+    assert plan.parameters == wanted.model.parameters
+    assert (
+        samples
+        <= plan.advised_micro_batch
+        == micro_batch(
+            model, gpu, local_updates=run.swarm.mode == "diloco", target_batch_size=run.swarm.target_batch_size
+        )
+    )
+
+
+@pytest.mark.parametrize("values", [{}, {"task": "causal-lm"}, {"task": "causal-lm", "size": "stories"}])
+def test_the_command_plan_takes_what_the_page_offers(values, tmp_path):
+    offered = json.loads(figure(json.dumps({"name": "designer", "values": values})))
+    (tmp_path / "my-run.toml").write_text(offered["file"]["text"])
+    done = CliRunner().invoke(build_app(), ["plan", "--recipe", str(tmp_path / "my-run.toml"), "--gpu", "t4", "--json"])
+    assert done.exit_code == 0, done.output
+    distinct = dict(offered["rows"])["Distinct parameters"].replace("\u202f", "").replace(" ", "").replace("\xa0", "")
+    assert str(json.loads(done.stdout)["parameters"]) == "".join(filter(str.isdigit, distinct))
+
+
+@pytest.mark.parametrize("mix", ONLY_T4)
+def test_a_model_that_no_volunteer_holds_is_refused(mix):
+    with pytest.raises(BadSetup, match="No volunteer's GPU"):
+        design(wish(NO_T4_HOLDS, MIXES[mix]))
+
+
+@pytest.mark.parametrize("model, mix", CASES, ids=lambda one: str(one)[:60])
 def test_recipes_are_accepted_and_say_what_the_design_says(model, mix):
     wanted = wish(model, MIXES[mix])
     made = design(wanted)
@@ -55,23 +141,29 @@ def test_recipes_are_accepted_and_say_what_the_design_says(model, mix):
     assert run.swarm.delay_gradient_averaging == chosen.delay_gradient_averaging
     assert (run.swarm.mode == "diloco") == chosen.local_updates
     assert run.schedule.total_epochs == made.epochs >= 1e8 / chosen.target_batch_size
-    assert run.swarm.allreduce_timeout_seconds >= made.forecast.all_reduce_seconds
-    assert run.model.num_layers == MODELS[model]["num_layers"]
+    # Where no time-out is long enough, the page offers no recipe.
+    assert run.swarm.allreduce_timeout_seconds >= made.forecast.all_reduce_seconds or not made.forecast.works
+    assert run.task == model.task and run.optimizer.name == model.optimizer["name"]
+    assert run.schedule.peak_learning_rate == pytest.approx(made.learning_rate, rel=0.05)
     assert parse_recipe(recipe(wanted, design(wanted))).digest == run.digest
     other = wish(model, MIXES[mix], days=61)
     assert parse_recipe(recipe(other, design(other))).run_id != run.run_id
 
 
+TEXT = {"task": "causal-lm"}
+
+
+@pytest.mark.parametrize("also", [{}, TEXT, TEXT | {"size": "2.8b", "block": "4096"}])
 @pytest.mark.parametrize("values", [{}, {"model": "demo"}, {"first_up": "1"}, {"first_count": "2000", "batch": "512"}])
-def test_what_the_page_offers_to_download_is_a_recipe(values):
+def test_what_the_page_offers_to_download_is_a_recipe(values, also):
     """With its time-outs, which a recipe's rules are about, from quick links to the slowest."""
-    offered = json.loads(figure(json.dumps({"name": "designer", "values": values})))["file"]
+    offered = json.loads(figure(json.dumps({"name": "designer", "values": values | also})))["file"]
     if offered is not None:
         parse_recipe(offered["text"])
     assert offered is not None or values
 
 
-@pytest.mark.parametrize("model", ["small", "dalle-2021"])
+@pytest.mark.parametrize("model", ["small", "dalle-2021", SMALL_TEXT])
 def test_a_designed_run_reaches_in_simulation_what_was_promised(model):
     """With the time-outs of the recipe that it comes with."""
     wanted = wish(model, MIXES["a mix"], hours_a_day=24)
@@ -88,7 +180,7 @@ def test_a_designed_run_reaches_in_simulation_what_was_promised(model):
 
 
 @pytest.mark.parametrize("mix", ["few on slow links", "one"])
-@pytest.mark.parametrize("model", ["demo", "small"])
+@pytest.mark.parametrize("model", ["demo", "small", STORIES, SMALL_TEXT])
 def test_the_command_in_a_designed_recipe_simulates_what_the_designer_says(model, mix, tmp_path, monkeypatch):
     """`simulate` alone has other volunteers, of varying speeds and links: it said 63 % where the designer said none."""
     wanted = wish(model, MIXES[mix], hours_a_day=24)
@@ -96,13 +188,15 @@ def test_the_command_in_a_designed_recipe_simulates_what_the_designer_says(model
     text = recipe(wanted, made)
     (tmp_path / "my-run.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    (line,) = [line for line in text.splitlines() if line.startswith("#   python -m training ")]
+    (line,) = [line for line in text.splitlines() if line.startswith("#   python -m training simulate ")]
     done = CliRunner().invoke(build_app(), [*line.removeprefix("#   python -m training ").split(), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert found["samples_per_second"] == pytest.approx(made.forecast.samples_per_second, rel=0.05)
+    # Where the designer warns of epochs that are too short, rounds of parameters overlap more than its formulas say.
+    close = 0.08 if any(limit.name == "short epochs" for limit in made.forecast.limits) else 0.05
+    assert found["samples_per_second"] == pytest.approx(made.forecast.samples_per_second, rel=close)
     names = ("last_micro_batch", "meeting", "averaging")
-    assert sum(found["shares"][name] for name in names) == pytest.approx(made.forecast.shares.communication, abs=0.05)
+    assert sum(found["shares"][name] for name in names) == pytest.approx(made.forecast.shares.communication, abs=close)
 
 
 def test_slow_links_get_larger_batches_then_delay_then_local_updates():
@@ -138,15 +232,16 @@ def test_where_a_larger_batch_would_help_it_is_said_why_it_is_not_taken():
 
 def test_a_gpu_that_holds_no_sample_is_left_out():
     small, large = (People(count=9, gpu=gpu, up_megabits=50, down_megabits=100) for gpu in ("rtx-2060", "a100-80gb"))
-    assert micro_batch("huge", "rtx-2060") == 0 < micro_batch("huge", "a100-80gb")
+    assert micro_batch(PictureModel(size="huge"), "rtx-2060") == 0 < micro_batch(PictureModel(size="huge"), "a100-80gb")
     made = design(wish("huge", (small, large)))
     assert made.micro_batches["rtx-2060"] == 0 and made.forecast.peers == 4.5
     with pytest.raises(BadSetup, match="No volunteer's GPU"):
         design(wish("huge", (small,)))
 
 
-def test_it_answers_within_a_frame():
-    wanted = wish("dalle-2021", MIXES["a mix"])
+@pytest.mark.parametrize("model", ["dalle-2021", SMALL_TEXT])
+def test_it_answers_within_a_frame(model):
+    wanted = wish(model, MIXES["a mix"])
     design(wanted)
     began = time.process_time()
     for _ in range(10):
