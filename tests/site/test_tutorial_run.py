@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from builder.learn import tutorial
-from calculator.devices import device_named
+from calculator.devices import DEVICES, device_named
 from tests.programs import until
 from tests.site.guide import TRAINER, Guide, Machine
 from training.compute import plan
@@ -118,19 +118,21 @@ def test_the_sections_commands_train_a_language_model_with_two_volunteers(progra
 def test_what_a_volunteer_needs_is_what_plan_and_simulate_say(name):
     run, gpu = tutorial.runs_together()[name], device_named(tutorial.VOLUNTEER_GPU)
     made = plan.make_plan(run, gpu, micro_batch_size=1, activation_budget_bytes=0)
-    title, memory, smallest, at_once, host, sent, minutes = tutorial._needs(run)
+    weights, memory, smallest, at_once, host, joining, sent, minutes = tutorial.volunteer_needs(run).values()
     assert memory == tutorial.show_bytes(made.need_bytes) and host == tutorial.show_bytes(made.host_bytes)
     assert at_once == str(plan.make_plan(run, gpu, activation_budget_bytes=0).advised_micro_batch)
     theirs, ours = collaboration_of(run, ()).exchange(), tutorial.exchange_of(run)
     for figure in ("parameters", "gradient_bytes", "state_bytes", "newcomer_bytes"):
         assert getattr(ours, figure) == getattr(theirs, figure), figure
-    assert ours.parameters == made.parameters and title == f"{made.parameters / 1e6:.0f} M"
+    assert ours.parameters == made.parameters and weights == f"{made.parameters / 1e6:.0f} million"
     # Of the vector, and of the part that a peer has averaged, at most 8 bits and a scale of 32 for 512 values each; of
     # the parameters, 16 bits each, once in some epochs.
     bits = 2 * (8 + 32 / 512) + 2 * 16 / run.swarm.average_state_every
     assert tutorial.sent_bytes(ours) == pytest.approx(ours.parameters * bits / 8, rel=0.01)
     assert float(minutes.split()[0]) == pytest.approx(tutorial.sent_bytes(ours) * 8 / 50e6 / 60, abs=0.05)
-    assert sent == tutorial.show_bytes(tutorial.sent_bytes(ours)) and smallest
+    assert sent == tutorial.show_bytes(tutorial.sent_bytes(ours))
+    assert joining == tutorial.show_bytes(theirs.newcomer_bytes)
+    assert any(device.title.endswith(smallest) for device in DEVICES.values())
 
 
 def test_sizes_of_the_two_models():

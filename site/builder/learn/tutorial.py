@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from builder.benchmark_records import record
 from builder.folders import PAGES, RESULTS
-from builder.markup.tables import stacked, table
+from builder.markup.tables import table
 from calculator import Setup, estimate
 from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.collaboration import Collaboration
@@ -62,7 +62,6 @@ def page_data(repository: str) -> dict:
         "table": memory_table(),
         "measured": measured(),
         "together": together_table(),
-        "newcomer": " or ".join(show_bytes(exchange_of(run).newcomer_bytes) for run in runs_together().values()),
         "llama_weights": _millions(exchange_of(load_recipe(RECIPE)).parameters),
         "block_length": show_count(load_recipe(RECIPE).model.block_length),
         "package": f"git+{repository}",
@@ -155,7 +154,7 @@ def _smallest(setup: Setup) -> str:
 
 def runs_together() -> dict[str, LanguageRun]:
     """The runs of the last section, by what the table calls them."""
-    return {f"<code>{RECIPE}</code>": load_recipe(RECIPE), "GPT-2 Large": gpt2_run()}
+    return {RECIPE: load_recipe(RECIPE), "GPT-2 Large": gpt2_run()}
 
 
 def gpt2_run() -> LanguageRun:
@@ -207,35 +206,29 @@ def sent_bytes(exchange: Exchange) -> int:
 
 def together_table() -> str:
     """HTML table: what each of the two runs takes of a volunteer's GPU, computer and link."""
-    columns = (
-        "weights",
-        "memory of the GPU, one sequence at once",
-        "smallest GPU that fits it",
-        f"sequences at once on a {DEVICES[VOLUNTEER_GPU].title.split(' (')[0]}",
-        "memory of the computer",
-        "sent per epoch",
-        f"at {UPLOAD_MBITS} Mbit/s",
-    )
-    rows = [(title, *_needs(run)) for title, run in runs_together().items()]
-    return stacked("What a volunteer needs", ("run", *columns), rows)
+    needs = {title: volunteer_needs(run) for title, run in runs_together().items()}
+    names = next(iter(needs.values()))
+    rows = [(name, *(cells[name] for cells in needs.values())) for name in names]
+    return table("What a volunteer needs", ("run", *needs), rows)
 
 
-def _needs(run: LanguageRun) -> tuple[str, ...]:
-    """The cells of a row of `together_table`."""
+def volunteer_needs(run: LanguageRun) -> dict[str, str]:
+    """The cells of a run's column of `together_table`, by the name of their row."""
     training, exchange, gpu = training_of(run), exchange_of(run), DEVICES[VOLUNTEER_GPU]
     result = estimate(training.setup(gpu, 1, checkpointing=True))
     fitting = [device for device in DEVICES.values() if device.capability and micro_batch(run, device)]
     smallest = min(fitting, key=lambda device: device.usable_bytes).title
     sent = sent_bytes(exchange)
-    return (
-        f"{_millions(exchange.parameters)} M",
-        show_bytes(training.need_bytes(gpu, 1)),
-        html.escape(smallest.removeprefix("GeForce ")),
-        str(micro_batch(run, gpu)),
-        show_bytes(result.host.total + training.bytes_of_the_mode(result)[1]),
-        show_bytes(sent),
-        f"{sent * 8 / (UPLOAD_MBITS * 1e6) / 60:.1f} min",
-    )
+    return {
+        "weights": f"{_millions(exchange.parameters)} million",
+        "memory of the GPU, one sequence at once": show_bytes(training.need_bytes(gpu, 1)),
+        "smallest GPU that fits it": html.escape(smallest.removeprefix("GeForce ")),
+        f"sequences at once on a {gpu.title.split(' (')[0]}": str(micro_batch(run, gpu)),
+        "memory of the computer": show_bytes(result.host.total + training.bytes_of_the_mode(result)[1]),
+        "download on joining": show_bytes(exchange.newcomer_bytes),
+        "sent in an epoch, at most": show_bytes(sent),
+        f"time to send it at {UPLOAD_MBITS} Mbit/s": f"{sent * 8 / (UPLOAD_MBITS * 1e6) / 60:.1f} min",
+    }
 
 
 def micro_batch(run: LanguageRun, device: Device) -> int:
