@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from builder.benchmark_records import record
 from builder.folders import PAGES, RESULTS
-from builder.markup.tables import table
+from builder.markup.tables import stacked, table
 from calculator import Setup, estimate
 from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.collaboration import Collaboration
@@ -108,7 +108,7 @@ def _cells(text: str) -> Iterator[tuple[str, str, dict, dict]]:
 def _without_links(text: str) -> str:
     """Markdown without links to pages of the site and without HTML attributes of the site's tables."""
     text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
-    return re.sub(r' (?:class|tabindex|role|aria-label|scope)="[^"]*"', "", text).strip()
+    return re.sub(r' (?:class|tabindex|role|aria-label|scope|data-label)="[^"]*"', "", text).strip()
 
 
 def memory_table() -> str:
@@ -209,7 +209,7 @@ def together_table() -> str:
     needs = {title: volunteer_needs(run) for title, run in runs_together().items()}
     names = next(iter(needs.values()))
     rows = [(name, *(cells[name] for cells in needs.values())) for name in names]
-    return table("What a volunteer needs", ("run", *needs), rows)
+    return stacked("What a volunteer needs", ("run", *needs), rows)
 
 
 def volunteer_needs(run: LanguageRun) -> dict[str, str]:
