@@ -10,8 +10,8 @@ from calculator.errors import BadSetup
 from calculator.families.text_to_image import Layout, layout
 from calculator.parameters import parameter_tensors
 
-DECODERS = ("llama", "gemma", "mixture", "deepseek")
-"""Families of `calculator.families.decoder`."""
+DECODERS = ("gpt2", "gptj", "llama", "gemma", "mixture", "deepseek")
+"""Families that generate text token by token with one stack."""
 UTILISATION = 0.3
 """Fraction of a GPU's published peak that training reaches. The INTELLECT-1 run reached 36 to 41 % on data-centre GPUs
 (arXiv:2412.01152, abstract). A reversible model computes its layers four times where three are counted, and 3/4 of that
@@ -32,7 +32,7 @@ def forward_flops(architecture: Architecture, length: int | None = None) -> int:
         length: Tokens of a sequence; None: the model's own length.
 
     Raises:
-        BadSetup: For families other than the run's own and today's decoders.
+        BadSetup: For families other than the run's own and decoders.
     """
     if architecture.family == "text-to-image":
         return _text_to_image_flops(architecture)

@@ -19,10 +19,9 @@ from calculator.autograd import allocated_bytes
 from calculator.devices import Device
 from calculator.errors import BadSetup
 from calculator.estimate import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
+from calculator.flops import DECODERS
 from calculator.parameters import FAMILIES, parameter_tensors
 
-DECODERS = ("gpt2", "gptj", "llama", "gemma", "mixture", "deepseek")
-"""Families that generate text token by token with one stack."""
 MOST_SEQUENCES = 1_000_000
 """The limit of the search for the largest batch."""
 ITEMSIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}

@@ -153,7 +153,7 @@ def test_kinds_of_layers_are_the_shortest_cycle():
     assert cycle_of(["full", "full", "sliding"]) == ("full", "full", "sliding")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "gemma2", "deepseek_v3", "gpt2", "gptj"])
 def test_operations_equal_those_that_torch_counts(kind):
     """torch counts all pairs of tokens, also those that a mask hides; the rest is compared one to one."""
     torch = pytest.importorskip("torch")
@@ -162,7 +162,10 @@ def test_operations_equal_those_that_torch_counts(kind):
 
     values = {"vocab_size": 60, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "pad_token_id": 0}
     values |= {"num_attention_heads": 4, "num_key_value_heads": 4 if kind == "deepseek_v3" else 2}
-    if kind == "deepseek_v3":
+    if kind.startswith("gpt"):
+        values = {"vocab_size": 60, "n_embd": 64, "n_inner": 40, "n_layer": 3, "n_head": 4}
+        values |= {"rotary_dim": 8} if kind == "gptj" else {}
+    elif kind == "deepseek_v3":
         values |= {"first_k_dense_replace": 3, "kv_lora_rank": 24, "q_lora_rank": 16, "qk_rope_head_dim": 8}
         values |= {"qk_nope_head_dim": 8, "v_head_dim": 12}
     else:

@@ -2,8 +2,8 @@
 
 What the trainer's commands then do is executed in tests/training: the demo's test runs prepare, bootstrap, monitor,
 join, generate and evaluate, and tests/site/test_join_commands.py runs what the join page shows. The tutorial's blocks
-build on each other: tests/site/test_tutorial.py runs them in order. So do those of operate.md, which
-tests/site/test_operate_page.py runs.
+build on each other: tests/site/test_tutorial.py and, for its last section, tests/site/test_tutorial_run.py run them in
+order. So do those of operate.md, which tests/site/test_operate_page.py runs.
 """
 
 from __future__ import annotations

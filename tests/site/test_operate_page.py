@@ -7,15 +7,11 @@ machine started by systemd; podman, which needs a registry; and nox, whose sessi
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -24,6 +20,7 @@ import pytest
 from builder.learn.recipes import changeable_fields
 from tests.programs import ROOT, run_program, until
 from tests.random_shards import write_shards
+from tests.site.guide import TRAINER, Guide, Machine, environment
 from tests.training.trust.tickets import PEER
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint, list_checkpoints
 from training.cli import COMMANDS
@@ -36,8 +33,6 @@ from training.trust.register import Admission
 PAGE = (ROOT / "site" / "operate.md").read_text(encoding="utf-8")
 MEMBERS = PAGE.split("## Admit members only\n")[1].split("\n## ")[0]
 """The section on membership, whose commands have a test of their own."""
-BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TRAINER = ".venv/bin/nox -s training -- "
 TINY = {
     "run_id": '"my-run"',
     "hidden_size": 32,
@@ -63,88 +58,6 @@ def tiny_recipe() -> str:
     return text[: text.index("prompts = [")]
 
 
-class Guide:
-    """The commands of a text, each of which is to be taken once and in order."""
-
-    def __init__(self, folder: Path, text: str = PAGE.replace(MEMBERS, "")):
-        self.commands = [line for block in BLOCK.findall(text) for line in block.splitlines()]
-        self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-            self.port, self.dht_port = one.getsockname()[1], two.getsockname()[1]
-
-    def take(self, beginning: str) -> list[str]:
-        """The next command, for this machine; it must begin like this."""
-        command = self.commands.pop(0)
-        assert command.startswith(beginning), command
-        for site in ("http://run.example:8000", "https://run.example"):
-            command = command.replace(site, f"http://localhost:{self.port}")
-        command = command.replace("run.example", "localhost")
-        command = command.removeprefix("sudo ").replace(" /etc/", f" {self.folder}/etc/")
-        if command.startswith(TRAINER):
-            return [sys.executable, "-m", "training", *shlex.split(command.removeprefix(TRAINER))]
-        return shlex.split(command)
-
-    def run(self, beginning: str, *, where: Path | None = None, within: float = 240) -> str:
-        """Runs the next command to its end; its output."""
-        command = self.take(beginning)
-        ended = run_program(command, cwd=where or self.folder, env=environment(), within=within)
-        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
-        return ended.stdout
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-class Machine:
-    """Programs that run in a folder, with what they print."""
-
-    def __init__(self, programs, guide: Guide):
-        self.programs, self.guide = programs, guide
-        self.serving: subprocess.Popen | None = None
-        self.log = self.events = Path()
-        self.starts = 0
-
-    def serve(self, command: list[str], folder: Path) -> dict:
-        """Starts `serve` on loopback; its `ready` event."""
-        self.starts += 1
-        self.log, self.events = (self.guide.folder / f"serve-{self.starts}.{ending}" for ending in ("log", "jsonl"))
-        here = ["--host", "127.0.0.1", "--port", self.guide.port, "--dht-host", "127.0.0.1"]
-        here += ["--dht-port", self.guide.dht_port, "--log-json", self.events]
-        self.serving = self.start([*command, *here], self.log, folder)
-        return until(lambda: self.told("ready"), said=self.log.read_text)[0]
-
-    def start(self, command: list, log: Path, folder: Path) -> subprocess.Popen:
-        with log.open("w") as printed:
-            return self.programs.start(command, cwd=folder, env=environment(), stdout=printed, stderr=subprocess.STDOUT)
-
-    def told(self, event: str) -> list[dict]:
-        """What `serve` has logged of itself; it must still run."""
-        assert self.serving.poll() is None, self.log.read_text()
-        lines = self.events.read_text().splitlines() if self.events.exists() else []
-        return [one for one in map(json.loads, lines) if one["event"] == event and "role" not in one]
-
-    def end(self) -> None:
-        """Ctrl-C."""
-        self.serving.send_signal(signal.SIGINT)
-        assert self.serving.wait(30) == 0, self.log.read_text()
-
-    def state(self) -> dict:
-        """Of the dashboard; empty while nobody answers."""
-        with suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{self.guide.port}/live/state.json", timeout=5).json()
-        return {}
-
-    def until_epoch(self, least: int, others: Path) -> int:
-        """The dashboard's epoch, once it has come so far while a volunteer is there."""
-
-        def come_so_far():
-            state = self.state()
-            return state.get("active_peers") and (state["epoch"] or 0) >= least and state["epoch"]
-
-        return until(come_so_far, said=lambda: self.log.read_text() + others.read_text())
-
-
 def peers(ready: dict) -> list[str]:
     """The keys of the servers that newcomers are told, each once: one may have several addresses of the same reach."""
     return list(dict.fromkeys(address.rpartition("/p2p/")[2] for address in ready["initial_peers"]))
@@ -157,7 +70,7 @@ def test_the_pages_commands_operate_a_run(programs, tmp_path):
     (tmp_path / "public").mkdir()
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     write_shards(tmp_path / "shards", load_recipe(str(tmp_path / "my-run.toml")))
-    guide = Guide(tmp_path)
+    guide = Guide(tmp_path, PAGE.replace(MEMBERS, ""))
     machine = Machine(programs, guide)
 
     first = machine.serve(guide.take(f"{TRAINER}serve"), tmp_path)

@@ -140,7 +140,9 @@ def test_the_notebook_is_the_page(notebook):
     blocks = tutorial.code_blocks(made)
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["source"].lstrip("%").strip() for cell in code] == [block.strip() for _, block in blocks]
-    assert len(re.findall(r"^```\w", made, re.MULTILINE)) == len(blocks)
+    alone = made.partition(tutorial.TOGETHER)[0]
+    assert alone != made and len(re.findall(r"^```\w", alone, re.MULTILINE)) == len(blocks)
+    assert "nox -s training -- join" in notebook["cells"][-1]["source"], "the last section is text"
     assert [cell["metadata"].get("tags") for cell in code[:3]] == [None, ["parameters"], None]
     assert notebook["nbformat"] == 4 and len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     prose = "".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")

@@ -13,8 +13,8 @@ from calculator.page.words import show_count
 from training.config import NOT_IN_DIGEST, RunConfig, load_recipe
 
 SHOWN = ("dalle-2021", "demo")
-LANGUAGE = "stories"
-"""The recipe of a language model, whose `[model]` has other fields."""
+LANGUAGE = ("stories", "llama-150m")
+"""The recipes of language models, whose `[model]` has other fields."""
 
 TITLES = {
     "model": "Model",
@@ -47,8 +47,8 @@ def recipe_tables() -> str:
 
 def _language_table() -> str:
     """HTML: what `[model]` holds in a recipe that trains a language model."""
-    rows = _rows("model", [load_recipe(LANGUAGE)])
-    shown = stacked("Language model, table", ("Field", LANGUAGE), rows, kind="recipe")
+    rows = _rows("model", [load_recipe(name) for name in LANGUAGE])
+    shown = stacked("Language model, table", ("Field", *LANGUAGE), rows, kind="recipe")
     heading = 'Language model <code>[model]</code>, with <code>task = "causal-lm"</code>'
     return f'<h2 id="language-model">{heading}</h2>\n{shown}\n'
 

@@ -1,21 +1,29 @@
-"""The tutorial: one text for a page and a notebook, with its memory as predicted today and as once measured."""
+"""The tutorial: one text for a page and a notebook, with its memory as predicted today and as once measured.
+
+Its last section is for a run with others: its commands need a clone, so the notebook shows them as text.
+"""
 
 from __future__ import annotations
 
 import html
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 
 from builder.benchmark_records import record
 from builder.folders import PAGES, RESULTS
-from builder.markup.tables import table
+from builder.markup.tables import stacked, table
 from calculator import Setup, estimate
-from calculator.devices import DEVICES
+from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
+from calculator.collaboration import Collaboration
+from calculator.devices import DEVICES, Device
 from calculator.fit import verdict
-from calculator.page.words import show_bytes
+from calculator.page.words import show_bytes, show_count
 from calculator.setups import plain
+from calculator.swarm import Exchange
+from training.config import LanguageRun, load_recipe, read_recipe, run_of
 
 SOURCE = PAGES / "tutorial.md"
 
@@ -33,6 +41,14 @@ eager attention and dropout."""
 TUTORIAL_SETUP = replace(BASELINE, **{name: value for _, change in STEPS for name, value in change.items()})
 """The last row: what the tutorial trains on an older GPU. A test compares it with the tutorial's code."""
 
+TOGETHER = "\n## The same, with others\n"
+"""Heading of the last section."""
+RECIPE = "llama-150m"
+GPT2_LARGE = {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20}
+"""What the published config.json of the weights says, so that the site is built without the hub."""
+VOLUNTEER_GPU, UPLOAD_MBITS = "t4", 50
+"""A GPU and a link for which the last section's table has a column."""
+
 _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 
@@ -45,6 +61,9 @@ def page_data(repository: str) -> dict:
         "chosen": show_bytes(estimate(TUTORIAL_SETUP).gpu.total),
         "table": memory_table(),
         "measured": measured(),
+        "together": together_table(),
+        "llama_weights": _millions(exchange_of(load_recipe(RECIPE)).parameters),
+        "block_length": show_count(load_recipe(RECIPE).model.block_length),
         "package": f"git+{repository}",
     }
 
@@ -68,15 +87,15 @@ def notebook(text: str) -> str:
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, code) of every block, in order."""
-    return _BLOCK.findall(text)
+    """(language, code) of every block of the reader's own GPU, in order: those that the notebook can run."""
+    return _BLOCK.findall(text.partition(TOGETHER)[0])
 
 
 def _cells(text: str) -> Iterator[tuple[str, str, dict, dict]]:
     body = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
     empty = {"execution_count": None, "outputs": []}
     place, first = 0, True
-    for block in _BLOCK.finditer(body):
+    for block in _BLOCK.finditer(body.partition(TOGETHER)[0]):
         yield "markdown", _without_links(body[place : block.start()]), {}, {}
         language, code = block.groups()
         tags = {"tags": ["parameters"]} if language == "python" and first else {}
@@ -89,7 +108,7 @@ def _cells(text: str) -> Iterator[tuple[str, str, dict, dict]]:
 def _without_links(text: str) -> str:
     """Markdown without links to pages of the site and without HTML attributes of the site's tables."""
     text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
-    return re.sub(r' (?:class|tabindex|role|aria-label|scope)="[^"]*"', "", text).strip()
+    return re.sub(r' (?:class|tabindex|role|aria-label|scope|data-label)="[^"]*"', "", text).strip()
 
 
 def memory_table() -> str:
@@ -131,3 +150,94 @@ def _smallest(setup: Setup) -> str:
     """Name of the GPU with the least memory that still has a margin for this setup."""
     fitting = [device for device in DEVICES.values() if device.capability and verdict(setup, device).standing == "fits"]
     return min(fitting, key=lambda device: device.usable_bytes).title if fitting else "none"
+
+
+def runs_together() -> dict[str, LanguageRun]:
+    """The runs of the last section, by what the table calls them."""
+    return {RECIPE: load_recipe(RECIPE), "GPT-2 Large": gpt2_run()}
+
+
+def gpt2_run() -> LanguageRun:
+    """The recipe of the last section for GPT-2 Large: `llama-150m` with the section's own lines."""
+    recipe = tomllib.loads(read_recipe(RECIPE))
+    for name, lines in _own_lines().items():
+        recipe[name] = lines if name == "model" else recipe[name] | lines
+    del recipe["model"]["from"]
+    recipe["model"]["architecture"] = GPT2_LARGE
+    return run_of(recipe)
+
+
+def _own_lines() -> dict[str, dict]:
+    """The TOML of the last section."""
+    section = SOURCE.read_text(encoding="utf-8").partition(TOGETHER)[2]
+    return tomllib.loads(re.search(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[1])
+
+
+def training_of(run: LanguageRun) -> PeerTraining:
+    """As `training.compute.plan.training_of`, but without PyTorch, which the site is built without."""
+    return PeerTraining(
+        config=run.model.architecture,
+        sequence_length=run.model.block_length,
+        reversible=False,
+        optimizer=f"{run.optimizer.name}-host",
+        local_updates=run.swarm.mode == "diloco",
+    )
+
+
+def exchange_of(run: LanguageRun) -> Exchange:
+    """What peers send each other; as `training.simulate.forecast.collaboration_of`, but without PyTorch."""
+    swarm = run.swarm
+    return Collaboration(
+        volunteers=(),
+        config=run.model.architecture,
+        gradient_codec=swarm.gradient_codec,
+        compression_threshold=swarm.compression_threshold,
+        state_bits=swarm.state_bits,
+        newcomer_bits=swarm.newcomer_bits,
+        average_state_every=swarm.average_state_every,
+        local_updates=swarm.mode == "diloco",
+    ).exchange()
+
+
+def sent_bytes(exchange: Exchange) -> int:
+    """The most that a peer sends in an epoch: its vector, and the part that it has averaged, which is no longer."""
+    return 2 * exchange.gradient_bytes + 2 * exchange.state_bytes // exchange.average_state_every
+
+
+def together_table() -> str:
+    """HTML table: what each of the two runs takes of a volunteer's GPU, computer and link."""
+    needs = {title: volunteer_needs(run) for title, run in runs_together().items()}
+    names = next(iter(needs.values()))
+    rows = [(name, *(cells[name] for cells in needs.values())) for name in names]
+    return stacked("What a volunteer needs", ("run", *needs), rows)
+
+
+def volunteer_needs(run: LanguageRun) -> dict[str, str]:
+    """The cells of a run's column of `together_table`, by the name of their row."""
+    training, exchange, gpu = training_of(run), exchange_of(run), DEVICES[VOLUNTEER_GPU]
+    result = estimate(training.setup(gpu, 1, checkpointing=True))
+    fitting = [device for device in DEVICES.values() if device.capability and micro_batch(run, device)]
+    smallest = min(fitting, key=lambda device: device.usable_bytes).title
+    sent = sent_bytes(exchange)
+    return {
+        "weights": f"{_millions(exchange.parameters)} million",
+        "memory of the GPU, one sequence at once": show_bytes(training.need_bytes(gpu, 1)),
+        "smallest GPU that fits it": html.escape(smallest.removeprefix("GeForce ")),
+        f"sequences at once on a {gpu.title.split(' (')[0]}": str(micro_batch(run, gpu)),
+        "memory of the computer": show_bytes(result.host.total + training.bytes_of_the_mode(result)[1]),
+        "download on joining": show_bytes(exchange.newcomer_bytes),
+        "sent in an epoch, at most": show_bytes(sent),
+        f"time to send it at {UPLOAD_MBITS} Mbit/s": f"{sent * 8 / (UPLOAD_MBITS * 1e6) / 60:.1f} min",
+    }
+
+
+def micro_batch(run: LanguageRun, device: Device) -> int:
+    """The sequences at once that `plan` advises; 0 if not even one fits."""
+    training = training_of(run)
+    return advised_micro_batch(
+        sizes_to_advise(run.swarm.target_batch_size), lambda size: training.need_bytes(device, size), device
+    )
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.0f}"

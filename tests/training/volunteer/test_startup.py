@@ -101,11 +101,14 @@ def test_settings_in_use_follow_the_recipe():
     assert whole.startswith("gradients (float32), all tensors: set by the recipe; parameters in 32 bit every")
 
 
-def test_the_link_that_the_recipe_names_is_the_one_that_it_takes():
-    """As the recipe of 2021 says beside its timeout."""
-    every = settings_in_use(load_recipe("dalle-2021"), parameters=125_894_244, threads=1)
-    assert "at least 34 Mbit/s" in next(choice.reason for choice in every if choice.name == "times")
-    assert "at least 34 Mbit/s" in read_recipe("dalle-2021")
+@pytest.mark.parametrize(
+    "name, parameters, mbits", [("dalle-2021", 125_894_244, "34"), ("llama-150m", 151_181_184, "4.1")]
+)
+def test_the_link_that_the_recipe_names_is_the_one_that_it_takes(name, parameters, mbits):
+    """As the recipe says beside its timeout."""
+    every = settings_in_use(load_recipe(name), parameters=parameters, threads=1)
+    assert f"at least {mbits} Mbit/s" in next(choice.reason for choice in every if choice.name == "times")
+    assert f"at least {mbits} Mbit/s" in read_recipe(name)
 
 
 @pytest.mark.parametrize("codec", get_args(Codec))
