@@ -9,12 +9,17 @@ from html import escape
 from pydantic import BaseModel
 
 from builder.markup.tables import code, stacked
-from calculator.page.words import show_count
+from calculator.architectures import from_config
+from calculator.page.words import show_bytes, show_count
+from calculator.parameters import count_parameters
 from training.config import NOT_IN_DIGEST, RunConfig, load_recipe
+from training.simulate.forecast import collaboration_of
 
 SHOWN = ("dalle-2021", "demo")
-LANGUAGE = ("stories", "llama-150m")
+LANGUAGE = ("stories", "llama-150m", "lora-7b")
 """The recipes of language models, whose `[model]` has other fields."""
+ADAPTED = ("lora-7b",)
+"""Those of them that train adapters."""
 
 TITLES = {
     "model": "Model",
@@ -33,6 +38,18 @@ def recipe(name: str) -> RunConfig:
     return load_recipe(name)
 
 
+def adapter_facts(name: str) -> dict[str, str]:
+    """Of a recipe with `[adapter]`: the model's weights, those that are trained, and the bytes of their gradients."""
+    run = load_recipe(name)
+    exchange = collaboration_of(run, ()).exchange()
+    weights = count_parameters(from_config(run.calculator_config))
+    return {
+        "weights": f"{weights / 1e9:.1f} billion",
+        "trained": f"{exchange.parameters / 1e6:.1f} million",
+        "gradient_bytes": show_bytes(exchange.gradient_bytes),
+    }
+
+
 def recipe_tables() -> str:
     """HTML: a table for each section of a recipe, with each field's meaning and its value in the recipes of `SHOWN`."""
     runs = [load_recipe(name) for name in SHOWN]
@@ -41,7 +58,7 @@ def recipe_tables() -> str:
         shown = stacked(f"{title}, table", ("Field", *SHOWN), _rows(section, runs), kind="recipe")
         parts.append(f'<h2 id="{section}">{title} <code>[{section}]</code></h2>\n{shown}\n')
         if section == "model":
-            parts.append(_language_table())
+            parts += [_language_table(), _adapter_table()]
     return "\n".join(parts)
 
 
@@ -51,6 +68,13 @@ def _language_table() -> str:
     shown = stacked("Language model, table", ("Field", *LANGUAGE), rows, kind="recipe")
     heading = 'Language model <code>[model]</code>, with <code>task = "causal-lm"</code>'
     return f'<h2 id="language-model">{heading}</h2>\n{shown}\n'
+
+
+def _adapter_table() -> str:
+    """HTML: what `[adapter]` holds in a recipe that trains adapters beside a frozen language model."""
+    rows = _rows("adapter", [load_recipe(name) for name in ADAPTED])
+    shown = stacked("Adapter, table", ("Field", *ADAPTED), rows, kind="recipe")
+    return f'<h2 id="adapter">Adapters of a language model <code>[adapter]</code></h2>\n{shown}\n'
 
 
 def changeable_fields() -> str:

@@ -16,14 +16,15 @@ from builder.benchmark_records import record
 from builder.folders import PAGES, RESULTS
 from builder.markup.tables import stacked, table
 from calculator import Setup, estimate
-from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
-from calculator.collaboration import Collaboration
+from calculator.advice import advised_micro_batch, sizes_to_advise
 from calculator.devices import DEVICES, Device
 from calculator.fit import verdict
 from calculator.page.words import show_bytes, show_count
 from calculator.setups import plain
 from calculator.swarm import Exchange
+from training.compute.plan import training_of
 from training.config import LanguageRun, load_recipe, read_recipe, run_of
+from training.simulate.forecast import collaboration_of
 
 SOURCE = PAGES / "tutorial.md"
 
@@ -173,30 +174,9 @@ def _own_lines() -> dict[str, dict]:
     return tomllib.loads(re.search(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[1])
 
 
-def training_of(run: LanguageRun) -> PeerTraining:
-    """As `training.compute.plan.training_of`, but without PyTorch, which the site is built without."""
-    return PeerTraining(
-        config=run.model.architecture,
-        sequence_length=run.model.block_length,
-        reversible=False,
-        optimizer=f"{run.optimizer.name}-host",
-        local_updates=run.swarm.mode == "diloco",
-    )
-
-
 def exchange_of(run: LanguageRun) -> Exchange:
-    """What peers send each other; as `training.simulate.forecast.collaboration_of`, but without PyTorch."""
-    swarm = run.swarm
-    return Collaboration(
-        volunteers=(),
-        config=run.model.architecture,
-        gradient_codec=swarm.gradient_codec,
-        compression_threshold=swarm.compression_threshold,
-        state_bits=swarm.state_bits,
-        newcomer_bits=swarm.newcomer_bits,
-        average_state_every=swarm.average_state_every,
-        local_updates=swarm.mode == "diloco",
-    ).exchange()
+    """What peers send each other."""
+    return collaboration_of(run, ()).exchange()
 
 
 def sent_bytes(exchange: Exchange) -> int:

@@ -97,6 +97,7 @@ def _calls() -> dict:
         "accuracy_table": accuracy.accuracy_table,
         "bans_every_seconds": f"{BANS_EVERY_SECONDS:g}",
         "cache_gb": f"{CACHE_GB:g}",
+        "adapter_facts": recipes.adapter_facts,
         "calculator_reference": commands.calculator_reference,
         "changelog": changes.changelog,
         "changeable_fields": recipes.changeable_fields,
