@@ -62,6 +62,25 @@ class Shown:
     """Whether the text is right; None if no judge knows."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardWords:
+    """What a model card says that depends on the task."""
+
+    pipeline_tag: str
+    """As model hubs name the task."""
+    weights: str
+    """What the checkpoint holds, after "Weights of"."""
+    needs: str
+    """A sentence on what else is needed to use it."""
+    knows: str
+    """What the model has seen, after "The model knows"."""
+    makes: str
+    """What it does, after "nobody has filtered what it"."""
+    loss_unit: str
+    base: str | None = None
+    """Hub id of the weights with which training began, or beside which adapters are trained."""
+
+
 class Losses(Protocol):
     """What a model's forward pass returns."""
 
@@ -209,6 +228,11 @@ class Task(ABC):
         """The first sample of a batch in words, so that a volunteer sees what will be trained."""
 
     # -- what people see -----------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def card(self) -> CardWords:
+        """What the model card of a checkpoint says."""
 
     @abstractmethod
     def show(self, checkpoint: Path, shards: str, folder: Path, name: str) -> Sequence[Shown]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from training.checkpoints.checkpoint import read_facts
 from training.config import RunConfig
 from training.publish.history import HistoryReader
+from training.task import CardWords, task_of
 
 MOST_NAMES = 50
 """Volunteers that the card names; it counts the others."""
@@ -24,38 +25,40 @@ def model_card(checkpoint: Path, run: RunConfig, history: HistoryReader) -> str:
         run: Its recipe.
         history: Of the run.
     """
-    facts = read_facts(checkpoint)
+    facts, words = read_facts(checkpoint), task_of(run).card
     header = {
         "library_name": "training-transformers-together",
-        "pipeline_tag": "text-to-image",
-        "tags": ["text-to-image", "volunteer-computing", "distributed-training", run.run_id],
+        "pipeline_tag": words.pipeline_tag,
+        "tags": [words.pipeline_tag, "volunteer-computing", "distributed-training", run.run_id],
     }
+    if words.base is not None:
+        header["base_model"] = words.base
     yaml = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in header.items())
     return "\n".join(
         [
             f"---\n{yaml}---\n",
             f"# {_plain(run.title)}\n",
             f"{_plain(run.description)}\n" if run.description else "",
-            "Weights of a text-to-image transformer that volunteers train together over the Internet.",
+            f"Weights of {words.weights} that volunteers train together over the Internet.",
             "This card was written by a program when the checkpoint was copied here.\n",
-            _table(facts, run, history),
+            _table(facts, run, history, words),
             "## Volunteers\n",
             _volunteers(history),
             "## Use\n",
             '`python -m training generate --checkpoint FOLDER "a prompt"`, with this folder. `recipe.toml` describes '
-            "the model. Pictures also need the run's image codec, which lies beside its prepared shards.\n",
+            f"the model. {_plain(words.needs)}\n",
             "## Limits\n",
-            _limits(run, facts),
+            _limits(run, facts, words),
         ]
     )
 
 
-def _table(facts: dict, run: RunConfig, history: HistoryReader) -> str:
+def _table(facts: dict, run: RunConfig, history: HistoryReader, words: CardWords) -> str:
     loss, samples = facts["metrics"].get("loss"), facts["metrics"].get("total_samples")
     rows = {
         "Epoch (updates of the weights)": f"{facts['epoch']:,} of {run.schedule.total_epochs:,}",
         "Parameters": f"{facts['parameters']:,}",
-        "Training loss at this epoch": "not known" if loss is None else f"{loss:.4g} nats per token (weighted)",
+        "Training loss at this epoch": "not known" if loss is None else f"{loss:.4g} {words.loss_unit}",
         "Samples that volunteers have contributed": "not known" if samples is None else f"{samples:,}",
         "Begun": _day(float(history.run_value("started_at") or 0)),
         "Written": _day(facts["written_at"]),
@@ -78,13 +81,13 @@ def _volunteers(history: HistoryReader) -> str:
     return "\n".join([told, *lines, *more, ""])
 
 
-def _limits(run: RunConfig, facts: dict) -> str:
+def _limits(run: RunConfig, facts: dict, words: CardWords) -> str:
     unfinished = facts["epoch"] < run.schedule.total_epochs
     limits = [
         "The training is not finished; later checkpoints differ." if unfinished else "",
         "The loss is on training samples, as volunteers reported it. This card contains no evaluation on other data.",
-        "The model knows the captions and pictures that it was trained on, with their faults and prejudices, and may "
-        "reproduce some of them; nobody has filtered what it draws.",
+        f"The model knows {words.knows}, with their faults and prejudices, and may reproduce some of them; nobody has "
+        f"filtered what it {words.makes}.",
         "The weights come from volunteers' machines. The monitor checked that they are finite and of usual size, not "
         "that each volunteer computed honestly.",
     ]

@@ -18,9 +18,9 @@ from training.generate.pictures import Sampling
 from training.generate.story_judge import judge_story
 from training.generate.texts import continued, tokenizer_of
 from training.model.language.adapters import allocate_adapters, draw_adapters
-from training.model.language.folders import build_language_model
+from training.model.language.folders import HUB_ID, build_language_model
 from training.model.language.model import LanguageModel
-from training.task import Shown, Task
+from training.task import CardWords, Shown, Task
 
 SHOWN_CHARACTERS = 60
 """Of a sample, so that it fits into a line."""
@@ -109,6 +109,27 @@ class CausalLanguageModel(Task):
         """See `Task.describe`."""
         text = open_shards(shards, kind="text").tokenizer.decode(batch.tokens[0].tolist())
         return f"one block begins with {text[:SHOWN_CHARACTERS]!r}"
+
+    @property
+    def card(self) -> CardWords:
+        """See `Task.card`."""
+        base, needs = (
+            self.run.model.pretrained,
+            "It also needs the run's tokenizer, which lies beside its prepared shards.",
+        )
+        if self.run.adapter is not None:
+            needs += (
+                f" These are adapters: they stand beside the frozen weights of {base}, which are not in this folder."
+            )
+        return CardWords(
+            pipeline_tag="text-generation",
+            weights="a language model" if self.run.adapter is None else "adapters (LoRA) for a language model",
+            needs=needs,
+            knows="the texts that it was trained on",
+            makes="writes",
+            loss_unit="nats per token",
+            base=base.partition("@")[0] if base is not None and HUB_ID.fullmatch(base) else None,
+        )
 
     def show(self, checkpoint: Path, shards: str, folder: Path, name: str) -> list[Shown]:
         """See `Task.show`: how the model continues the prompts, always with the same seeds."""

@@ -19,7 +19,7 @@ from training.generate.judge import judge
 from training.generate.pictures import Sampling, draw_prompts, load_codec_and_tokenizer
 from training.model.transformer import TextToImageTransformer, build_model, usual_activation_budget
 from training.storage.whole import whole_file
-from training.task import Shown, Task
+from training.task import CardWords, Shown, Task
 
 
 class TextToImage(Task):
@@ -83,6 +83,18 @@ class TextToImage(Task):
     def describe(self, batch: Batch, shards: str) -> str:
         """See `Task.describe`."""
         return f"one caption is {batch.captions[0]!r}"
+
+    @property
+    def card(self) -> CardWords:
+        """See `Task.card`."""
+        return CardWords(
+            pipeline_tag="text-to-image",
+            weights="a text-to-image transformer",
+            needs="Pictures also need the run's image codec, which lies beside its prepared shards.",
+            knows="the captions and pictures that it was trained on",
+            makes="draws",
+            loss_unit="nats per token, of pictures and captions with their weights",
+        )
 
     def show(self, checkpoint: Path, shards: str, folder: Path, name: str) -> list[Shown]:
         """See `Task.show`: pictures, always drawn with the same seeds."""

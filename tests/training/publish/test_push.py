@@ -316,7 +316,7 @@ def test_the_card_has_a_header_numbers_of_the_history_and_limits(tmp_path, save)
     assert yaml.safe_load(header)["pipeline_tag"] == "text-to-image"
     assert "license" not in yaml.safe_load(header)
     assert f"| Epoch (updates of the weights) | 40 of {RUN.schedule.total_epochs} |" in body
-    assert "| Training loss at this epoch | 2.5 nats per token (weighted) |" in body
+    assert "| Training loss at this epoch | 2.5 nats per token, of pictures and captions with their weights |" in body
     assert "| Samples that volunteers have contributed | 4,000 |" in body
     assert "| Training data | a\\|b \\<c\\> |" in body
     assert "- ada: 75 samples (75.0%)\n- al & \\<b\\>\\|\\`x\\` \\# heading: 25 samples (25.0%)\n" in body
@@ -328,3 +328,20 @@ def test_the_card_has_a_header_numbers_of_the_history_and_limits(tmp_path, save)
         "## Use",
         "## Limits",
     ]
+
+
+def test_the_card_says_what_a_run_of_text_or_of_adapters_makes(tmp_path, save):
+    history = History(tmp_path / "history.sqlite", run_id="demo", recipe_digest="d", expiration_seconds=30)
+    checkpoint = save(40)
+    for recipe, weights, base in (
+        ("stories", "a language model", None),
+        ("lora-7b", "adapters (LoRA) for a language model", "mistralai/Mistral-7B-v0.3"),
+    ):
+        _, header, body = model_card(checkpoint, load_recipe(recipe), history).split("---\n", 2)
+        assert yaml.safe_load(header)["pipeline_tag"] == "text-generation"
+        assert yaml.safe_load(header).get("base_model") == base
+        assert f"Weights of {weights} that volunteers train" in body
+        assert "the run's tokenizer" in body and "2.5 nats per token |" in body
+        assert ("frozen weights of mistralai/Mistral-7B-v0.3" in body) == (base is not None)
+        assert not any(word in body for word in ("picture", "image", "draws")), body
+    history.close()
