@@ -307,7 +307,7 @@ FIGURE = Figure(
     controls=(
         Choice(
             name="task", label="What is trained", default=PictureModel.task,
-            options=((PictureModel.task, "Pictures from captions"), (LanguageModel.task, "A language model")),
+            options=((PictureModel.task, "Pictures from captions"), (LanguageModel.task, "Language model")),
         ),
         Choice(name="model", label="Model", options=_PICTURE_MODELS, default="dalle-2021", needs=_OF_PICTURES),
         Choice(name="family", label="Family", options=tuple(FAMILIES.items()), default="llama", needs=_OF_TEXT),
