@@ -22,8 +22,8 @@ BATCHES = (256, 512, 1024, 2048, 4096, 8192, BATCH_OF_2021)
 """Samples of an update; the largest is the 2021 run's (paper, section 3.3)."""
 
 MOST_FORECAST = 8
-"""The largest micro-batch of pictures with which volunteers are forecast, even if more is advised: each update waits for
-the last peer's micro-batch, and the micro-batches of many volunteers together may exceed a small batch."""
+"""The largest micro-batch of pictures with which volunteers are forecast, even if more is advised: each update waits
+for the last peer's micro-batch, and the micro-batches of many volunteers together may exceed a small batch."""
 
 PICTURE_SIZES = {
     "demo": dict(hidden_size=128, num_layers=5, num_heads=4),
