@@ -353,8 +353,8 @@ CLAIMS = (
     ),
     Claim(
         page="make-your-own-run.md",
-        sentence="The memory and the micro-batch that the run designer shows are those of the command plan, for models of "
-        "pictures and of text; a language model takes the learning rate of a published one with as many weights.",
+        sentence="The memory and the micro-batch that the run designer shows are those of the command plan, for models "
+        "of pictures and of text; a language model takes the learning rate of a published one with as many weights.",
         tests=(
             "training/simulate/test_designer.py::test_memory_and_micro_batch_are_the_plans",
             "training/simulate/test_designer.py"
