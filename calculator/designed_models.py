@@ -21,6 +21,10 @@ from calculator.settings import BATCH_OF_2021, LEARNING_RATE_OF_2021
 BATCHES = (256, 512, 1024, 2048, 4096, 8192, BATCH_OF_2021)
 """Samples of an update; the largest is the 2021 run's (paper, section 3.3)."""
 
+MOST_FORECAST = 8
+"""The largest micro-batch of pictures with which volunteers are forecast, even if more is advised: each update waits
+for the last peer's micro-batch, and the micro-batches of many volunteers together may exceed a small batch."""
+
 PICTURE_SIZES = {
     "demo": dict(hidden_size=128, num_layers=5, num_heads=4),
     "small": dict(hidden_size=512, num_layers=16, num_heads=8),
@@ -88,6 +92,11 @@ class DesignedModel(ABC):
     @abstractmethod
     def optimizer(self) -> dict[str, object]:
         """The recipe's `[optimizer]`."""
+
+    @property
+    def most_forecast(self) -> int:
+        """The largest micro-batch with which volunteers are forecast; see `MOST_FORECAST`."""
+        return MOST_FORECAST
 
     @property
     @abstractmethod
@@ -231,6 +240,12 @@ class LanguageModel(DesignedModel):
     def sequence_length(self) -> int:
         """See `DesignedModel.sequence_length`."""
         return self.block_length
+
+    @property
+    def most_forecast(self) -> int:
+        """See `DesignedModel.most_forecast`: as many tokens as those pictures have, if blocks are shorter."""
+        tokens = MOST_FORECAST * (PICTURES["text_seq_len"] + PICTURES["image_grid"] ** 2)
+        return max(MOST_FORECAST, 1 << (tokens // self.block_length).bit_length() - 1)
 
     @property
     def optimizer(self) -> dict[str, object]:

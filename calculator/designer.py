@@ -34,9 +34,6 @@ LEAST_UPDATES, LEAST_EXCHANGES = 1000, 100
 """The least number of updates, or of exchanges of local updates, that a batch must leave; 2021 planned 31 250."""
 MOST_COMMUNICATION = 0.1
 """The largest share of the time that the exchange may take if it can be avoided."""
-MOST_FORECAST = 8
-"""The largest micro-batch with which volunteers are forecast, even if more is advised: each update waits for the last
-peer's micro-batch, and the micro-batches of many volunteers together may exceed a small batch."""
 INNER_UPDATES = (100, 500)
 """The numbers of local updates between two exchanges that are tried (Douillard et al. 2023, arXiv:2311.08105, make
 500)."""
@@ -211,9 +208,11 @@ def _crew(wish: Wish, *, local_updates: bool) -> _Crew:
 
 
 def _size(wish: Wish, gpu: str, local_updates: bool) -> int:
-    """What is advised at the speed that is expected, `MOST_FORECAST` at most; 0 if not even one sample fits."""
+    """What is advised at the speed that is expected, `most_forecast` at most; 0 if not even one sample fits."""
     seconds = 1 / _speed(wish, gpu)
-    return min(micro_batch(wish.model, gpu, local_updates=local_updates, sample_seconds=seconds), MOST_FORECAST)
+    return min(
+        micro_batch(wish.model, gpu, local_updates=local_updates, sample_seconds=seconds), wish.model.most_forecast
+    )
 
 
 def _speed(wish: Wish, gpu: str, micro_batch_size: int | None = None) -> float:

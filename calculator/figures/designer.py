@@ -13,7 +13,18 @@ from calculator.designed_models import (
     LanguageModel,
     PictureModel,
 )
-from calculator.designer import LEAST_UPDATES, Design, Memory, People, Wish, alone_days, design, memory_of, recipe
+from calculator.designer import (
+    LEAST_EXCHANGES,
+    LEAST_UPDATES,
+    Design,
+    Memory,
+    People,
+    Wish,
+    alone_days,
+    design,
+    memory_of,
+    recipe,
+)
 from calculator.devices import DEVICES
 from calculator.errors import BadSetup
 from calculator.figures.controls import Choice, Range, Stops, Values
@@ -122,7 +133,7 @@ def _caption(wish: Wish, made: Design) -> str:
     left_out = [DEVICES[gpu].title for gpu, size in made.micro_batches.items() if not size]
     if left_out:
         said += f" Not even one sample fits {' and '.join(left_out)}, so these volunteers are left out."
-    if made.epochs < LEAST_UPDATES:
+    if made.epochs < (LEAST_EXCHANGES if made.collaboration.local_updates else LEAST_UPDATES):
         before = " (2021: 31 250)" if wish.model.task == PictureModel.task else ""
         said += f" These are only {made.epochs} updates of the shared weights, few to learn from{before}."
     if limits:
@@ -307,7 +318,7 @@ FIGURE = Figure(
     controls=(
         Choice(
             name="task", label="What is trained", default=PictureModel.task,
-            options=((PictureModel.task, "Pictures from captions"), (LanguageModel.task, "A language model")),
+            options=((PictureModel.task, "Pictures from captions"), (LanguageModel.task, "Language model")),
         ),
         Choice(name="model", label="Model", options=_PICTURE_MODELS, default="dalle-2021", needs=_OF_PICTURES),
         Choice(name="family", label="Family", options=tuple(FAMILIES.items()), default="llama", needs=_OF_TEXT),

@@ -89,7 +89,7 @@ def test_the_other_kind_has_its_own_settings_and_gives_a_recipe_of_that_kind(ope
 
     pictures = dict.fromkeys(OF_PICTURES, True) | dict.fromkeys((*OF_TEXT, "Family"), False)
     assert shown() == pictures
-    form.get_by_role("radio", name="A language model").check()
+    form.get_by_role("radio", name="Language model").check()
     assert shown() == {name: not visible for name, visible in pictures.items()}
     form.get_by_role("radio", name="Qwen3").check()
     form.get_by_label("Size", exact=True).select_option("stories")

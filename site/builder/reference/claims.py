@@ -353,6 +353,17 @@ CLAIMS = (
     ),
     Claim(
         page="make-your-own-run.md",
+        sentence="The memory and the micro-batch that the run designer shows are those of the command plan, for models "
+        "of pictures and of text; a language model takes the learning rate of a published one with as many weights.",
+        tests=(
+            "training/simulate/test_designer.py::test_memory_and_micro_batch_are_the_plans",
+            "training/simulate/test_designer.py"
+            "::test_language_models_have_as_many_weights_as_those_whose_learning_rate_they_take",
+        ),
+        not_known="No language model of these sizes was trained with a designed recipe.",
+    ),
+    Claim(
+        page="make-your-own-run.md",
         sentence="The run designer predicts what the simulator reaches, and the simulator is within 15 % of measured "
         "swarms.",
         tests=(
