@@ -18,8 +18,9 @@ from training.generate.pictures import Sampling
 from training.generate.story_judge import judge_story
 from training.generate.texts import continued, tokenizer_of
 from training.model.language.adapters import allocate_adapters, draw_adapters
-from training.model.language.folders import HUB_ID, build_language_model
+from training.model.language.folders import build_language_model
 from training.model.language.model import LanguageModel
+from training.model.language.source import HUB_ID
 from training.task import CardWords, Shown, Task
 
 SHOWN_CHARACTERS = 60

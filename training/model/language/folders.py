@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.config import AdapterConfig, LanguageModelConfig
-from training.errors import BadInput, TrainingError, first_line, reason_of
+from training.errors import BadInput, first_line, reason_of
 from training.model.language.adapters import add_adapters, check_digest, digest_of, frozen_dtype, save_adapters
 from training.model.language.architecture import (
     attention_of,
@@ -27,15 +26,15 @@ from training.model.language.architecture import (
     read_config_json,
 )
 from training.model.language.model import LanguageModel
+from training.model.language.source import find_source
 from training.model.trained import load_trained_state, trained_state
 from training.storage.whole import whole_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-"""Owner and name, and a revision if wanted."""
+OTHER_BYTES = 64 << 20
+"""Of a repository's weights besides its parameters: headers and buffers."""
 
 
 def build_language_model(config: LanguageModelConfig, seed: int, adapter: AdapterConfig | None = None) -> LanguageModel:
@@ -52,7 +51,7 @@ def build_language_model(config: LanguageModelConfig, seed: int, adapter: Adapte
     on_paper = torch.empty(0).device.type == "meta"
     # On paper, what the recipe says is enough, so that a plan needs no hub.
     from_recipe = config.pretrained is None or (on_paper and config.architecture is not None)
-    source = None if from_recipe else _Source.find(config.pretrained)
+    source = None if from_recipe else find_source(config.pretrained)
     if source is None:
         architecture = read_architecture(config.architecture)
     else:
@@ -63,7 +62,8 @@ def build_language_model(config: LanguageModelConfig, seed: int, adapter: Adapte
     if source is None or on_paper:
         network = _drawn(architecture, seed, frozen_dtype(adapter))
     else:
-        network = _loaded(architecture, source.weight_files(), named=config.pretrained, adapter=adapter)
+        files = source.weight_files(_most_bytes(architecture))
+        network = _loaded(architecture, files, named=config.pretrained, adapter=adapter)
     if adapter is None:
         return LanguageModel(config, network)
     return LanguageModel(config, network, adapter=adapter, adapted=add_adapters(network, adapter, seed))
@@ -136,6 +136,14 @@ def _drawn(architecture: PreTrainedConfig, seed: int, dtype: torch.dtype) -> Pre
             ) from None
 
 
+def _most_bytes(architecture: PreTrainedConfig) -> int:
+    """Bytes that no file of float32 weights of this architecture exceeds, tied ones stored twice."""
+    with torch.device("meta"):
+        network = _drawn(architecture, 0, torch.float32)
+    named = network.named_parameters(remove_duplicate=False)
+    return OTHER_BYTES + sum(parameter.numel() * parameter.itemsize for _, parameter in named)
+
+
 def _loaded(
     architecture: PreTrainedConfig, files: list[Path], *, named: str, adapter: AdapterConfig | None
 ) -> PreTrainedModel:
@@ -187,110 +195,3 @@ def _without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-class _Source:
-    """Where weights come from. Small files are read before large ones."""
-
-    @staticmethod
-    def find(name: str) -> _Source:
-        """A folder if there is one of this name, otherwise a repository of the hub.
-
-        Raises:
-            BadInput: If it is neither.
-        """
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return _Folder(folder)
-        if not HUB_ID.fullmatch(name) or name.startswith("."):
-            raise BadInput(
-                f"model.from is {name!r}, which is no folder here; give a folder with config.json and "
-                "model.safetensors, or a hub id such as owner/name."
-            )
-        return _Repository(name)
-
-    def path(self, name: str) -> Path | None:
-        """A file on this machine; None if there is no such file."""
-        raise NotImplementedError
-
-    def __init__(self, name: object):
-        self._name = name
-
-    def read_config(self) -> dict[str, Any]:
-        """What stands in config.json.
-
-        Raises:
-            BadInput: If there is none, or nothing that can be read.
-        """
-        table = self._read_json(CONFIG)
-        if table is None:
-            raise BadInput(f"{self._name} of model.from lacks {CONFIG}; give weights that `transformers` has saved.")
-        return table
-
-    def weight_files(self) -> list[Path]:
-        """The safetensors files, all on this machine.
-
-        Raises:
-            BadInput: If there are none.
-        """
-        index = self._read_json(INDEX)
-        names = [WEIGHTS]
-        if index is not None:
-            parts = index.get("weight_map")
-            names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
-            # A name with a slash could lead out of the folder.
-            if not names or any(not re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
-                raise BadInput(f"{INDEX} of {self._name} names no files beside it; choose other weights.")
-        paths = {name: self.path(name) for name in names}
-        missing = [name for name, path in paths.items() if path is None]
-        if missing:
-            raise BadInput(
-                f"{self._name} of model.from lacks {missing[0]}; give weights as safetensors (files of other kinds can "
-                "contain programs)."
-            )
-        return list(paths.values())
-
-    def _read_json(self, name: str) -> dict[str, Any] | None:
-        path = self.path(name)
-        if path is None:
-            return None
-        try:
-            table = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{name} of {self._name} cannot be read: {reason_of(error)}. Get the file again.") from None
-        if not isinstance(table, dict):
-            raise BadInput(f"{name} of {self._name} is not a table; get the file again.")
-        return table
-
-
-class _Folder(_Source):
-    def path(self, name: str) -> Path | None:
-        path = self._name / name
-        return path if path.is_file() else None
-
-
-class _Repository(_Source):
-    def path(self, name: str) -> Path | None:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
-        repository, _, revision = self._name.partition("@")
-        try:
-            return Path(hf_hub_download(repository, name, revision=revision or None))
-        except LocalEntryNotFoundError as error:  # a kind of EntryNotFoundError: neither the hub nor the cache has it
-            raise TrainingError(
-                f"{repository} of model.from cannot be fetched, because the hub cannot be reached: {first_line(error)}",
-                cure="Check the connection, or give a folder.",
-            ) from None
-        except EntryNotFoundError:
-            return None
-        except HfHubHTTPError as error:
-            raise BadInput(
-                f"The hub does not give out {self._name} of model.from: {first_line(error)}",
-                cure="Check the name; for weights behind a licence, set HF_TOKEN.",
-            ) from None
-        except OSError as error:
-            raise TrainingError(
-                f"{repository} of model.from cannot be fetched: {first_line(error)}",
-                cure="Check the connection, or give a folder.",
-            ) from None

@@ -1,0 +1,132 @@
+"""Weights of a repository of the Hugging Face Hub, fetched from a server that answers as the hub does."""
+
+import hashlib
+import os
+import sys
+
+import pytest
+from fastapi import FastAPI, Response
+from fastapi.responses import FileResponse
+
+from tests.programs import run_program
+from tests.serving import serving
+from training.config import AdapterConfig, LanguageModelConfig
+from training.errors import TrainingError
+from training.model.language.folders import build_language_model, export_folder
+
+ARCHITECTURE = dict(
+    model_type="llama",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    max_position_embeddings=16,
+)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PROGRAM = """
+from training.config import LanguageModelConfig
+from training.errors import TrainingError
+from training.model.language.folders import build_language_model
+
+try:
+    build_language_model(LanguageModelConfig(**{"from": "ada/small"}, block_length=16), 0)
+except TrainingError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """The hub's address, the folder of the repository, and the files that were fetched whole."""
+    folder, fetched = tmp_path / "repository", []
+    model = build_language_model(LanguageModelConfig(architecture=ARCHITECTURE, block_length=16), 3)
+    export_folder(model, folder, tokenizer_file=None)
+    app = FastAPI()
+
+    @app.head("/{owner}/{name}/resolve/{revision}/{file}")
+    @app.get("/{owner}/{name}/resolve/{revision}/{file}")
+    def resolve(owner: str, name: str, revision: str, file: str) -> Response:
+        path = folder / file
+        if (owner, name) != ("ada", "small"):
+            return Response(status_code=404, headers={"X-Error-Code": "RepoNotFound"})
+        if not path.is_file():
+            return Response(status_code=404, headers={"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        tag = hashlib.sha256(path.read_bytes()).hexdigest()
+        return FileResponse(path, headers={"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT})
+
+    @app.middleware("http")
+    async def note(request, call_next):
+        if request.method == "GET" and "/resolve/" in request.url.path:
+            fetched.append(request.url.path.rpartition("/")[2])
+        return await call_next(request)
+
+    with serving(app) as address:
+        yield address, folder, fetched
+
+
+@pytest.fixture
+def build(monkeypatch, tmp_path):
+    """Builds the model of a repository or folder with the hub at an address: the sum of its weights, or the refusal."""
+
+    def build(address: str, source: str, adapter: AdapterConfig | None = None) -> float | str:
+        # As HF_ENDPOINT sets them when the library is imported.
+        template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        try:
+            model = build_language_model(LanguageModelConfig(**{"from": source}, block_length=16), 0, adapter)
+        except TrainingError as error:
+            return f"{type(error).__name__} {error}"
+        return sum(float(parameter.detach().abs().sum()) for parameter in model.parameters())
+
+    return build
+
+
+def test_weights_are_fetched_once_and_then_need_no_hub(hub, build):
+    address, folder, fetched = hub
+    first = build(address, "ada/small")
+    assert first == build(address, str(folder)) > 0
+    assert sorted(fetched) == ["config.json", "model.safetensors"]
+    assert build("http://127.0.0.1:9", "ada/small") == first
+    adapter = AdapterConfig(kind="lora", rank=2, alpha=2.0, frozen_bits=32, base_digest="0" * 64)
+    refused = build(address, "ada/small", adapter)
+    assert refused.startswith("BadInput The weights of ada/small have the digest")
+    assert sorted(fetched) == ["config.json", "model.safetensors"], "nothing is fetched twice"
+
+
+def test_what_the_hub_does_not_have_is_told(hub, build):
+    address, folder, fetched = hub
+    (folder / "model.safetensors").unlink()
+    assert "ada/small of model.from lacks model.safetensors" in build(address, "ada/small")
+    assert "The hub does not give out ada/other" in build(address, "ada/other")
+    assert fetched == ["config.json"]
+
+
+def test_weights_that_are_larger_than_their_architecture_are_not_fetched(hub, build):
+    address, folder, fetched = hub
+    with (folder / "model.safetensors").open("ab") as file:
+        file.truncate(200 << 20)
+    told = build(address, "ada/small")
+    assert told.startswith(
+        f"BadInput The weights of ada/small have {200 << 20:,} bytes, and a model of their config.json"
+    )
+    assert fetched == ["config.json"]
+
+
+def test_weights_for_which_the_disk_has_no_room_are_not_fetched(hub, tmp_path):
+    """A disk as large as the weights, which the configuration already has a part of; in a namespace of our own."""
+    address, folder, fetched = hub
+    if run_program(["unshare", "-Urm", "true"]).returncode:
+        pytest.skip("needs the right to mount a small disk (unshare)")
+    size = (folder / "model.safetensors").stat().st_size
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    script = f'mount -t tmpfs -o size={size} none "$0" && exec "$1" -c "$2"'
+    command = ["unshare", "-Urm", "sh", "-c", script, home, sys.executable, PROGRAM]
+    done = run_program(command, env=environment, within=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"TrainingError The weights of ada/small have {size:,} bytes, and {home}/hub has room for" in done.stdout
+    assert fetched == ["config.json"]
