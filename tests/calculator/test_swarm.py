@@ -240,3 +240,16 @@ def test_a_collaboration_leaves_unsaid_what_an_exchange_does():
 
 def test_the_codecs_are_those_of_a_recipe():
     assert set(CODECS) == set(get_args(Codec))
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"model": "dalle-2021", "sequence_length": 512}, "sequence_length is for language models"),
+        ({"model": "smollm2-135m", "sequence_length": 8193}, "from 1 to 8192, not 8193"),
+        ({"model": "smollm2-135m", "optimizer": "sgdd"}, "optimizer is one of"),
+    ],
+)
+def test_lengths_and_optimizers_that_cannot_be_are_refused(wrong, said):
+    with pytest.raises(BadSetup, match=said):
+        collaboration_from({"volunteers": [{"count": 1, "gpu": "t4"}], **wrong})

@@ -14,16 +14,19 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from calculator import exchange
 from calculator.architectures import text_to_image
+from calculator.collaboration import Kind
 from calculator.exchange import CODECS, Link, balanced_parts, load, vector_bytes
 from calculator.flops import forward_flops
 from calculator.swarm import PROGRESS_RECORD_BYTES, Exchange
-from training.config import load_recipe
+from training.config import OptimizerConfig, load_recipe, parse_recipe, read_recipe
 from training.errors import BadInput
 from training.model.attention import allowed_pairs
 from training.model.layout import Layout
 from training.optim.build import build_optimizer
+from training.optim.groups import parameter_groups
 from training.simulate.forecast import collaboration_of
 from training.swarm.codecs import BLOCK_SIZE, exchange_codec
+from training.task import task_of
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,31 @@ def test_a_newcomer_downloads_as_much_as_the_optimizer_keeps():
     kept = sum(t.numel() * t.element_size() for t in optimizer.state[weight].values() if isinstance(t, torch.Tensor))
     expected = Exchange(parameters=10**6, target_batch_size=1).newcomer_bytes
     assert 2 * weight.numel() + kept == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["lamb8bit", "adamw8bit", "adamw", "muon"])
+@pytest.mark.parametrize("recipe", ["demo", "stories"])
+def test_a_newcomer_downloads_the_state_of_the_recipes_optimizer(recipe, name):
+    """Small tensors have moments in 32 bits, and Muon one momentum for a hidden matrix: not two of 8 bits for all."""
+    run = load_recipe(recipe)
+    run = run.model_copy(update={"optimizer": OptimizerConfig(name=name)})
+    model = task_of(run).build_model()
+    optimizer = build_optimizer(run.optimizer, parameter_groups(model, run.optimizer), lr=1e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    state = [value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, torch.Tensor)]
+    sent = sum(tensor.numel() * tensor.element_size() for tensor in state)
+    sent += sum(2 * parameter.numel() for parameter in model.parameters())
+    assert collaboration_of(run, ()).exchange().newcomer_bytes == pytest.approx(sent, rel=0.03)
+
+
+def test_speeds_are_for_samples_of_the_recipes_length():
+    """A model that could read 2048 tokens is faster with blocks of 128."""
+    text = read_recipe("stories").replace("max_position_embeddings = 128", "max_position_embeddings = 2048")
+    kind = Kind(count=1, gpu="t4", micro_batch_size=8)
+    (longer,), (own,) = (collaboration_of(run, [kind]).kinds() for run in (parse_recipe(text), load_recipe("stories")))
+    assert longer.samples_per_second == own.samples_per_second
 
 
 def test_a_peers_progress_takes_as_much_of_the_record():
