@@ -149,6 +149,11 @@ class Task(ABC):
         return False
 
     @property
+    def reversible(self) -> bool:
+        """Whether layers are reversible: those that do not keep their activations keep no input either."""
+        return False
+
+    @property
     def usual_activation_budget(self) -> int | None:
         """Bytes of activations to keep if nobody has chosen; None: all."""
         return None

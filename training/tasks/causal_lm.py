@@ -59,6 +59,11 @@ class CausalLanguageModel(Task):
         """See `Task.calculator_config`."""
         return self._paper.network.config.to_dict()
 
+    @property
+    def keeps_some(self) -> bool:
+        """See `Task.keeps_some`."""
+        return True
+
     def check_fit(self, manifest: Manifest | TextManifest, *, source: str) -> None:
         """See `Task.check_fit`."""
         sizes = {"block_length": self.seq_len, "vocab_size": self.vocab_size}
