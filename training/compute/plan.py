@@ -221,7 +221,7 @@ def _step_of(
     try:
         result = estimate(setup)
     except BadSetup as error:
-        tensors, frozen = _tensors(model)
+        tensors, frozen = _tensors(run, model)
         result = _traced(run, setup, samples, stored, tensors, frozen)
         training = replace(training, tensors=tensors)
         return _Step(
@@ -229,8 +229,7 @@ def _step_of(
         )
     kept = stored_bytes(task, model, samples, budget, dtype) if task.keeps_some else 0
     if kept and not task.reversible:
-        # The peak grows with each layer, the more the more layers keep their activations: a line from none to all lies
-        # above it.
+        # See `training.compute.choices`: the line from none to all lies above the peak.
         whole = estimate(replace(setup, checkpointing=False)).gpu.total
         kept = min(kept, (whole - result.gpu.total) * stored // task.num_layers)
     return _Step(
@@ -276,10 +275,14 @@ def _traced(
     )
 
 
-def _tensors(model) -> tuple[tuple[ParameterTensor, ...], tuple[int, ...]]:
+def _tensors(run: RunConfig, model) -> tuple[tuple[ParameterTensor, ...], tuple[int, ...]]:
     """What is trained, and the bytes of each tensor that is not."""
+    from training.optim.groups import hidden_matrices
+
+    hidden = hidden_matrices(model) if run.optimizer.name == "muon" else set()
     trained = tuple(
-        ParameterTensor(name, "head", tuple(tensor.shape), 1)
+        # Of the parts, the calculator's optimizers only tell embeddings from the rest, for Muon does not move them.
+        ParameterTensor(name, "feed-forward" if id(tensor) in hidden else "embeddings", tuple(tensor.shape), 1)
         for name, tensor in model.named_parameters()
         if tensor.requires_grad
     )
