@@ -108,6 +108,7 @@ def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None)
     from training.compute.machine import this_machine
     from training.compute.plan import setup_of, stored_bytes
     from training.config import load_recipe
+    from training.task import task_of
 
     device = model.final_norm.weight.device
     run = load_recipe("dalle-2021").model_copy(update={"model": model.config})
@@ -116,7 +117,7 @@ def expected(model, batch_size: int, dtype, activation_budget_bytes: int | None)
     return {
         "estimated_bytes": memory.total
         - memory.weights
-        + stored_bytes(model, batch_size, activation_budget_bytes, dtype),
+        + stored_bytes(task_of(run), model, batch_size, activation_budget_bytes, dtype),
         "kernels": model.kernel_choice(dtype).kernels,
     }
 

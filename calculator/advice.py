@@ -14,7 +14,7 @@ from calculator.devices import Device
 from calculator.estimate import Estimate, estimate
 from calculator.fit import ADVISED_SHARE, taken_bytes
 from calculator.optimizers import OPTIMIZERS
-from calculator.parameters import parameter_tensors
+from calculator.parameters import ParameterTensor, parameter_tensors
 from calculator.setups import Setup, lora_of, resolve
 
 MOST_SAMPLES = 32
@@ -47,6 +47,8 @@ class PeerTraining:
     """See `calculator.setups.Setup`."""
     base_bits: int | None = None
     """See `calculator.setups.Setup`."""
+    tensors: tuple[ParameterTensor, ...] | None = None
+    """The trained tensors of a model that the calculator does not know; None: it knows them."""
 
     def setup(
         self, device: Device, micro_batch_size: int, *, precision: str | None = None, checkpointing: bool = False
@@ -83,7 +85,11 @@ class PeerTraining:
         Raises:
             BadSetup: If the calculator does not know such a model.
         """
-        result = estimate(self.setup(device, micro_batch_size, precision=precision, checkpointing=checkpointing))
+        setup = self.setup(device, micro_batch_size, precision=precision, checkpointing=checkpointing)
+        return self.need_of(estimate(setup), device)
+
+    def need_of(self, result: Estimate, device: Device) -> int:
+        """The device memory that training needs, by the estimate of a step."""
         on_device, on_host = self.bytes_of_the_mode(result)
         return taken_bytes(result, device) + on_device + (on_host if device.unified else 0)
 
@@ -102,10 +108,12 @@ class PeerTraining:
 
     def update_bytes(self) -> int:
         """The most that the update of one tensor takes and gives back."""
-        setup = Setup(**self._model())
-        architecture = resolve(setup)
-        lora = lora_of(setup, architecture)
-        tensors = parameter_tensors(architecture) if lora is None else adapter_tensors(architecture, lora)
+        tensors = self.tensors
+        if tensors is None:
+            setup = Setup(**self._model())
+            architecture = resolve(setup)
+            lora = lora_of(setup, architecture)
+            tensors = parameter_tensors(architecture) if lora is None else adapter_tensors(architecture, lora)
         return max(OPTIMIZERS[self.optimizer].step_bytes(tensor, 4) for tensor in tensors)
 
     def _model(self) -> dict[str, object]:

@@ -208,6 +208,48 @@ def estimate(setup: Setup) -> Estimate:
     )
 
 
+def estimate_around(
+    gpu: GpuMemory,
+    setup: Setup,
+    trained: tuple[ParameterTensor, ...],
+    frozen_bytes: tuple[int, ...] = (),
+    *,
+    saved_activations: int,
+    peak: Peak,
+    note: str,
+) -> Estimate:
+    """An estimate of an unknown model, for which the peak of forward and backward was measured.
+
+    Args:
+        gpu: The peak.
+        setup: Its optimizer counts, on the host, and the name of its model.
+        trained: The model's trained tensors, in 32 bits.
+        frozen_bytes: Of each tensor that is not trained.
+        saved_activations: Kept at the end of forward.
+        peak: Where the peak is.
+        note: How it was measured, a sentence.
+    """
+    optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
+    fixed = _sizes(trained, [(1, size) for size in frozen_bytes], 4, optimizer)
+    return Estimate(
+        model=str(setup.config["model_type"]),
+        parameters=fixed.values,
+        parameters_by_part={"model": fixed.values},
+        trained_parameters=fixed.values,
+        gpu=gpu,
+        saved_activations=saved_activations,
+        autocast_weight_copies=0,
+        gradient_bytes=fixed.trained_bytes,
+        optimizer_state_bytes=0,
+        host=_host(setup, fixed, optimizer),
+        peak=peak,
+        timeline=(),
+        transfer=_transfer(setup, fixed),
+        overhead=_overhead(fixed),
+        notes=(note,),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Fixed:
     """Sizes that depend only on the parameters."""
@@ -240,6 +282,20 @@ def _fixed(
     model = parameter_tensors(architecture, shared_groups)
     trained = adapter_tensors(architecture, lora) if lora else model
     frozen = [(tensor.copies, block) for tensor in model for block in frozen_blocks(tensor, lora)] if lora else []
+    again = lora is not None
+    return _sizes(trained, frozen, itemsize, optimizer, embeddings_32bit=embeddings_32bit, again=again)
+
+
+def _sizes(
+    trained: tuple[ParameterTensor, ...],
+    frozen: list[tuple[int, int]],
+    itemsize: int,
+    optimizer: Optimizer,
+    *,
+    embeddings_32bit: bool = False,
+    again: bool = False,
+) -> _Fixed:
+    """The sizes of these tensors; of the frozen ones, how many there are of each size, and their bytes."""
     blocks = [(tensor.copies, allocated_bytes(tensor.count, itemsize)) for tensor in trained]
     values = tensors = copies = paged = shared = state = host = 0
     for tensor in trained:
@@ -266,7 +322,7 @@ def _fixed(
         state_bytes=state + shared,
         host_state_bytes=host + shared,
         paged_bytes=paged,
-        step_bytes=_step_bytes(trained, optimizer, itemsize, again=lora is not None),
+        step_bytes=_step_bytes(trained, optimizer, itemsize, again=again),
         unused_bytes=_unused_bytes(frozen + blocks) + _unused_bytes(blocks),
     )
 

@@ -197,6 +197,11 @@ class Task(ABC):
         return False
 
     @property
+    def reversible(self) -> bool:
+        """Whether layers are reversible: those that do not keep their activations keep no input either."""
+        return False
+
+    @property
     def usual_activation_budget(self) -> int | None:
         """Bytes of activations to keep if nobody has chosen; None: all."""
         return None
@@ -263,8 +268,8 @@ class ModelShape:
     """See `Task.calculator_config`."""
     seq_len: int
     """T, tokens of a sample."""
-    keeps_some: bool
-    """See `Task.keeps_some`."""
+    reversible: bool
+    """See `Task.reversible`."""
     adapters: Mapping[str, Any] = field(default_factory=dict)
     """What is trained in place of the model, as fields of `calculator.setups.Setup`; empty: the model."""
 
@@ -282,9 +287,9 @@ def shape_of(run: RunConfig) -> ModelShape:
     config = run.calculator_config if run.task in BUILT_IN else None
     adapters = run.calculator_adapters
     if config is not None and isinstance(run, TextToImageRun):
-        return ModelShape(config=config, seq_len=run.model.seq_len, keeps_some=run.model.reversible)
+        return ModelShape(config=config, seq_len=run.model.seq_len, reversible=run.model.reversible)
     if config is not None and isinstance(run, LanguageRun):
-        return ModelShape(config=config, seq_len=run.model.block_length, keeps_some=False, adapters=adapters)
+        return ModelShape(config=config, seq_len=run.model.block_length, reversible=False, adapters=adapters)
     task = task_of(run)
-    facts = {"seq_len": task.seq_len, "keeps_some": task.keeps_some}
+    facts = {"seq_len": task.seq_len, "reversible": task.reversible}
     return ModelShape(config=task.calculator_config(), adapters=adapters, **facts)

@@ -67,7 +67,7 @@ def test_the_recipe_alone_says_what_the_task_tells_the_calculator(name):
     run = load_recipe(name)
     task, shape = task_of(run), shape_of(run)
     assert from_config(shape.config) == from_config(task.calculator_config())
-    assert (shape.seq_len, shape.keeps_some) == (task.seq_len, task.keeps_some)
+    assert (shape.seq_len, shape.reversible) == (task.seq_len, task.reversible)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "gpt2", "gptj", "phi3"])

@@ -16,7 +16,7 @@ from calculator.devices import Device
 from calculator.fit import ADVISED_SHARE
 from calculator.page.words import show_bytes
 from training.compute.machine import this_machine, torch_device
-from training.compute.plan import Precision, dtype_of, needed_bytes, setup_of
+from training.compute.plan import Precision, dtype_of, needed_bytes, refusal_of, setup_of
 from training.compute.speed import matmul_flops_per_second, step_seconds
 from training.config import RunConfig
 from training.errors import BadInput
@@ -71,7 +71,7 @@ class Choices:
     activation_budget_bytes: int | None
     """How many bytes of activations are kept; see `TrainedModel.stored_layers`."""
     need_bytes: int
-    """Memory that training takes on the device, by the calculator."""
+    """Memory that training takes on the device, by the calculator or a traced step (`training.compute.plan`)."""
     settings: tuple[Setting, ...]
     """These choices as they are shown to people, in the order in which they were made."""
 
@@ -93,7 +93,8 @@ def choose(
             micro-batch.
 
     Raises:
-        BadInput: If there is no such device, or the calculator does not know such a model.
+        BadInput: If there is no such device, or the calculator does not know such a model and its step cannot be
+            traced.
     """
     here = torch_device(wishes.device) if machine is None else None
     machine = machine or this_machine(wishes.device)
@@ -119,18 +120,23 @@ def choose(
                 "activations",
                 f"kept for {kept} layers, recomputed for {layers - kept}" if kept < layers else "all kept",
                 wishes.checkpointing,
-                f"so training takes {show_bytes(needed)} of {show_bytes(machine.usable_bytes)}",
+                f"so training takes {show_bytes(needed)} of {show_bytes(machine.usable_bytes)}{memory.why_traced}",
             ),
         ),
     )
 
 
 class _Memory:
-    """What the calculator says about this recipe on this machine."""
+    """What the calculator says about this recipe on this machine, or a traced step if it does not know the model."""
 
     def __init__(self, run: RunConfig, machine: Device, wishes: Wishes):
         self._run, self._machine, self._checkpointing = run, machine, wishes.checkpointing
-        self._keeps_some, self._model = task_of(run).keeps_some, task_of(run).on_paper()
+        self._task = task_of(run)
+        self._model = self._task.on_paper()
+        traced = refusal_of(run, machine) is not None
+        self.source = "a traced step" if traced else "the calculator"
+        self.why_traced = "; measured by a traced step, since the calculator does not know this model" if traced else ""
+        """The end of a sentence about memory."""
 
     def need(self, samples: int, precision: Precision, budget: int | None) -> int:
         """Bytes needed if activations are kept within this budget; see `TrainedModel.stored_layers`."""
@@ -148,19 +154,30 @@ class _Memory:
     def most_generous(self, samples: int, precision: Precision) -> tuple[int | None, int]:
         """The largest activation budget that fits, and for how many layers it keeps them."""
         most = int((HOST_SHARE if self._machine.unified else ADVISED_SHARE) * self._machine.usable_bytes)
+        dtype = dtype_of(setup_of(self._run, self._machine, samples, precision=precision))
         if self._checkpointing is not None:
             budget = 0 if self._checkpointing else None
         elif self.need(samples, precision, None) <= most:
             budget = None
-        elif self._keeps_some:
-            budget = max(0, most - self.need(samples, precision, 0))
+        elif self._task.keeps_some:
+            budget = self._within(most, samples, precision, dtype)
         else:
             # Such layers keep all or nothing: the calculator has no case in between.
             budget = 0
-        dtype = dtype_of(setup_of(self._run, self._machine, samples, precision=precision))
         kept = self._model.stored_layers(samples, budget, dtype)
         # A budget too small for any layer is the same as 0, and messages should say so.
         return (budget if kept else 0), kept
+
+    def _within(self, most: int, samples: int, precision: Precision, dtype: torch.dtype) -> int:
+        """The largest activation budget with which a step takes at most so many bytes, which are too few for all."""
+        least = self.need(samples, precision, 0)
+        room = max(0, most - least)
+        if self._task.reversible:
+            return room
+        # The peak of a step is at another operation if layers are recomputed, so that not all that is kept adds to it.
+        # With each layer it grows, the more the more are kept: a line from none to all lies above it.
+        layers = self._task.num_layers * room // (self.need(samples, precision, None) - least)
+        return sum(self._model.activation_bytes(samples, dtype)[:layers])
 
 
 class _Timer:
@@ -255,14 +272,14 @@ def _micro_batch(
 ) -> tuple[int, str]:
     if wishes.micro_batch_size is not None:
         fits = memory.fits(wishes.micro_batch_size, precision)
-        return wishes.micro_batch_size, "it fits" if fits else "according to the calculator it does not fit"
+        return wishes.micro_batch_size, "it fits" if fits else f"according to {memory.source} it does not fit"
     a_sample = timer.expected_seconds(precision)
     target, window = run.swarm.target_batch_size, run.swarm.matchmaking_seconds
     sizes = sizes_to_advise(target, matchmaking_seconds=window, sample_seconds=a_sample)
     largest = memory.largest(sizes, precision)
     fitting = [size for size in sizes if size <= largest]
     if not fitting:
-        return 1, "according to the calculator not even one fits; it is tried all the same"
+        return 1, f"according to {memory.source} not even one fits; it is tried all the same"
     speeds: dict[int, float] = {}
     for size in fitting:
         seconds = timer.step(size, precision)

@@ -2,24 +2,30 @@
 
 The estimate is that of the site's calculator. It counts reversible layers with all activations recomputed; we add what
 the model keeps within its budget (`TrainedModel.stored_layers`). Attention is counted as separate matrix
-multiplications; fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities.
-`training.compute.choices` bases its decisions on this.
+multiplications; fused kernels, which a GPU may use (`training.model.kernel_choice`), keep no probabilities. A step of a
+model that the calculator does not know is traced instead (`training.compute.traced`). `training.compute.choices` bases
+its decisions on this.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from calculator import BadSetup, Estimate, Setup, estimate
 from calculator.advice import PeerTraining, advised_micro_batch, sizes_to_advise
 from calculator.devices import Device
+from calculator.estimate import GpuMemory, Peak, estimate_around
 from calculator.fit import Suggestion, suggestions
 from calculator.optimizers import OF_RECIPES
+from calculator.page.words import show_bytes
+from calculator.parameters import ParameterTensor
 from training.config import RunConfig
-from training.errors import BadInput
 from training.model.trained import count_trained
 from training.task import Task, TrainedModel, shape_of, task_of
+
+if TYPE_CHECKING:  # who only asks the calculator needs no PyTorch
+    from training.compute.traced import TracedSteps
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """Type in which layers compute, by autocast; weights, norms and gradients are always float32."""
@@ -40,11 +46,14 @@ class Plan:
     setup: Setup
     """The calculator's setup."""
     estimate: Estimate
-    """The calculator's estimate for one micro-batch, with the activations of all reversible layers recomputed."""
+    """For one micro-batch. By the calculator, all activations are recomputed if only some layers keep them; a traced
+    step keeps those of `stored_layers`."""
+    refusal: str | None
+    """Why the calculator does not know this model, so that a step was traced; None: it knows it."""
     stored_layers: int
-    """For this many layers, counted from the last, activations are kept instead."""
+    """For this many layers, counted from the last, activations are kept."""
     stored_bytes: int
-    """Memory that these activations take."""
+    """Memory that these activations take, as far as `estimate` does not count it."""
     local_bytes: int
     """Device memory that local updates take in addition; 0 in the synchronous mode."""
     host_bytes: int
@@ -82,15 +91,12 @@ def make_plan(
             `training.task.TrainedModel.stored_layers`; `training.compute.choices` chooses it.
 
     Raises:
-        BadInput: If the calculator does not know such a model.
+        BadInput: If the calculator does not know such a model and its step cannot be traced.
     """
     task, budget = task_of(run), activation_budget_bytes
     model = task.on_paper()
     if budget == "usual":
         budget = task.usual_activation_budget
-
-    def need(samples: int) -> int:
-        return needed_bytes(run, device, model, samples, budget, precision=precision)
 
     # The smallest amount with which a peer could train: no activations are kept unless the budget asks for all.
     def least(samples: int) -> int:
@@ -98,24 +104,24 @@ def make_plan(
 
     advised = advised_micro_batch(sizes_to_advise(run.swarm.target_batch_size), least, device)
     samples = micro_batch_size or advised or 1
-    needed = need(samples)
-    setup = setup_of(run, device, samples, precision=precision, checkpointing=budget == 0)
-    dtype, result = dtype_of(setup), estimate(setup)
-    local, more = training_of(run).bytes_of_the_mode(result)
+    step = _step_of(run, device, model, samples, budget, precision)
+    needed, known = step.need_bytes(device), step.refusal is None
+    local, more = step.training.bytes_of_the_mode(step.estimate)
     return Plan(
         parameters=_count(model),
         trained_parameters=count_trained(model),
         computing_parameters=task.computing_parameters,
-        setup=setup,
-        estimate=result,
-        stored_layers=model.stored_layers(samples, budget, dtype) if task.keeps_some else 0,
-        stored_bytes=stored_bytes(task, model, samples, budget, dtype),
+        setup=step.setup,
+        estimate=step.estimate,
+        refusal=step.refusal,
+        stored_layers=step.stored_layers,
+        stored_bytes=step.stored_bytes,
         local_bytes=local,
-        host_bytes=result.host.total + more,
+        host_bytes=step.estimate.host.total + more,
         device=device,
         need_bytes=needed,
         advised_micro_batch=advised,
-        suggestions=tuple(suggestions(setup, device)) if needed > device.usable_bytes else (),
+        suggestions=tuple(suggestions(step.setup, device)) if known and needed > device.usable_bytes else (),
     )
 
 
@@ -125,7 +131,7 @@ def training_of(run: RunConfig) -> PeerTraining:
     return PeerTraining(
         config=shape.config,
         sequence_length=shape.seq_len,
-        reversible=shape.keeps_some,
+        reversible=shape.reversible,
         optimizer=OF_RECIPES[run.optimizer.name],
         local_updates=run.swarm.mode == "diloco",
         powersgd=run.swarm.powersgd_rank > 0,
@@ -166,20 +172,119 @@ def needed_bytes(
         precision: See `setup_of`.
 
     Raises:
-        BadInput: If the calculator does not know such a model.
+        BadInput: If the calculator does not know such a model and its step cannot be traced.
     """
-    checkpointing = activation_budget_bytes == 0
-    setup = setup_of(run, device, micro_batch_size, precision=precision, checkpointing=checkpointing)
+    return _step_of(run, device, model, micro_batch_size, activation_budget_bytes, precision).need_bytes(device)
+
+
+def refusal_of(run: RunConfig, device: Device) -> str | None:
+    """Why the calculator does not know a recipe's model; None if it does."""
     try:
-        needed = training_of(run).need_bytes(
-            device, micro_batch_size, precision=setup.precision, checkpointing=checkpointing
-        )
+        estimate(setup_of(run, device, 1))
     except BadSetup as error:
-        raise BadInput(
-            f"The memory of this recipe's model cannot be estimated: {error}",
-            cure="Nothing to do: you can still join the run; only its memory cannot be planned.",
-        ) from None
-    return needed + stored_bytes(task_of(run), model, micro_batch_size, activation_budget_bytes, dtype_of(setup))
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A step with so many samples; fields as in `Plan`."""
+
+    training: PeerTraining
+    setup: Setup
+    estimate: Estimate
+    refusal: str | None
+    stored_layers: int
+    stored_bytes: int
+
+    def need_bytes(self, device: Device) -> int:
+        return self.training.need_of(self.estimate, device) + self.stored_bytes
+
+
+def _step_of(
+    run: RunConfig,
+    device: Device,
+    model: TrainedModel,
+    samples: int,
+    budget: int | None,
+    precision: Precision | None,
+) -> _Step:
+    """By the calculator, or traced where it does not know the model; arguments as for `needed_bytes`."""
+    task, training = task_of(run), training_of(run)
+    recomputed = budget is not None if task.keeps_some else budget == 0
+    theirs = None if precision is None else _PRECISIONS[precision]
+    setup = training.setup(device, samples, precision=theirs, checkpointing=recomputed)
+    dtype = dtype_of(setup)
+    stored = model.stored_layers(samples, budget, dtype)
+    try:
+        result = estimate(setup)
+    except BadSetup as error:
+        tensors, frozen = _tensors(run, model)
+        result = _traced(run, setup, samples, stored, tensors, frozen)
+        training = replace(training, tensors=tensors)
+        return _Step(
+            training=training, setup=setup, estimate=result, refusal=str(error), stored_layers=stored, stored_bytes=0
+        )
+    kept = stored_bytes(task, model, samples, budget, dtype) if task.keeps_some else 0
+    if kept and not task.reversible:
+        # See `training.compute.choices`: the line from none to all lies above the peak.
+        whole = estimate(replace(setup, checkpointing=False)).gpu.total
+        kept = min(kept, (whole - result.gpu.total) * stored // task.num_layers)
+    return _Step(
+        training=training,
+        setup=setup,
+        estimate=result,
+        refusal=None,
+        stored_layers=stored if task.keeps_some else 0,
+        stored_bytes=kept,
+    )
+
+
+_TRACED: dict[str, TracedSteps] = {}
+"""Recipe as JSON -> its traced steps, of the last recipe only."""
+
+
+def _traced(
+    run: RunConfig,
+    setup: Setup,
+    samples: int,
+    stored: int,
+    tensors: tuple[ParameterTensor, ...],
+    frozen: tuple[int, ...],
+) -> Estimate:
+    from training.compute.traced import TracedSteps
+
+    recipe = run.model_dump_json()
+    if recipe not in _TRACED:
+        _TRACED.clear()
+        _TRACED[recipe] = TracedSteps(task_of(run))
+    step = _TRACED[recipe].peak(samples, stored, dtype_of(setup))
+    parts = {"weights": step.weights, "gradients": step.gradients, "activations": step.activations}
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:2]
+    words = " and ".join(f"{name} ({show_bytes(size)})" for name, size in largest)
+    return estimate_around(
+        GpuMemory(**parts, optimizer_state=0, temporary=step.temporary),
+        setup,
+        tensors,
+        frozen,
+        saved_activations=step.saved,
+        peak=Peak(phase=step.phase, instant=f"In {step.phase}, in {step.operation}; the largest parts are {words}."),
+        note="The calculator does not know this model: a step of the model itself was traced.",
+    )
+
+
+def _tensors(run: RunConfig, model) -> tuple[tuple[ParameterTensor, ...], tuple[int, ...]]:
+    """What is trained, and the bytes of each tensor that is not."""
+    from training.optim.groups import hidden_matrices
+
+    hidden = hidden_matrices(model) if run.optimizer.name == "muon" else set()
+    trained = tuple(
+        # Of the parts, the calculator's optimizers only tell embeddings from the rest, for Muon does not move them.
+        ParameterTensor(name, "feed-forward" if id(tensor) in hidden else "embeddings", tuple(tensor.shape), 1)
+        for name, tensor in model.named_parameters()
+        if tensor.requires_grad
+    )
+    return trained, tuple(tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad)
 
 
 def stored_bytes(
@@ -194,11 +299,13 @@ def stored_bytes(
         activation_budget_bytes: See `TrainedModel.stored_layers`.
         dtype: Type in which layers compute; None: the current autocast type.
     """
-    if not task.keeps_some:
+    # Of layers that are not reversible, the calculator counts the case that all keep their activations.
+    if not task.keeps_some or (activation_budget_bytes is None and not task.reversible):
         return 0
+    stored = model.stored_layers(micro_batch_size, activation_budget_bytes, dtype)
     layers = model.activation_bytes(micro_batch_size, dtype)
     # Not `layers[-stored:]`, which would be all layers if none is stored.
-    return sum(layers[len(layers) - model.stored_layers(micro_batch_size, activation_budget_bytes, dtype) :])
+    return sum(layers[len(layers) - stored :])
 
 
 def dtype_of(setup: Setup):

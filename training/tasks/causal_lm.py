@@ -84,6 +84,11 @@ class CausalLanguageModel(Task):
         """See `Task.computes_in_16_bits`."""
         return self.run.adapter is not None and self.run.adapter.frozen_bits < 32
 
+    @property
+    def keeps_some(self) -> bool:
+        """See `Task.keeps_some`."""
+        return True
+
     def check_fit(self, manifest: Manifest | TextManifest, *, source: str) -> None:
         """See `Task.check_fit`."""
         sizes = {"block_length": self.seq_len, "vocab_size": self.vocab_size}

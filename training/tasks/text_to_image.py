@@ -56,6 +56,11 @@ class TextToImage(Task):
     @property
     def keeps_some(self) -> bool:
         """See `Task.keeps_some`."""
+        return self.reversible
+
+    @property
+    def reversible(self) -> bool:
+        """See `Task.reversible`."""
         return self.run.model.reversible
 
     @property

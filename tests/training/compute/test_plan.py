@@ -193,10 +193,3 @@ def test_the_command_prints_both_counts_and_json(machine):
     assert isinstance(refused.exception, BadInput) and "voodoo2" in str(refused.exception)
     refused = CliRunner().invoke(build_app(), ["plan", "--gpu", "t4", "--device", "cpu"])
     assert isinstance(refused.exception, BadInput) and "one of them" in str(refused.exception)
-
-
-def test_a_model_that_the_calculator_does_not_know_is_refused(machine):
-    run = load_recipe("demo")
-    run = run.model_copy(update={"model": run.model.model_copy(update={"rotary": False})})
-    with pytest.raises(BadInput, match="rotary"):
-        make_plan(run, machine)

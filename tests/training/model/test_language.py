@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -284,7 +285,38 @@ def test_what_shows_the_choices_of_a_machine_takes_a_language_model():
     shown = _kernels(fused, "float32", Wishes(compiled=True))
     assert [(one.name, one.value) for one in shown] == [("attention", "fused kernels"), ("torch.compile", "not used")]
     assert _kernels(products, "float32", Wishes())[0].value == "separate matrix multiplications"
-    assert (fused.stored_layers(4, None), fused.stored_layers(4, 10**9)) == (2, 0)
+    assert (fused.stored_layers(4, None), fused.stored_layers(4, 0)) == (2, 0)
+
+
+def held_after_forward(model: LanguageModel, stored_layers: int, dtype: torch.dtype) -> int:
+    """Bytes that a real forward pass has taken and not given back."""
+    inputs = model.example(3)
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+        torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32),
+    ):
+        losses = model(*inputs, stored_layers=stored_layers)
+    assert losses.loss > 0
+    return sum(event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
+def test_layers_keep_their_activations_within_a_budget(family, dtype):
+    layers = dict(num_hidden_layers=4)
+    architecture = {"model_type": family} | ARCHITECTURES[family] | layers
+    model = build_language_model(recipe(family, architecture=architecture), seed=1)
+    state = torch.random.get_rng_state()
+    said = model.activation_bytes(3, dtype)
+    assert torch.equal(state, torch.random.get_rng_state()) and len(said) == 4
+    measured = held_after_forward(model, 4, dtype) - held_after_forward(model, 0, dtype)
+    # In such a small model, the blocks to which the estimate rounds up matter.
+    assert sum(said) == pytest.approx(measured, rel=0.05)
+    counts = [model.stored_layers(3, budget, dtype) for budget in (said[0] - 1, said[0], 3 * said[0], 10**9)]
+    assert counts == [0, 1, 3, 4]
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        model._kept_bytes.clear()
+        assert model.activation_bytes(3) == said
 
 
 @pytest.mark.parametrize("family", FAMILIES)

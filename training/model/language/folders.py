@@ -33,7 +33,7 @@ from training.storage.whole import whole_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-OTHER_BYTES = 64 << 20
+HEADER_BYTES = 32 << 20
 """Of a repository's weights besides its parameters: headers and buffers."""
 
 
@@ -141,7 +141,7 @@ def _most_bytes(architecture: PreTrainedConfig) -> int:
     with torch.device("meta"):
         network = _drawn(architecture, 0, torch.float32)
     named = network.named_parameters(remove_duplicate=False)
-    return OTHER_BYTES + sum(parameter.numel() * parameter.itemsize for _, parameter in named)
+    return HEADER_BYTES + sum(parameter.numel() * parameter.itemsize for _, parameter in named)
 
 
 def _loaded(

@@ -82,6 +82,20 @@ class _Gradients:
         self.matrix, self.shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         # A frozen head may be in 16 bits, in which no probability can be normalized.
         self.precise = torch.promote_types(weight.dtype, torch.float32)
+        self._logits: Tensor | None = None
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Logits (n, V) of a piece, in the weight's type; they are overwritten by those of the next one."""
+        if inputs.dtype != self.precise:
+            return functional.linear(inputs, self.matrix, self.shift).to(self.precise)
+        if self._logits is None:
+            # Once for all pieces: what one has freed is rarely a place for the next, because small results lie behind
+            # it and glibc looks for a place with room to align, so that the process would grow by another piece.
+            self._logits = inputs.new_empty(len(inputs), len(self.matrix))
+        logits = self._logits[: len(inputs)]
+        if self.shift is None:
+            return torch.mm(inputs, self.matrix.t(), out=logits)
+        return torch.addmm(self.shift, inputs, self.matrix.t(), out=logits)
 
     def add(self, grad_logits: Tensor, inputs: Tensor, start: int) -> None:
         """Adds the part of a piece whose first token has this number."""
@@ -114,7 +128,7 @@ def _piece(
         softcap: See `Head`.
         start: Number of the piece's first token; None: no gradient is wanted.
     """
-    logits = functional.linear(inputs, grads.matrix, grads.shift).to(grads.precise)
+    logits = grads.logits(inputs)
     slope = None
     if softcap is not None:
         logits.div_(softcap).tanh_()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ from training.errors import BadInput
 from training.model.kernel_choice import KernelChoice
 from training.model.language.adapters import quantize
 from training.model.language.loss import Head, next_token_loss
+from training.model.live_bytes import LiveBytes, fake_tensors
 from training.model.pointwise import PLAIN, Pointwise
 from training.model.sampling import check_sampling, draw_codes
 
@@ -71,6 +73,8 @@ class LanguageModel(nn.Module):
         self.network = network.train()
         self.pointwise: Pointwise = PLAIN
         """The functions between matrix products; `transformers` has its own."""
+        self._kept_bytes: dict[torch.dtype, tuple[int, int]] = {}
+        """Type -> what the layers keep for one sample, and for each further one."""
         self._layers = tuple(one for one in network.modules() if isinstance(one, GradientCheckpointingLayer))
         for layer in self._layers:
             # Reentrant checkpoints would give the first layer no gradient: its input needs none.
@@ -193,15 +197,51 @@ class LanguageModel(nn.Module):
     def stored_layers(
         self, micro_batch_size: int, activation_budget_bytes: int | None, dtype: torch.dtype | None = None
     ) -> int:
-        """How many layers, from the last, keep their activations: all if there is no budget, otherwise none.
+        """How many layers, from the last, keep their activations within a budget; see `activation_bytes`.
 
         Args:
             micro_batch_size: B.
-            activation_budget_bytes: None keeps all activations. The calculator has no case in between for layers that
-                are not reversible, so that every number keeps none.
-            dtype: Type in which layers compute.
+            activation_budget_bytes: None keeps all activations, 0 none.
+            dtype: Type in which layers compute; None: as autocast is set now.
         """
-        return self.num_layers if activation_budget_bytes is None else 0
+        if activation_budget_bytes is None:
+            return self.num_layers
+        if not activation_budget_bytes:  # without tracing
+            return 0
+        totals = accumulate(self.activation_bytes(micro_batch_size, dtype))
+        return sum(total <= activation_budget_bytes for total in totals)
+
+    def activation_bytes(self, micro_batch_size: int, dtype: torch.dtype | None = None) -> list[int]:
+        """Bytes that each layer keeps for backward beside its input if its activations are kept: their mean.
+
+        The first call for a type goes through the forward pass four times, without computing.
+
+        Args:
+            micro_batch_size: B.
+            dtype: Type in which layers compute; None: as autocast is set now.
+        """
+        dtype = dtype or self._compute_dtype()
+        if dtype not in self._kept_bytes:
+            one, two = (self._kept_after_forward(samples, dtype) for samples in (1, 2))
+            self._kept_bytes[dtype] = one, two - one
+        # Autocast's copies of weights do not become more with the samples.
+        first, another = self._kept_bytes[dtype]
+        return [(first + (micro_batch_size - 1) * another) // self.num_layers] * self.num_layers
+
+    def _kept_after_forward(self, samples: int, dtype: torch.dtype) -> int:
+        """Bytes that all layers together keep for backward, beside their inputs."""
+        kept = []
+        for stored_layers in (self.num_layers, 0):
+            with fake_tensors(self) as weights, torch.enable_grad(), LiveBytes() as live:
+                tokens = torch.empty(samples, self.seq_len, dtype=torch.long)
+                with torch.autocast("cpu", dtype=dtype, enabled=dtype != self._head().weight.dtype):
+                    inputs = tokens, torch.empty_like(tokens, dtype=torch.bool)
+                    losses = torch.func.functional_call(self, weights, inputs, {"stored_layers": stored_layers})
+                # An outer autocast would keep the copies of all weights.
+                torch.clear_autocast_cache()
+                kept.append(live.bytes_now())
+                del losses
+        return kept[0] - kept[1]
 
     def kernel_choice(self, dtype: torch.dtype) -> KernelChoice:
         """How attention is computed in this type: what `transformers` offers for the architecture."""
