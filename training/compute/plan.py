@@ -10,6 +10,7 @@ its decisions on this.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from calculator import BadSetup, Estimate, Setup, estimate
@@ -127,6 +128,7 @@ def make_plan(
 
 def training_of(run: RunConfig) -> PeerTraining:
     """The settings of a recipe on which a peer's memory depends."""
+<<<<<<< HEAD
     shape = shape_of(run)
     return PeerTraining(
         config=shape.config,
@@ -137,6 +139,44 @@ def training_of(run: RunConfig) -> PeerTraining:
         powersgd=run.swarm.powersgd_rank > 0,
         **shape.adapters,
     )
+=======
+    return _known_of(run).training
+
+
+class _Known:
+    """What is the same in all questions about one recipe, and takes a while to find out."""
+
+    def __init__(self, run: RunConfig):
+        task = task_of(run)
+        self.training = PeerTraining(
+            config=task.calculator_config(),
+            sequence_length=task.seq_len,
+            reversible=task.reversible,
+            optimizer=_OPTIMIZERS[run.optimizer.name],
+            local_updates=run.swarm.mode == "diloco",
+            powersgd=run.swarm.powersgd_rank > 0,
+        )
+        self._task = task
+
+    @cached_property
+    def steps(self) -> TracedSteps:
+        from training.compute.traced import TracedSteps
+
+        return TracedSteps(self._task)
+
+
+_LAST: dict[str, _Known] = {}
+"""The last recipe, as JSON: its settings may be unhashable."""
+
+
+def _known_of(run: RunConfig) -> _Known:
+    recipe = run.model_dump_json()
+    if recipe not in _LAST:
+        known = _Known(run)
+        _LAST.clear()
+        _LAST[recipe] = known
+    return _LAST[recipe]
+>>>>>>> calc
 
 
 def setup_of(
@@ -240,10 +280,6 @@ def _step_of(
     )
 
 
-_TRACED: dict[str, TracedSteps] = {}
-"""Recipe as JSON -> its traced steps, of the last recipe only."""
-
-
 def _traced(
     run: RunConfig,
     setup: Setup,
@@ -252,13 +288,7 @@ def _traced(
     tensors: tuple[ParameterTensor, ...],
     frozen: tuple[int, ...],
 ) -> Estimate:
-    from training.compute.traced import TracedSteps
-
-    recipe = run.model_dump_json()
-    if recipe not in _TRACED:
-        _TRACED.clear()
-        _TRACED[recipe] = TracedSteps(task_of(run))
-    step = _TRACED[recipe].peak(samples, stored, dtype_of(setup))
+    step = _known_of(run).steps.peak(samples, stored, dtype_of(setup))
     parts = {"weights": step.weights, "gradients": step.gradients, "activations": step.activations}
     largest = sorted(parts.items(), key=lambda part: -part[1])[:2]
     words = " and ".join(f"{name} ({show_bytes(size)})" for name, size in largest)

@@ -182,7 +182,7 @@ CLAIMS = (
         page="challenges/uneven-devices.md",
         sentence="The averaged gradient is exactly the gradient of one large batch.",
         tests=("training/swarm/test_same_run.py", "training/compute/test_micro_batches.py"),
-        records=("same_run", "swarm_speeds"),
+        records=("same_run", "same_run_text", "same_run_adapters", "swarm_speeds"),
         not_known="Gradients in 32 bit differ only by the order of additions; with gradients in 8 bit, the measured "
         "loss differs by up to 0.1 %.",
     ),

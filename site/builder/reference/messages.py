@@ -55,7 +55,7 @@ PARTS = {
     "tasks": "Model and codec",
     "optim": "Optimizer",
     "simulate": "Plans and simulations",
-    "compute.plan": "Plans and simulations",
+    "compute.traced": "Plans and simulations",
     "": "Commands, the demo and the machine",
 }
 """Beginning of a module's name below `training.` -> heading, in the order of the page; the first match counts."""

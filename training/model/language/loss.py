@@ -89,8 +89,8 @@ class _Gradients:
         if inputs.dtype != self.precise:
             return functional.linear(inputs, self.matrix, self.shift).to(self.precise)
         if self._logits is None:
-            # Once for all pieces: what one has freed is rarely a place for the next, because small results lie behind
-            # it and glibc looks for a place with room to align, so that the process would grow by another piece.
+            # Once for all pieces: with new memory for each, glibc puts a piece's logits beside the freed ones of the
+            # last piece instead of in their place, and the process grows by a piece more.
             self._logits = inputs.new_empty(len(inputs), len(self.matrix))
         logits = self._logits[: len(inputs)]
         if self.shift is None:
