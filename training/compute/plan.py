@@ -128,18 +128,6 @@ def make_plan(
 
 def training_of(run: RunConfig) -> PeerTraining:
     """The settings of a recipe on which a peer's memory depends."""
-<<<<<<< HEAD
-    shape = shape_of(run)
-    return PeerTraining(
-        config=shape.config,
-        sequence_length=shape.seq_len,
-        reversible=shape.reversible,
-        optimizer=OF_RECIPES[run.optimizer.name],
-        local_updates=run.swarm.mode == "diloco",
-        powersgd=run.swarm.powersgd_rank > 0,
-        **shape.adapters,
-    )
-=======
     return _known_of(run).training
 
 
@@ -147,22 +135,22 @@ class _Known:
     """What is the same in all questions about one recipe, and takes a while to find out."""
 
     def __init__(self, run: RunConfig):
-        task = task_of(run)
+        shape, self._run = shape_of(run), run
         self.training = PeerTraining(
-            config=task.calculator_config(),
-            sequence_length=task.seq_len,
-            reversible=task.reversible,
-            optimizer=_OPTIMIZERS[run.optimizer.name],
+            config=shape.config,
+            sequence_length=shape.seq_len,
+            reversible=shape.reversible,
+            optimizer=OF_RECIPES[run.optimizer.name],
             local_updates=run.swarm.mode == "diloco",
             powersgd=run.swarm.powersgd_rank > 0,
+            **shape.adapters,
         )
-        self._task = task
 
     @cached_property
     def steps(self) -> TracedSteps:
         from training.compute.traced import TracedSteps
 
-        return TracedSteps(self._task)
+        return TracedSteps(task_of(self._run))
 
 
 _LAST: dict[str, _Known] = {}
@@ -176,7 +164,6 @@ def _known_of(run: RunConfig) -> _Known:
         _LAST.clear()
         _LAST[recipe] = known
     return _LAST[recipe]
->>>>>>> calc
 
 
 def setup_of(
