@@ -128,6 +128,8 @@ class Manifest(AnyManifest):
     """Rows of captions or addresses, those left out included."""
     picture_bytes: Annotated[int, Field(ge=0)] = 0
     """Of the files of all pictures in the shards; 0 in older sets."""
+    near_duplicates: Annotated[int, Field(ge=0)] = 0
+    """Pictures that were nearly the same as an earlier one, whether they were left out or not; 0 in older sets."""
 
     @property
     def _meaning(self) -> str:
