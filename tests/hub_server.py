@@ -70,6 +70,11 @@ def hub_server(repositories=()):
         running.server_close()
 
 
+def git_digest(content):
+    """Git's name of a file's content."""
+    return hashlib.sha1(f"blob {len(content)}".encode() + bytes(1) + content).hexdigest()
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -170,7 +175,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     @staticmethod
     def described(name, content):
-        told = {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+        told = {"type": "file", "path": name, "size": len(content), "oid": git_digest(content)}
         if name.endswith(STORED_SUFFIXES):
             told["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
         return told

@@ -151,6 +151,9 @@ def _push(out: Path, address: str, *, replace: bool) -> None:
     from training.processes.progress import show_progress
     from training.publish.sets import push_set
 
+    # The address with which peers read what is sent: without `datasets/`, the hub takes it for a model.
+    if address.startswith("hf://") and not address.startswith("hf://datasets/"):
+        address = address.replace("hf://", "hf://datasets/", 1)
     with show_progress(sys.stdout) as show:
         sent = push_set(out, address, replace=replace, progress=show)
     print(f"Sent {sent} files to {address}." if sent else f"Nothing to send: all files are at {address}.")

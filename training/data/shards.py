@@ -259,6 +259,14 @@ def read_manifest(folder: Path) -> Manifest | TextManifest:
         ) from None
 
 
+def manifest_or_none(content: bytes | None, *, source: str) -> Manifest | TextManifest | None:
+    """The manifest of a set, if there is one that can be read."""
+    try:
+        return None if content is None else parse_manifest(content, source=source)
+    except BadInput:
+        return None
+
+
 def check_fit(manifest: Manifest | TextManifest, model: ModelConfig, *, source: str) -> None:
     """Compares the sizes of the shards' tokens with those of a recipe's text-to-image model.
 
