@@ -160,11 +160,8 @@ def prepare(
         digest = _input_digest(source, table, pictures, run, files, settings, progress)
         if (there := finished(out, digest, replace=replace)) is not None:
             return there, False
-        part = part_folder(out, digest)
-        part.mkdir(parents=True, exist_ok=True)
-        with NearDuplicates(part / MARKS_FILE, _marked(part)) as near:
-            work = _Work(part, table, pictures, run, seed, progress, near, drops_near_duplicates)
-            manifest = work.make(digest, codec_file, tokenizer_file, codec_steps)
+        work = _Work(part_folder(out, digest), table, pictures, run, seed, drops_near_duplicates, progress)
+        manifest = work.make(digest, codec_file, tokenizer_file, codec_steps)
         write_card(work.folder, manifest, run, licence=licence)
         _list_left_out(work.folder)
         finish(work.folder, out, manifest)
@@ -180,17 +177,18 @@ class _Work:
     pictures: Pictures
     run: RunConfig
     seed: int
-    progress: Progress
-    near: NearDuplicates
     drops: bool
     """Whether near-duplicates are left out."""
+    progress: Progress
 
     def make(self, digest: str, codec_file: Path | None, tokenizer_file: Path | None, codec_steps: int) -> Manifest:
         """Makes all files; the manifest, which is not written yet."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer = self._tokenizer(tokenizer_file)
         tokenizer.save(self.folder / TOKENIZER_FILE)
         codec = self._codec(codec_file, codec_steps)
-        splits, totals = self._encode(codec)
+        with NearDuplicates(self.folder / MARKS_FILE, _marked(self.folder)) as near:
+            splits, totals = self._encode(codec, near)
         return Manifest(
             run_id=self.run.run_id,
             input_digest=digest,
@@ -207,7 +205,7 @@ class _Work:
             **described(self.folder, splits, [WEIGHTS_FILE, CONFIG_FILE]),
         )
 
-    def _encode(self, codec: ImageCodec) -> tuple[dict[Split, SplitEntry], _Note]:
+    def _encode(self, codec: ImageCodec, near: NearDuplicates) -> tuple[dict[Split, SplitEntry], _Note]:
         """Encodes all rows into shards; the splits, and what all shards' notes say together.
 
         Raises:
@@ -222,7 +220,7 @@ class _Work:
                 # By the place of its rows: a shard without a usable picture is not among `names`. If the next shard had
                 # the same number, the note of the former would be found, and the rows would count as finished.
                 name = f"{split}-{number:05d}.parquet"
-                note = self._shard(rows, self.folder / name, codec, totals.rows)
+                note = self._shard(rows, self.folder / name, codec, near, totals.rows)
                 totals.add(note)
                 names += [name] if note.samples else []
                 samples += note.samples
@@ -233,7 +231,7 @@ class _Work:
             raise BadInput(f"No picture is left to train on ({reasons}). Check --images, --captions or --urls.")
         return splits, totals
 
-    def _shard(self, rows: list[Row], path: Path, codec: ImageCodec, done: int) -> _Note:
+    def _shard(self, rows: list[Row], path: Path, codec: ImageCodec, near: NearDuplicates, done: int) -> _Note:
         """Encodes rows into one shard, unless it is already finished; notes the result in a file beside it."""
         note_path = path.with_suffix(NOTE_SUFFIX)
         if note_path.exists():
@@ -247,12 +245,11 @@ class _Work:
             for row, picture in zip(rows[note.rows :], found, strict=False):
                 if isinstance(picture, str):
                     note.leave_out(row, picture)
-                elif self.near.add(picture.mark):
-                    note.near_duplicates += 1
-                    if self.drops:
-                        note.leave_out(row, NEAR_DUPLICATE)
-                    else:
-                        usable.append((row, picture))
+                    continue
+                is_near = near.add(picture.mark)
+                note.near_duplicates += is_near
+                if is_near and self.drops:
+                    note.leave_out(row, NEAR_DUPLICATE)
                 else:
                     usable.append((row, picture))
             if usable:
@@ -263,7 +260,7 @@ class _Work:
             self.progress("Encoding", done + note.rows, self.table.kept)
         if ids:
             write_shard(path, ids=ids, captions=captions, codes=np.concatenate(codes))
-        note.marked = self.near.keep()
+        note.marked = near.keep()
         # Only after the shard: a note without a shard would make the next start skip these rows.
         note.write(note_path)
         return note

@@ -117,7 +117,7 @@ def test_a_hub_that_refuses_says_why(prepared, hub, environment):
 
 def test_a_licence_that_the_hub_does_not_know(prepared, hub, environment):
     told = {"errors": [{"message": '"license" must be one of [...]'}], "warnings": []}
-    hub.fault = lambda handler: "validate-yaml" in handler.path and (handler.send(told) or True)
+    hub.fault = lambda handler: "validate-yaml" in handler.path and (handler.send(told, 400) or True)
     said = pushing(environment, 50, f"{prepared}|hf://us/new|")
     assert said[0].startswith("BadInput The hub refuses ") and '"license" must be one of [...]' in said[0], said
     assert "Change the header of this file" in said[0]
