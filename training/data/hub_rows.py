@@ -89,6 +89,7 @@ class HubRows:
         A batch whose shard is finished has no rows, and is not read again. The pictures of a batch are gone when the
         next one is asked for.
         """
+        (self._folder / "sample").unlink(missing_ok=True)  # tokenizer and codec are trained by now
         parts = [part for part in self._set.parts if part.split == split]
         last, number = _Read(is_last=not parts), 0
         rows: Iterator[tuple[int, int, dict | str]] | None = None
