@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from training.data.shards import Manifest, TextManifest
 
 Out = Annotated[Path, typer.Option(help="Folder for the shards; appears only once it is complete.")]
-Images = Annotated[Path | None, typer.Option(help="Folder of the pictures or of webdataset tars, or one tar.")]
+Images = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder of the pictures or of webdataset tars, or one tar; or a data set of the Hugging Face Hub, "
+        "hf://OWNER/NAME[/config][@revision]."
+    ),
+]
+ImageColumn = Annotated[
+    str | None, typer.Option(help="Column that has the pictures of a data set of the hub. Default: the only one.")
+]
 Captions = Annotated[
     Path | None,
     typer.Option(
@@ -30,17 +39,24 @@ Urls = Annotated[
     ),
 ]
 Text = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         help='Text instead of pictures: a file, or a folder of files. JSON lines such as {"text": "..."}, .txt, '
-        ".parquet; the first two also as .gz, such as C4's .json.gz."
+        ".parquet; the first two also as .gz, such as C4's .json.gz. Or a data set of the Hugging Face Hub, "
+        "hf://OWNER/NAME[/config][@revision]."
     ),
 ]
 BlockLength = Annotated[int | None, typer.Option(min=2, help="Tokens of a block of text. Default: 1024.")]
 Vocabulary = Annotated[
     int | None, typer.Option(min=1, help="Train a tokenizer with so many ids on the text, instead of --tokenizer.")
 ]
-TextColumn = Annotated[str | None, typer.Option(help="Key or column that has the text. Default: text.")]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(
+        help="Key or column that has the text; of pictures of the hub, the column of captions. Default: text, or "
+        "caption."
+    ),
+]
 EndOfText = Annotated[
     str | None, typer.Option(help="Token of --tokenizer that ends a text. Default: one that is known.")
 ]
@@ -56,10 +72,18 @@ Seed = Annotated[int, typer.Option(help="Seed of the samples' order and the code
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Pictures that are decoded at the same time. Default: one per core.")
 ]
+NearDuplicatesChoice = Annotated[
+    Literal["keep", "drop"] | None,
+    typer.Option(
+        help="Pictures that are nearly the same as an earlier one: they are counted, and kept or left out. Default: "
+        "keep."
+    ),
+]
 Push = Annotated[
     str | None,
     typer.Option(
-        help="Copy the finished shards there: a folder, s3://BUCKET/PATH, or another address that fsspec knows. "
+        help="Copy the finished shards there: a folder, hf://OWNER/NAME for a data set of the Hugging Face Hub, "
+        "s3://BUCKET/PATH, or another address that fsspec knows. "
         "The same command goes on with what was interrupted."
     ),
 ]
@@ -84,6 +108,8 @@ def run(
     replace: Replace = False,
     seed: Seed = 0,
     workers: Workers = None,
+    image_column: ImageColumn = None,
+    near_duplicates: NearDuplicatesChoice = None,
     licence: Licence = None,
     push: Push = None,
 ) -> None:
@@ -98,11 +124,12 @@ def run(
         "codec": codec,
         "codec_steps": codec_steps,
         "workers": workers,
+        "image_column": image_column,
+        "near_duplicates": near_duplicates,
     }
     of_text = {
         "vocabulary": vocabulary,
         "block_length": block_length,
-        "text_column": text_column,
         "end_of_text": end_of_text,
         "min_characters": min_characters,
     }
@@ -110,11 +137,11 @@ def run(
     with show_progress(sys.stdout) as show:
         settings = {"replace": replace, "licence": licence, "progress": show}
         if text is None:
-            manifest, made = _prepare_pictures(out, of_pictures, tokenizer_file=tokenizer, seed=seed, **settings)
+            flags = {**of_pictures, "text_column": text_column}
+            manifest, made = _prepare_pictures(out, flags, tokenizer_file=tokenizer, seed=seed, **settings)
         else:
-            manifest, made = _prepare_text(
-                out, {**of_text, "path": text, "tokenizer": tokenizer, "seed": seed}, settings
-            )
+            flags = {**of_text, "path": text, "text_column": text_column, "tokenizer": tokenizer, "seed": seed}
+            manifest, made = _prepare_text(out, flags, settings)
     (_tell if text is None else _tell_text)(manifest, out, made=made)
     if push is not None:
         _push(out, push, replace=replace)
@@ -124,12 +151,15 @@ def _push(out: Path, address: str, *, replace: bool) -> None:
     from training.processes.progress import show_progress
     from training.publish.sets import push_set
 
+    # The address with which peers read what is sent: without `datasets/`, the hub takes it for a model.
+    if address.startswith("hf://") and not address.startswith("hf://datasets/"):
+        address = address.replace("hf://", "hf://datasets/", 1)
     with show_progress(sys.stdout) as show:
         sent = push_set(out, address, replace=replace, progress=show)
     print(f"Sent {sent} files to {address}." if sent else f"Nothing to send: all files are at {address}.")
 
 
-def _check_alone(text: Path | None, of_pictures: dict[str, object], of_text: dict[str, object]) -> None:
+def _check_alone(text: str | None, of_pictures: dict[str, object], of_text: dict[str, object]) -> None:
     """Raises BadInput if a flag of pictures is given with text, or the other way round."""
     others = of_text if text is None else of_pictures
     given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value is not None]
@@ -140,12 +170,17 @@ def _check_alone(text: Path | None, of_pictures: dict[str, object], of_text: dic
 
 def _prepare_pictures(out: Path, flags: dict[str, Any], **settings: object) -> tuple[Manifest, bool]:
     from training.config import load_recipe
+    from training.data.hub import is_hub
     from training.data.prepare import Input, prepare
 
-    source = Input(images=flags["images"], captions=flags["captions"], urls=flags["urls"])
+    images = flags["images"]
+    place = {"hub": images} if is_hub(images) else {"images": None if images is None else Path(images)}
+    columns = {"image_column": flags["image_column"], "caption_column": flags["text_column"]}
+    source = Input(captions=flags["captions"], urls=flags["urls"], **place, **columns)
     if flags["codec_steps"] is not None:
         settings["codec_steps"] = flags["codec_steps"]
     recipe = load_recipe(flags["recipe"] or "demo")
+    settings["drops_near_duplicates"] = flags["near_duplicates"] == "drop"
     return prepare(source, out, recipe, codec_file=flags["codec"], workers=flags["workers"], **settings)
 
 
@@ -159,12 +194,19 @@ def _prepare_text(out: Path, flags: dict[str, Any], settings: dict[str, Any]) ->
 def _tell(manifest: Manifest, out: Path, *, made: bool) -> None:
     """Prints what was prepared of pictures."""
     from training.data.card import times_smaller
-    from training.data.prepare import LEFT_OUT_FILE
+    from training.data.prepare import LEFT_OUT_FILE, NEAR_DUPLICATE
 
     print(f"{_made(manifest, made=made)} samples in {out}.")
     left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
     listed = f" {out / LEFT_OUT_FILE} names the pictures that could not be used." if left_out else ""
     print(f"Left out of {manifest.pictures} pictures: {left_out or 'none'}.{listed}")
+    if manifest.near_duplicates:
+        what = (
+            "They were left out"
+            if NEAR_DUPLICATE in manifest.left_out
+            else "Leave them out with --near-duplicates drop"
+        )
+        print(f"Nearly the same as an earlier picture: {manifest.near_duplicates}. {what}.")
     print(f"The picture files have {times_smaller(manifest):.1f} times as many bytes as the shards.")
     print(f"Mean squared error of the codec: {manifest.reconstruction_error:.5f}.")
     print(f"Tokens {manifest.tokens_digest}: every peer of the run needs shards of this codec and tokenizer.")

@@ -58,6 +58,7 @@ def _card(manifest: Manifest, run: RunConfig, captions: list[str], licence: str 
         "Codes of a picture": f"{manifest.image_seq_len:,}, each one of {manifest.image_vocab_size:,}",
         "Mean squared error of the codec": f"{manifest.reconstruction_error:.5f}",
         "Picture files over shards, bytes": f"{times_smaller(manifest):.1f}",
+        "Nearly the same as an earlier picture": f"{manifest.near_duplicates:,}",
         "Shortest caption": f"{run.data.min_caption_characters} characters",
         "Largest aspect ratio": f"{run.data.max_aspect_ratio:g}",
     }

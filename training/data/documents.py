@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.data.captions import SPLITS, Split
+from training.data.finishing import digest_of
 from training.data.text_tokenizer import END_OF_TEXT
 from training.errors import BadInput, reason_of
 
@@ -82,6 +83,19 @@ class TextFile:
         self.read_bytes = 0
         """How much of the file has been read."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the file."""
+        return self._path.stat().st_size
+
+    @property
+    def identity(self) -> bytes:
+        """Digest of the content."""
+        try:
+            return digest_of(self._path)
+        except OSError as error:
+            raise self._unreadable(error) from None
+
     def __iter__(self) -> Iterator[Piece | str]:
         """Raises BadInput if the file cannot be opened, or lacks the column."""
         try:
@@ -90,10 +104,13 @@ class TextFile:
             else:
                 yield from self._lines()
         except OSError as error:
-            raise BadInput(
-                f"{self._path} cannot be read: {reason_of(error)}.",
-                cure="Check that the file is there, whole, and readable for you.",
-            ) from None
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> BadInput:
+        return BadInput(
+            f"{self._path} cannot be read: {reason_of(error)}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        )
 
     def _lines(self) -> Iterator[Piece | str]:
         with ExitStack() as opened:
@@ -163,18 +180,18 @@ def _json_line(line: str, column: str) -> Iterator[Piece | str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield "broken line"
         return
-    yield from _cut(text, split)
+    yield from pieces_of(text, split)
 
 
 def _cell(text: bytes | None, split: object) -> Iterator[Piece | str]:
     try:
-        yield from _cut((text or b"").decode(), split)
+        yield from pieces_of((text or b"").decode(), split)
     except UnicodeDecodeError:
         yield NOT_UTF8
 
 
-def _cut(text: str, split: object) -> Iterator[Piece | str]:
-    """Pieces of a text, the later ones from a space or the end of a line on."""
+def pieces_of(text: str, split: object) -> Iterator[Piece | str]:
+    """Pieces of a text, the later ones from a space or the end of a line on; a reason if its split has another name."""
     split = OTHER_SPLITS.get(split, split) if isinstance(split, str) else None
     if split not in SPLITS:
         yield "unknown split"

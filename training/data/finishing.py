@@ -28,6 +28,9 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of the current work, the amount done, and the total."""
 NOTE_SUFFIX = ".note.json"
 """Of a file beside a shard in the making, which says what became of its input; it is written after the shard."""
+PLACE_SUFFIX, MARKS_FILE = ".place.json", "pictures.marks"
+"""Of a file beside a shard of a stream, which says where its input ends; and what is kept of each picture to find those
+that are nearly the same. Both are for work that goes on, and not of the finished set."""
 
 
 def part_folder(out: Path, digest: str) -> Path:
@@ -82,5 +85,6 @@ def finish(work: Path, out: Path, manifest: Manifest | TextManifest) -> None:
 
 
 def _delete_notes(folder: Path) -> None:
-    for note in folder.glob(f"*{NOTE_SUFFIX}"):
-        note.unlink()
+    for pattern in (f"*{NOTE_SUFFIX}", f"*{PLACE_SUFFIX}", MARKS_FILE):
+        for note in folder.glob(pattern):
+            note.unlink()

@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 
 from training.config import RunConfig
 from training.data.fetch import CONNECTIONS, LARGEST_PICTURE_BYTES, Fetcher, LeftOutError
+from training.data.near import mark_of
 from training.data.rows import Row
 
 OPENED_TOGETHER = 256
@@ -35,6 +36,8 @@ class Picture:
     """uint8 (3, S, S)."""
     file_bytes: int
     """Size of the file that it was read from."""
+    mark: bytes
+    """Of `training.data.near.mark_of`."""
 
 
 class Pictures:
@@ -84,7 +87,9 @@ class Pictures:
                 image_size=self._run.codec.image_size,
                 max_aspect_ratio=self._run.data.max_aspect_ratio,
             )
-        return pixels if isinstance(pixels, str) else Picture(pixels=pixels, file_bytes=len(content))
+            if isinstance(pixels, str):
+                return pixels
+            return Picture(pixels=pixels, file_bytes=len(content), mark=mark_of(pixels))
 
     def _content(self, row: Row) -> bytes:
         if row.url is not None:

@@ -19,11 +19,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from training.config import RunConfig
+from training.config import DataConfig, RunConfig
 from training.data.captions import SPLITS, Split
 from training.data.card import write_card
 from training.data.fetch import Fetcher
-from training.data.finishing import NOTE_SUFFIX, Progress, described, digest_of, finish, finished, part_folder
+from training.data.finishing import (
+    MARKS_FILE,
+    NOTE_SUFFIX,
+    Progress,
+    described,
+    digest_of,
+    finish,
+    finished,
+    part_folder,
+)
+from training.data.hub import HubSet
+from training.data.hub_rows import HubRows
+from training.data.near import NearDuplicates
 from training.data.pictures import Picture, Pictures
 from training.data.rows import Row, RowTable
 from training.data.shards import ROW_GROUP, TOKENIZER_FILE, Manifest, SplitEntry, write_shard
@@ -41,6 +53,7 @@ LARGEST_WORD_VOCABULARY = 4096
 """The most text ids for which a word-level tokenizer is trained; recipes with more need a tokenizer file."""
 LEFT_OUT_FILE = "left-out.jsonl"
 """Names the pictures that were left out, with the reasons."""
+NEAR_DUPLICATE = "near-duplicate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +66,31 @@ class Input:
     """JSON lines or CSV; None: captions are beside the pictures."""
     urls: Path | None = None
     """Parquet file, or a folder of such, with addresses of pictures; instead of the other two."""
+    hub: str | None = None
+    """Data set of the hub, `hf://OWNER/NAME[/config][@revision]`; instead of the others."""
+    image_column: str | None = None
+    caption_column: str | None = None
+    """Of the set of the hub; None: a usual name."""
 
     def __post_init__(self) -> None:
-        if (self.images is None) == (self.urls is None) or (self.urls is not None and self.captions is not None):
+        given = [one for one in (self.images, self.urls, self.hub) if one is not None]
+        if len(given) != 1 or (self.images is None and self.captions is not None):
             raise BadInput(
                 "Pictures come from --images, with or without --captions, or from --urls alone. Give one of both, or "
                 "--text."
             )
+        if self.hub is None and (self.image_column or self.caption_column):
+            raise BadInput(
+                "--image-column and --text-column name columns of a data set of the hub, or of text. Omit them, or "
+                "give --images hf://OWNER/NAME."
+            )
+
+    def open_rows(self, folder: Path, data: DataConfig) -> RowTable | HubRows:
+        """The rows that the recipe's filters keep; `folder` is for what has to wait."""
+        if self.hub is None:
+            return RowTable(folder, self.rows(), data)
+        columns = {"image_column": self.image_column, "caption_column": self.caption_column}
+        return HubRows(HubSet(self.hub), folder, data, **columns)
 
     def rows(self) -> Iterator[Row | str]:
         """All rows, and reasons for lines that are none."""
@@ -69,6 +100,8 @@ class Input:
 
     def files(self) -> list[Path]:
         """The files in which the rows are, tars included."""
+        if self.hub is not None:
+            return []
         if self.urls is not None:
             return sorted(self.urls.glob("*.parquet")) if self.urls.is_dir() else [self.urls]
         tars = [self.images] if self.images.suffix == ".tar" else sorted(self.images.glob("*.tar"))
@@ -88,6 +121,7 @@ def prepare(
     workers: int | None = None,
     licence: str | None = None,
     fetcher: Fetcher | None = None,
+    drops_near_duplicates: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> tuple[Manifest, bool]:
     """Makes a folder of shards.
@@ -104,6 +138,8 @@ def prepare(
         workers: Pictures that are decoded at the same time; None: as many as there are cores.
         licence: Of pictures and captions, for the data card.
         fetcher: Fetches pictures of `source.urls`; None: one that reaches public addresses only.
+        drops_near_duplicates: Whether pictures that are nearly the same as an earlier one are left out; they are
+            counted in any case.
         progress: See `Progress`.
 
     Returns:
@@ -115,13 +151,16 @@ def prepare(
     out.parent.mkdir(parents=True, exist_ok=True)
     place = {"prefix": f".{out.name}.rows-", "dir": out.parent, "ignore_cleanup_errors": True}
     with tempfile.TemporaryDirectory(**place) as folder:
-        table = RowTable(Path(folder), source.rows(), run.data)
-        pictures = Pictures(source.images, run, workers=workers, fetcher=fetcher)
-        files, settings = [codec_file, tokenizer_file], [codec_steps, seed]
+        table = source.open_rows(Path(folder), run.data)
+        images = source.images if source.hub is None else Path(folder)
+        pictures = Pictures(images, run, workers=workers, fetcher=fetcher)
+        # What was made before there was a choice keeps its digest.
+        choice = [NEAR_DUPLICATE] if drops_near_duplicates else []
+        files, settings = [codec_file, tokenizer_file], [codec_steps, seed, *choice]
         digest = _input_digest(source, table, pictures, run, files, settings, progress)
         if (there := finished(out, digest, replace=replace)) is not None:
             return there, False
-        work = _Work(part_folder(out, digest), table, pictures, run, seed, progress)
+        work = _Work(part_folder(out, digest), table, pictures, run, seed, drops_near_duplicates, progress)
         manifest = work.make(digest, codec_file, tokenizer_file, codec_steps)
         write_card(work.folder, manifest, run, licence=licence)
         _list_left_out(work.folder)
@@ -134,19 +173,22 @@ class _Work:
     """Shards in the making; what is finished stays if the work is interrupted."""
 
     folder: Path
-    table: RowTable
+    table: RowTable | HubRows
     pictures: Pictures
     run: RunConfig
     seed: int
+    drops: bool
+    """Whether near-duplicates are left out."""
     progress: Progress
 
     def make(self, digest: str, codec_file: Path | None, tokenizer_file: Path | None, codec_steps: int) -> Manifest:
         """Makes all files; the manifest, which is not written yet."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        tokenizer = _tokenizer(self.table, self.run, tokenizer_file)
+        tokenizer = self._tokenizer(tokenizer_file)
         tokenizer.save(self.folder / TOKENIZER_FILE)
         codec = self._codec(codec_file, codec_steps)
-        splits, totals = self._encode(codec)
+        with NearDuplicates(self.folder / MARKS_FILE, _marked(self.folder)) as near:
+            splits, totals = self._encode(codec, near)
         return Manifest(
             run_id=self.run.run_id,
             input_digest=digest,
@@ -157,43 +199,45 @@ class _Work:
             reconstruction_error=totals.squared_error / totals.samples,
             pictures=self.table.read,
             picture_bytes=totals.picture_bytes,
+            near_duplicates=totals.near_duplicates,
             left_out=dict(sorted(totals.left_out.items())),
             splits=splits,
             **described(self.folder, splits, [WEIGHTS_FILE, CONFIG_FILE]),
         )
 
-    def _encode(self, codec: ImageCodec) -> tuple[dict[Split, SplitEntry], _Note]:
+    def _encode(self, codec: ImageCodec, near: NearDuplicates) -> tuple[dict[Split, SplitEntry], _Note]:
         """Encodes all rows into shards; the splits, and what all shards' notes say together.
 
         Raises:
             BadInput: If no picture can be trained on.
         """
         splits: dict[Split, SplitEntry] = {}
-        totals, done = _Note(left_out=Counter(self.table.left_out)), 0
+        totals = _Note()
         for split in SPLITS:
             names, samples = [], 0
-            for start in range(0, self.table.count(split), ROWS_PER_SHARD):
-                rows = self.table.shuffled(split, start, start + ROWS_PER_SHARD, seed=str(self.seed))
+            batches = self.table.batches(split, ROWS_PER_SHARD, seed=str(self.seed), folder=self.folder)
+            for number, rows in batches:
                 # By the place of its rows: a shard without a usable picture is not among `names`. If the next shard had
                 # the same number, the note of the former would be found, and the rows would count as finished.
-                name = f"{split}-{start // ROWS_PER_SHARD:05d}.parquet"
-                note = self._shard(rows, self.folder / name, codec, done)
-                done += len(rows)
+                name = f"{split}-{number:05d}.parquet"
+                note = self._shard(rows, self.folder / name, codec, near, totals.rows)
                 totals.add(note)
                 names += [name] if note.samples else []
                 samples += note.samples
             splits[split] = SplitEntry(samples=samples, shards=tuple(names))
+        totals.left_out.update(self.table.left_out)  # a stream's are known only now
         if not splits["train"].samples:
             reasons = ", ".join(f"{count} {reason}" for reason, count in totals.left_out.items()) or "there are no rows"
             raise BadInput(f"No picture is left to train on ({reasons}). Check --images, --captions or --urls.")
         return splits, totals
 
-    def _shard(self, rows: list[Row], path: Path, codec: ImageCodec, done: int) -> _Note:
+    def _shard(self, rows: list[Row], path: Path, codec: ImageCodec, near: NearDuplicates, done: int) -> _Note:
         """Encodes rows into one shard, unless it is already finished; notes the result in a file beside it."""
         note_path = path.with_suffix(NOTE_SUFFIX)
         if note_path.exists():
-            self.progress("Encoding", done + len(rows), self.table.kept)
-            return _Note.read(note_path)
+            note = _Note.read(note_path)
+            self.progress("Encoding", done + note.rows, self.table.kept)
+            return note
         note = _Note()
         ids, captions, codes = [], [], []
         for found in self.pictures.batches(rows):
@@ -201,6 +245,11 @@ class _Work:
             for row, picture in zip(rows[note.rows :], found, strict=False):
                 if isinstance(picture, str):
                     note.leave_out(row, picture)
+                    continue
+                is_near = near.add(picture.mark)
+                note.near_duplicates += is_near
+                if is_near and self.drops:
+                    note.leave_out(row, NEAR_DUPLICATE)
                 else:
                     usable.append((row, picture))
             if usable:
@@ -211,9 +260,30 @@ class _Work:
             self.progress("Encoding", done + note.rows, self.table.kept)
         if ids:
             write_shard(path, ids=ids, captions=captions, codes=np.concatenate(codes))
+        note.marked = near.keep()
         # Only after the shard: a note without a shard would make the next start skip these rows.
         note.write(note_path)
         return note
+
+    def _tokenizer(self, tokenizer_file: Path | None) -> Tokenizer:
+        room = self.run.model.text_vocab_size
+        if tokenizer_file is not None:
+            tokenizer = Tokenizer.from_file(tokenizer_file)
+        elif room > LARGEST_WORD_VOCABULARY:
+            raise BadInput(
+                f"The recipe has {room} text ids; a tokenizer is trained for at most {LARGEST_WORD_VOCABULARY}. Give "
+                "one with --tokenizer FILE, such as the tokenizer.json of T5."
+            )
+        elif (self.folder / TOKENIZER_FILE).exists():  # of work that was interrupted
+            tokenizer = Tokenizer.from_file(self.folder / TOKENIZER_FILE)
+        else:
+            tokenizer = Tokenizer.train(self.table.captions(CODEC_PICTURES, seed=str(self.seed)), room)
+        if tokenizer.vocab_size > room:
+            raise BadInput(
+                f"The tokenizer has {tokenizer.vocab_size} ids, the recipe's model.text_vocab_size is {room}. Use a "
+                "smaller tokenizer or a larger vocabulary."
+            )
+        return tokenizer
 
     def _codec(self, codec_file: Path | None, steps: int) -> ImageCodec:
         """The codec to encode with; its files are in the folder afterwards."""
@@ -234,7 +304,7 @@ class _Work:
         return codec
 
     def _trained_codec(self, steps: int) -> ImageCodec:
-        chosen = self.table.shuffled("train", 0, CODEC_PICTURES, seed=f"{self.seed}/codec")
+        chosen = self.table.sample(CODEC_PICTURES, seed=str(self.seed))
         found: list[np.ndarray] = []
         for batch in self.pictures.batches(chosen):
             found += [picture.pixels for picture in batch if isinstance(picture, Picture)]
@@ -254,7 +324,9 @@ class _Note:
     """What became of the rows of a shard, or of several."""
 
     def __init__(self, *, left_out: Counter[str] | None = None):
-        self.rows = self.samples = self.picture_bytes = 0
+        self.rows = self.samples = self.picture_bytes = self.near_duplicates = 0
+        self.marked = 0
+        """Pictures of this shard and all before it that `NearDuplicates` has kept."""
         self.squared_error = 0.0
         self.left_out: Counter[str] = Counter() if left_out is None else left_out
         self.listed: list[dict[str, str]] = []
@@ -276,7 +348,7 @@ class _Note:
 
     def add(self, other: _Note) -> None:
         """Adds the counts of another note."""
-        for name in ("rows", "samples", "picture_bytes", "squared_error"):
+        for name in ("rows", "samples", "picture_bytes", "near_duplicates", "squared_error"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.left_out.update(other.left_out)
 
@@ -295,7 +367,7 @@ class _Note:
 
 def _input_digest(
     source: Input,
-    table: RowTable,
+    table: RowTable | HubRows,
     pictures: Pictures,
     run: RunConfig,
     files: list[Path | None],
@@ -314,6 +386,9 @@ def _input_digest(
                 f"{file} cannot be read: {reason_of(error)}.",
                 cure="Check that the file is there, whole, and readable for you.",
             ) from None
+    if isinstance(table, HubRows):
+        digest.update(table.identity.encode())
+        return digest.hexdigest()
     for done, row in enumerate(table):
         if row.tar is None:  # else it was read with its tar
             digest.update(f"{row.file}\0{row.caption}".encode())
@@ -327,23 +402,9 @@ def _input_digest(
     return digest.hexdigest()
 
 
-def _tokenizer(table: RowTable, run: RunConfig, tokenizer_file: Path | None) -> Tokenizer:
-    room = run.model.text_vocab_size
-    if tokenizer_file is not None:
-        tokenizer = Tokenizer.from_file(tokenizer_file)
-    elif room > LARGEST_WORD_VOCABULARY:
-        raise BadInput(
-            f"The recipe has {room} text ids; a tokenizer is trained for at most {LARGEST_WORD_VOCABULARY}. Give one "
-            "with --tokenizer FILE, such as the tokenizer.json of T5."
-        )
-    else:
-        tokenizer = Tokenizer.train((row.caption for row in table if row.split == "train"), room)
-    if tokenizer.vocab_size > room:
-        raise BadInput(
-            f"The tokenizer has {tokenizer.vocab_size} ids, the recipe's model.text_vocab_size is {room}. Use a "
-            "smaller tokenizer or a larger vocabulary."
-        )
-    return tokenizer
+def _marked(folder: Path) -> int:
+    """How many pictures the finished shards in a folder have left in its file of marks."""
+    return max((_Note.read(note).marked for note in folder.glob(f"*{NOTE_SUFFIX}")), default=0)
 
 
 def _list_left_out(work: Path) -> None:

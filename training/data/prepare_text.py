@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from training.data.captions import SPLITS, Split
 from training.data.card import write_text_card
 from training.data.documents import TEXT_COLUMN, Piece, TextFile, text_files
 from training.data.finishing import NOTE_SUFFIX, Progress, described, digest_of, finish, finished, part_folder
+from training.data.hub import HubText, hub_texts, is_hub
 from training.data.order import permuted
 from training.data.packing import Packer
 from training.data.shards import (
@@ -58,8 +59,8 @@ _Batch = list[_Placed]
 class TextInput:
     """The text that a set is made of, and how it becomes blocks."""
 
-    path: Path
-    """A file, or a folder of files; `training.data.documents` lists the kinds."""
+    path: Path | str
+    """A file, or a folder of files, of which `training.data.documents` lists the kinds; or a set of the hub, `hf://`."""
     block_length: int = BLOCK_LENGTH
     """T, tokens of a block."""
     tokenizer: Path | None = None
@@ -111,7 +112,7 @@ def prepare_text(
         BadInput: If the input cannot be used. Single broken documents are only counted.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    files = text_files(source.path)
+    files = _files(source)
     digest = _input_digest(source, files, progress)
     if (there := finished(out, digest, replace=replace)) is not None:
         return there, False
@@ -153,7 +154,7 @@ class _TextWork:
 
     folder: Path
     source: TextInput
-    files: list[Path]
+    files: Sequence[TextFile | HubText]
     progress: Progress
 
     def make(self, digest: str) -> TextManifest:
@@ -214,7 +215,7 @@ class _TextWork:
         for done, file in enumerate(self.files):
             self.progress("Training the tokenizer, files", done, len(self.files))
             left = share
-            for piece in TextFile(file, self.source.text_column):
+            for piece in file:
                 if left <= 0:
                     break
                 if isinstance(piece, Piece) and piece.split == "train":
@@ -224,9 +225,9 @@ class _TextWork:
 
     def _pieces(self, note: _Note) -> Iterator[_Placed]:
         """The pieces from a place on, each with the place behind it."""
-        sizes = [file.stat().st_size for file in self.files]
+        sizes = [file.size_bytes for file in self.files]
         for number in range(note.file, len(self.files)):
-            file = TextFile(self.files[number], self.source.text_column)
+            file = self.files[number]
             skipped = note.read if number == note.file else 0
             for read, piece in enumerate(islice(file, skipped, None), start=skipped + 1):
                 yield piece, number, read
@@ -334,18 +335,25 @@ def _entry(split: Split, full: dict[int, dict[Split, int]]) -> SplitEntry:
     return SplitEntry(samples=sum(blocks.values()), shards=tuple(blocks))
 
 
-def _input_digest(source: TextInput, files: list[Path], progress: Progress) -> str:
+def _files(source: TextInput) -> Sequence[TextFile | HubText]:
+    if is_hub(source.path):
+        return hub_texts(str(source.path), source.text_column)
+    return [TextFile(file, source.text_column) for file in text_files(Path(source.path))]
+
+
+def _input_digest(source: TextInput, files: Sequence[TextFile | HubText], progress: Progress) -> str:
     settings = asdict(source)
     del settings["path"], settings["tokenizer"]
     described = [settings, SHARD_TOKENS, READ_CHARACTERS, GROUP_TOKENS, VOCABULARY_CHARACTERS]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-    for done, file in enumerate([source.tokenizer, *files]):
-        try:
-            digest.update(b"-" if file is None else digest_of(file))
-        except OSError as error:
-            raise BadInput(
-                f"{file} cannot be read: {reason_of(error)}.",
-                cure="Check that the file is there, whole, and readable for you.",
-            ) from None
+    try:
+        digest.update(b"-" if source.tokenizer is None else digest_of(source.tokenizer))
+    except OSError as error:
+        raise BadInput(
+            f"{source.tokenizer} cannot be read: {reason_of(error)}.",
+            cure="Check that the file is there, whole, and readable for you.",
+        ) from None
+    for done, file in enumerate(files, start=1):
+        digest.update(file.identity)
         progress("Reading the files", done, len(files))
     return digest.hexdigest()

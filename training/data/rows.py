@@ -106,6 +106,26 @@ class RowTable:
         with self._file.open("rb") as lines:
             return [self._row(lines, int(offset)) for offset in offsets]
 
+    def batches(self, split: Split, size: int, *, seed: str, folder: Path) -> Iterator[tuple[int, list[Row]]]:
+        """The rows of a split in a random order, so many together, each batch with its number.
+
+        Args:
+            split: One of `SPLITS`.
+            size: Rows of a batch.
+            seed: Of the order.
+            folder: In which shards are made of them; not needed here.
+        """
+        for number, start in enumerate(range(0, self.count(split), size)):
+            yield number, self.shuffled(split, start, start + size, seed=seed)
+
+    def sample(self, most: int, *, seed: str) -> list[Row]:
+        """At most so many random rows to train on."""
+        return self.shuffled("train", 0, most, seed=f"{seed}/codec")
+
+    def captions(self, most: int, *, seed: str) -> Iterator[str]:
+        """All captions to train on, also if they are more than is asked for."""
+        return (row.caption for row in self if row.split == "train")
+
     def __iter__(self) -> Iterator[Row]:
         with self._file.open("rb") as lines:
             for line in lines:

@@ -128,6 +128,8 @@ class Manifest(AnyManifest):
     """Rows of captions or addresses, those left out included."""
     picture_bytes: Annotated[int, Field(ge=0)] = 0
     """Of the files of all pictures in the shards; 0 in older sets."""
+    near_duplicates: Annotated[int, Field(ge=0)] = 0
+    """Pictures that were nearly the same as an earlier one, whether they were left out or not; 0 in older sets."""
 
     @property
     def _meaning(self) -> str:
@@ -255,6 +257,14 @@ def read_manifest(folder: Path) -> Manifest | TextManifest:
         raise BadInput(
             f"{folder} has no prepared shards: {reason_of(error)}. Make them with `python -m training prepare`."
         ) from None
+
+
+def manifest_or_none(content: bytes | None, *, source: str) -> Manifest | TextManifest | None:
+    """The manifest of a set, if there is one that can be read."""
+    try:
+        return None if content is None else parse_manifest(content, source=source)
+    except BadInput:
+        return None
 
 
 def check_fit(manifest: Manifest | TextManifest, model: ModelConfig, *, source: str) -> None:

@@ -1,4 +1,4 @@
-"""Copies prepared shards to another place: a folder, or storage that fsspec knows, such as `s3://`.
+"""Copies prepared shards to another place: a folder, storage that fsspec knows, such as `s3://`, or the hub.
 
 The manifest goes last, so that nobody reads half a set. Until then, a mark at the target says which set is on its way.
 If the work is interrupted, the next call finds the mark and sends only what is not there yet.
@@ -7,16 +7,15 @@ If the work is interrupted, the next call finds the mark and sends only what is 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.data.finishing import Progress
-from training.data.shards import MANIFEST_FILE, AnyManifest, check_file, parse_manifest, read_manifest
-from training.data.source import TRIES, pause_seconds
-from training.errors import BadInput, TrainingError, reason_of
-from training.publish.storage import open_storage
+from training.data.shards import MANIFEST_FILE, check_file, manifest_or_none, read_manifest
+from training.errors import BadInput
+from training.publish.hub_sets import HubPush
+from training.publish.storage import open_storage, tried
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -36,7 +35,7 @@ def push_set(
 
     Args:
         folder: That `prepare` has made.
-        address: A folder, or an address that fsspec knows.
+        address: A folder, `hf://OWNER/NAME` for a data set of the hub, or an address that fsspec knows.
         replace: Whether other shards that are there may be replaced.
         progress: Called with the files done.
 
@@ -48,10 +47,7 @@ def push_set(
         TrainingError: If a file cannot be sent, after several tries.
     """
     if address.startswith("hf://"):
-        raise BadInput(
-            f"--push does not send shards to {address}.",
-            cure=f"Send them with `hf upload-large-folder OWNER/NAME {folder} --repo-type=dataset`.",
-        )
+        return HubPush(folder, address, progress).run(replace=replace)
     files, root = open_storage(address, what="shards", flag="--push")
     return _Push(folder, address, files, root.rstrip("/"), progress).run(replace=replace)
 
@@ -93,7 +89,7 @@ class _Push:
 
         A file of the older set may have the size of one in this set, and would be taken for it after an interruption.
         """
-        older = _manifest_of(there, source=self._address)
+        older = manifest_or_none(there, source=self._address)
         if there is not None:
             self._delete(MANIFEST_FILE)
         self._try(self._root, lambda: self._files.makedirs(self._root, exist_ok=True))
@@ -142,21 +138,4 @@ class _Push:
         return f"{self._root}/{name}"
 
     def _try(self, name: str, act: Callable[[], Any]) -> Any:
-        for failures in range(1, TRIES + 1):
-            try:
-                return act()
-            except Exception as error:  # of any library of a storage
-                reason = " ".join((reason_of(error) or type(error).__name__).split())[:300]
-            if failures < TRIES:
-                time.sleep(pause_seconds(failures))
-        raise TrainingError(
-            f"{name} cannot be read or written at {self._address}: {reason}.",
-            cure="Give the same command again; it goes on where it broke off.",
-        )
-
-
-def _manifest_of(content: bytes | None, *, source: str) -> AnyManifest | None:
-    try:
-        return None if content is None else parse_manifest(content, source=source)
-    except BadInput:
-        return None
+        return tried(name, self._address, act)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from training.errors import BadInput
+from training.data.source import TRIES, pause_seconds
+from training.errors import BadInput, TrainingError, reason_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -52,3 +55,29 @@ def _arrows_s3(address: str) -> tuple[AbstractFileSystem, str]:
     server = urlsplit(os.environ.get("AWS_ENDPOINT_URL", ""))
     elsewhere = {"endpoint_override": server.netloc, "scheme": server.scheme} if server.netloc else {}
     return ArrowFSWrapper(S3FileSystem(**elsewhere)), address.removeprefix("s3://").rstrip("/")
+
+
+def tried(name: str, address: str, act: Callable[[], Any]) -> Any:
+    """What `act` returns, which is called again if it fails.
+
+    Args:
+        name: Of the file that it reads or writes, for messages.
+        address: Where that is, for messages.
+        act: May raise anything; `BadInput` is not tried again.
+
+    Raises:
+        TrainingError: If it fails several times.
+    """
+    for failures in range(1, TRIES + 1):
+        try:
+            return act()
+        except BadInput:
+            raise
+        except Exception as error:  # of any library of a storage
+            reason = " ".join((reason_of(error) or type(error).__name__).split())[:300]
+        if failures < TRIES:
+            time.sleep(pause_seconds(failures))
+    raise TrainingError(
+        f"{name} cannot be read or written at {address}: {reason}.",
+        cure="Give the same command again; it goes on where it broke off.",
+    )

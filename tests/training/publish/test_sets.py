@@ -9,7 +9,7 @@ from tests.training.data.numbered_shards import change_manifest, write_numbered
 from tests.training.publish.test_push import Bucket, server
 from training.data.sets import open_shards
 from training.errors import BadInput, TrainingError
-from training.publish import sets as sets_module
+from training.publish import storage as storage_module
 from training.publish.sets import push_set
 
 
@@ -30,7 +30,7 @@ def memory():
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(sets_module, "pause_seconds", lambda failures: 0.0)
+    monkeypatch.setattr(storage_module, "pause_seconds", lambda failures: 0.0)
 
 
 def contents(folder):
@@ -161,7 +161,10 @@ def test_s3_gets_the_files(prepared, monkeypatch):
 
 @pytest.mark.parametrize(
     "address, words",
-    [("hf://datasets/us/demo", "--push does not send shards"), ("nothing://x", "is no place for shards")],
+    [
+        ("hf://demo", "names no data set of the hub; give --push as hf://OWNER/NAME"),
+        ("nothing://x", "is no place for shards"),
+    ],
 )
 def test_other_places_are_refused(prepared, address, words):
     with pytest.raises(BadInput, match=words):
