@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from training.data.captions import Split
 from training.data.documents import BROKEN_FILE, Piece, pieces_of
+from training.data.source import TRIES
 from training.errors import BadInput, TrainingError, first_line
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ class HubSet:
         import datasets  # slow to load
 
         datasets.disable_progress_bars()
+        # Its own 20 tries, each of them with tries of the layer below, last longer than six minutes.
+        datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = TRIES
         try:
             # A commit, not a branch: for branches the library also asks another server of the hub.
             opened = datasets.load_dataset(self.name, self.config, revision=self.commit, streaming=True)
