@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,9 @@ def judged(seed: int, minutes: float, count: int) -> dict:
         trained = min(time.monotonic() - begun, 60 * minutes)
         asked = ["--checkpoint", str(run_dir), "--count", str(count), "--json"]
         done = subprocess.run([*PROGRAM, "evaluate", *asked], cwd=ROOT, capture_output=True, text=True, check=True)
-        return json.loads(done.stdout) | {"trained_seconds": trained, "training_seed": seed}
+        found = json.loads(done.stdout)
+        found["checkpoint"] = Path(found["checkpoint"]).name
+        return found | {"trained_seconds": trained, "training_seed": seed}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,9 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
         results = []
         for kind in runs[0]["kinds"]:
             shares = sorted(run["kinds"][kind]["right"] for run in runs)
-            middle, ends = shares[len(shares) // 2], {"min": shares[0], "max": shares[-1]}
             name = f"{kind} openings that are continued without a fault after {flags.minutes:g} minutes"
-            results.append(result(name, "", middle, runs=len(runs), **ends))
+            ends = {"min": shares[0], "max": shares[-1]}
+            results.append(result(name, "", statistics.median(shares), runs=len(runs), **ends))
         versions = {name: version(name) for name in ("torch", "hivemind", "transformers")}
         record(flags.json, "stories", versions, results, courses=runs)
     return 0
