@@ -42,7 +42,7 @@ def base(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """As wide as a block of NF4, which is what bitsandbytes takes on a CPU."""
+    """As wide as a block of NF4."""
     folder = tmp_path_factory.mktemp("llama")
     architecture = {"model_type": "llama"} | GATED | {"hidden_size": 64, "intermediate_size": 128}
     model = build_language_model(LanguageModelConfig(architecture=architecture, block_length=LENGTH), seed=5)
@@ -175,6 +175,26 @@ def test_frozen_weights_in_fewer_bits_compute_nearly_the_same(llama, bits, bound
     assert list(low.continue_text([1, 2, 3], new_tokens=4))
 
 
+def test_a_look_at_the_loss_changes_nothing_of_a_quantized_model(llama):
+    model = adapted(llama, frozen_bits=4)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model.train()(*batch()).loss.backward()
+        return [parameter.grad.clone() for parameter in trained_parameters(model)]
+
+    before = gradients()
+    with torch.no_grad():
+        model.eval()(*batch())
+    assert all(torch.equal(one, other) for one, other in zip(before, gradients(), strict=True))
+
+
+def test_a_quantized_model_of_any_width_continues_texts(base):
+    if family_of(base) == "llama":  # whose rows are no whole blocks of NF4
+        assert len(list(adapted(base, frozen_bits=4).continue_text([1, 2, 3], new_tokens=4))) == 4
+
+
 def test_only_adapters_are_trained_and_saved(llama, tmp_path):
     model = adapted(llama, frozen_bits=16)
     groups = parameter_groups(model, load_recipe("stories").optimizer)
@@ -303,6 +323,9 @@ def test_a_transposed_layer_is_not_quantized(base):
     if family_of(base) == "gpt2":
         with pytest.raises(BadInput, match=r"frozen_bits is 4, and gpt2 keeps .* transposed"):
             adapted(base, frozen_bits=4)
+        text = recipe_text(base).replace("frozen_bits = 32", "frozen_bits = 4")
+        with pytest.raises(BadInput, match=r"frozen_bits is 4, and gpt2 keeps .* transposed"):
+            task_of(parse_recipe(text)).on_paper()
 
 
 # -- what it takes ---------------------------------------------------------------------------------------------------

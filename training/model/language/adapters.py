@@ -91,9 +91,10 @@ def add_adapters(network: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
             f"adapter.targets names {unknown[0]!r}, and the linear layers of {network.config.model_type} are "
             f"{', '.join(names)}; choose among these, or all-linear."
         )
-    is_quantized = adapter.frozen_bits == 4 and network.device.type != "meta"
-    if is_quantized:
-        _prepare_quantization(network, layers)
+    if adapter.frozen_bits == 4:
+        _check_quantizable(network, layers)
+        if network.device.type != "meta":
+            _prepare_quantization(network, layers)
     config = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,
@@ -155,16 +156,20 @@ def _matrices(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
                 yield module.lora_A[name].weight, module.lora_B[name].weight
 
 
-def _prepare_quantization(network: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:
-    """Replaces linear layers by those of bitsandbytes, which quantize their weights to NF4 when they are moved."""
-    from bitsandbytes.nn import Linear4bit, Params4bit
-
+def _check_quantizable(network: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
         if not isinstance(layer, nn.Linear):
             raise BadInput(
                 f"adapter.frozen_bits is 4, and {network.config.model_type} keeps {name} transposed, which is not "
                 "quantized; use 16."
             )
+
+
+def _prepare_quantization(network: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:
+    """Replaces linear layers by those of bitsandbytes, which quantize their weights to NF4 when they are moved."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    for name, layer in layers.items():
         with torch.device("meta"):
             new = Linear4bit(
                 layer.in_features, layer.out_features, layer.bias is not None, torch.bfloat16, quant_type="nf4"
@@ -172,6 +177,9 @@ def _prepare_quantization(network: PreTrainedModel, layers: Mapping[str, nn.Modu
         new.weight = Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True)
         new.weight.module = new
         new.bias = layer.bias
+        # Otherwise processors with AVX512-BF16 would pack the weights anew when nothing is trained, for a product that
+        # has no backward pass and takes only some widths: training after a look at the loss would be silently wrong.
+        new.support_avx512bf16_for_cpu = False
         network.set_submodule(name, new)
     # peft asks for this before it takes such layers for what they are.
     network.is_loaded_in_4bit = True
