@@ -19,7 +19,7 @@ from training.compute.choices import Wishes, choose
 from training.compute.plan import make_plan
 from training.config import AdapterConfig, LanguageModelConfig, load_recipe, parse_recipe
 from training.errors import BadInput
-from training.model.language.adapters import digest_of, draw_adapters
+from training.model.language.adapters import digest_of, draw_adapters, load_adapters
 from training.model.language.folders import build_language_model, export_adapters, export_folder, merged
 from training.model.trained import count_trained, load_trained_state, trained_parameters, trained_state
 from training.optim.groups import parameter_groups
@@ -306,6 +306,38 @@ def test_adapters_of_another_rank_or_for_other_layers_are_refused(llama, tmp_pat
         with pytest.raises(BadInput, match=said):
             convert(tmp_path / "adapters", tmp_path / "out", "--recipe", recipe)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"use_rslora": True}, "compute otherwise than LoRA as published: use_rslora is True"),
+        (
+            {"alpha_pattern": {"q_proj": 64}},
+            "compute otherwise than LoRA as published: alpha_pattern is {'q_proj': 64}",
+        ),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"r": None}, "gives no rank and alpha"),
+        ("[" * 99_999, "adapters in .* cannot be read: "),
+    ],
+)
+def test_adapters_that_are_not_plain_lora_are_refused(llama, tmp_path, settings, said):
+    export_adapters(adapted(llama), tmp_path)
+    file = tmp_path / "adapter_config.json"
+    text = settings if isinstance(settings, str) else json.dumps(json.loads(file.read_text()) | settings)
+    file.write_text(text)
+    with pytest.raises(BadInput, match=said):
+        load_adapters(adapted(llama).adapted, adapter(llama), tmp_path)
+
+
+def test_adapters_that_are_not_numbers_are_refused(llama, tmp_path):
+    model = adapted(llama)
+    with torch.no_grad():
+        next(trained_parameters(model))[0, 0] = math.nan
+    export_adapters(model, tmp_path)
+    with pytest.raises(BadInput, match=r"have values that are not finite, in .*lora_A"):
+        load_adapters(adapted(llama).adapted, adapter(llama), tmp_path)
 
 
 def test_a_target_that_the_model_does_not_have_is_refused(base):

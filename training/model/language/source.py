@@ -100,7 +100,7 @@ class WeightSource:
             return None
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last of a table in a table and so on
             raise BadInput(f"{name} of {self._name} cannot be read: {reason_of(error)}. Get the file again.") from None
         if not isinstance(table, dict):
             raise BadInput(f"{name} of {self._name} is not a table; get the file again.")
