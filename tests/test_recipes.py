@@ -98,6 +98,11 @@ def test_a_wrong_recipe_is_refused_in_words(old, new, said):
     assert "\n" not in str(refused.value)
 
 
+def test_a_recipe_of_lists_in_lists_is_refused_in_words():
+    with pytest.raises(BadInput, match="tables or lists in each other without end"):
+        parse_recipe("a = " + "[" * 99_999)
+
+
 def test_a_recipe_without_membership_is_open():
     assert parse_recipe(DEMO) == parse_recipe(DEMO + "[membership]\nopen = true\n")
     assert parse_recipe(DEMO).membership.open

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from calculator.exchange import CODECS
 from calculator.optimizers import LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE
@@ -135,7 +135,7 @@ class LanguageModelConfig(Section):
 
     architecture: dict[str, Any] | None = None
     """The model as a Hugging Face `config.json` describes it, `model_type` among its fields. None: that of `from`."""
-    pretrained: Annotated[str | None, Field(alias="from", max_length=500)] = None
+    pretrained: Annotated[str | None, Field(alias="from", min_length=1, max_length=500)] = None
     """Folder or hub id of the weights with which training begins. None: they are drawn from the seed."""
     block_length: Positive
     """T, tokens of a sample; the shards are packed into blocks of this length."""
@@ -157,7 +157,7 @@ class AdapterConfig(Section):
     2021). Only they are exchanged, averaged and saved."""
     rank: Annotated[int, Field(gt=0, le=MOST_RANK)]
     """Rows of A and columns of B."""
-    alpha: Annotated[float, Field(gt=0)]
+    alpha: Annotated[float, Field(ge=1e-6, le=1e6)]
     """Scale of the adapters, divided by the rank; often one or two times the rank."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = "all-linear"
     """The linear layers beside which adapters stand, by their names in transformers, such as `["q_proj", "v_proj"]`,
@@ -168,6 +168,19 @@ class AdapterConfig(Section):
     base_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Digest of the frozen weights, so that all peers have the same beside their adapters. `join` without it says what
     to enter here."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _are_names(cls, targets: object) -> object:
+        # Said once: pydantic would list what is wrong with each of the two types.
+        names = targets if isinstance(targets, list | tuple) else []
+        if targets != "all-linear" and (not names or not all(isinstance(name, str) and name for name in names)):
+            raise ValueError('give "all-linear", or a list of names of linear layers such as ["q_proj", "v_proj"]')
+        if "all-linear" in names:
+            raise ValueError('"all-linear" stands alone; write targets = "all-linear", or only names of layers')
+        if len(set(names)) < len(names):
+            raise ValueError("a name is given twice; give each once")
+        return targets
 
 
 class CodecConfig(Section):
@@ -624,6 +637,8 @@ def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
         raise BadInput(
             f"{source} is not valid TOML: {error}.", cure="Correct the place that the message names."
         ) from None
+    except RecursionError:
+        raise BadInput(f"{source} has tables or lists in each other without end.", cure="Give a recipe.") from None
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, fault['loc'])) or 'recipe'}: {fault['msg'].removeprefix('Value error, ')}"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -349,6 +350,26 @@ def test_adapters_need_weights_to_stand_beside(llama):
     text = recipe_text(llama).replace(f'from = "{llama}"', 'architecture = { model_type = "llama" }')
     with pytest.raises(BadInput, match=r"adapter needs a trained model; give model.from"):
         parse_recipe(text)
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("targets = []", 'adapter.targets: give "all-linear", or a list of names'),
+        ('targets = "q_proj"', 'adapter.targets: give "all-linear", or a list of names'),
+        ("targets = [3]", 'adapter.targets: give "all-linear", or a list of names'),
+        ('targets = ["all-linear", "q_proj"]', 'adapter.targets: "all-linear" stands alone'),
+        ('targets = ["q_proj", "q_proj"]', "adapter.targets: a name is given twice"),
+        # 1e308 is infinite in float32, and infinity times B, which is 0, is no number.
+        ("alpha = 1e308", "adapter.alpha: Input should be less than or equal to 1000000"),
+        ("alpha = 1e-320", "adapter.alpha: Input should be greater than or equal to"),
+    ],
+)
+def test_a_wrong_adapter_is_refused_in_words(llama, line, said):
+    text = "\n".join(one for one in recipe_text(llama).splitlines() if not one.startswith("alpha"))
+    other = "" if line.startswith("alpha") else "alpha = 6.0\n"
+    with pytest.raises(BadInput, match=re.escape(said)):
+        parse_recipe(text.replace("[adapter]\n", f"[adapter]\n{other}{line}\n"))
 
 
 def test_a_transposed_layer_is_not_quantized(base):

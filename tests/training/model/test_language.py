@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -471,6 +472,11 @@ def test_settings_of_a_folder_that_would_run_code_are_left_out(copied):
         (lambda folder: (folder / "config.json").unlink(), ["lacks config.json"]),
         (lambda folder: (folder / "config.json").write_text("{"), ["config.json", "cannot be read"]),
         (lambda folder: (folder / "config.json").write_text("[]"), ["not a table"]),
+        (lambda folder: (folder / "config.json").write_text("[" * 99_999), ["config.json", "cannot be read"]),
+        (lambda folder: retype(folder, torch.int8), ["has the type int8"]),
+        (lambda folder: retype(folder, torch.float8_e4m3fn), ["has the type float8"]),
+        (lambda folder: spoil_value(folder, float("nan")), ["not finite"]),
+        (lambda folder: spoil_value(folder, float("-inf")), ["not finite"]),
         (lambda folder: (folder / "model.safetensors").unlink(), ["lacks model.safetensors"]),
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), ["safetensors"]),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 100), ["cannot be read"]),
@@ -495,6 +501,17 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_sentence(copied, spoil, 
 def change(folder: Path, **settings) -> None:
     table = json.loads((folder / "config.json").read_text()) | settings
     (folder / "config.json").write_text(json.dumps(table))
+
+
+def retype(folder: Path, dtype: torch.dtype) -> None:
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors")
+
+
+def spoil_value(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights[min(weights)].view(-1)[-1] = value
+    save_file(weights, folder / "model.safetensors")
 
 
 def test_an_architecture_beside_weights_must_be_theirs(weights):

@@ -157,6 +157,7 @@ def _loaded(
             tensors |= load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{file} of model.from cannot be read: {reason_of(error)}. Get the file again.") from None
+    _check_numbers(tensors, named)
     if adapter is not None:
         check_digest(adapter, digest_of(tensors), named=named)
     dtype = frozen_dtype(adapter)
@@ -181,6 +182,18 @@ def _loaded(
         # Files are mapped into memory: a copy stays as it is when the file changes.
         parameter.data = parameter.data.to(dtype, copy=True).contiguous()
     return network
+
+
+def _check_numbers(tensors: dict[str, torch.Tensor], named: str) -> None:
+    """Raises BadInput if a weight is quantized, or a value is not finite."""
+    for name, tensor in tensors.items():
+        # Buffers, such as GPT-2's masks, may be of any type.
+        if name.endswith(".weight") and (not tensor.is_floating_point() or tensor.itemsize == 1):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise BadInput(f"{name} of {named} has the type {kind}; choose weights in 16 or 32 bits.")
+        # The sum of finite values is finite in 64 bits, and takes no memory.
+        if tensor.is_floating_point() and tensor.itemsize > 1 and not tensor.sum(dtype=torch.float64).isfinite():
+            raise BadInput(f"{name} of {named} has values that are not finite.", cure="Choose other weights.")
 
 
 @contextmanager
