@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
             for codec, facts in found.items()
         ]
         versions = {name: version(name) for name in ("torch", "hivemind")}
-        record(flags.json, flags.json.stem, versions, results, epochs=flags.epochs, model=flags.model, course=found)
+        record(flags.json, "same_run", versions, results, epochs=flags.epochs, model=flags.model, course=found)
     return 0
 
 

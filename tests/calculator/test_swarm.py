@@ -186,7 +186,7 @@ def test_the_command_line_and_the_page_say_the_same(capsys):
         ({"volunteers": [{"count": True, "gpu": "t4"}]}, "whole number"),
         ({"volunteers": [{"count": 3, "gpu": "t4", "session_hours": 1e-9}]}, "at least 60"),
         ({"model": "none-such"}, "model is one of"),
-        ({"model": "gpt2"}, "Operations are counted for text-to-image"),
+        ({"model": "t5-small"}, "Operations are counted for text-to-image"),
         ({"model": None}, "either a model, a config or a number"),
         ({"target_batch_size": -1}, "cannot be -1"),
         ({"target_batch_size": 1.5}, "whole number"),

@@ -14,6 +14,9 @@ OTHER_PAGE = {"memory_accuracy": "All errors, and the worst cases, are on the pa
 """Records that another page shows, and the sentence that replaces the table."""
 
 DESCRIPTIONS = {
+    "same_run_adapters": "The loss of two real peers compared with one process on the same samples, and the bytes of an "
+    "epoch compared with the calculator's, with adapters of a language model (`--model adapters`).",
+    "same_run_text": "The same with the language model of the recipe `stories` (`--model text`).",
     "swarm_awaited": "Swarms whose peers wait for the averaged gradients before they compute the next epoch.",
     "swarm_death": "The time from the death of a peer in the middle of an average to the next complete update "
     "(`--death`).",
@@ -23,7 +26,7 @@ DESCRIPTIONS = {
     "after the other.",
     "swarm_speeds": "The shares of samples of three peers, whose speeds are in the ratio of 1, 2 and 4.",
 }
-"""Descriptions of records that `swarm.py` made with other flags; the others have the description of their program."""
+"""Descriptions of records that programs made with other flags; the others have the description of their program."""
 
 MOST_OPEN_ROWS = 4
 """Longer tables are folded."""

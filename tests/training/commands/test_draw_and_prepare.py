@@ -6,6 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from training.cli import build_app
 from training.commands import data, draw, prepare
 from training.data.captions import SPLITS
 from training.data.sets import open_shards
@@ -39,9 +40,9 @@ def test_from_nothing_to_shards(call, tmp_path):
     assert again.exit_code == 0 and "Nothing to do" in again.output
 
 
-def test_help_names_every_flag(call):
+def test_help_names_every_flag():
     for command, flags in (("draw", ("--out", "--count", "--seed")), ("prepare", ("--images", "--codec", "--replace"))):
-        output = call(command, "--help").output
+        output = CliRunner().invoke(build_app(), [command, "--help"]).output
         assert all(flag in output for flag in flags)
 
 

@@ -176,7 +176,7 @@ def _check_quantizable(network: PreTrainedModel, layers: Mapping[str, nn.Module]
         if not isinstance(layer, nn.Linear):
             raise BadInput(
                 f"adapter.frozen_bits is 4, and {network.config.model_type} keeps {name} transposed, which is not "
-                "quantized; use 16."
+                "quantized; use frozen_bits = 16."
             )
 
 
