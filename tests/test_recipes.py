@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from tests.programs import run_program
-from training.config import RECIPES, load_recipe, parse_recipe, recipe_names
+from training.config import RECIPES, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
 
 DEMO = (RECIPES / "demo.toml").read_text(encoding="utf-8")
@@ -96,6 +96,12 @@ def test_a_wrong_recipe_is_refused_in_words(old, new, said):
         parse_recipe(DEMO.replace(old, new, 1))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_blocks_of_one_token_which_predict_nothing_are_refused():
+    text = read_recipe("stories").replace("block_length = 128", "block_length = 1")
+    with pytest.raises(BadInput, match=r"model.block_length: Input should be greater than or equal to 2 \(got 1\)"):
+        parse_recipe(text)
 
 
 def test_a_recipe_of_lists_in_lists_is_refused_in_words():

@@ -137,8 +137,8 @@ class LanguageModelConfig(Section):
     """The model as a Hugging Face `config.json` describes it, `model_type` among its fields. None: that of `from`."""
     pretrained: Annotated[str | None, Field(alias="from", min_length=1, max_length=500)] = None
     """Folder or hub id of the weights with which training begins. None: they are drawn from the seed."""
-    block_length: Positive
-    """T, tokens of a sample; the shards are packed into blocks of this length."""
+    block_length: Annotated[int, Field(ge=2)]
+    """T, tokens of a sample, each of which predicts the next; the shards are packed into blocks of this length."""
     separate_documents: bool = True
     """Whether attention stays within a document where a block holds several."""
 

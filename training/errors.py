@@ -55,6 +55,10 @@ def reason_of(error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, as the end of a sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    r"""What an error of another library says, as the end of a sentence: its first two lines.
+
+    >>> first_line(RuntimeError("Error in Model:\n\tsize mismatch.\n\tsize mismatch."))
+    'Error in Model: size mismatch.'
+    """
+    lines = [line.strip().rstrip(":") for line in str(error).splitlines() if line.strip()]
     return ": ".join([*lines[:2]]) if lines else type(error).__name__

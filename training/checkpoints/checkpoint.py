@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Size, Tensor
 
 from training.config import RunConfig, parse_recipe, read_recipe
-from training.errors import BadInput, TrainingError, reason_of
+from training.errors import BadInput, TrainingError, first_line, reason_of
 from training.model.trained import count_trained, load_trained_state, trained_state
 from training.storage.whole import delete_drafts, whole_folder, write_whole
 from training.task import TrainedModel, task_of
@@ -230,7 +230,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bo
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
     except (SafetensorError, RuntimeError) as error:
         raise BadInput(
-            f"{path / MODEL_FILE} does not match the recipe in the same folder: {error}.",
+            f"{path / MODEL_FILE} does not match the recipe in the same folder: {first_line(error).rstrip('.')}.",
             cure="Use another checkpoint; this one was changed by hand.",
         ) from None
     return Checkpoint(

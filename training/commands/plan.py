@@ -131,6 +131,8 @@ def _print_report(config: RunConfig, choices: Choices, plan: Plan, *, here: bool
         print(f"  {suggestion.sentence}")
     if plan.advised_micro_batch == 0:
         print("Not even a micro-batch of one sample fits; use a machine with more memory, or a smaller model.")
+    elif not plan.fits and not plan.suggestions:
+        print(f"  A micro-batch of {plan.advised_micro_batch} fits if activations are recomputed.")
 
 
 def _parts(config: RunConfig, plan: Plan) -> dict[str, int]:

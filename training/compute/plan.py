@@ -277,7 +277,7 @@ def _traced(
 ) -> Estimate:
     step = _known_of(run).steps.peak(samples, stored, dtype_of(setup))
     parts = {"weights": step.weights, "gradients": step.gradients, "activations": step.activations}
-    largest = sorted(parts.items(), key=lambda part: -part[1])[:2]
+    largest = sorted((parts | {"temporary": step.temporary}).items(), key=lambda part: -part[1])[:2]
     words = " and ".join(f"{name} ({show_bytes(size)})" for name, size in largest)
     return estimate_around(
         GpuMemory(**parts, optimizer_state=0, temporary=step.temporary),

@@ -33,7 +33,7 @@ UNSUITABLE = Fault(
 )
 OTHER_TOKENS = Fault(
     name="shards-of-other-tokens",
-    why="Their numbers stand for other pictures and words, which would spoil everybody's weights, so `join` ends.",
+    why="Their numbers stand for other words or pictures, which would spoil everybody's weights, so `join` ends.",
     remedy="Use the shards that the run's recipe names, without --shards, or a copy of them.",
 )
 SLOW_LINK = Fault(

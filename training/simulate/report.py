@@ -19,7 +19,7 @@ def report(run: RunConfig, outcome: Outcome) -> str:
     rows = [
         ("Samples per second", f"{outcome.samples_per_second:,.2f} of {outcome.ideal_samples_per_second:,.2f}"),
         ("An epoch", f"{outcome.epoch_seconds:,.1f} s, {outcome.samples_per_epoch:,.0f} samples"),
-        (f"{run.schedule.total_epochs:,} epochs", "never: nothing is shared" if days is None else f"{days:,.1f} days"),
+        (f"{run.schedule.total_epochs:,} epochs", "never: nothing is shared" if days is None else _time(days)),
         ("An average of gradients", f"{outcome.all_reduce_seconds:,.1f} s among {outcome.group_size:,.1f} peers"),
         ("Each peer sends per epoch", show_bytes(round(outcome.sent_bytes))),
         ("Updates made alone", f"{outcome.alone:.1%}"),
@@ -33,3 +33,12 @@ def report(run: RunConfig, outcome: Outcome) -> str:
         lines += ["", "Limits", *[f"  {limit}" for limit in outcome.limits]]
     simulated = f"{outcome.epochs} epochs, {outcome.simulated_seconds / 3600:,.1f} hours"
     return "\n".join([*lines, "", f"Simulated {simulated}, in {outcome.wall_seconds:.1f} s."])
+
+
+def _time(days: float) -> str:
+    """Hours for less than a day.
+
+    >>> _time(0.02), _time(3.57)
+    ('0.5 hours', '3.6 days')
+    """
+    return f"{days:,.1f} days" if days >= 1 else f"{24 * days:,.1f} hours"

@@ -1,6 +1,7 @@
 """A traced step holds what a real step measurably holds, for any number of samples, and says that it was traced."""
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -186,6 +187,18 @@ def test_the_command_says_that_a_step_was_traced(tmp_path):
     assert facts["traced"] and facts["estimate"]["gpu"]["total"] < facts["need_bytes"]
     facts = json.loads(CliRunner().invoke(build_app(), ["plan", "--recipe", "stories", "--gpu", "t4", "--json"]).output)
     assert not facts["traced"]
+
+
+def test_what_does_not_fit_is_told_with_its_largest_part_and_what_fits(tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(read_recipe("stories").replace('model_type = "llama"', 'model_type = "olmo2"'))
+    asked = ["plan", "--recipe", str(recipe), "--gpu", "t4", "--micro-batch-size", "1000000", "--json"]
+    facts = json.loads(CliRunner().invoke(build_app(), asked).stdout)
+    memory, peak = facts["estimate"]["gpu"], facts["estimate"]["peak"]["instant"]
+    largest = max(("weights", "gradients", "activations", "temporary"), key=memory.__getitem__)
+    assert f"the largest parts are {largest} (" in peak
+    shown = CliRunner().invoke(build_app(), asked[:-1]).output
+    assert "It does not fit" in shown and re.search(r"A micro-batch of \d+ fits if activations are recomputed", shown)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])

@@ -1,5 +1,6 @@
 """Adapters beside frozen language models, compared with peft on a model of `transformers`."""
 
+import hashlib
 import json
 import math
 import re
@@ -330,6 +331,21 @@ def test_adapters_that_are_not_plain_lora_are_refused(llama, tmp_path, settings,
     file.write_text(text)
     with pytest.raises(BadInput, match=said):
         load_adapters(adapted(llama).adapted, adapter(llama), tmp_path)
+
+
+def test_a_checkpoint_of_another_rank_is_refused_in_one_line(llama, tmp_path):
+    path = save_checkpoint(
+        tmp_path, model=adapted(llama), recipe_toml=recipe_text(llama), epoch=3, metrics={}, shards="nowhere"
+    )
+    recipe, facts = path / "recipe.toml", json.loads((path / "checkpoint.json").read_text())
+    recipe.write_text(recipe.read_text().replace("rank = 3", "rank = 4"))
+    content = recipe.read_bytes()
+    facts["files"]["recipe.toml"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    facts["recipe_digest"] = parse_recipe(content.decode()).digest
+    (path / "checkpoint.json").write_text(json.dumps(facts))
+    with pytest.raises(BadInput, match=r"does not match the recipe in the same folder: .*: size mismatch") as refused:
+        load_checkpoint(path)
+    assert "\n" not in refused.value.told
 
 
 def test_adapters_that_are_not_numbers_are_refused(llama, tmp_path):

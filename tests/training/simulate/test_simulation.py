@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,8 @@ def test_the_command_simulates_a_recipe():
     assert printed["epochs"] == 5 and printed["volunteers"] == 3 and 0 < printed["days"] < 1
     report = runner.invoke(app, words).stdout
     assert "3 volunteers" in report and "computing samples that count" in report
+    hours = re.search(r"^[\d,]+ epochs +([\d.,]+) hours$", report, re.MULTILINE)
+    assert float(hours[1]) == pytest.approx(24 * printed["days"], abs=0.06)
     for volunteers, sentence in {
         "3:none-such:1/1": "gpu is one of",
         "3": "",
