@@ -14,8 +14,8 @@ OTHER_PAGE = {"memory_accuracy": "All errors, and the worst cases, are on the pa
 """Records that another page shows, and the sentence that replaces the table."""
 
 DESCRIPTIONS = {
-    "same_run_adapters": "The loss of two real peers compared with one process on the same samples, and the bytes of an "
-    "epoch compared with the calculator's, with adapters of a language model (`--model adapters`).",
+    "same_run_adapters": "The loss of two real peers compared with one process on the same samples, and the bytes of "
+    "an epoch compared with the calculator's, with adapters of a language model (`--model adapters`).",
     "same_run_text": "The same with the language model of the recipe `stories` (`--model text`).",
     "swarm_awaited": "Swarms whose peers wait for the averaged gradients before they compute the next epoch.",
     "swarm_death": "The time from the death of a peer in the middle of an average to the next complete update "
