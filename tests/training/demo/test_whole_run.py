@@ -146,6 +146,9 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     again = start("--epochs", str(wanted))
     assert again.wait(timeout=180) == 0, log.read_text()
     assert programs.running() == []
-    assert f"at epoch {saved} with the checkpoint epoch-{saved:06d}" in (run_dir / "logs" / "ada.log").read_text()
+    told = [path.read_text() for path in (run_dir / "logs").glob("*.log")]
+    # A volunteer that starts last may find the others an epoch further.
+    assert any(f"at epoch {saved} with the checkpoint epoch-{saved:06d}" in log for log in told)
+    assert not any("fresh weights" in log for log in told)
     epochs = [row["epoch"] for row in HistoryReader(run_dir / "history.sqlite").epochs()]
     assert epochs[-1] >= wanted and epochs == sorted(set(epochs))
