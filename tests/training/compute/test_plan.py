@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from calculator import estimate
 from calculator.devices import device_named
+from tests.profiled import highest_bytes
 from training.cli import build_app
 from training.compute.machine import this_machine
 from training.compute.plan import make_plan, needed_bytes, setup_of, stored_bytes, training_of
@@ -75,13 +75,7 @@ def test_the_peak_of_a_step_is_as_estimated(run, machine):
     inputs = tokens(run.model)
     model(*inputs, stored_layers=least).loss.backward()
     model.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        model(*inputs, stored_layers=least).loss.backward()
-    taken = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = highest = 0
-    for event in sorted(taken, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
+    highest = highest_bytes(lambda: model(*inputs, stored_layers=least).loss.backward())
     assert plan.estimate.gpu.total - plan.estimate.gpu.weights == pytest.approx(highest, rel=0.05)
 
 
@@ -112,18 +106,6 @@ def test_stored_layers_shrink_as_samples_grow():
     assert stored_bytes(task_of(run), model, 500, budget) == 0 < stored_bytes(task_of(run), model, 32, budget)
 
 
-def taken_by_a_step(optimizer):
-    """Bytes that a step takes and gives back, at their highest."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        optimizer.step()
-    taken = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = highest = 0
-    for event in sorted(taken, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
-    return highest
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["lamb8bit", "lamb", "adamw8bit", "adamw", "muon"])
 def test_what_each_optimizer_keeps_and_takes_is_estimated(name, tied, machine):
@@ -138,7 +120,7 @@ def test_what_each_optimizer_keeps_and_takes_is_estimated(name, tied, machine):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     _, more = training_of(run).bytes_of_the_mode(result)
-    assert taken_by_a_step(optimizer) == pytest.approx(more, rel=0.01, abs=1_200_000)  # a few buffers of one chunk
+    assert highest_bytes(optimizer.step) == pytest.approx(more, rel=0.01, abs=1_200_000)  # a few buffers of one chunk
     assert (more > 2 * 1_200_000) == (name == "muon")
 
 

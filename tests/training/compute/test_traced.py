@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
 from calculator import estimate
 from calculator.devices import device_named
+from tests.profiled import highest_bytes
 from training.cli import build_app
 from training.compute import choices as module
 from training.compute.choices import Wishes, choose
@@ -76,14 +76,7 @@ def profiled_peak(task, samples: int, stored_layers: int, dtype: torch.dtype) ->
 
     step()
     model.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step()
-    taken = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = highest = 0
-    for event in sorted(taken, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
-    return highest
+    return highest_bytes(step)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
