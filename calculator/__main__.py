@@ -94,6 +94,7 @@ def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
         "--lora-targets", default=ALL_LINEAR, metavar="NAMES", help="q_proj,v_proj or others; all-linear (default)"
     )
     parser.add_argument("--lora-dropout", type=float, default=0.0, metavar="P", help="dropout of the adapters' inputs")
+    parser.add_argument("--lora-freeze-a", action="store_true", help="train only the adapters' second matrices, B")
     parser.add_argument("--base-bits", type=int, metavar="BITS", help="of the frozen model: 32, 16 or 4 (QLoRA)")
     parser.add_argument("--adapter-bits", type=int, metavar="BITS", help="of the adapters: 32 or 16")
     parser.add_argument(

@@ -48,6 +48,8 @@ class Lora:
     """Bits of a frozen value in a layer's linear modules."""
     rest_itemsize: int
     """Bytes of any other frozen value: embeddings, norms and head."""
+    freeze_a: bool = False
+    """Whether A stays as it was drawn, and only B is trained (arXiv:2308.03303, arXiv:2403.12313)."""
 
     def itemsize(self, name: str) -> int:
         """Bytes of a value with which a frozen parameter computes."""
@@ -72,10 +74,13 @@ def modules_of(architecture: Architecture) -> dict[str, str]:
 
 
 def frozen_blocks(tensor: ParameterTensor, lora: Lora) -> list[int]:
-    """Bytes of each block that one frozen parameter takes: one, or six if it is quantized."""
-    if not lora.is_quantized(tensor.name):
-        return [allocated_bytes(tensor.count, lora.itemsize(tensor.name))]
-    return [allocated_bytes(count, itemsize) for count, itemsize in quantized_parts(tensor.count)]
+    """Bytes of each block that one frozen parameter takes: one, or six if it is quantized; and of its A, if frozen."""
+    parts = [(tensor.count, lora.itemsize(tensor.name))]
+    if lora.is_quantized(tensor.name):
+        parts = list(quantized_parts(tensor.count))
+    if _keeps_a(tensor, lora):
+        parts.append((_matrices(tensor, lora)[0].count, lora.adapter_itemsize))
+    return [allocated_bytes(count, itemsize) for count, itemsize in parts]
 
 
 def quantized_parts(count: int) -> Iterator[tuple[int, int]]:
@@ -98,8 +103,25 @@ def adapter_tensors(architecture: Architecture, lora: Lora) -> tuple[ParameterTe
     tensors = []
     for tensor in parameter_tensors(architecture):
         if lora.has_adapter(tensor.name):
-            outer, inner = tensor.shape
-            module = tensor.name.removesuffix(".weight")
-            tensors.append(ParameterTensor(f"{module}.lora_a", "adapters", (lora.rank, inner), tensor.copies))
-            tensors.append(ParameterTensor(f"{module}.lora_b", "adapters", (outer, lora.rank), tensor.copies))
+            tensors += _matrices(tensor, lora)[lora.freeze_a :]
     return tuple(tensors)
+
+
+def frozen_adapter_values(architecture: Architecture, lora: Lora) -> int:
+    """Values of the matrices A that are not trained."""
+    kept = [tensor for tensor in parameter_tensors(architecture) if _keeps_a(tensor, lora)]
+    return sum(tensor.copies * _matrices(tensor, lora)[0].count for tensor in kept)
+
+
+def _keeps_a(tensor: ParameterTensor, lora: Lora) -> bool:
+    return lora.freeze_a and lora.has_adapter(tensor.name)
+
+
+def _matrices(tensor: ParameterTensor, lora: Lora) -> tuple[ParameterTensor, ParameterTensor]:
+    """A and B beside the weight of a module."""
+    outer, inner = tensor.shape
+    module = tensor.name.removesuffix(".weight")
+    return (
+        ParameterTensor(f"{module}.lora_a", "adapters", (lora.rank, inner), tensor.copies),
+        ParameterTensor(f"{module}.lora_b", "adapters", (outer, lora.rank), tensor.copies),
+    )

@@ -45,6 +45,8 @@ class PeerTraining:
     """Rank of the adapters that are trained in place of the model; None: the model is trained."""
     lora_targets: str = ALL_LINEAR
     """See `calculator.setups.Setup`."""
+    lora_freeze_a: bool = False
+    """See `calculator.setups.Setup`."""
     base_bits: int | None = None
     """See `calculator.setups.Setup`."""
     tensors: tuple[ParameterTensor, ...] | None = None
@@ -122,6 +124,7 @@ class PeerTraining:
             "config": {"model_type": "text-to-image", **self.config},
             "lora_rank": self.lora_rank,
             "lora_targets": self.lora_targets,
+            "lora_freeze_a": self.lora_freeze_a,
             "base_bits": self.base_bits,
         }
 

@@ -132,11 +132,11 @@ class Parameter(Matrix):
 
 
 class Adapter:
-    """The two trained matrices of a LoRA adapter, and the probability with which their input is dropped."""
+    """The two matrices of a LoRA adapter, of which A may be frozen, and the probability of dropping their input."""
 
     __slots__ = ("a", "b", "dropout")
 
-    def __init__(self, a: Parameter, b: Parameter, dropout: float) -> None:
+    def __init__(self, a: Matrix, b: Parameter, dropout: float) -> None:
         self.a = a
         self.b = b
         self.dropout = dropout

@@ -63,6 +63,8 @@ class Collaboration(ExchangeSettings):
     """Rank of the adapters that are trained and exchanged in place of the model; None: the model is."""
     lora_targets: str = ALL_LINEAR
     """See `calculator.setups.Setup`."""
+    lora_freeze_a: bool = False
+    """See `calculator.setups.Setup`."""
     parameters: int | None = None
     """Alternative to a model, if all volunteers give their samples per second."""
     target_batch_size: int = BATCH_OF_2021
@@ -90,7 +92,8 @@ class Collaboration(ExchangeSettings):
         if self.lora_rank is None:
             return tuple(parameter_tensors(architecture, architecture.shared_groups))
         model = {"model": self.model, "config": self.config}
-        setup = Setup(**model, lora_rank=self.lora_rank, lora_targets=self.lora_targets)
+        adapters = {name: getattr(self, name) for name in ("lora_rank", "lora_targets", "lora_freeze_a")}
+        setup = Setup(**model, **adapters)
         return adapter_tensors(architecture, lora_of(setup, resolve(setup)))
 
     def _optimizer_bytes(self, tensors: tuple[ParameterTensor, ...]) -> int | None:

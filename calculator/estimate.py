@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from calculator.adapters import Lora, adapter_tensors, frozen_blocks
+from calculator.adapters import Lora, adapter_tensors, frozen_adapter_values, frozen_blocks
 from calculator.architectures import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.devices import MIB
@@ -189,10 +189,11 @@ def estimate(setup: Setup) -> Estimate:
     highest = max(instants, key=lambda instant: instant.bytes)
     gpu = GpuMemory(**{part: getattr(highest, part) for part in GpuMemory.__slots__})
     whole = count_parameters(architecture, shared)
+    added = fixed.values + frozen_adapter_values(architecture, lora) if lora else 0
     return Estimate(
         model=architecture.name,
-        parameters=whole + fixed.values if lora else whole,
-        parameters_by_part=parameters_by_part(architecture, shared) | ({"adapters": fixed.values} if lora else {}),
+        parameters=whole + added,
+        parameters_by_part=parameters_by_part(architecture, shared) | ({"adapters": added} if lora else {}),
         trained_parameters=fixed.values,
         gpu=gpu,
         saved_activations=timeline.after_forward.activations,

@@ -15,7 +15,7 @@ ATTENTIONS = ("sdpa", "eager")
 BASE_BITS, ADAPTER_BITS = (4, 16, 32), (16, 32)
 MOST_RANK = 65_536
 """Adapters of a higher rank are refused; the matrices beside which they stand are narrower."""
-ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "base_bits", "adapter_bits", "rest_32bit")
+ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "lora_freeze_a", "base_bits", "adapter_bits", "rest_32bit")
 """Fields that mean something only with `lora_rank`."""
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
 """16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
@@ -67,6 +67,8 @@ class Setup:
     """The linear modules that have an adapter, by their names in transformers ("q_proj,v_proj"), or "all-linear"."""
     lora_dropout: float | None = 0.0
     """Dropout probability of the adapters' inputs; None: 0."""
+    lora_freeze_a: bool = False
+    """Whether only the adapters' second matrices, B, are trained."""
     base_bits: int | None = None
     """Bits of the frozen weights: 32, 16 or 4 (QLoRA: linear layers in NF4); None: those of `precision`."""
     adapter_bits: int | None = None
@@ -145,6 +147,7 @@ def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
         adapter_itemsize=(setup.adapter_bits or (16 if pure else 32)) // 8,
         base_bits=bits,
         rest_itemsize=4 if bits == 32 or setup.rest_32bit else 2,
+        freeze_a=setup.lora_freeze_a,
     )
 
 
@@ -172,8 +175,9 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
         if value is not None:
             _one_of(name, value, accepted)
             _whole(name, value, min(accepted), max(accepted))  # 16.0 equals 16, but it is no number of bits
-    if not isinstance(setup.rest_32bit, bool):
-        raise BadSetup(f"rest_32bit is true or false, not {_shown(setup.rest_32bit)}.")
+    for name in ("rest_32bit", "lora_freeze_a"):
+        if not isinstance(getattr(setup, name), bool):
+            raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
     if setup.rest_32bit and setup.base_bits != 4:
         raise BadSetup("rest_32bit is for a model in 4 bits; give base_bits 4 as well, or omit rest_32bit.")
     if setup.shared_groups or architecture.shared_groups:

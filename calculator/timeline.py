@@ -396,8 +396,8 @@ def _frozen(name: str, shape: tuple[int, ...], lora: Lora, rank: int) -> FrozenW
     adapter = None
     if lora.has_adapter(name):
         outer, inner = shape
-        a, b = (Parameter(sizes, lora.adapter_itemsize) for sizes in ((rank, inner), (outer, rank)))
-        adapter = Adapter(a, b, lora.dropout)
+        a = (FrozenWeight if lora.freeze_a else Parameter)((rank, inner), lora.adapter_itemsize)
+        adapter = Adapter(a, Parameter((outer, rank), lora.adapter_itemsize), lora.dropout)
     scales = -(-shape[0] * shape[1] // NF4_BLOCK) if lora.is_quantized(name) else None
     return FrozenWeight(shape, lora.itemsize(name), scales, adapter)
 

@@ -162,6 +162,10 @@ class AdapterConfig(Section):
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = "all-linear"
     """The linear layers beside which adapters stand, by their names in transformers, such as `["q_proj", "v_proj"]`,
     or `all-linear`."""
+    freeze_a: bool = False
+    """Whether only B is trained, and A stays as it is drawn from the run's seed (LoRA-FA, Zhang et al. 2023; FFA-LoRA,
+    Sun et al. 2024). Peers then exchange less than half, keep fewer activations, and the average of their B is exactly
+    that of their updates B A, also after local updates."""
     frozen_bits: Literal[32, 16, 4] = 16
     """Bits of a frozen weight. With 16 (bfloat16) and 4, peers compute in 16 bits; with 4, linear layers are stored in
     NF4 (QLoRA, Dettmers et al. 2023), which is meant for CUDA and slow elsewhere."""
@@ -525,7 +529,12 @@ class LanguageRun(RunConfig):
             return {}
         targets = self.adapter.targets
         named = targets if isinstance(targets, str) else ",".join(targets)
-        return {"lora_rank": self.adapter.rank, "lora_targets": named, "base_bits": self.adapter.frozen_bits}
+        return {
+            "lora_rank": self.adapter.rank,
+            "lora_targets": named,
+            "lora_freeze_a": self.adapter.freeze_a,
+            "base_bits": self.adapter.frozen_bits,
+        }
 
 
 RUNS: dict[str, type[RunConfig]] = {TEXT_TO_IMAGE: TextToImageRun, CAUSAL_LM: LanguageRun}

@@ -57,6 +57,18 @@ def test_only_adapters_have_gradients_and_optimizer_state():
     assert lora.optimizer_state_bytes == 2 * lora.gradient_bytes
 
 
+def test_a_frozen_a_takes_memory_and_has_neither_gradient_nor_state():
+    both, b = (estimate(Setup(model=LLAMA, lora_rank=16, lora_freeze_a=freeze)) for freeze in (False, True))
+    a = PRESETS[LLAMA]
+    inner = 6 * a.hidden_size + a.intermediate_size  # of q, k, v, o, gate and up; of down
+    assert a.num_heads * a.head_dim == a.hidden_size
+    assert both.trained_parameters - b.trained_parameters == 16 * inner * a.num_layers
+    assert b.parameters == both.parameters and b.parameters_by_part == both.parameters_by_part
+    assert b.gradient_bytes == 4 * b.trained_parameters and b.optimizer_state_bytes == 2 * b.gradient_bytes
+    assert b.gpu.weights == both.gpu.weights
+    assert b.saved_activations < both.saved_activations
+
+
 def test_a_frozen_layer_keeps_no_input():
     """With adapters on v_proj only, the inputs of the feed-forward's products are kept by no one."""
     length = {"sequence_length": 2048, "precision": "bf16"}
@@ -81,7 +93,7 @@ def test_a_short_model_gives_what_every_layer_gives(seed):
     modules = list(modules_of(a).values())
     lora = Lora(
         rank=8, targets=frozenset(draw.sample(modules, draw.randint(1, len(modules)))), dropout=0.1,
-        adapter_itemsize=2, base_bits=draw.choice((4, 16)), rest_itemsize=2,
+        adapter_itemsize=2, base_bits=draw.choice((4, 16)), rest_itemsize=2, freeze_a=draw.random() < 0.5,
     )  # fmt: skip
     options = Options(
         batch=2, length=96, target_length=0, autocast=autocast, itemsize=2, half="bf16", dropout=0.1,
@@ -128,6 +140,8 @@ REFUSED = {
     "base_bits is for LoRA; give lora_rank as well": {"base_bits": 4},
     "lora_targets is for LoRA": {"lora_targets": "q_proj"},
     "rest_32bit is for a model in 4 bits": {"lora_rank": 8, "rest_32bit": True},
+    "lora_freeze_a is true or false": {"lora_rank": 8, "lora_freeze_a": 1},
+    "lora_freeze_a is for LoRA": {"lora_freeze_a": True},
     "rest_32bit is true or false": {"lora_rank": 8, "base_bits": 4, "rest_32bit": 1},
     "precision fp32 needs base_bits 32": {"lora_rank": 8, "precision": "fp32", "base_bits": 4},
     "precision fp32 needs adapter_bits 32": {"lora_rank": 8, "precision": "fp32", "adapter_bits": 16},

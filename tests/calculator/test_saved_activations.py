@@ -300,10 +300,10 @@ def test_saved_activations_of_transformers(seed):
 class _Adapted(torch.nn.Module):
     """W x + (alpha / r) B A dropout(x) with W frozen (Hu et al. 2021, arXiv:2106.09685), cast as peft casts."""
 
-    def __init__(self, base, rank, dropout, dtype):
+    def __init__(self, base, rank, dropout, dtype, freeze_a):
         super().__init__()
         self.base, self.dropout = base, dropout
-        self.a = torch.nn.Parameter(torch.zeros(rank, base.in_features, dtype=dtype))
+        self.a = torch.nn.Parameter(torch.zeros(rank, base.in_features, dtype=dtype), requires_grad=not freeze_a)
         self.b = torch.nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype))
 
     def forward(self, x):
@@ -313,16 +313,17 @@ class _Adapted(torch.nn.Module):
         return (result + linear(linear(dropout(x, self.dropout), self.a), self.b) * 2.0).to(result.dtype)
 
 
-def _adapt(model, targets, rank, dropout, dtype):
+def _adapt(model, targets, rank, dropout, dtype, freeze_a):
     model.requires_grad_(False)
     for layer in model.model.layers:
         for path, module in list(layer.named_modules()):
             if path.split(".")[-1] in targets:
-                layer.set_submodule(path, _Adapted(module, rank, dropout, dtype))
+                layer.set_submodule(path, _Adapted(module, rank, dropout, dtype, freeze_a))
 
 
+@pytest.mark.parametrize("freeze_a", [False, True])
 @pytest.mark.parametrize("seed", range(0, CONFIGURATIONS, 50))
-def test_saved_activations_of_adapters(seed):
+def test_saved_activations_of_adapters(seed, freeze_a):
     """Adapters written after the published formula; the traced steps in test_reference_steps.py have peft's own."""
     draw = random.Random(f"adapters {seed}")
     s = _sizes(draw)
@@ -336,12 +337,12 @@ def test_saved_activations_of_adapters(seed):
     modules = list(modules_of(from_config(config.to_dict())))
     targets = draw.sample(modules, draw.randint(1, len(modules)))
     rank, dropout = draw.choice((1, 5, 16)), draw.choice((0.0, 0.1))
-    _adapt(model, targets, rank, dropout, torch.bfloat16 if adapter_bits == 16 else torch.float32)
+    _adapt(model, targets, rank, dropout, torch.bfloat16 if adapter_bits == 16 else torch.float32, freeze_a)
     expected = _saved_bytes(model, _language_step(s["batch"], s["length"], s["vocab"]), CudaRules(autocast))
     setup = Setup(
         config=config.to_dict(), micro_batch_size=s["batch"], sequence_length=s["length"], precision=s["precision"],
         attention=s["attention"], dropout=s["dropout"], lora_rank=rank, lora_targets=",".join(targets),
-        lora_dropout=dropout, base_bits=bits, adapter_bits=adapter_bits,
+        lora_dropout=dropout, base_bits=bits, adapter_bits=adapter_bits, lora_freeze_a=freeze_a,
     )  # fmt: skip
     assert estimate(setup).saved_activations == expected, setup
 

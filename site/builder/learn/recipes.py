@@ -10,8 +10,10 @@ from pydantic import BaseModel
 
 from builder.markup.tables import code, stacked
 from calculator.architectures import from_config
+from calculator.exchange import load
 from calculator.page.words import show_bytes, show_count
 from calculator.parameters import count_parameters
+from calculator.swarm import Exchange
 from training.config import NOT_IN_DIGEST, RunConfig, load_recipe
 from training.simulate.forecast import collaboration_of
 
@@ -20,6 +22,7 @@ LANGUAGE = ("stories", "llama-150m", "lora-7b")
 """The recipes of language models, whose `[model]` has other fields."""
 ADAPTED = ("lora-7b",)
 """Those of them that train adapters."""
+MANY = 100
 
 TITLES = {
     "model": "Model",
@@ -39,15 +42,25 @@ def recipe(name: str) -> RunConfig:
 
 
 def adapter_facts(name: str) -> dict[str, str]:
-    """Of a recipe with `[adapter]`: the model's weights, those that are trained, and the bytes of their gradients."""
+    """Of a recipe with `[adapter]`: its model's weights, those that are trained, the bytes of their gradients, what a
+    peer sends, and what it would send if A were trained."""
     run = load_recipe(name)
     exchange = collaboration_of(run, ()).exchange()
+    whole = run.model_copy(update={"adapter": run.adapter.model_copy(update={"freeze_a": False})})
     weights = count_parameters(from_config(run.calculator_config))
     return {
         "weights": f"{weights / 1e9:.1f} billion",
         "trained": f"{exchange.parameters / 1e6:.1f} million",
         "gradient_bytes": show_bytes(exchange.gradient_bytes),
+        "sent": _sent(exchange),
+        "sent_with_a": _sent(collaboration_of(whole, ()).exchange()),
     }
+
+
+def _sent(exchange: Exchange) -> str:
+    """What a peer sends in one average of gradients among two, and among `MANY`."""
+    two, many = (show_bytes(round(exchange.gradient_bytes * load(1 / peers, peers))) for peers in (2, MANY))
+    return f"{two} with one other volunteer, and {many} in a group of {MANY}"
 
 
 def recipe_tables() -> str:

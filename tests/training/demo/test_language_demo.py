@@ -97,7 +97,8 @@ def test_two_volunteers_train_adapters_for_it(run_dir, tmp_path):
     digest = digest_of(load_file(base / "model.safetensors"))
     (tmp_path / "recipe.toml").write_text(
         first.replace("[model]", f'[model]\nfrom = "{base}"').replace('run_id = "stories"', 'run_id = "adapted"')
-        + f'[adapter]\nkind = "lora"\nrank = 2\nalpha = 4.0\nfrozen_bits = 32\nbase_digest = "{digest}"\n[data]'
+        + '[adapter]\nkind = "lora"\nrank = 2\nalpha = 4.0\nfrozen_bits = 32\nfreeze_a = true\n'
+        + f'base_digest = "{digest}"\n[data]'
         + rest.partition("[data]")[2].replace("peak_learning_rate = 1e-2", "peak_learning_rate = 1e-1")
     )
     asked = {"--recipe": tmp_path / "recipe.toml", "--run-dir": tmp_path / "run", "--epochs": 5}
@@ -106,8 +107,8 @@ def test_two_volunteers_train_adapters_for_it(run_dir, tmp_path):
     assert history.last_epoch()["epoch"] >= 5 and len(history.leaderboard()) == 2
     path = find_checkpoint(tmp_path / "run")
     saved = load_file(path / "model.safetensors")
-    assert {name.rpartition("lora_")[1] for name in saved} == {"lora_"} and len(saved) == 2 * 7
-    assert any(tensor.any() for name, tensor in saved.items() if "lora_B" in name), "nothing was trained"
+    assert len(saved) == 7 and all("lora_B" in name for name in saved)
+    assert any(tensor.any() for tensor in saved.values()), "nothing was trained"
     assert path.joinpath("optimizer.safetensors").stat().st_size < 100_000
     assert train("generate", OPENING, "--checkpoint", path, "--tokens", 5).stdout.startswith(OPENING)
     train("convert", path, tmp_path / "whole")

@@ -126,10 +126,11 @@ def test_training_begins_with_the_function_of_the_frozen_model_and_the_same_adap
         assert 0.5 / math.sqrt(tensor.shape[1]) < tensor.abs().max() <= 1 / math.sqrt(tensor.shape[1])
 
 
+@pytest.mark.parametrize("freeze_a", [False, True])
 @pytest.mark.parametrize("stored_layers", [None, 0])
-def test_loss_and_gradients_are_those_of_peft(base, tmp_path, stored_layers):
+def test_loss_and_gradients_are_those_of_peft(base, tmp_path, stored_layers, freeze_a):
     tokens, starts = batch()
-    ours = adapted(base, targets=LAYERS[family_of(base)])
+    ours = adapted(base, targets=LAYERS[family_of(base)], freeze_a=freeze_a)
     export_adapters(ours, tmp_path / "adapters")
     theirs = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapters", is_trainable=True
@@ -137,6 +138,8 @@ def test_loss_and_gradients_are_those_of_peft(base, tmp_path, stored_layers):
     loss = functional.cross_entropy(theirs(tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.requires_grad}
+    if freeze_a:
+        expected = {name: gradient for name, gradient in expected.items() if "lora_B" in name}
     found_loss = ours(tokens, torch.zeros_like(starts), stored_layers=stored_layers).loss
     # Ours also predicts nothing after the last token of a row: the same tokens count.
     found_loss.backward()
@@ -228,12 +231,30 @@ def test_the_trained_part_alone_takes_no_memory_for_frozen_weights(llama):
     assert any(not torch.equal(tensor, trained_state(part)[name]) for name, tensor in trained_state(whole).items())
 
 
+def test_with_a_frozen_only_b_is_trained_and_saved_and_a_comes_from_the_seed(llama, tmp_path):
+    both, model = adapted(llama, trained=False), adapted(llama, freeze_a=True)
+    first = {name: tensor for name, tensor in both.state_dict().items() if "lora_A" in name}
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in first.items())
+    assert trained_state(model).keys() == {name for name in trained_state(both) if "lora_B" in name}
+    text = recipe_text(llama, adapter_lines="freeze_a = true")
+    path = save_checkpoint(tmp_path, model=model, recipe_toml=text, epoch=3, metrics={}, shards="nowhere")
+    assert (path / MODEL_FILE).stat().st_size < 4 * count_trained(model) + 8192 < 4 * count_trained(both)
+    tokens, _ = batch()
+    with torch.no_grad():
+        assert torch.equal(load_checkpoint(path).model.logits(tokens), model.eval().logits(tokens))
+    part = task_of(parse_recipe(text)).build_trained_part()
+    assert all(torch.equal(tensor, part.state_dict()[name]) for name, tensor in first.items())
+    assert all((one.device.type == "cpu") == ("lora_" in name) for name, one in part.named_parameters())
+    load_trained_state(part, trained_state(model))
+
+
 # -- to peft and transformers, and back ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("freeze_a", [False, True])
 @pytest.mark.parametrize("bits, bound", [(32, 1e-12), (16, 2e-4), (4, 0.03)])
-def test_merged_weights_compute_the_same_in_transformers(llama, tmp_path, bits, bound):
-    model = adapted(llama, frozen_bits=bits)
+def test_merged_weights_compute_the_same_in_transformers(llama, tmp_path, bits, bound, freeze_a):
+    model = adapted(llama, frozen_bits=bits, freeze_a=freeze_a)
     export_folder(merged(model, 1), tmp_path / "whole", tokenizer_file=None)
     network = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     assert network.dtype == (torch.float32 if bits == 32 else torch.bfloat16)
@@ -244,9 +265,10 @@ def test_merged_weights_compute_the_same_in_transformers(llama, tmp_path, bits, 
     assert 1 - functional.cosine_similarity(found.double().flatten(), expected.double().flatten(), dim=0) < bound
 
 
-def test_adapters_go_to_peft_and_back_by_the_command(base, tmp_path):
-    model = adapted(base)
-    text = recipe_text(base)
+@pytest.mark.parametrize("freeze_a", [False, True])
+def test_adapters_go_to_peft_and_back_by_the_command(base, tmp_path, freeze_a):
+    model = adapted(base, freeze_a=freeze_a)
+    text = recipe_text(base, adapter_lines=f"freeze_a = {str(freeze_a).lower()}")
     checkpoint = save_checkpoint(tmp_path, model=model, recipe_toml=text, epoch=3, metrics={}, shards="nowhere")
     (tmp_path / "recipe.toml").write_text(text)
     convert(checkpoint, tmp_path / "theirs", "--adapters")
@@ -308,6 +330,14 @@ def test_adapters_of_another_rank_or_for_other_layers_are_refused(llama, tmp_pat
         with pytest.raises(BadInput, match=said):
             convert(tmp_path / "adapters", tmp_path / "out", "--recipe", recipe)
     assert not (tmp_path / "out").exists()
+
+
+def test_adapters_with_another_a_are_refused_if_a_is_frozen(llama, tmp_path):
+    export_adapters(adapted(llama, seed=2), tmp_path)
+    with pytest.raises(
+        BadInput, match=r"freeze_a keeps A as it is drawn from the seed, and the adapters in .* another A"
+    ):
+        load_adapters(adapted(llama, freeze_a=True).adapted, adapter(llama, freeze_a=True), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -400,8 +430,10 @@ def test_a_transposed_layer_is_not_quantized(base):
 # -- what it takes ---------------------------------------------------------------------------------------------------
 
 
-def test_plans_and_choices_count_what_is_trained(llama):
-    run = parse_recipe(recipe_text(llama).replace("frozen_bits = 32", "frozen_bits = 16"))
+@pytest.mark.parametrize("freeze_a", [False, True])
+def test_plans_and_choices_count_what_is_trained(llama, freeze_a):
+    text = recipe_text(llama, adapter_lines=f"freeze_a = {str(freeze_a).lower()}")
+    run = parse_recipe(text.replace("frozen_bits = 32", "frozen_bits = 16"))
     choices = choose(run, Wishes())
     assert choices.precision == "bfloat16"
     with pytest.raises(BadInput, match="--precision is float32, and the recipe's frozen weights"):
@@ -422,10 +454,19 @@ def test_the_7b_recipe_is_planned_and_simulated_without_its_weights_and_exchange
     run = load_recipe("lora-7b")
     plan = make_plan(run, device_named("t4"), micro_batch_size=1)
     assert plan.fits and plan.parameters > 7e9
-    exchange = collaboration_of(run, [Kind(count=2, gpu="t4")]).exchange()
-    assert exchange.parameters == plan.trained_parameters and exchange.gradient_bytes <= 10e6
-    assert run.adapter.rank == 16
-    # Adapters beside query and value: A (r, in), B (r, out) in each of 32 layers; Mistral's keys and values are a
-    # quarter as wide.
-    values = 32 * 16 * ((4096 + 4096) + (4096 + 1024))
-    assert values == plan.trained_parameters
+    assert run.adapter.rank == 16 and run.adapter.freeze_a
+    # B (r, out) beside query and value in each of 32 layers; Mistral's keys and values are a quarter as wide.
+    assert plan.trained_parameters == 32 * 16 * (4096 + 1024)
+    for peers in (2, 100):
+        swarm = collaboration_of(run, [Kind(count=peers, gpu="t4")])
+        assert swarm.exchange().parameters == plan.trained_parameters
+        # All that a peer sends in an epoch: its gradients, the averages that it returns, and its share of the rounds
+        # that average adapters.
+        assert 0 < swarm.forecast().sent_bytes <= 10e6
+    # A (r, in) as well
+    trained = make_plan(with_a_trained(run), device_named("t4"), micro_batch_size=1).trained_parameters
+    assert trained == plan.trained_parameters + 32 * 16 * (4096 + 4096)
+
+
+def with_a_trained(run):
+    return run.model_copy(update={"adapter": run.adapter.model_copy(update={"freeze_a": False})})

@@ -2,7 +2,7 @@
 
 The library peft puts them there: y = W x + (alpha / r) B A x, with A (r, in) and B (out, r). B is zero at first, so
 that training begins with the frozen model's function. A is drawn here, from the run's seed, so that it is equal on all
-machines, whatever the version of peft.
+machines, whatever the version of peft. With `freeze_a` it is not trained either, and so is never sent.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ def add_adapters(network: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
         warnings.simplefilter("ignore")
         adapted = get_peft_model(network, config)
     draw_adapters(network, seed)
+    for first, _ in _matrices(network):
+        first.requires_grad_(not adapter.freeze_a)
     return adapted
 
 
@@ -140,11 +142,13 @@ def draw_adapters(network: nn.Module, seed: int) -> None:
 
 
 def allocate_adapters(network: nn.Module) -> None:
-    """Gives the adapters of a model on the meta device memory; what is frozen stays without."""
+    """Gives the adapters of a model on the meta device memory, a frozen A too; what they stand beside stays without."""
+    of_adapters = {id(matrix) for matrices in _matrices(network) for matrix in matrices}
     for module in network.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.requires_grad:
-                module.register_parameter(name, nn.Parameter(torch.zeros(parameter.shape, device="cpu")))
+            if id(parameter) in of_adapters:
+                values = torch.zeros(parameter.shape, device="cpu")
+                module.register_parameter(name, nn.Parameter(values, requires_grad=parameter.requires_grad))
 
 
 def quantize(network: nn.Module) -> None:
@@ -245,6 +249,7 @@ def load_adapters(adapted: PeftModel, adapter: AdapterConfig, folder: Path) -> N
         raise BadInput(
             f"The adapters in {folder} have values that are not finite, in {bad[0]}.", cure="Give other adapters."
         )
+    drawn = [first.detach().clone() for first, _ in _matrices(adapted)] if adapter.freeze_a else []
     try:
         report = set_peft_model_state_dict(adapted, tensors)
     except (RuntimeError, KeyError, ValueError) as error:
@@ -258,6 +263,11 @@ def load_adapters(adapted: PeftModel, adapter: AdapterConfig, folder: Path) -> N
         raise BadInput(
             f"The adapters in {folder} stand beside other layers than the recipe's adapter.targets; {named} is on one "
             "side only. Set the targets to those of the adapters."
+        )
+    if any(not first.equal(other) for other, (first, _) in zip(drawn, _matrices(adapted), strict=False)):
+        raise BadInput(
+            f"The recipe's adapter.freeze_a keeps A as it is drawn from the seed, and the adapters in {folder} have "
+            "another A; set adapter.freeze_a = false, or give adapters that were trained with this recipe."
         )
 
 
