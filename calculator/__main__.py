@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from calculator import fit, inference_report, swarm_report
+from calculator import fit, fit_report, inference_report, schema_report, swarm_report
 from calculator.adapters import ALL_LINEAR
 from calculator.architectures import PRESETS
 from calculator.devices import DEVICES, device_named
@@ -20,6 +20,14 @@ from calculator.estimate import Estimate, estimate
 from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, setup_from
+
+COMMANDS = {
+    "swarm": ("The throughput of volunteers, and what their time is spent on.", swarm_report),
+    "inference": ("The memory of generating text: weights, and cached tokens.", inference_report),
+    "fit": ("Settings with which a model can be trained on a GPU, as code for transformers' Trainer.", fit_report),
+    "schema": ("The JSON schema of what `--json` prints, and of a setup, which is a line of `batch`.", schema_report),
+}
+"""Of the commands beside an estimate, what each says, and the module that adds its flags and runs it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,7 +53,8 @@ def flags_parser() -> argparse.ArgumentParser:
         prog="python -m calculator",
         description="Memory of one training step of a transformer. `batch` in place of MODEL reads one JSON setup per "
         "line from standard input and writes one JSON result per line; `swarm` forecasts what volunteers reach; "
-        "`inference` says what generating text needs.",
+        "`inference` says what generating text needs; `fit` writes code that trains a model on a GPU; `schema` "
+        "describes the JSON.",
         epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}, or any CUDA card by its memory in "
         "GiB, such as cuda-20gb.",
     )
@@ -115,11 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        if words[:1] == ["swarm"]:
-            print(_swarm(words[1:]))
-            return 0
-        if words[:1] == ["inference"]:
-            print(_inference(words[1:]))
+        if words and words[0] in COMMANDS:
+            _, command = COMMANDS[words[0]]
+            print(command.run(vars(command_parser(words[0]).parse_args(words[1:])), _read))
             return 0
         # Afterwards the flags that are left are the fields of a `Setup`.
         flags = vars(flags_parser().parse_args(words))
@@ -147,20 +154,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _swarm(words: list[str]) -> str:
-    parser = _Parser(
-        prog="python -m calculator swarm", description="The throughput of volunteers, and what their time is spent on."
-    )
-    swarm_report.add_flags(parser)
-    return swarm_report.run(vars(parser.parse_args(words)))
-
-
-def _inference(words: list[str]) -> str:
-    parser = _Parser(
-        prog="python -m calculator inference", description="The memory of generating text: weights, and cached tokens."
-    )
-    inference_report.add_flags(parser)
-    return inference_report.run(vars(parser.parse_args(words)), _read)
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """The flags of another command than an estimate, by its name in `COMMANDS`."""
+    description, command = COMMANDS[name]
+    parser = _Parser(prog=f"python -m calculator {name}", description=description)
+    command.add_flags(parser)
+    return parser
 
 
 def _batch() -> int:

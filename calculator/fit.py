@@ -164,12 +164,19 @@ def _largest(need: Callable[[int], int], most: int, device: Device) -> int:
     return fits
 
 
-def suggestions(setup: Setup, device: Device) -> list[Suggestion]:
+def suggestions(
+    setup: Setup, device: Device, *, allowed: Callable[[Technique], bool] = lambda technique: True
+) -> list[Suggestion]:
     """Sets of techniques that make a setup fit, the cheapest first; none if it fits, or if nothing helps.
 
     Sets that leave the training as it is come first, ordered by recomputation, transfers over the bus and smaller
     passes; then those that change its rounding or optimizer, its data, and last its model. A set that contains another
     set of the list is left out.
+
+    Args:
+        setup: The setup that is too large.
+        device: The GPU that it should fit.
+        allowed: Whether a technique may be part of a set.
 
     Raises:
         BadSetup: If the setup is not possible.
@@ -180,7 +187,7 @@ def suggestions(setup: Setup, device: Device) -> list[Suggestion]:
     tight: list[Suggestion] = []
     taken: list[tuple[Technique | None, ...]] = []
     nearly: list[tuple[Technique | None, ...]] = []
-    offered = list(choices(setup, device))
+    offered = [[one for one in choice if one is None or allowed(one)] for choice in choices(setup, device)]
     hopeless: dict[tuple, bool] = {}
     # Cheapest first, so that a set which only adds techniques to one that fits already is skipped without an estimate.
     for techniques in sorted(product(*offered), key=_cost):

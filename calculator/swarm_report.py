@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 
+from calculator.adapters import ALL_LINEAR
 from calculator.collaboration import Collaboration, answer, collaboration_from
 from calculator.errors import BadSetup
 from calculator.exchange import CODECS
@@ -31,6 +33,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     # Only for its defaults.
     one = Collaboration(volunteers=())
     parser.add_argument("--model", default=None, help="a preset, such as dalle-2021 (default) or llama-3.2-1b")
+    parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of a model")
+    parser.add_argument("--lora-rank", type=int, metavar="R", help="peers train and exchange adapters of this rank")
+    parser.add_argument("--lora-targets", default=ALL_LINEAR, metavar="NAMES", help="q_proj,v_proj or others")
+    parser.add_argument("--lora-freeze-a", action="store_true", help="train only the adapters' second matrices, B")
     parser.add_argument("--parameters", type=int, metavar="N", help="in place of a model")
     parser.add_argument("--sequence-length", type=int, metavar="T", help="tokens of a sample of a language model")
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="whose state newcomers download (8-bit)")
@@ -63,8 +69,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(flags: dict) -> str:
+def run(flags: dict, read: Callable[[str], object]) -> str:
     """What the command prints.
+
+    Args:
+        flags: By name.
+        read: Reads the JSON file of a config.
 
     Raises:
         BadSetup: If the flags describe no collaboration.
@@ -72,7 +82,9 @@ def run(flags: dict) -> str:
     as_json = flags.pop("json")
     shared = ("micro_batch_size", "present", "session_hours", "latency_milliseconds")
     common = {name: flags.pop(name) for name in shared}
-    if flags["model"] is None and flags["parameters"] is None:
+    if flags["config"] is not None:
+        flags["config"] = read(flags["config"])
+    if flags["model"] is None and flags["parameters"] is None and flags["config"] is None:
         flags["model"] = "dalle-2021"
     kinds = [kind_of(text) | common for text in flags.pop("volunteers")]
     collaboration = collaboration_from({**flags, "volunteers": kinds})

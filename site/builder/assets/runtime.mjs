@@ -78,7 +78,7 @@ with zipfile.ZipFile(library) as archive:
 program = {
     str(file.relative_to("/source").with_suffix(".pyc")): compiled(file.read_bytes(), str(file))
     for file in pathlib.Path("/source").rglob("*.py")
-    if file.name != "__main__.py"  # the command line
+    if file.name != "__main__.py" and not file.name.endswith("_report.py")  # the command line
 }
 pathlib.Path("/imported.txt").write_text(" ".join(name for name in imported if name != "__main__"))
 pathlib.Path("/stdlib.zip").write_bytes(stored_zip(stdlib))

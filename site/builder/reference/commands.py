@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 
 from builder.markup.tables import code, stacked
-from calculator.__main__ import flags_parser
+from calculator.__main__ import command_parser, flags_parser
 from training.cli import build_app
 
 WORDS = {int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}
@@ -32,10 +32,11 @@ def command_names() -> list[str]:
     return list(typer.main.get_command(build_app()).commands)
 
 
-def calculator_reference() -> str:
-    """HTML table of the calculator's flags."""
-    actions = [action for action in flags_parser()._actions if action.help != argparse.SUPPRESS]
-    return _table("the calculator", [_argparse_row(action) for action in actions])
+def calculator_reference(command: str = "") -> str:
+    """HTML table of the calculator's flags: of an estimate, or of one of its other commands, such as `fit`."""
+    parser = command_parser(command) if command else flags_parser()
+    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    return _table(f"the calculator {command}".strip(), [_argparse_row(action) for action in actions])
 
 
 def _section(name: str, command: Any) -> str:

@@ -392,6 +392,14 @@ def test_a_target_that_the_model_does_not_have_is_refused(base):
         adapted(base, targets=["lm_head"])
 
 
+def test_a_rank_above_that_of_the_matrix_is_refused(llama):
+    # Its keys and values are 32 wide.
+    assert count_trained(adapted(llama, rank=32)) > 0
+    with pytest.raises(BadInput, match=r"adapter.rank is 33, and .*k_proj has 32 x 64 weights, .* at most 32; choose"):
+        adapted(llama, rank=33)
+    assert count_trained(adapted(llama, rank=33, targets=["q_proj"])) > 0
+
+
 def test_adapters_need_weights_to_stand_beside(llama):
     text = recipe_text(llama).replace(f'from = "{llama}"', 'architecture = { model_type = "llama" }')
     with pytest.raises(BadInput, match=r"adapter needs a trained model; give model.from"):

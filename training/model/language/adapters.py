@@ -106,6 +106,7 @@ def add_adapters(network: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
             f"adapter.targets names {unknown[0]!r}, and the linear layers of {network.config.model_type} are "
             f"{', '.join(names)}; choose among these, or all-linear."
         )
+    _check_rank(adapter, {name: layer for name, layer in layers.items() if name.rpartition(".")[2] in targets})
     if adapter.frozen_bits == 4:
         _check_quantizable(network, layers)
         if network.device.type != "meta":
@@ -173,6 +174,17 @@ def _matrices(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(module, LoraLayer):
             for name in module.active_adapters:
                 yield module.lora_A[name].weight, module.lora_B[name].weight
+
+
+def _check_rank(adapter: AdapterConfig, layers: Mapping[str, nn.Module]) -> None:
+    """Raises BadInput if a product of an adapter's matrices has fewer values than they have themselves."""
+    for name, layer in layers.items():
+        rows, columns = layer.weight.shape
+        if adapter.rank > min(rows, columns):
+            raise BadInput(
+                f"adapter.rank is {adapter.rank}, and {name} has {rows} x {columns} weights, whose rank is at most "
+                f"{min(rows, columns)}; choose that or less, usually 4 to 64."
+            )
 
 
 def _check_quantizable(network: PreTrainedModel, layers: Mapping[str, nn.Module]) -> None:

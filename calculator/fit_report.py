@@ -1,0 +1,248 @@
+"""`python -m calculator fit`: how to train a model on a GPU, as settings and as code for transformers' `Trainer`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+from calculator.adapters import ALL_LINEAR, modules_of
+from calculator.architectures import PRESETS
+from calculator.devices import Device, device_named
+from calculator.errors import BadSetup
+from calculator.fit import Fit, largest_micro_batch, suggestions, verdict
+from calculator.setups import PRECISIONS, Setup, resolve
+from calculator.techniques import Technique
+
+USUAL_LENGTH = 2048
+"""Tokens of a sequence if none are said and the model takes more."""
+LARGEST_BATCH = 64
+"""Larger micro-batches make a step hardly more efficient."""
+OPTIMIZERS_OF_TRAINER = {
+    "adamw8bit": "adamw_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw8bit": "paged_adamw_8bit",
+    "lion": "lion_32bit",
+    "lion8bit": "lion_8bit",
+    "paged-lion": "paged_lion_32bit",
+    "paged-lion8bit": "paged_lion_8bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+"""The optimizers of a setup, as `transformers.TrainingArguments(optim=...)` names them."""
+PRECISIONS_OF_TRAINER = tuple([precision for precision in PRECISIONS if precision != "fp16"])
+"""Of gradients in float16, `Trainer` cannot scale the loss back."""
+ADAMW_OF_TRAINER = {"foreach": "adamw_torch", "fused": "adamw_torch_fused"}
+CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+"""Of transformers, by the architecture's family; the others are `AutoModelForCausalLM`."""
+HUB = {
+    "bert-base": "google-bert/bert-base-uncased",
+    "bert-large": "google-bert/bert-large-uncased",
+    "t5-small": "google-t5/t5-small",
+    "t5-base": "google-t5/t5-base",
+    "t5-large": "google-t5/t5-large",
+    "t5-3b": "google-t5/t5-3b",
+    "t5-11b": "google-t5/t5-11b",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "gpt-j-6b": "EleutherAI/gpt-j-6b",
+    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
+    "mistral-7b": "mistralai/Mistral-7B-v0.3",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B-Base",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B-Base",
+    "qwen3-4b": "Qwen/Qwen3-4B-Base",
+    "qwen3-8b": "Qwen/Qwen3-8B-Base",
+    "qwen3-14b": "Qwen/Qwen3-14B-Base",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
+    "smollm3-3b": "HuggingFaceTB/SmolLM3-3B-Base",
+    "phi-3-mini": "microsoft/Phi-3-mini-4k-instruct",
+    "phi-4": "microsoft/phi-4",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3-Base",
+    "gemma-2-2b": "google/gemma-2-2b",
+    "gemma-2-9b": "google/gemma-2-9b",
+    "gemma-3-1b": "google/gemma-3-1b-pt",
+    "gemma-3-4b": "google/gemma-3-4b-pt",
+    "gemma-3-12b": "google/gemma-3-12b-pt",
+    "gemma-3-27b": "google/gemma-3-27b-pt",
+}
+"""Presets with published weights, as the Hugging Face Hub names them."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    parser.add_argument("model", nargs="?", help="a preset")
+    parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
+    parser.add_argument(
+        "--gpu", required=True, metavar="NAME", help="what it must fit; cuda-20gb is any card of 20 GiB"
+    )
+    parser.add_argument(
+        "--sequence-length", type=int, metavar="T", help=f"tokens (the model's own, at most {USUAL_LENGTH})"
+    )
+    parser.add_argument("--precision", choices=PRECISIONS_OF_TRAINER, help="to begin with (autocast, bf16 if it can)")
+    parser.add_argument(
+        "--optimizer", choices=("adamw", *OPTIMIZERS_OF_TRAINER), default="adamw", help="to begin with (adamw)"
+    )
+    parser.add_argument("--lora-rank", type=int, metavar="R", help="train LoRA's adapters in any case")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(flags: dict, read: Callable[[str], object]) -> str:
+    """What the command prints.
+
+    Args:
+        flags: By name.
+        read: Reads the JSON file of a config.
+
+    Raises:
+        BadSetup: If nothing that `Trainer` can do makes the model fit.
+    """
+    as_json, path, device = flags.pop("json"), flags.pop("config"), device_named(flags.pop("gpu"))
+    if (flags["model"] is None) == (path is None):
+        raise BadSetup("Give a model or --config FILE, one of the two; `python -m calculator --help` lists the models.")
+    if path is None and flags["model"] in PRESETS and flags["model"] not in HUB:
+        raise BadSetup(
+            f"No weights of {flags['model']} are published, so there is nothing to load; give another model."
+        )
+    setup = _first_setup(device, config=None if path is None else read(path), **flags)
+    setup, judged, techniques = best(setup, device)
+    code = snippet(setup, HUB.get(setup.model, "path/to/the/model"))
+    if as_json:
+        settings = {name: value for name, value in asdict(setup).items() if value is not None}
+        return json.dumps({"setup": settings, "techniques": techniques, "verdict": judged.as_dict(), "snippet": code})
+    how = f" with {', '.join(techniques)}" if techniques else " as it is"
+    head = (
+        f"# Trained{how}: {setup.micro_batch_size} x {setup.sequence_length} tokens in a pass.\n# {judged.sentence}\n"
+    )
+    return head + "".join(f"# {note}\n" for note in judged.notes) + "\n" + code
+
+
+def _first_setup(device: Device, *, precision: str | None, sequence_length: int | None, **flags: object) -> Setup:
+    """What is tried first: 16-bit autocast, everything else as `Trainer` does it if nothing is said."""
+    setup = Setup(
+        precision=precision or ("amp-bf16" if device.bfloat16 else "amp-fp16"), embeddings_32bit=True, **flags
+    )
+    architecture = resolve(setup)
+    if architecture.family == "text-to-image":
+        raise BadSetup("Trainer has no text-to-image models; give another model.")
+    length = sequence_length or min(architecture.sequence_length, USUAL_LENGTH)
+    return replace(setup, sequence_length=length)
+
+
+def best(setup: Setup, device: Device) -> tuple[Setup, Fit, tuple[str, ...]]:
+    """The setup with the fewest changes that fits, its verdict, and the names of what was changed.
+
+    Its micro-batch is the largest power of two that is not tight, at most `LARGEST_BATCH`.
+
+    Raises:
+        BadSetup: If none fits.
+    """
+    techniques: tuple[str, ...] = ()
+    if verdict(setup, device).standing != "fits":
+        found = suggestions(setup, device, allowed=in_trainer)
+        if not found:
+            raise BadSetup(_refusal(setup, device))
+        setup, techniques = replace(setup, **found[0].changes), found[0].techniques
+    size = min(largest_micro_batch(setup, device), LARGEST_BATCH)
+    size = 1 << size.bit_length() - 1
+    while size > 1 and verdict(replace(setup, micro_batch_size=size), device).standing != "fits":
+        size //= 2
+    setup = replace(setup, micro_batch_size=size)
+    return setup, verdict(setup, device), techniques
+
+
+def _refusal(setup: Setup, device: Device) -> str:
+    name = resolve(setup).name
+    sentence = (
+        f"No settings of Trainer make {name} fit the {device.title} with {setup.sequence_length} tokens; choose a "
+        "larger GPU or a smaller model"
+    )
+    other = suggestions(setup, device)
+    return f"{sentence}, or train with {' and '.join(other[0].techniques)} by other means." if other else f"{sentence}."
+
+
+def in_trainer(technique: Technique) -> bool:
+    """Whether transformers' `Trainer` has a setting for a technique."""
+    changes = technique.changes
+    other_precision = changes.get("precision", PRECISIONS_OF_TRAINER[0]) not in PRECISIONS_OF_TRAINER
+    every_kth = not isinstance(changes.get("checkpointing", True), bool)
+    other = {"offload_optimizer", "shared_groups", "reversible"} & changes.keys()
+    return not (other_precision or every_kth or other)
+
+
+def snippet(setup: Setup, source: str) -> str:
+    """Python code that trains so; `train_dataset` is the reader's.
+
+    Args:
+        setup: As `best` returns it.
+        source: Hub id or folder of the model.
+    """
+    architecture = resolve(setup)
+    name = CLASSES.get(architecture.family, "AutoModelForCausalLM")
+    adapters = setup.lora_rank is not None
+    half = setup.precision in ("bf16", "fp16") or (adapters and setup.base_bits in (4, 16))
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}[setup.precision[-4:]] if half else "float32"
+    loaded = [json.dumps(source), f"dtype=torch.{dtype}", f'attn_implementation="{setup.attention}"']
+    lines = ["import torch"]
+    if adapters:
+        lines.append("from peft import LoraConfig, get_peft_model")
+    quantized = "BitsAndBytesConfig, " if adapters and setup.base_bits == 4 else ""
+    lines += [f"from transformers import {name}, {quantized}Trainer, TrainingArguments", ""]
+    if quantized:
+        lines += [
+            "quantization = BitsAndBytesConfig(",
+            f'    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
+            f"bnb_4bit_compute_dtype=torch.{dtype}",
+            ")",
+        ]
+        loaded.append("quantization_config=quantization")
+    lines += [f"model = {name}.from_pretrained(", *(f"    {one}," for one in loaded), ")"]
+    if architecture.family not in CLASSES:
+        lines.append("model.config.use_cache = False")
+    if adapters:
+        targets = setup.lora_targets
+        named = list(modules_of(architecture)) if targets == ALL_LINEAR else targets.split(",")
+        lines += [
+            "adapters = LoraConfig(",
+            f'    r={setup.lora_rank}, lora_alpha={2 * setup.lora_rank}, task_type="CAUSAL_LM",',
+            f"    target_modules={json.dumps(named)},",
+            ")",
+            "model = get_peft_model(model, adapters)",
+        ]
+        if setup.checkpointing:
+            lines.append("model.enable_input_require_grads()")
+    return "\n".join([*lines, "", *_arguments(setup), ""])
+
+
+def _arguments(setup: Setup) -> list[str]:
+    optimizer = ADAMW_OF_TRAINER[setup.optimizer_impl] if setup.optimizer == "adamw" else None
+    settings = {
+        "output_dir": "trained",
+        "per_device_train_batch_size": setup.micro_batch_size,
+        "gradient_accumulation_steps": setup.accumulation_steps,
+        "optim": optimizer or OPTIMIZERS_OF_TRAINER[setup.optimizer],
+    }
+    if setup.precision.startswith("amp-"):
+        settings[setup.precision.removeprefix("amp-")] = True
+    if setup.checkpointing:
+        settings["gradient_checkpointing"] = True
+    return [
+        "arguments = TrainingArguments(",
+        *(f"    {name}={json.dumps(value) if isinstance(value, str) else value}," for name, value in settings.items()),
+        ")",
+        f"# Each sample of train_dataset has {setup.sequence_length} tokens.",
+        "Trainer(model=model, args=arguments, train_dataset=train_dataset).train()",
+    ]

@@ -1,0 +1,172 @@
+"""`python -m calculator fit`: its code is run, and the model that it builds is compared with the estimate."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from calculator import PRESETS, BadSetup, Setup, estimate
+from calculator.__main__ import main
+from calculator.devices import device_named
+from calculator.fit import suggestions, verdict
+from calculator.fit_report import HUB, OPTIMIZERS_OF_TRAINER, PRECISIONS_OF_TRAINER, best, in_trainer, snippet
+
+SIZES = {
+    "llama": {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 64, "tie_word_embeddings": False,
+    },
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64},
+    "bert": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
+        "max_position_embeddings": 64,
+    },
+    "t5": {
+        "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
+        "vocab_size": 96, "decoder_start_token_id": 0,
+    },
+}  # fmt: skip
+LENGTH = 16
+
+
+@pytest.fixture
+def folder(request, tmp_path, monkeypatch):
+    """A folder with a small model of transformers; the code runs beside it."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    config = transformers.AutoConfig.for_model(request.param, **SIZES[request.param], pad_token_id=0)
+    classes = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+    made = getattr(transformers, classes.get(request.param, "AutoModelForCausalLM")).from_config(config)
+    made.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    "folder, changes",
+    [
+        ("gpt2", {}),
+        ("gpt2", {"precision": "fp32", "checkpointing": True, "optimizer_impl": "fused"}),
+        ("gpt2", {"precision": "bf16", "optimizer": "adafactor", "accumulation_steps": 2}),
+        ("llama", {"lora_rank": 3, "base_bits": 16}),
+        ("llama", {"lora_rank": 3, "base_bits": 4, "checkpointing": True}),
+        ("llama", {"lora_rank": 3, "lora_targets": "q_proj,v_proj", "attention": "eager"}),
+        ("bert", {}),
+        ("t5", {"optimizer": "sgd"}),
+    ],
+    indirect=["folder"],
+)
+def test_the_code_trains_what_is_estimated(folder, changes):
+    torch = pytest.importorskip("torch")
+    config = json.loads((folder / "config.json").read_text())
+    setup = Setup(config=config, micro_batch_size=2, sequence_length=LENGTH, embeddings_32bit=True, **changes)
+    sample = {"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}
+    names = {"train_dataset": [sample] * 4}
+    # `Trainer` computes in bf16 on a CPU only if it is told to use one.
+    code = snippet(setup, str(folder)).replace("TrainingArguments(", "TrainingArguments(use_cpu=True,")
+    exec(code, names)
+    model, arguments, expected = names["model"], names["arguments"], estimate(setup)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    assert sum(one.numel() for one in trained) == expected.trained_parameters
+    assert sum(one.numel() * one.itemsize for one in trained) <= expected.gradient_bytes
+    stored = sum(one.numel() * one.itemsize for one in model.parameters())
+    # Each tensor takes whole blocks of 512 bytes; a quantized one consists of six.
+    assert stored <= expected.gpu.weights <= stored + 6 * 512 * (len(list(model.parameters())) + 8)
+    assert arguments.per_device_train_batch_size == 2 and arguments.bf16 == (setup.precision == "amp-bf16")
+    assert arguments.gradient_checkpointing is bool(setup.checkpointing)
+
+
+def test_every_optimizer_and_released_preset_has_a_name():
+    pytest.importorskip("transformers")
+    from transformers.training_args import OptimizerNames
+
+    known = {one.value for one in OptimizerNames}
+    assert set(OPTIMIZERS_OF_TRAINER.values()) <= known
+    released = {name for name, architecture in PRESETS.items() if architecture.released}
+    assert set(HUB) == released and len(set(HUB.values())) == len(HUB)
+
+
+@pytest.mark.parametrize("model", ["gpt2-xl", "t5-3b", "llama-3.1-8b", "llama-3.2-1b", "gemma-3-4b", "bert-large"])
+@pytest.mark.parametrize("gpu", ["rtx-2060", "t4", "rtx-4090", "cuda-80gb"])
+def test_what_it_finds_fits_and_twice_the_batch_does_not(model, gpu):
+    device = device_named(gpu)
+    first = Setup(model=model, sequence_length=512, precision="amp-bf16" if device.bfloat16 else "amp-fp16")
+    try:
+        setup, judged, techniques = best(first, device)
+    except BadSetup as refused:
+        assert str(refused).startswith("No settings of Trainer make")
+        assert not suggestions(first, device, allowed=in_trainer)
+        return
+    assert judged == verdict(setup, device) and judged.fits
+    assert setup.precision in PRECISIONS_OF_TRAINER and not setup.offload_optimizer
+    assert isinstance(setup.checkpointing, bool) and setup.shared_groups is None
+    assert bool(techniques) == (verdict(first, device).standing != "fits")
+    twice = verdict(replace(setup, micro_batch_size=2 * setup.micro_batch_size), device)
+    assert setup.micro_batch_size == 64 or twice.standing != "fits"
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("fit gpt3-1.3b --gpu t4", "No weights of gpt3-1.3b are published"),
+        ("fit dalle-2021 --gpu t4", "No weights of dalle-2021 are published"),
+        ("fit llama-3.1-70b --gpu t4", "No settings of Trainer make llama-3.1-70b fit the Tesla T4 (Colab)"),
+        ("fit gpt2 --gpu t5", "t5"),
+        ("fit --gpu t4", "Give a model or --config FILE, one of the two"),
+        ("fit gpt2", "the following arguments are required: --gpu"),
+        ("fit gpt2 --gpu t4 --precision fp16", "fp16"),
+        ("swarm --config nowhere.json --volunteers 3:1:5/5", "nowhere.json cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(line, said, capsys):
+    assert main(shlex.split(line)) == 2
+    printed = capsys.readouterr()
+    assert said.lower() in printed.err.lower() and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_it_prints_code_or_json(capsys):
+    assert main(shlex.split("fit llama-3.1-8b --gpu rtx-4090")) == 0
+    text = capsys.readouterr().out
+    compile(text, "snippet", "exec")
+    assert text.startswith("# Trained with QLoRA of rank 16") and '"meta-llama/Llama-3.1-8B"' in text
+    assert main(shlex.split("fit llama-3.1-8b --gpu rtx-4090 --json")) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert text.endswith(answer["snippet"] + "\n") and answer["verdict"]["fits"]
+    assert estimate(Setup(**answer["setup"])).gpu.total < answer["verdict"]["need_bytes"]
+
+
+def test_answers_are_as_the_schema_says(capsys):
+    jsonschema = pytest.importorskip("jsonschema")
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    check = jsonschema.Draft202012Validator(schema)
+    check.check_schema(schema)
+    lines = (
+        "gpt2 --json",
+        "t5-3b --json --offload-optimizer --gpu t4",
+        "llama-3.1-8b --json --lora-rank 16 --base-bits 4 --gpu t4",
+        "mixtral-8x7b --json",
+        "dalle-2021 --json --delta-rule --offload-optimizer",
+    )
+    for line in lines:
+        assert main(shlex.split(line)) == 0
+        answer = json.loads(capsys.readouterr().out)
+        check.validate(answer)
+        with pytest.raises(jsonschema.ValidationError):
+            check.validate(answer | {"gpu": answer["gpu"] | {"total": "much"}})
+    setups = jsonschema.Draft202012Validator(schema["$defs"]["setup"])
+    setups.validate({"model": "gpt2", "checkpointing": 2, "dropout": None})
+    with pytest.raises(jsonschema.ValidationError):
+        setups.validate({"modell": "gpt2"})
+
+
+def test_a_swarm_takes_a_config_and_adapters(tmp_path, capsys):
+    config = {"model_type": "llama"} | SIZES["llama"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = f"swarm --config {tmp_path}/config.json --sequence-length 64 --volunteers 3:10:20/20 --json"
+    trained = []
+    for flags in ("", " --lora-rank 3", " --lora-rank 3 --lora-freeze-a"):
+        assert main(shlex.split(line + flags)) == 0
+        trained.append(json.loads(capsys.readouterr().out)["parameters"])
+    setups = [{}, {"lora_rank": 3}, {"lora_rank": 3, "lora_freeze_a": True}]
+    assert trained == [estimate(Setup(config=config, **one)).trained_parameters for one in setups]
