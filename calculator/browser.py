@@ -18,6 +18,8 @@ that is refused is `{"error": "<one sentence>"}`.
     The throughput of volunteers; the keys are those of `calculator.collaboration.Collaboration`.
 `read_config({"text"})`
     {`config`, `own`}: the part of a pasted config.json that the calculator uses, short enough for an address.
+`search({"text"})`
+    {`values`, `said`}: the texts of the form's fields that a reader's words set, and what was understood.
 `figure({"name", "values", "narrow"})`
     A figure of the pages on the challenges, drawn with the reader's values; see `calculator.figures.figure.answered`.
 `catalogue()`, `devices()`
@@ -42,6 +44,7 @@ from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.page.advised import choices
 from calculator.page.explained import explanations
 from calculator.page.models import own_values, used_part
+from calculator.page.search import said, understood
 from calculator.page.shown import show_answer
 from calculator.page.sweep import swept
 from calculator.page.words import command, csv_of
@@ -149,6 +152,19 @@ def read_config(request: dict) -> dict:
     used = used_part(config)
     setup, _ = _estimated({"setup": {"config": used}})
     return {"config": json.dumps(used, separators=(",", ":")), "own": own_values(resolve(setup))}
+
+
+@_answering
+def search(request: dict) -> dict:
+    """What a reader's words set in the form."""
+    text = request.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise BadSetup("Type a model, and if you like a technique and a GPU, such as llama 8b lora 24 gb.")
+    found = understood(text)
+    values = {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found["setup"].items()
+    }
+    return {"values": values | ({"gpu": found["gpu"]} if found["gpu"] else {}), "said": said(found)}
 
 
 @_answering

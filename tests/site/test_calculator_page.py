@@ -176,6 +176,27 @@ def test_nothing_is_fetched_before_the_reader_shows_interest(open_page, server):
     assert not [path for path in server.requests if path.startswith("/vendor/")]
 
 
+def test_a_setup_in_own_words(open_page):
+    page = open_page("calculator/")
+    words = page.get_by_role("searchbox", name="In your own words")
+    words.fill("llama 8b lora 24 gb, quickly")
+    words.press("Enter")
+    expect(page.locator("[data-slot=search-said]")).to_have_text(
+        "Understood: llama-3.1-8b, LoRA of rank 16, GPU cuda-24gb. Not understood: quickly."
+    )
+    shows(page, {**DEFAULT, "model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 16}, "cuda-24gb")
+    comes_to(page, {"model": "llama-3.1-8b", "gpu": "cuda-24gb", "lora_rank": "16", "base_bits": "16"})
+    words.fill("the cat")
+    page.get_by_role("button", name="Show it").click()
+    expect(page.locator("[data-slot=search-said]")).to_contain_text("names no model that the calculator knows")
+    assert words.get_attribute("aria-invalid") == "true"
+    words.fill("gpt2")
+    words.press("Enter")
+    shows(page, {**DEFAULT, "model": "gpt2"})
+    page.go_back()
+    shows(page, {**DEFAULT, "model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 16}, "cuda-24gb")
+
+
 def test_every_change_is_in_the_address_and_the_history(open_page):
     page = open_page("calculator/")
     choose_model(page, "gpt2")

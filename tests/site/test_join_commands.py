@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -69,8 +70,9 @@ def address_in(events: Path) -> str:
 @pytest.mark.swarm
 @pytest.mark.timeout(600)
 def test_every_command_runs_dry(addresses, tmp_path):
-    """Those that differ: equal ones run once. The shards are ours: the 2021 run's data is not at hand."""
-    shown = sorted({command(*choice) for choice in EVERY})
+    """Those that differ by more than a number run once. The shards are ours: the 2021 run's data is not at hand."""
+    different = {re.sub(r"\d+$", "", line): line for line in sorted({command(*choice) for choice in EVERY})}
+    shown = list(different.values())
     shards = {recipe: write_shards(tmp_path / recipe, load_recipe(recipe)) for recipe in joining.RECIPES}
     commands = []
     for line in shown:

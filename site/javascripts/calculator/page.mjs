@@ -15,6 +15,7 @@ import { markRefused, namesOfQueries, neighboursOf, queryOf, refusalOf, requestO
 import { keepForOffline } from "./offline.mjs";
 import { makePins, setPins } from "./pins.mjs";
 import { answerAhead, askPython, startedBy } from "./python.mjs";
+import { startSearching } from "./search.mjs";
 import { makeView, showAdvice, showTexts } from "./show.mjs";
 import { makeSweep, stopSweep, updateSweep } from "./sweep.mjs";
 import { commandOf } from "./words.mjs";
@@ -118,6 +119,10 @@ function listen(page) {
   makeCombobox(form.element.elements.model, () => currentAddress(page) !== location.href && changed(page, form.element.elements.model));
   view.slot("choices").addEventListener("click", (event) => takeAdvice(page, event));
   startPasting(view.slot, form, { askPython: (name, request) => askOrError(page, name, request), changed: () => changed(page) });
+  startSearching(view.slot, {
+    askPython: (name, request) => askOrError(page, name, request),
+    show: (values) => show(page, { ...form.defaults, ...values }),
+  });
   startSharing(view.slot("share"));
   startSaving(view.slot, { askExport: () => askOrError(page, "export", requestOf(form)), say: (sentence) => say(page, sentence) });
   addEventListener("popstate", () => stepInHistory(page), { signal: page.ended.signal });
@@ -165,7 +170,11 @@ function stepInHistory(page) {
 
 /** Shows the setup of a query as if the reader had set it. */
 function open(page, query) {
-  writeForm(page.form, valuesOf(page.form, query));
+  show(page, valuesOf(page.form, query));
+}
+
+function show(page, values) {
+  writeForm(page.form, values);
   changed(page);
 }
 

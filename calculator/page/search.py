@@ -1,0 +1,190 @@
+"""A setup in a reader's own words: "llama 8b lora 24 gb" becomes a model, a technique and a card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from calculator.architectures import PRESETS
+from calculator.devices import DEVICES, device_named
+from calculator.errors import BadSetup
+from calculator.optimizers import OPTIMIZERS
+from calculator.techniques import LORA_RANK
+
+LONGEST_TEXT = 300
+WORDS_OF_VALUES = {
+    "precision": {
+        "amp-bf16": "16-bit autocast (bfloat16)",
+        "amp-fp16": "16-bit autocast (float16)",
+        "bf16": "everything in bfloat16",
+        "fp16": "everything in float16",
+        "fp32": "float32",
+    },
+    "attention": {"sdpa": "fused attention", "eager": "separate operations of attention"},
+}
+NUMBER = r"(\d{1,7})"
+GAP = r"[\s_-]*"
+WORDS: tuple[tuple[str, dict[str, object]], ...] = (
+    (rf"q{GAP}lora", {"lora_rank": LORA_RANK, "base_bits": 4}),
+    (r"lora|adapters?|peft", {"lora_rank": LORA_RANK, "base_bits": 16}),
+    (rf"(?:adamw?{GAP})?8{GAP}bits?(?:{GAP}(?:adamw?|optimi[sz]er))?|adamw8bit", {"optimizer": "adamw8bit"}),
+    (rf"4{GAP}bits?|nf4|int4", {"base_bits": 4}),
+    (r"adafactor", {"optimizer": "adafactor"}),
+    (r"lion", {"optimizer": "lion"}),
+    (r"lamb", {"optimizer": "lamb"}),
+    (r"sgd", {"optimizer": "sgd"}),
+    (r"adamw?", {"optimizer": "adamw"}),
+    (rf"(?:no|without){GAP}(?:gradient{GAP})?checkpoint(?:ing|s)?", {"checkpointing": False}),
+    (rf"(?:gradient{GAP})?checkpoint(?:ing|s)?|recomput(?:e|ing|ation)", {"checkpointing": True}),
+    (rf"(?:cpu{GAP})?offload(?:ed|ing)?", {"offload_optimizer": True}),
+    (rf"flash{GAP}attention|flash|sdpa", {"attention": "sdpa"}),
+    (r"eager", {"attention": "eager"}),
+    (rf"(?:pure|full|whole){GAP}(?:bf16|bfloat16)", {"precision": "bf16"}),
+    (rf"(?:pure|full|whole){GAP}(?:fp16|float16)", {"precision": "fp16"}),
+    (r"bf16|bfloat16", {"precision": "amp-bf16"}),
+    (r"fp16|float16", {"precision": "amp-fp16"}),
+    (r"fp32|float32", {"precision": "fp32"}),
+)
+"""What a word means; of two that overlap, the first one counts."""
+NUMBERS = (
+    ("lora_rank", rf"(?:rank|r){GAP}=?{GAP}{NUMBER}(?![\w.])"),
+    ("micro_batch_size", rf"(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])"),
+    ("micro_batch_size", rf"{NUMBER}(k?){GAP}(?:samples?|sequences?)(?!\w)"),
+    ("sequence_length", rf"{NUMBER}(k?){GAP}(?:tokens?|context|ctx)(?!\w)"),
+    (
+        "sequence_length",
+        rf"(?:length|context|ctx|seq(?:uence)?(?:{GAP}length)?)(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])",
+    ),
+)
+"""Fields with a number, which may end in k for 1024."""
+COMMON = frozenset(
+    word
+    for line in (
+        "a an and at can card context does fine finetune finetuning fit fits for from gpu gpus how i in is it memory",
+        "model much my need needs nvidia geforce of on one our single tesla the to train training tune tuning use",
+        "using vram what will with base instruct pretrain pretraining run",
+    )
+    for word in line.split()
+)
+"""Words that say nothing about a setup."""
+
+
+def understood(text: str) -> dict:
+    """What a text says, as plain data.
+
+    Args:
+        text: In any order: a model, a GPU or its memory, techniques and numbers.
+
+    Returns:
+        `setup`, keys of a setup; `gpu`, a GPU's name or ""; `ignored`, the words that were not understood.
+
+    Raises:
+        BadSetup: If the text names no model.
+
+    >>> understood("llama 8b lora 24 gb")
+    {'setup': {'model': 'llama-3.1-8b', 'lora_rank': 16, 'base_bits': 16}, 'gpu': 'cuda-24gb', 'ignored': []}
+    """
+    rest = text[:LONGEST_TEXT].lower()
+    model, rest = _named(PRESETS, rest)
+    if model is None:
+        raise BadSetup(
+            f"{text.strip()!r:.60} names no model that the calculator knows; try words such as llama 8b lora 24 gb, or "
+            "paste a config.json."
+        )
+    gpu, rest = _named(DEVICES, rest)
+    memory = re.search(rf"(?<![\w.]){NUMBER}{GAP}gi?b(?!\w)", rest)
+    if memory is not None:
+        rest = _without(rest, memory)
+        gpu = gpu or device_named(f"cuda-{int(memory[1])}gb").name
+    setup: dict[str, object] = {"model": model}
+    numbers: dict[str, object] = {}
+    for field, pattern in NUMBERS:
+        found = re.search(rf"(?<![\w.]){pattern}", rest)
+        if found is not None:
+            thousands = found.lastindex == 2 and found[2] == "k"
+            numbers.setdefault(field, int(found[1]) * (1024 if thousands else 1))
+            rest = _without(rest, found)
+    for pattern, changes in WORDS:
+        found = re.search(rf"(?<![\w.])(?:{pattern})(?![\w.])", rest)
+        if found is not None:
+            setup = changes | setup
+            rest = _without(rest, found)
+    setup |= numbers
+    if "base_bits" in setup and "lora_rank" not in setup:  # weights of 4 bits are trained through adapters only
+        setup["lora_rank"] = LORA_RANK
+    if gpu is not None and "precision" not in setup and not device_named(gpu).bfloat16:
+        setup["precision"] = "amp-fp16"
+    words = re.findall(r"[\w.]+", rest)
+    if other := [word for word in words if re.fullmatch(r"[\d.]+[bm]", word)]:
+        raise BadSetup(
+            f"The calculator knows {model} and others, but none of {other[0]}; choose one from the list of models."
+        )
+    ordered = {"model": model} | {key: value for key, value in setup.items() if key != "model"}
+    return {"setup": ordered, "gpu": gpu or "", "ignored": [word for word in words if word not in COMMON]}
+
+
+def said(found: dict) -> str:
+    """What was understood, as a sentence, with the names of the form's answer.
+
+    >>> said(understood("gpt2 batch 4 t4 quickly"))
+    'Understood: gpt2, micro-batch of 4, 16-bit autocast (float16), GPU t4. Not understood: quickly.'
+    """
+    setup = found["setup"]
+    parts = [setup["model"]]
+    if "lora_rank" in setup:
+        how = "QLoRA" if setup.get("base_bits") == 4 else "LoRA"
+        parts.append(f"{how} of rank {setup['lora_rank']}")
+    if "optimizer" in setup:
+        parts.append(OPTIMIZERS[setup["optimizer"]].title)
+    if "checkpointing" in setup:
+        parts.append("checkpointing" if setup["checkpointing"] else "no checkpointing")
+    if "offload_optimizer" in setup:
+        parts.append("optimizer on the host")
+    if "micro_batch_size" in setup:
+        parts.append(f"micro-batch of {setup['micro_batch_size']}")
+    if "sequence_length" in setup:
+        parts.append(f"{setup['sequence_length']} tokens")
+    parts += [WORDS_OF_VALUES[name][setup[name]] for name in WORDS_OF_VALUES if name in setup]
+    if found["gpu"]:
+        parts.append(f"GPU {found['gpu']}")
+    ignored = f" Not understood: {', '.join(found['ignored'])}." if found["ignored"] else ""
+    return f"Understood: {', '.join(parts)}.{ignored}"
+
+
+def _named(names: Iterable[str], text: str) -> tuple[str | None, str]:
+    """The name of which a text has the most words, and the text without them; None if it has no name's first word.
+
+    The words of a name stand between hyphens. Of equally good ones the name with the fewest other words counts, then
+    the first.
+    """
+    best, spans, standing = None, [], (0, 0)
+    for name in names:
+        words = name.split("-")
+        # People leave out rtx. Any other number alone is a version, and stands behind the name: a 2 may mean a batch.
+        key = 1 if words[0] in ("rtx", "gtx") else 0
+        before = [None, *words]
+        found = [
+            re.search(_pattern(word if key or not re.fullmatch(r"[\d.]+", word) else f"{last}-{word}"), text)
+            for last, word in zip(before, words, strict=False)
+        ]
+        if found[key] is None:
+            continue
+        matched = [match for match in found if match is not None]
+        score = (len(matched), -len(words))
+        if score > standing:
+            best, spans, standing = name, matched, score
+    for match in spans:
+        text = _without(text, match)
+    return best, text
+
+
+def _pattern(word: str) -> str:
+    """A word of a name, or two, with or without gaps between letters and numbers: "gpt2", "gpt-2", "gpt 2"."""
+    atoms = re.findall(r"[a-z]+|[\d.]+", word)
+    before = r"(?<![\d.])" if atoms[0][0].isdigit() else "(?<![a-z])"
+    after = r"(?![\d]|\.\d)" if atoms[-1][-1].isdigit() else "(?![a-z])"
+    return before + GAP.join(re.escape(atom) for atom in atoms) + after
+
+
+def _without(text: str, match: re.Match) -> str:
+    return text[: match.start()] + " " * (match.end() - match.start()) + text[match.end() :]

@@ -1,0 +1,88 @@
+"""A setup in a reader's own words."""
+
+import json
+import re
+
+import pytest
+
+from calculator import PRESETS, BadSetup, Setup, estimate
+from calculator.browser import search
+from calculator.devices import DEVICES
+from calculator.page.search import COMMON, understood
+from calculator.setups import setup_from
+
+LORA, QLORA = {"lora_rank": 16, "base_bits": 16}, {"lora_rank": 16, "base_bits": 4}
+QUERIES = {
+    "llama 8b lora 24 gb": ("llama-3.1-8b", LORA, "cuda-24gb"),
+    "fine-tune GPT-J on 24 GB": ("gpt-j-6b", {}, "cuda-24gb"),
+    "T5-3B on a T4": ("t5-3b", {"precision": "amp-fp16"}, "t4"),
+    "Llama-3.1-8B on 16 GB": ("llama-3.1-8b", {}, "cuda-16gb"),
+    "how much VRAM does llama3.1 70b qlora need? 80GB": ("llama-3.1-70b", QLORA, "cuda-80gb"),
+    "gpt 2 large batch 4 checkpointing 8-bit adam rtx 4090": (
+        "gpt2-large", {"micro_batch_size": 4, "checkpointing": True, "optimizer": "adamw8bit"}, "rtx-4090"
+    ),
+    "qwen 2.5 7b 4bit 4090": ("qwen2.5-7b", QLORA, "rtx-4090"),
+    "Qwen3-8B, lora r=64, 2k tokens, A100 80GB": (
+        "qwen3-8b", LORA | {"lora_rank": 64, "sequence_length": 2048}, "a100-80gb"
+    ),
+    "mistral pure bf16 adafactor 3090": ("mistral-7b", {"precision": "bf16", "optimizer": "adafactor"}, "rtx-3090"),
+    "phi-3 mini context 4096 h100": ("phi-3-mini", {"sequence_length": 4096}, "h100-80gb"),
+    "bert large sgd fp32 1080 ti": ("bert-large", {"precision": "fp32", "optimizer": "sgd"}, "gtx-1080-ti"),
+    "gemma 2 9b cpu offload eager apple 32gb": (
+        "gemma-2-9b", {"offload_optimizer": True, "attention": "eager"}, "apple-32gb"
+    ),
+    "smollm2 135m without checkpointing": ("smollm2-135m", {"checkpointing": False}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", QUERIES)
+def test_words_become_a_setup(text):
+    model, settings, gpu = QUERIES[text]
+    assert understood(text) == {"setup": {"model": model} | settings, "gpu": gpu, "ignored": []}
+    assert estimate(setup_from(understood(text)["setup"])).gpu.total > 0
+
+
+@pytest.mark.parametrize("model", PRESETS)
+@pytest.mark.parametrize("written", [str, lambda name: name.replace("-", " "), lambda name: name.upper()])
+def test_each_model_is_found_by_its_name_with_each_gpu(model, written):
+    for gpu in ("", *DEVICES):
+        found = understood(f"{written(model)} {written(gpu)}")
+        assert (found["setup"]["model"], found["gpu"]) == (model, gpu)
+
+
+def test_each_word_of_the_page_is_understood_in_any_order():
+    words = ["lora", "24 gb", "llama 8b", "batch 2", "1k tokens"]
+    expected = understood(" ".join(words))
+    for start in range(len(words)):
+        found = understood(" ".join(words[start:] + words[:start]))
+        assert found["gpu"] == expected["gpu"] and found["setup"] == expected["setup"] and not found["ignored"]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("the cat", "'the cat' names no model that the calculator knows; try words such as llama 8b lora 24 gb"),
+        ("llama 13b", "none of 13b; choose one from the list of models"),
+        ("", "Type a model, and if you like a technique and a GPU"),
+        ("x" * 5000, "names no model"),
+        (5, "Type a model"),
+        ("gpt2 9999999 gb", "gpu is cuda-Ngb"),
+        ("gpt2 0 gb", "gpu is cuda-Ngb"),
+    ],
+)
+def test_what_is_not_understood_is_said(text, said):
+    error = json.loads(search(json.dumps({"text": text})))["error"]
+    assert said in error and len(error) < 300 and "\n" not in error
+
+
+def test_words_that_say_nothing_are_left_out_and_others_named():
+    assert not understood("gpt2 " + " ".join(COMMON))["ignored"]
+    answer = json.loads(search(json.dumps({"text": "gpt2 quickly batch 4 please"})))
+    assert answer["said"] == "Understood: gpt2, micro-batch of 4. Not understood: quickly, please."
+    assert answer["values"] == {"model": "gpt2", "micro_batch_size": "4"}
+
+
+def test_an_impossible_setup_is_refused_by_the_calculator_itself():
+    found = understood("gpt2 lora")
+    with pytest.raises(BadSetup, match=re.escape("LoRA is counted for")):
+        estimate(Setup(**found["setup"]))
