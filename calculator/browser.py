@@ -12,8 +12,10 @@ that is refused is `{"error": "<one sentence>"}`.
 `sweep({"setup", "gpu", "along"})`
     {`title`, `points`, `present`, `gpu`}: the memory over a range of one of the setup's numbers, and the room
     on the GPU.
+`gpus({"setup"})`
+    {`rows`}: for every listed GPU whether the setup fits it and how fast it trains; see `calculator.page.gpus.rows`.
 `export({"setup", "gpu"})`
-    {`json`, `csv`}: the whole estimate as the texts of two files; the first is the command line's.
+    {`json`, `csv`, `svg`}: the whole estimate as the texts of three files: the command line's JSON, a table, a picture.
 `forecast(collaboration)`
     The throughput of volunteers; the keys are those of `calculator.collaboration.Collaboration`.
 `read_config({"text"})`
@@ -43,7 +45,9 @@ from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.page.advised import choices
 from calculator.page.explained import explanations
+from calculator.page.gpus import rows
 from calculator.page.models import own_values, used_part
+from calculator.page.picture import picture
 from calculator.page.search import said, understood
 from calculator.page.shown import show_answer
 from calculator.page.sweep import swept
@@ -123,13 +127,24 @@ def sweep(request: dict) -> dict:
 
 
 @_answering
+def gpus(request: dict) -> dict:
+    """What every listed GPU does with a setup."""
+    return {"rows": rows(*_estimated(request))}
+
+
+@_answering
 def export(request: dict) -> dict:
-    """The whole estimate as the command line's JSON, and as CSV."""
+    """The whole estimate as the command line's JSON, as CSV and as a picture."""
     setup, result = _estimated(request)
     device = _device(request)
     fits = {"fit": {"verdict": fit.answer(setup, device), **fit.advice(setup, device)}} if device else {}
     whole = {"command": command(setup, device and device.name), "estimate": {**result.as_dict(), **fits}}
-    return {"json": json.dumps({"setup": request["setup"], **whole}, indent=2) + "\n", "csv": csv_of(result)}
+    stands = fit.verdict(setup, device, result).sentence if device else ""
+    return {
+        "json": json.dumps({"setup": request["setup"], **whole}, indent=2) + "\n",
+        "csv": csv_of(result),
+        "svg": picture(_in_short(setup, result), result, stands),
+    }
 
 
 @_answering
@@ -216,6 +231,11 @@ def devices() -> str:
     """
     names = ("name", "title", "memory_bytes", "usable_bytes", "source", "unified", "bfloat16")
     return json.dumps([{name: getattr(device, name) for name in names} for device in DEVICES.values()])
+
+
+def _in_short(setup: Setup, result: Estimate) -> str:
+    tokens = setup.sequence_length or resolve(setup).sequence_length
+    return f"Training {result.model}, {setup.micro_batch_size} x {tokens} tokens"
 
 
 def _listed(architecture: Architecture) -> dict:

@@ -15,7 +15,8 @@ from playwright.sync_api import expect
 from builder.assets.exercise import exercise_setups
 from builder.calculator.form import DEFAULT, DEFAULT_GPU
 from builder.calculator.measured_errors import measured_errors
-from calculator.browser import advise, answer, read_config, sweep
+from calculator.browser import advise, answer, gpus, read_config, sweep
+from calculator.devices import DEVICES
 from calculator.page.words import show_bytes
 from test_every_page import ROOT, violations
 from tests.programs import run_program
@@ -195,6 +196,33 @@ def test_a_setup_in_own_words(open_page):
     shows(page, {**DEFAULT, "model": "gpt2"})
     page.go_back()
     shows(page, {**DEFAULT, "model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 16}, "cuda-24gb")
+
+
+def test_the_gpus_that_a_setup_fits(open_page):
+    page = open_page("calculator/")
+    page.get_by_text("Which GPU do I need?").click()
+    rows = page.locator(".gpus tbody tr")
+    expect(rows).to_have_count(len(DEVICES))
+    setup = {**DEFAULT, "micro_batch_size": 8}
+    page.get_by_label("Micro-batch").first.fill("8")
+    expected = json.loads(gpus(json.dumps({"setup": setup})))["rows"]
+    assert {row["standing"] for row in expected} >= {"fits", "does not fit"}
+    texts = [[row["title"], row["standing"], row["left"], row["speed"], row["time"]] for row in expected]
+    expect(rows.nth(0).locator("td").nth(1)).to_have_text(texts[0][2])
+    assert rows.evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))") == texts
+    assert violations(page) == []
+    page.get_by_role("button", name="A100, 80 GB").click()
+    shows(page, setup, "a100-80gb")
+
+
+def test_in_a_frame_the_page_is_the_calculator_alone(open_page):
+    page = open_page("calculator/?embed=1&model=gpt2")
+    shows(page, {**DEFAULT, "model": "gpt2"})
+    for hidden in (".md-header", ".md-footer", ".lead"):
+        expect(page.locator(hidden).first).to_be_hidden()
+    page.get_by_label("Micro-batch").first.fill("3")
+    comes_to(page, {"embed": "1", "model": "gpt2", "micro_batch_size": "3"})
+    assert violations(page) == []
 
 
 def test_every_change_is_in_the_address_and_the_history(open_page):

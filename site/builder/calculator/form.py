@@ -8,6 +8,7 @@ from builder.calculator.measured_errors import measured_errors
 from calculator import browser
 from calculator.architectures import PRESETS
 from calculator.devices import DRIVER_BYTES, MIB
+from calculator.flops import UTILISATION
 from calculator.page.models import own_values
 from calculator.page.shown import HOST_PARTS, PARTS
 from calculator.page.words import show_bytes
@@ -65,6 +66,7 @@ def page_data() -> dict:
         "groups": _groups(catalogue),
         "models": {name: own_values(architecture) for name, architecture in PRESETS.items()},
         "default_model": DEFAULT["model"],
+        "utilisation": UTILISATION,
         "hidden": [
             "card",
             "target_length",

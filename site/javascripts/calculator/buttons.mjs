@@ -1,5 +1,6 @@
 // The buttons beside the form: use a pasted config.json, copy a link, save files.
 
+import { frameOf } from "./address.mjs";
 import { usePasted } from "./form.mjs";
 
 const SHOWN_MS = 2000;
@@ -36,21 +37,27 @@ function showReading(slot, error) {
   if (error) text.focus();
 }
 
-export function startSharing(button) {
+export function startSharing(slot) {
+  copyAt(slot("share"), () => location.href, "Link copied", "The link is in the address bar");
+  copyAt(slot("embed"), () => frameOf(location.href), "Code copied", "Your browser does not let the page copy");
+}
+
+/** Copies a text when a button is pressed, and says for a while whether that worked. */
+function copyAt(button, text, done, failed) {
   const usual = button.textContent;
   button.addEventListener("click", async () => {
-    const copied = navigator.clipboard.writeText(location.href);
-    button.textContent = await copied.then(() => "Link copied", () => "The link is in the address bar");
+    const copied = navigator.clipboard.writeText(text());
+    button.textContent = await copied.then(() => done, () => failed);
     setTimeout(() => (button.textContent = usual), SHOWN_MS);
   });
 }
 
 /**
  * @param {(name: string) => HTMLElement} slot
- * @param {object} page askExport() -> {json, csv}, or {error}; say(sentence)
+ * @param {object} page askExport() -> {json, csv, svg}, or {error}; say(sentence)
  */
 export function startSaving(slot, page) {
-  for (const kind of ["json", "csv"]) {
+  for (const kind of ["json", "csv", "svg"]) {
     slot(`save-${kind}`).addEventListener("click", async () => {
       const answer = await page.askExport();
       if (answer.error) page.say(answer.error);

@@ -7,11 +7,12 @@
 // At an answer  `showAnswer` shows it; `afterwards` schedules work for the time in which the reader looks at it.
 
 import { setCommand } from "../listing.mjs";
-import { addressOf, goTo, joinAddress, partsOf } from "./address.mjs";
+import { addressOf, goTo, isEmbedded, joinAddress, partsOf } from "./address.mjs";
 import { startPasting, startSaving, startSharing } from "./buttons.mjs";
 import { makeCombobox } from "./combobox.mjs";
 import { makeForm, readForm, showFitting, usePasted, writeForm } from "./form.mjs";
 import { markRefused, namesOfQueries, neighboursOf, queryOf, refusalOf, requestOf, valuesOf } from "./form.mjs";
+import { makeGpus, updateGpus } from "./gpus.mjs";
 import { keepForOffline } from "./offline.mjs";
 import { makePins, setPins } from "./pins.mjs";
 import { answerAhead, askPython, startedBy } from "./python.mjs";
@@ -44,6 +45,7 @@ const LONGEST_MESSAGE = 500;
  * @property {object} view the elements that show the answer; see show.mjs
  * @property {Form} form see form.mjs
  * @property {object} pins the pinned setups; see pins.mjs
+ * @property {object} gpus the table of all GPUs; see gpus.mjs
  * @property {object} sweep the chart over a range; see sweep.mjs
  * @property {object} answered the request whose answer is shown
  * @property {number} asked number of requests so far: an answer is dropped if a later request exists
@@ -58,6 +60,7 @@ const LONGEST_MESSAGE = 500;
 /** Starts the page; returns what stops it. */
 export function start(root) {
   const page = makePage(root);
+  document.documentElement.classList.toggle("embedded", isEmbedded(location));
   listen(page);
   followAddress(page);
   showFitting(page.form);
@@ -66,6 +69,7 @@ export function start(root) {
   updateSweep(page.sweep);
   return () => {
     page.ended.abort();
+    document.documentElement.classList.remove("embedded");
     stopSweep(page.sweep);
   };
 }
@@ -91,6 +95,11 @@ function makePage(root) {
     inHistory: Promise.resolve(),
   };
   page.pins = makePins(view.slot("pins"), pinsPage(page));
+  page.gpus = makeGpus(view.slot("gpus"), {
+    ask: (request) => askPython(page.runtime, "gpus", request),
+    request: () => requestOf(form),
+    choose: (gpu) => show(page, { ...readForm(form), gpu }),
+  });
   page.sweep = makeSweep(view.slot("sweep"), {
     ask: (request) => askPython(page.runtime, "sweep", request),
     request: () => requestOf(form),
@@ -123,7 +132,7 @@ function listen(page) {
     askPython: (name, request) => askOrError(page, name, request),
     show: (values) => show(page, { ...form.defaults, ...values }),
   });
-  startSharing(view.slot("share"));
+  startSharing(view.slot);
   startSaving(view.slot, { askExport: () => askOrError(page, "export", requestOf(form)), say: (sentence) => say(page, sentence) });
   addEventListener("popstate", () => stepInHistory(page), { signal: page.ended.signal });
 }
@@ -276,6 +285,7 @@ function showAnswer(page, request, answer) {
   page.root.dataset.state = "shown";
   say(page, "");
   updateSweep(page.sweep);
+  updateGpus(page.gpus);
 }
 
 /** Shows why Python refused the setup. The numbers of the last valid setup stay. */

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { siteURL } from "../../../site/javascripts/address.mjs";
-import { addressOf, goTo, joinAddress, partsOf } from "../../../site/javascripts/calculator/address.mjs";
+import { addressOf, frameOf, goTo, isEmbedded, joinAddress, partsOf } from "../../../site/javascripts/calculator/address.mjs";
 
 const SITE = new URL("../../../site/", import.meta.url).href;
 const PAGE = "https://site.example/below/calculator/?model=old#step";
@@ -13,6 +13,14 @@ test("files of the site are named from its root, with or without a slash", () =>
   assert.equal(siteURL("/live/pictures/1.png"), `${SITE}live/pictures/1.png`);
   assert.equal(siteURL("live/run.json"), `${SITE}live/run.json`);
   assert.equal(siteURL(""), SITE);
+});
+
+test("the code of a frame names the setup, and a page in a frame stays one", () => {
+  const code = frameOf("https://site.example/calculator/?model=gpt2&gpu=t4");
+  const source = code.match(/src="([^"]*)"/)[1].replaceAll("&amp;", "&");
+  assert.deepEqual(Object.fromEntries(new URL(source).searchParams), { model: "gpt2", gpu: "t4", embed: "1" });
+  assert.ok(isEmbedded(new URL(source)) && !isEmbedded(new URL(PAGE)));
+  assert.ok(isEmbedded(new URL(addressOf(source, new URLSearchParams({ model: "t5-3b" }), []))));
 });
 
 test("an address contains the setup and the pinned setups, and can be read back", () => {

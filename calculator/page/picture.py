@@ -1,0 +1,48 @@
+"""An estimate as a picture for a README: an SVG file that needs nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from html import escape
+
+from calculator.estimate import Estimate
+from calculator.page.shown import PARTS
+from calculator.page.words import show_bytes
+
+WIDTH, HEIGHT, MARGIN, COLUMN = 640, 132, 16, 206
+COLOURS = ("#14727c", "#d97b24", "#8459b8", "#4d9b55", "#c44a68")
+"""Of the parts, in their order."""
+INK, PAPER = "#1b2130", "#fcfbf7"
+"""The picture has a ground of its own, so that it can be read on dark pages too."""
+
+
+def picture(title: str, result: Estimate, verdict: str = "") -> str:
+    """SVG of the memory at the peak: a bar with its parts, and what they are.
+
+    Args:
+        title: Of the setup, in one line.
+        result: Its estimate.
+        verdict: A sentence about the GPU; "": none.
+    """
+    sizes = asdict(result.gpu)
+    scale, x, shapes = (WIDTH - 2 * MARGIN) / result.gpu.total, float(MARGIN), []
+    for number, (part, size) in enumerate(sizes.items()):
+        left, top = MARGIN + COLUMN * (number % 3), 100 + 18 * (number // 3)
+        shapes.append(
+            f'<rect x="{x:.1f}" y="52" width="{size * scale:.1f}" height="26" fill="{COLOURS[number]}"/>'
+            f'<rect x="{left}" y="{top - 9}" width="9" height="9" fill="{COLOURS[number]}"/>'
+            + _text(left + 14, top, 12, f"{PARTS[part]} {show_bytes(size)}")
+        )
+        x += size * scale
+    head = _text(MARGIN, 23, 15, f"{title}: {show_bytes(result.gpu.total)} of GPU memory") + _text(
+        MARGIN, 42, 12, verdict
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'role="img" font-family="system-ui, sans-serif" fill="{INK}"><title>{escape(title)}</title>'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{PAPER}"/>{head}{"".join(shapes)}</svg>\n'
+    )
+
+
+def _text(x: int, y: int, size: int, words: str) -> str:
+    return f'<text x="{x}" y="{y}" font-size="{size}">{escape(words)}</text>'

@@ -1,0 +1,60 @@
+"""What the calculator's page shows besides the estimate itself: all GPUs for a setup, and a picture of it."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from calculator import PRESETS, Setup, estimate
+from calculator.browser import export, gpus
+from calculator.devices import DEVICES, device_named
+from calculator.fit import verdict
+from calculator.flops import UTILISATION, forward_flops
+from calculator.page.words import show_bytes
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("model", ["gpt2-large", "t5-3b", "llama-3.1-8b", "dalle-2021", "mixtral-8x7b"])
+def test_each_gpu_has_its_verdict_and_its_speed(model):
+    asked = {"model": model, "micro_batch_size": 2, "optimizer": "sgd"}
+    setup = Setup(**asked)
+    rows = json.loads(gpus(json.dumps({"setup": asked})))["rows"]
+    assert sorted(row["name"] for row in rows) == sorted(DEVICES)
+    usable = [device_named(row["name"]).usable_bytes for row in rows]
+    assert usable == sorted(usable)
+    for row in rows:
+        judged = verdict(setup, device_named(row["name"]))
+        assert row["standing"] == judged.standing
+        assert row["left"].lstrip("\u2212") == show_bytes(abs(judged.margin_bytes))
+        assert row["left"].startswith("\u2212") == (not judged.fits)
+    assert (model == "t5-3b") == all(row["speed"] == "–" for row in rows)
+
+
+def test_a_large_model_trains_at_the_assumed_share_of_the_peak():
+    row = next(row for row in json.loads(gpus('{"setup": {"model": "llama-3.1-70b"}}'))["rows"] if row["name"] == "t4")
+    architecture = PRESETS["llama-3.1-70b"]
+    seconds = 3 * forward_flops(architecture) / (UTILISATION * device_named("t4").teraflops * 1e12)
+    assert float(row["speed"]) == pytest.approx(1 / seconds, rel=0.1)
+    years = 1e9 / architecture.sequence_length * seconds / (365 * 86_400)
+    assert row["time"].endswith(" days" if years < 1 else " years")
+    assert float(row["time"].split()[0]) == pytest.approx(years * (365 if years < 1 else 1), rel=0.1)
+
+
+def test_a_refused_setup_has_no_table():
+    assert "error" in json.loads(gpus('{"setup": {"model": "gpt2", "micro_batch_size": -1}}'))
+
+
+def test_the_picture_shows_the_parts_and_nothing_of_a_config_as_markup():
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "_name_or_path": "<script>"}
+    for setup in ({"model": "gpt2-large"}, {"config": config}):
+        text = json.loads(export(json.dumps({"setup": setup, "gpu": "t4"})))["svg"]
+        root = ElementTree.fromstring(text)
+        assert {element.tag.removeprefix(SVG) for element in root.iter()} == {"svg", "title", "rect", "text"}
+        result = estimate(Setup(**setup))
+        words = [element.text for element in root.iter(f"{SVG}text")]
+        assert show_bytes(result.gpu.total) in words[0] and "Tesla T4" in words[1]
+        assert f"Weights {show_bytes(result.gpu.weights)}" in words
+        bars = [one for one in root.iter(f"{SVG}rect") if one.get("height") == "26"]
+        assert sum(float(bar.get("width")) for bar in bars) == pytest.approx(608, abs=0.5)
+        assert float(bars[0].get("width")) == pytest.approx(608 * result.gpu.weights / result.gpu.total, abs=0.1)
