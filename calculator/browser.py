@@ -51,7 +51,7 @@ from calculator.page.picture import picture
 from calculator.page.search import said, understood
 from calculator.page.shown import show_answer
 from calculator.page.sweep import swept
-from calculator.page.words import command, csv_of
+from calculator.page.words import command, csv_of, judgement
 from calculator.parameters import count_parameters
 from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, plain, resolve, setup_from
 
@@ -139,7 +139,7 @@ def export(request: dict) -> dict:
     device = _device(request)
     fits = {"fit": {"verdict": fit.answer(setup, device), **fit.advice(setup, device)}} if device else {}
     whole = {"command": command(setup, device and device.name), "estimate": {**result.as_dict(), **fits}}
-    stands = fit.verdict(setup, device, result).sentence if device else ""
+    stands = judgement(fit.verdict(setup, device, result), result)[0] if device else ""
     return {
         "json": json.dumps({"setup": request["setup"], **whole}, indent=2) + "\n",
         "csv": csv_of(result),
