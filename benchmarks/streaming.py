@@ -2,6 +2,9 @@
 
     python benchmarks/streaming.py --json benchmarks/results/streaming.json
 
+`--only PART ...` measures these parts again; the record keeps its other results, and says of the new ones when, and
+under which load, they were measured.
+
 The set has 50 000 samples of 1024 random codes in 8192 values, and captions of 5 to 20 words. All streams read the same
 Parquet shards, mix 8192 samples, and give batches of 16 as tensors with the same tokenizer. Each measurement is a
 process of its own, with one thread for PyTorch; the streams take turns. The 2021 pipeline is written anew with the same
@@ -19,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -26,6 +30,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +50,7 @@ RATE = 500
 """Samples a second of the trainer that waits."""
 WAITING_SAMPLES = 12_000
 LARGE_BYTES = 20_000_000_000
+PARTS = ("whole", "first", "waiting", "killed", "large")
 PEERS_SAMPLES = 10_000
 """After its first batch; a peer needs minutes for the whole set."""
 
@@ -227,14 +234,16 @@ def measure_waiting(side: str, source: str, cache: str) -> dict:
 
 
 def measure_large(side: str, source: str, cache: str) -> dict:
-    """The most disk space that the cache takes while 20 GB are streamed."""
+    """The most disk space that the cache takes while a large set is streamed, and the process's memory."""
     stream = our_stream(source, cache)
+    batches = stream.order.samples // BATCH
     most, looked = 0, time.monotonic()
-    for _ in range(stream.order.samples // BATCH):
+    for number in range(batches):
         next(stream)
-        if time.monotonic() - looked > 1:
+        if time.monotonic() - looked > 1 or number == batches - 1:
             most, looked = max(most, _disk_bytes(Path(cache))), time.monotonic()
-    return {"disk": max(most, _disk_bytes(Path(cache))), "samples": stream.order.samples, "memory": resident_bytes()}
+            print(f"{(number + 1) / batches:.4f} streamed, {most} bytes on disk", file=sys.stderr, flush=True)
+    return {"disk": most, "samples": batches * BATCH, "memory": resident_bytes()}
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -276,11 +285,13 @@ def in_own_process(what: str, side: str, source: str, small: Path, cache: Path |
         environment = {**os.environ, "SET": str(small), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
         environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": temporary}
         command = [sys.executable, __file__, "--measure", what, side, source, str(cache or temporary)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        # What a long measurement says of its progress is shown as it comes.
+        errors = None if what == "large" else subprocess.PIPE
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
     if what == "killed":
         return {}
     if done.returncode:
-        raise RuntimeError(f"{what} of {side} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{what} of {side} failed:\n{(done.stderr or '')[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -320,41 +331,71 @@ def rows_of(metric: str, unit: str, found: dict[str, dict[str, list[float]]], fi
     ]
 
 
-def measured(sides: list[str], rounds: int, folder: Path, *, large_bytes: int) -> list[dict]:
-    """All results."""
-    small, large = folder / "small", folder / "large"
-    for made in (small, large):
-        made.mkdir()
+def measured(sides: list[str], rounds: int, folder: Path, *, large_bytes: int, parts: Collection[str]) -> list[dict]:
+    """The results of some of `PARTS`."""
+    small = folder / "small"
+    small.mkdir()
     make_set(small)
-    if large_bytes:
-        make_large_set(large, small, large_bytes)
-    whole = compared(sides, rounds, "whole", str(small), small)
+    rows = []
+    if "whole" in parts:
+        whole = compared(sides, rounds, "whole", str(small), small)
+        rows += rows_of(
+            "samples, shuffled, tokenized, as tensors", "samples per CPU second", whole, "rows_per_cpu_second"
+        )
+        rows += rows_of("first batch from a folder", "s", whole, "first_seconds")
+        rows += rows_of("first batch from a folder, CPU time", "CPU s", whole, "first_cpu_seconds")
+        rows += rows_of("memory above an idle process", "bytes", whole, "memory")
     with shard_server(small, **LINK) as server:
-        first = compared(sides, rounds, "first", server.url, small)
-        waiting = compared(sides, 1, "waiting", server.url, small)
-    kills = after_two_kills(small)
-    rows = rows_of("samples, shuffled, tokenized, as tensors", "samples per CPU second", whole, "rows_per_cpu_second")
-    rows += rows_of("first batch from a folder", "s", whole, "first_seconds")
-    rows += rows_of("first batch from a folder, CPU time", "CPU s", whole, "first_cpu_seconds")
-    rows += rows_of("first batch over 50 Mbit/s", "s", first, "first_seconds")
-    rows += rows_of("memory above an idle process", "bytes", whole, "memory")
-    rows += rows_of(f"share of waiting at {RATE} samples/s over 50 Mbit/s", "1", waiting, "share")
-    rows.append(result("samples repeated after two kills", "samples", kills["repeated"]))
-    rows.append(result("samples skipped after two kills", "samples", kills["skipped"]))
-    if large_bytes:
-        with shard_server(large, kind=OneFileServer) as server:
-            streamed = in_own_process("large", "ours", server.url, small)
-        name = f"disk while {large_bytes / 1e9:g} GB are streamed, limit 1 GB"
-        rows.append(result(name, "bytes", streamed["disk"]))
+        if "first" in parts:
+            first = compared(sides, rounds, "first", server.url, small)
+            rows += rows_of("first batch over 50 Mbit/s", "s", first, "first_seconds")
+        if "waiting" in parts:
+            waiting = compared(sides, rounds, "waiting", server.url, small)
+            rows += rows_of(f"share of waiting at {RATE} samples/s over 50 Mbit/s", "1", waiting, "share")
+    if "killed" in parts:
+        kills = after_two_kills(small)
+        rows.append(result("samples repeated after two kills", "samples", kills["repeated"]))
+        rows.append(result("samples skipped after two kills", "samples", kills["skipped"]))
+    if "large" in parts:
+        rows.append(disk_of_large(folder / "large", small, large_bytes))
     return rows
+
+
+def disk_of_large(folder: Path, small: Path, large_bytes: int) -> dict:
+    """The most disk space while a large set is streamed."""
+    folder.mkdir()
+    make_large_set(folder, small, large_bytes)
+    with shard_server(folder, kind=OneFileServer) as server:
+        streamed = in_own_process("large", "ours", server.url, small)
+        name, sent = f"disk while {large_bytes / 1e9:g} GB are streamed, limit 1 GB", server.sent_bytes
+    return result(name, "bytes", streamed["disk"], streamed_bytes=sent, memory_bytes=streamed["memory"])
+
+
+def with_kept(rows: list[dict], path: Path) -> dict:
+    """A record in which these results take the place of earlier ones of the same figures."""
+    now = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 2)}
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    figures = {_figure(row) for row in rows}
+    rows = [row | now for row in rows]
+    places = [at for at, row in enumerate(kept["results"]) if _figure(row) in figures]
+    first = min(places, default=len(kept["results"]))
+    others = [row for row in kept["results"] if _figure(row) not in figures]
+    return kept | {"results": [*others[:first], *rows, *others[first:]]}
+
+
+def _figure(row: dict) -> str:
+    """The large set's size is a part of its result's name, and no figure of its own."""
+    return re.sub(r"[\d.]+ GB are streamed", "", row["metric"])
 
 
 def main() -> int:
     """Measures, prints and, if asked, records; returns the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=3, metavar="N", help="measurements of each stream (3)")
-    large = "bytes of the large set; 0: none"
+    large = "bytes of the large set"
     arguments.add_argument("--large-bytes", type=int, default=LARGE_BYTES, metavar="N", help=large)
+    some = "measure these parts alone, and keep the record's other results"
+    arguments.add_argument("--only", nargs="+", choices=PARTS, help=some)
     arguments.add_argument("--ours-only", action="store_true", help="measure no peers")
     arguments.add_argument("--json", metavar="FILE", help="record the results")
     arguments.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
@@ -376,11 +417,15 @@ def main() -> int:
         sides += list(PEERS)
         versions = {"datasets": datasets.__version__}
     with tempfile.TemporaryDirectory() as folder:
-        rows = measured(sides, chosen.rounds, Path(folder), large_bytes=chosen.large_bytes)
+        parts = chosen.only or PARTS
+        rows = measured(sides, chosen.rounds, Path(folder), large_bytes=chosen.large_bytes, parts=parts)
     for row in rows:
         peer = "" if row["peer"] is None else f"{row['peer']:>14,.2f}  {row['peer_name']}"
         print(f"{row['metric']:<52} {row['ours']:>16,.2f} {peer:<40} {row['unit']}")
-    if chosen.json:
+    if chosen.json and chosen.only:
+        path = Path(chosen.json)
+        path.write_text(json.dumps(with_kept(rows, path), indent=1) + "\n", encoding="utf-8")
+    elif chosen.json:
         import pyarrow
 
         versions = {"pyarrow": pyarrow.__version__} | (versions if len(sides) > 1 else {})
