@@ -32,6 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,10 +111,15 @@ def make_large_set(folder: Path, small: Path, total_bytes: int) -> None:
 
 
 class OneFileServer(ShardServer):
-    """Sends the first shard under every shard's name."""
+    """Sends the first shard, which it has in memory, under every shard's name."""
 
-    def path_of(self, name):
-        return self.folder / ("train-00000.parquet" if name.endswith(".parquet") else name)
+    @cached_property
+    def shard(self):
+        """The shard's bytes."""
+        return super().content_of("train-00000.parquet")
+
+    def content_of(self, name):
+        return self.shard if name.endswith(".parquet") else super().content_of(name)
 
 
 # -- the streams ----------------------------------------------------------------------------------------------------
@@ -234,16 +240,18 @@ def measure_waiting(side: str, source: str, cache: str) -> dict:
 
 
 def measure_large(side: str, source: str, cache: str) -> dict:
-    """The most disk space that the cache takes while a large set is streamed, and the process's memory."""
+    """The most disk space that the cache takes while a large set is streamed."""
     stream = our_stream(source, cache)
     batches = stream.order.samples // BATCH
-    most, looked = 0, time.monotonic()
-    for number in range(batches):
+    most, looked, until = 0, 0.0, time.monotonic() + float(os.environ["LARGE_SECONDS"])
+    for number in range(1, batches + 1):
         next(stream)
-        if time.monotonic() - looked > 1 or number == batches - 1:
+        if time.monotonic() - looked > 1 or number == batches:
             most, looked = max(most, _disk_bytes(Path(cache))), time.monotonic()
-            print(f"{(number + 1) / batches:.4f} streamed, {most} bytes on disk", file=sys.stderr, flush=True)
-    return {"disk": most, "samples": batches * BATCH, "memory": resident_bytes()}
+            print(f"{number / batches:.4f} of the set, {most / 1e6:.1f} MB on disk", file=sys.stderr, flush=True)
+        if looked > until:
+            break
+    return {"disk": most, "samples": number * BATCH}
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -331,7 +339,9 @@ def rows_of(metric: str, unit: str, found: dict[str, dict[str, list[float]]], fi
     ]
 
 
-def measured(sides: list[str], rounds: int, folder: Path, *, large_bytes: int, parts: Collection[str]) -> list[dict]:
+def measured(
+    sides: list[str], rounds: int, folder: Path, *, large_bytes: int, large_seconds: float, parts: Collection[str]
+) -> list[dict]:
     """The results of some of `PARTS`."""
     small = folder / "small"
     small.mkdir()
@@ -357,18 +367,19 @@ def measured(sides: list[str], rounds: int, folder: Path, *, large_bytes: int, p
         rows.append(result("samples repeated after two kills", "samples", kills["repeated"]))
         rows.append(result("samples skipped after two kills", "samples", kills["skipped"]))
     if "large" in parts:
-        rows.append(disk_of_large(folder / "large", small, large_bytes))
+        rows.append(disk_of_large(folder / "large", small, large_bytes, large_seconds))
     return rows
 
 
-def disk_of_large(folder: Path, small: Path, large_bytes: int) -> dict:
-    """The most disk space while a large set is streamed."""
+def disk_of_large(folder: Path, small: Path, large_bytes: int, most_seconds: float) -> dict:
+    """The most disk space while a large set is streamed, or as much of it as the time suffices for."""
     folder.mkdir()
     make_large_set(folder, small, large_bytes)
     with shard_server(folder, kind=OneFileServer) as server:
-        streamed = in_own_process("large", "ours", server.url, small)
-        name, sent = f"disk while {large_bytes / 1e9:g} GB are streamed, limit 1 GB", server.sent_bytes
-    return result(name, "bytes", streamed["disk"], streamed_bytes=sent, memory_bytes=streamed["memory"])
+        streamed = in_own_process("large", "ours", server.url, small, LARGE_SECONDS=str(most_seconds))
+        sent = server.sent_bytes
+    name = f"disk while {sent / 1e9:.1f} GB are streamed, limit 1 GB"
+    return result(name, "bytes", streamed["disk"], sent_bytes=sent, samples=streamed["samples"])
 
 
 def with_kept(rows: list[dict], path: Path) -> dict:
@@ -394,6 +405,8 @@ def main() -> int:
     arguments.add_argument("--rounds", type=int, default=3, metavar="N", help="measurements of each stream (3)")
     large = "bytes of the large set"
     arguments.add_argument("--large-bytes", type=int, default=LARGE_BYTES, metavar="N", help=large)
+    seconds = "end the stream of the large set after so long (an hour); its result says how much was streamed"
+    arguments.add_argument("--large-seconds", type=float, default=3600, metavar="S", help=seconds)
     some = "measure these parts alone, and keep the record's other results"
     arguments.add_argument("--only", nargs="+", choices=PARTS, help=some)
     arguments.add_argument("--ours-only", action="store_true", help="measure no peers")
@@ -418,7 +431,8 @@ def main() -> int:
         versions = {"datasets": datasets.__version__}
     with tempfile.TemporaryDirectory() as folder:
         parts = chosen.only or PARTS
-        rows = measured(sides, chosen.rounds, Path(folder), large_bytes=chosen.large_bytes, parts=parts)
+        large = {"large_bytes": chosen.large_bytes, "large_seconds": chosen.large_seconds}
+        rows = measured(sides, chosen.rounds, Path(folder), **large, parts=parts)
     for row in rows:
         peer = "" if row["peer"] is None else f"{row['peer']:>14,.2f}  {row['peer_name']}"
         print(f"{row['metric']:<52} {row['ours']:>16,.2f} {peer:<40} {row['unit']}")
