@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ import numpy as np
 
 from training.storage.whole import write_whole
 
+PASSES_KEPT = 2
+"""Passes whose order of blocks is in memory: where one ends, samples of the next one are fetched."""
 ROUNDS = 8
 """Rounds of the Feistel network; four with independent keys suffice for large sets (Luby and Rackoff 1988)."""
 
@@ -76,12 +79,15 @@ class Order:
     """
 
     def __init__(self, block_rows: Sequence[int], *, window_samples: int, content: str = ""):
-        self._rows = np.asarray(block_rows, dtype=np.int64)
+        self._rows, self._content = np.asarray(block_rows, dtype=np.int64), content
+        self._passes: OrderedDict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
         if not len(self._rows) or self._rows.min() < 1:
             raise ValueError("an order needs blocks with samples")
         self.samples = int(self._rows.sum())
         """Samples of a pass."""
         self.window_blocks = max(1, window_samples // int(self._rows.max()))
+        self.largest_window = self.window_blocks * int(self._rows.max())
+        """No window has more samples."""
         described = self._rows.tobytes() + f"{self.window_blocks} {content}".encode()
         self.digest = hashlib.sha256(described).hexdigest()[:16]
         """Differs between sets: a position means something in its own order only."""
@@ -97,20 +103,60 @@ class Order:
         more, position = divmod(start.position + count, self.samples)
         return Place(seed=start.seed, finished_passes=start.finished_passes + more, position=position)
 
+    def between(self, seed: int, begin: int, end: int) -> Iterator[Window]:
+        """The windows of the samples from `begin` to `end`, counted through all passes; each has only the blocks that
+        it needs."""
+        while begin < end:
+            finished, position = divmod(begin, self.samples)
+            window = next(self._pass(Place(seed=seed, finished_passes=finished, position=position)))
+            picks = window.picks[: end - begin]
+            used, at = np.unique(picks[:, 0], return_inverse=True)
+            blocks = tuple(window.blocks[one] for one in used)
+            yield replace(window, blocks=blocks, picks=np.stack([at.reshape(-1), picks[:, 1]], axis=1))
+            begin += len(picks)
+
+    def window_around(self, seed: int, sample: int) -> tuple[int, int]:
+        """Where the window of a sample begins and ends, all counted through all passes."""
+        finished, position = divmod(sample, self.samples)
+        _, sample_ends, window_ends = self._layout(f"{seed}/{finished}")
+        ends = sample_ends[window_ends - 1]
+        at = int(np.searchsorted(ends, position, side="right"))
+        first = finished * self.samples
+        return first + (int(ends[at - 1]) if at else 0), first + int(ends[at])
+
+    def in_windows(self, most: int) -> Order:
+        """The order of the same samples in windows so small that there are `most` of them, if there are so many
+        blocks."""
+        samples = min(self.largest_window, -(-self.samples // most))
+        return Order(self._rows, window_samples=samples, content=self._content)
+
+    def _layout(self, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The blocks of a pass in order, the samples up to the end of each, and the blocks up to the end of each
+        window; those of the passes used last are kept."""
+        if key not in self._passes:
+            count = len(self._rows)
+            blocks = permuted(np.arange(count), count, key)
+            ends = [1]
+            size = 1
+            while ends[-1] < count:
+                size = min(2 * size, self.window_blocks)
+                ends.append(ends[-1] + size)
+            self._passes[key] = blocks, np.cumsum(self._rows[blocks]), np.minimum(ends, count)
+            while len(self._passes) > PASSES_KEPT:
+                self._passes.popitem(last=False)
+        return self._passes[key]
+
     def _pass(self, place: Place) -> Iterator[Window]:
         key = f"{place.seed}/{place.finished_passes}"
-        count = len(self._rows)
-        blocks = permuted(np.arange(count), count, key)
-        ends = np.cumsum(self._rows[blocks])
-        first, size = 0, 1
-        while first < count:
-            last = min(first + size, count)
-            if place.position < ends[last - 1]:
-                begin = int(ends[first - 1]) if first else 0
-                picks = self._picks(blocks[first:last], f"{key}/{first}")[max(place.position - begin, 0) :]
-                start = replace(place, position=max(place.position, begin))
-                yield Window(start=start, blocks=tuple(blocks[first:last].tolist()), picks=picks)
-            first, size = last, min(2 * size, self.window_blocks)
+        blocks, ends, window_ends = self._layout(key)
+        at = int(np.searchsorted(ends[window_ends - 1], place.position, side="right"))
+        first = int(window_ends[at - 1]) if at else 0
+        for last in window_ends[at:].tolist():
+            begin = int(ends[first - 1]) if first else 0
+            picks = self._picks(blocks[first:last], f"{key}/{first}")[max(place.position - begin, 0) :]
+            start = replace(place, position=max(place.position, begin))
+            yield Window(start=start, blocks=tuple(blocks[first:last].tolist()), picks=picks)
+            first = last
 
     def _picks(self, blocks: np.ndarray, key: str) -> np.ndarray:
         ends = np.cumsum(self._rows[blocks])
