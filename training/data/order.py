@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,18 @@ class Window:
     """int64 (n, 2): for each sample, in order, the index of its block in `blocks` and its row in that block."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layout:
+    """How the blocks of a pass are arranged in windows."""
+
+    blocks: np.ndarray
+    """Their numbers, in order."""
+    borders: list[int]
+    """How many blocks are before each window, and before the end."""
+    window_ends: list[int]
+    """How many samples there are up to the end of each window."""
+
+
 class Order:
     """The orders of a set, one for each seed and pass.
 
@@ -80,7 +93,7 @@ class Order:
 
     def __init__(self, block_rows: Sequence[int], *, window_samples: int, content: str = ""):
         self._rows, self._content = np.asarray(block_rows, dtype=np.int64), content
-        self._passes: OrderedDict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
+        self._passes: OrderedDict[str, _Layout] = OrderedDict()
         if not len(self._rows) or self._rows.min() < 1:
             raise ValueError("an order needs blocks with samples")
         self.samples = int(self._rows.sum())
@@ -118,11 +131,10 @@ class Order:
     def window_around(self, seed: int, sample: int) -> tuple[int, int]:
         """Where the window of a sample begins and ends, all counted through all passes."""
         finished, position = divmod(sample, self.samples)
-        _, sample_ends, window_ends = self._layout(f"{seed}/{finished}")
-        ends = sample_ends[window_ends - 1]
-        at = int(np.searchsorted(ends, position, side="right"))
+        ends = self._layout(f"{seed}/{finished}").window_ends
+        at = bisect_right(ends, position)
         first = finished * self.samples
-        return first + (int(ends[at - 1]) if at else 0), first + int(ends[at])
+        return first + (ends[at - 1] if at else 0), first + ends[at]
 
     def in_windows(self, most: int) -> Order:
         """The order of the same samples in windows so small that there are `most` of them, if there are so many
@@ -130,33 +142,30 @@ class Order:
         samples = min(self.largest_window, -(-self.samples // most))
         return Order(self._rows, window_samples=samples, content=self._content)
 
-    def _layout(self, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The blocks of a pass in order, the samples up to the end of each, and the blocks up to the end of each
-        window; those of the passes used last are kept."""
+    def _layout(self, key: str) -> _Layout:
+        """How the blocks of a pass are arranged; the passes used last are kept."""
         if key not in self._passes:
             count = len(self._rows)
             blocks = permuted(np.arange(count), count, key)
-            ends = [1]
-            size = 1
-            while ends[-1] < count:
+            size, borders = 1, [0, 1]
+            while borders[-1] < count:
                 size = min(2 * size, self.window_blocks)
-                ends.append(ends[-1] + size)
-            self._passes[key] = blocks, np.cumsum(self._rows[blocks]), np.minimum(ends, count)
+                borders.append(min(borders[-1] + size, count))
+            ends = np.cumsum(self._rows[blocks])[np.array(borders[1:]) - 1]
+            self._passes[key] = _Layout(blocks=blocks, borders=borders, window_ends=ends.tolist())
             while len(self._passes) > PASSES_KEPT:
                 self._passes.popitem(last=False)
         return self._passes[key]
 
     def _pass(self, place: Place) -> Iterator[Window]:
         key = f"{place.seed}/{place.finished_passes}"
-        blocks, ends, window_ends = self._layout(key)
-        at = int(np.searchsorted(ends[window_ends - 1], place.position, side="right"))
-        first = int(window_ends[at - 1]) if at else 0
-        for last in window_ends[at:].tolist():
-            begin = int(ends[first - 1]) if first else 0
-            picks = self._picks(blocks[first:last], f"{key}/{first}")[max(place.position - begin, 0) :]
+        layout = self._layout(key)
+        for at in range(bisect_right(layout.window_ends, place.position), len(layout.window_ends)):
+            first, last = layout.borders[at : at + 2]
+            blocks, begin = layout.blocks[first:last], layout.window_ends[at - 1] if at else 0
+            picks = self._picks(blocks, f"{key}/{first}")[max(place.position - begin, 0) :]
             start = replace(place, position=max(place.position, begin))
-            yield Window(start=start, blocks=tuple(blocks[first:last].tolist()), picks=picks)
-            first = last
+            yield Window(start=start, blocks=tuple(blocks.tolist()), picks=picks)
 
     def _picks(self, blocks: np.ndarray, key: str) -> np.ndarray:
         ends = np.cumsum(self._rows[blocks])

@@ -66,9 +66,9 @@ class Ranges:
 
     def update(self, *others: Iterable[tuple[int, int]]) -> None:
         """Adds those of other sets."""
+        fresh = set(chain(*others)).difference(self)  # peers say much the same
         begins, ends = [], []
-        # Runs that are sorted already are sorted fast; a search for each range would take longer.
-        for begin, end in sorted(chain(self, *others)):
+        for begin, end in sorted(chain(self, fresh)) if fresh else self:
             if ends and begin <= ends[-1]:
                 ends[-1] = max(ends[-1], end)
             elif begin < end:

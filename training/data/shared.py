@@ -13,9 +13,9 @@ it claims the lowest that are free. So a pass ends with what others have left be
 4. It trains on the samples that it keeps, and announces how far it has come. If it disappears, its claim ends soon, and
    somebody goes on where it stopped.
 
-A piece is a window of the order, and towards the end of a pass a part of one: with as many pieces left as peers, some
-would have none while others train on theirs ("guided self-scheduling", Polychronopoulos and Kuck 1987). Who finds
-nothing free in a pass begins the next one.
+A piece is a window of the order, and towards the end of a pass a part of one that takes its peer a small share of the
+time left: otherwise the others would have nothing to do while a slow peer trains on its last window ("guided
+self-scheduling", Polychronopoulos and Kuck 1987). Who finds nothing free in a pass begins the next one.
 
 A peer that cannot reach the others goes on from a random place of its own. Nobody checks what a peer says. One that
 lies about what is done makes the others leave samples out, in one look at most those of `HORIZON_PASSES`; if it goes on
@@ -56,10 +56,10 @@ MOST_CLAIMS = 16
 """Pieces that a peer may claim. Of one that announces more, the others are ignored."""
 CHOICES_PER_PEER = 2
 """A peer chooses among so many free pieces for each peer."""
-PARTS_PER_PEER = 4
-"""Towards a pass's end, a piece is at most one of so many parts for each peer of what is free."""
-LEAST_SAMPLES = 32
-"""Of such a part: each costs a look at what others announce."""
+PARTS_LEFT = 8
+"""A piece takes its peer at most one of so many parts of the time that is left of the pass."""
+LEAST_SAMPLES = 8
+"""Of such a piece: each costs a look at what others announce."""
 MOST_RANGES = 400
 """Ranges of done samples that a peer announces, the lowest; five bytes each, or less."""
 STALE_SECONDS = 1800.0
@@ -92,6 +92,9 @@ class Word:
 class Board(Protocol):
     """Where peers announce their words."""
 
+    peer: str
+    """This peer's id."""
+
     def look(self) -> list[Word]:
         """The words of the others; any exception means that they cannot be had now."""
 
@@ -117,6 +120,9 @@ class Ledger:
         self.claims: deque[Piece] = deque()
         """Those that it will get."""
         self.wishes: list[Piece] = []
+        self.reached = 0
+        """Samples that this peer has done."""
+        self._done_before: int | None = None
         self._others: dict[str, Word] = {}
         self._changed: dict[str, tuple[tuple[Piece, ...], float]] = {}
 
@@ -132,6 +138,7 @@ class Ledger:
         floor = max(self.done.floor, _agreed([word.done.floor for word in words]))
         horizon = floor + HORIZON_PASSES * self.order.samples
         self.done.update(*(word.done.below(horizon) for word in words))
+        self._done_before = self.done.total - self.reached if self._done_before is None else self._done_before
         known = self._others | {word.peer: word for word in words}
         self._others = {name: word for name, word in known.items() if self._is_held(word, now)}
         self._changed = {name: self._changed[name] for name in known}
@@ -165,10 +172,10 @@ class Ledger:
         self.given.append(piece)
         return piece
 
-    def reach(self, sample: int) -> int:
-        """Notes that all given samples before this one are done, in the order in which they were given; how many."""
+    def reach(self, sample: int) -> None:
+        """Notes that all given samples before this one are done, in the order in which they were given."""
         if not any(begin <= sample <= end for begin, end in self.given):
-            return 0
+            return
         before = self.done.total
         while not (piece := self.given.popleft())[0] <= sample <= piece[1]:
             self.done.add(*piece)
@@ -176,7 +183,7 @@ class Ledger:
         self.done.add(begin, sample)
         if sample < end:
             self.given.appendleft((sample, end))
-        return self.done.total - before
+        self.reached += self.done.total - before
 
     def word(self, claimed_until: float) -> Word:
         """What this peer announces."""
@@ -198,12 +205,19 @@ class Ledger:
             (begin, min(end, begin + most)) for word in words for begin, end in getattr(word, what)[:MOST_CLAIMS]
         )
 
+    @property
+    def _share(self) -> float:
+        """This peer's share of all samples that were done since its first look, at most; a newcomer's is not known."""
+        if not self.reached or self._done_before is None:
+            return 1 / (2 * self.peers)
+        return min(1.0, self.reached / max(self.done.total - self._done_before, 1))
+
     def _free(self, taken: Ranges, start: int) -> list[Piece]:
         """The lowest free pieces behind a sample, as many as a peer chooses among."""
         samples, found = self.order.samples, []
         first = next(taken.gaps(start, start + (HORIZON_PASSES + 2) * samples))[0]
         rest = sum(end - begin for begin, end in taken.gaps(first, (first // samples + 1) * samples))
-        most = max(LEAST_SAMPLES, rest // (PARTS_PER_PEER * self.peers))
+        most = max(LEAST_SAMPLES, round(rest * self._share / PARTS_LEFT))
         for begin, end in taken.gaps(first, (first // samples + 1) * samples):
             while begin < end:
                 stop = min(end, begin + most, self.order.window_around(self.seed, begin)[1])
@@ -253,7 +267,7 @@ class SharedPass:
         self._closed, self._is_first = threading.Event(), True
         self._alone_from: int | None = None
         self._cannot_write = False
-        self._began, self._reached = now(), 0
+        self._began = now()
         if file is not None:
             self._read()
 
@@ -302,7 +316,7 @@ class SharedPass:
     def reached(self, place: Place) -> None:
         """All samples before this place are done."""
         with self._lock:
-            self._reached += self._ledger.reach(place.finished_passes * self.order.samples + place.position)
+            self._ledger.reach(place.finished_passes * self.order.samples + place.position)
             self._keep()
 
     # -- what others learn, and what is learnt of them -----------------------------------------------------------------
@@ -347,7 +361,7 @@ class SharedPass:
     def _missing(self) -> int:
         """Samples that should be claimed beyond those that are."""
         ledger = self._ledger
-        rate = self._reached / max(self._now() - self._began, AHEAD_SECONDS)
+        rate = ledger.reached / max(self._now() - self._began, AHEAD_SECONDS)
         claimed = sum(end - begin for begin, end in (*ledger.claims, *ledger.wishes))
         if len(ledger.claims) + len(ledger.wishes) < LEAST_AHEAD:
             return max(1, round(rate * AHEAD_SECONDS) - claimed)
