@@ -67,8 +67,12 @@ class Ranges:
     def update(self, *others: Iterable[tuple[int, int]]) -> None:
         """Adds those of other sets."""
         fresh = set(chain(*others)).difference(self)  # peers say much the same
+        if len(fresh) < len(self) // 4:
+            for begin, end in fresh:
+                self.add(begin, end)
+            return
         begins, ends = [], []
-        for begin, end in sorted(chain(self, fresh)) if fresh else self:
+        for begin, end in sorted(chain(self, fresh)):
             if ends and begin <= ends[-1]:
                 ends[-1] = max(ends[-1], end)
             elif begin < end:

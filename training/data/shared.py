@@ -52,8 +52,9 @@ SETTLE_SECONDS = 1.5
 AHEAD_SECONDS = 15.0
 """A peer claims what it needs for so long, and at least `LEAST_AHEAD` pieces: row groups are fetched beforehand."""
 LEAST_AHEAD = 2
-MOST_CLAIMS = 16
-"""Pieces that a peer may claim. Of one that announces more, the others are ignored."""
+MOST_CLAIMS = 48
+"""Pieces that a peer may claim, those included that it has computed and not yet averaged with the others. Of a peer that
+announces more, the rest is ignored."""
 CHOICES_PER_PEER = 2
 """A peer chooses among so many free pieces for each peer."""
 PARTS_LEFT = 8
@@ -127,6 +128,11 @@ class Ledger:
         self._changed: dict[str, tuple[tuple[Piece, ...], float]] = {}
 
     @property
+    def held(self) -> int:
+        """Pieces that this peer holds or wishes for."""
+        return len(self.given) + len(self.claims) + len(self.wishes)
+
+    @property
     def peers(self) -> int:
         """That hold pieces, this one included."""
         return 1 + len(self._others)
@@ -149,17 +155,20 @@ class Ledger:
         self.wishes = _without(self.wishes, self.done, all_claimed, self._pieces(held, "wishes"))
 
     def wish(self, samples: int, *, start: int | None = None) -> None:
-        """Wishes for free pieces of so many samples together, the lowest of all, or the lowest behind `start`."""
+        """Wishes for free pieces of so many samples together, the lowest of all, or the lowest behind `start`; for one
+        at least, and for no more than a peer may announce."""
         taken = self.done.copy()
         for what in ("claims", "wishes"):
             taken.update(self._pieces(self._others.values(), what))
         taken.update((*self.given, *self.claims, *self.wishes))
-        while samples > 0 and len(self.given) + len(self.claims) + len(self.wishes) < MOST_CLAIMS:
+        while samples > 0:
             choices = self._free(taken, taken.floor if start is None else start)
             piece = self.chance.choice(choices)
             self.wishes.append(piece)
             taken.add(*piece)
             samples -= piece[1] - piece[0]
+            if self.held >= MOST_CLAIMS:
+                return
 
     def keep(self) -> None:
         """Claims what it wished for."""
@@ -363,6 +372,8 @@ class SharedPass:
         ledger = self._ledger
         rate = ledger.reached / max(self._now() - self._began, AHEAD_SECONDS)
         claimed = sum(end - begin for begin, end in (*ledger.claims, *ledger.wishes))
+        if ledger.held >= MOST_CLAIMS:
+            return 0
         if len(ledger.claims) + len(ledger.wishes) < LEAST_AHEAD:
             return max(1, round(rate * AHEAD_SECONDS) - claimed)
         return round(rate * AHEAD_SECONDS) - claimed

@@ -320,7 +320,7 @@ def test_who_claims_everything_holds_little(air):
     bob = Peer(air, "bob")
     settle(air, bob)
     assert bob.ledger.claims and ORDER.largest_window <= min(bob.ledger.claims)[0] < SAMPLES / 2
-    lie(air, claims=[(at * 32, at * 32 + 32) for at in range(40)])
+    lie(air, claims=[(at * 32, at * 32 + 32) for at in range(2 * MOST_CLAIMS)])
     assert Ranges.pack(bob.ledger._pieces(air.words.values(), "claims"), 9) == [0, MOST_CLAIMS * 32]
 
 
