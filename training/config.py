@@ -48,7 +48,7 @@ ONLY_FOR = {
 NOT_IN_DIGEST = {
     "title": True,
     "description": True,
-    "data": {"shards"},
+    "data": {"shards", "order"},
     "swarm": {"max_epochs_alone"},
     "monitor": True,
     "membership": True,

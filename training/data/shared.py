@@ -53,7 +53,7 @@ AHEAD_SECONDS = 15.0
 """A peer claims what it needs for so long, and at least `LEAST_AHEAD` pieces: row groups are fetched beforehand."""
 LEAST_AHEAD = 2
 MOST_CLAIMS = 48
-"""Pieces that a peer may claim, those included that it has computed and not yet averaged with the others. Of a peer that
+"""Pieces that a peer may claim, those included that it has computed and not yet averaged with the others. If a peer
 announces more, the rest is ignored."""
 CHOICES_PER_PEER = 2
 """A peer chooses among so many free pieces for each peer."""
