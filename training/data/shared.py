@@ -18,8 +18,8 @@ time left: otherwise the others would have nothing to do while a slow peer train
 self-scheduling", Polychronopoulos and Kuck 1987). Who finds nothing free in a pass begins the next one.
 
 A peer that cannot reach the others goes on from a random place of its own. Nobody checks what a peer says. One that
-lies about what is done makes the others leave samples out, in one look at most those of `HORIZON_PASSES`; if it goes on
-lying, they are no better off than with orders of their own. It cannot make them train on other samples. What a peer has
+lies about what is done makes the others leave samples out, in one look at most those of `HORIZON_PASSES`. If it goes
+on, they are no better off than with orders of their own. It cannot make them train on other samples. What a peer has
 claimed counts for `MOST_CLAIMS` pieces, and for `STALE_SECONDS` if it does not come further.
 """
 
@@ -65,11 +65,13 @@ MOST_RANGES = 400
 """Ranges of done samples that a peer announces, the lowest; five bytes each, or less."""
 STALE_SECONDS = 1800.0
 """A claim whose peer has not come further for so long does not count."""
-HORIZON_PASSES = 2
-"""How many passes further than a third of the others, and than this peer, somebody's word of what is done counts."""
+HORIZON_PASSES, HORIZON_SAMPLES = 2, 1 << 20
+"""How much further than a third of the others, and than this peer, somebody's word of what is done counts: so many
+passes, or so many samples if these are more."""
 FIRST_SECONDS, PATIENCE_SECONDS = 15.0, 5.0
 """Longest wait for the first piece, and for further ones; then a peer takes one without asking."""
 
+_ENDLESS = 1 << 62
 Piece = tuple[int, int]
 """The samples from the first number to the second, counted through all passes."""
 
@@ -142,7 +144,7 @@ class Ledger:
         said."""
         words = [word for word in words if word.peer != self.peer]
         floor = max(self.done.floor, _agreed([word.done.floor for word in words]))
-        horizon = floor + HORIZON_PASSES * self.order.samples
+        horizon = floor + max(HORIZON_PASSES * self.order.samples, HORIZON_SAMPLES)
         self.done.update(*(word.done.below(horizon) for word in words))
         self._done_before = self.done.total - self.reached if self._done_before is None else self._done_before
         known = self._others | {word.peer: word for word in words}
@@ -224,7 +226,7 @@ class Ledger:
     def _free(self, taken: Ranges, start: int) -> list[Piece]:
         """The lowest free pieces behind a sample, as many as a peer chooses among."""
         samples, found = self.order.samples, []
-        first = next(taken.gaps(start, start + (HORIZON_PASSES + 2) * samples))[0]
+        first = next(taken.gaps(start, _ENDLESS))[0]
         rest = sum(end - begin for begin, end in taken.gaps(first, (first // samples + 1) * samples))
         most = max(LEAST_SAMPLES, round(rest * self._share / PARTS_LEFT))
         for begin, end in taken.gaps(first, (first // samples + 1) * samples):

@@ -14,7 +14,7 @@ from training.data.order import Order, Place
 from training.data.ranges import Ranges
 from training.data.shared import (
     CLAIM_SECONDS,
-    HORIZON_PASSES,
+    HORIZON_SAMPLES,
     MOST_CLAIMS,
     REPORT_SECONDS,
     SETTLE_SECONDS,
@@ -168,6 +168,17 @@ def test_what_is_claimed_stays_with_whoever_has_claimed_it(air):
     ada.ledger.wishes = list(claimed)  # by a look that was late
     ada.step()
     assert claimed and not set(claimed) & set(ada.ledger.claims)
+
+
+def test_a_set_of_a_few_samples_is_passed_again_and_again(air):
+    order = Order([8, 8], window_samples=8)
+    ada, bob = (Peer(air, name, order=order) for name in ("ada", "bob"))
+    while min(len(ada.computed), len(bob.computed)) < 1000:
+        turn(air, [ada, bob])
+        ada.compute(90)
+        bob.compute(90)
+    assert max(Counter(ada.computed + bob.computed).values()) == 1
+    assert ada.ledger.done.floor > 40 * order.samples
 
 
 def test_two_peers_share_a_pass(air):
@@ -348,7 +359,7 @@ def test_a_liar_leads_nobody_further_than_the_horizon(air):
     settle(air, *honest)
     lie(air, done=[(0, 10**15)])
     honest[0].step()
-    assert honest[0].ledger.done == Ranges([(0, HORIZON_PASSES * SAMPLES)])
+    assert honest[0].ledger.done == Ranges([(0, HORIZON_SAMPLES)])
 
 
 # -- a swarm -----------------------------------------------------------------------------------------------------------
