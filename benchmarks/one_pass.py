@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import os
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -46,7 +48,8 @@ RATES = (2.0, 50.0)
 CASES = (
     {"peers": 50, "samples": 1_000_000, "leaving": 0.3},
     {"peers": 50, "samples": 3_000_000, "leaving": 0.3},
-    {"peers": 50, "samples": 3_000_000, "leaving": 0.0},
+    {"peers": 50, "samples": 10_000_000, "leaving": 0.3},
+    {"peers": 50, "samples": 10_000_000, "leaving": 0.0},
 )
 
 
@@ -200,15 +203,21 @@ class Simulation:
             seen[begin:end] = 1
 
 
+def simulated(case: dict, seed: int) -> dict[str, float]:
+    """What `Simulation.run` returns."""
+    return Simulation(**case, seed=seed).run()
+
+
 def main() -> int:
     """Simulates, prints and, if asked, records; returns the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=1, metavar="N", help="simulations of each case (1)")
     arguments.add_argument("--json", metavar="FILE", help="record the results")
     chosen = arguments.parse_args()
-    rows = []
-    for case in CASES:
-        found = [Simulation(**case, seed=seed).run() for seed in range(chosen.rounds)]
+    rows, pool = [], ProcessPoolExecutor(os.cpu_count())
+    running = [[pool.submit(simulated, case, seed) for seed in range(chosen.rounds)] for case in CASES]
+    for case, futures in zip(CASES, running, strict=True):
+        found = [future.result() for future in futures]
         shares = sorted(one["repeated"] for one in found)
         name = f"{case['peers']} peers, {case['samples']:,} samples, {100 * case['leaving']:.0f} % leave and join"
         spread = {"runs": len(shares), "min": shares[0], "max": shares[-1]}
