@@ -33,8 +33,8 @@ from builder.learn import (
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, faults, hivemind_faults, messages, performance
 from calculator.page.words import show_count
+from training.data import shared
 from training.data.cache import CACHE_GB
-from training.data.shared import CLAIM_SECONDS, MOST_CLAIMS, STALE_SECONDS
 from training.trust.policy import BANS_EVERY_SECONDS, Policy
 
 
@@ -98,9 +98,6 @@ def _calls() -> dict:
         "accuracy_table": accuracy.accuracy_table,
         "bans_every_seconds": f"{BANS_EVERY_SECONDS:g}",
         "cache_gb": f"{CACHE_GB:g}",
-        "claim_seconds": f"{CLAIM_SECONDS:g}",
-        "most_claims": MOST_CLAIMS,
-        "stale_minutes": f"{STALE_SECONDS / 60:g}",
         "adapter_facts": recipes.adapter_facts,
         "calculator_reference": commands.calculator_reference,
         "changelog": changes.changelog,
@@ -135,15 +132,13 @@ def _calls() -> dict:
         "recipe": recipes.recipe,
         "recipe_tables": recipes.recipe_tables,
         "samples_a_second": figures.samples_a_second,
+        "shared_pass": shared,
         "simulation_cases": simulations.simulation_cases,
         "simulation_error": simulations.simulation_error,
         "simulation_error_beside_computing": simulations.simulation_error_beside_computing,
         "simulation_sweep": simulations.simulation_sweep,
         "stored_parameters": communication.stored_parameters,
-        "one_pass_facts": streaming.one_pass_facts,
-        "one_pass_table": streaming.one_pass_table,
-        "stream_facts": streaming.stream_facts,
-        "stream_table": streaming.stream_table,
+        "streaming": streaming,
         "tutorial": tutorial.page_data(repository()),
         "upstream_lists": hivemind_faults.upstream_lists,
         "with_a_claim": hostile.with_a_claim,
