@@ -300,7 +300,7 @@ class SharedPass:
     @property
     def share_done(self) -> float:
         """Of the pass in which the lowest sample is that is not done, as far as this peer knows."""
-        samples, done = self.order.samples, self._ledger.done
+        samples, done = self.order.samples, self._ledger.done.copy()
         begin = done.floor // samples * samples
         return 1 - sum(end - start for start, end in done.gaps(begin, begin + samples)) / samples
 

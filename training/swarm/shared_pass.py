@@ -15,7 +15,7 @@ from training.data.shared import MOST_CLAIMS, MOST_RANGES, Word
 from training.swarm.dht import WORD_SECONDS
 from training.swarm.identity import Identity, peer_id_of
 
-LOOK_SECONDS, POST_SECONDS = 10.0, 5.0
+LOOK_SECONDS, POST_SECONDS = 10.0, 3.0
 """Longest wait for an answer of the DHT, and for a word to be stored."""
 _Number = conint(strict=True, ge=0, le=10**15)
 

@@ -76,6 +76,11 @@ class OwnSamples:
         if place is not None:
             self._keep(place)
 
+    @property
+    def pass_done(self) -> float | None:
+        """How much of the shared pass is done, by all peers; None without one."""
+        return None if self._shared is None else self._shared.share_done
+
     def close(self) -> None:
         """Stops fetching; no batch can be had afterwards."""
         self.stream.close()
