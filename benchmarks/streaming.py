@@ -2,6 +2,9 @@
 
     python benchmarks/streaming.py --json benchmarks/results/streaming.json
 
+`--only PART ...` measures these parts again; the record keeps its other results, and says of the new ones when, and
+under which load, they were measured.
+
 The set has 50 000 samples of 1024 random codes in 8192 values, and captions of 5 to 20 words. All streams read the same
 Parquet shards, mix 8192 samples, and give batches of 16 as tensors with the same tokenizer. Each measurement is a
 process of its own, with one thread for PyTorch; the streams take turns. The 2021 pipeline is written anew with the same
@@ -19,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -26,6 +30,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +51,7 @@ RATE = 500
 """Samples a second of the trainer that waits."""
 WAITING_SAMPLES = 12_000
 LARGE_BYTES = 20_000_000_000
+PARTS = ("whole", "first", "waiting", "killed", "large")
 PEERS_SAMPLES = 10_000
 """After its first batch; a peer needs minutes for the whole set."""
 
@@ -103,10 +111,15 @@ def make_large_set(folder: Path, small: Path, total_bytes: int) -> None:
 
 
 class OneFileServer(ShardServer):
-    """Sends the first shard under every shard's name."""
+    """Sends the first shard, which it has in memory, under every shard's name."""
 
-    def path_of(self, name):
-        return self.folder / ("train-00000.parquet" if name.endswith(".parquet") else name)
+    @cached_property
+    def shard(self):
+        """The shard's bytes."""
+        return super().content_of("train-00000.parquet")
+
+    def content_of(self, name):
+        return self.shard if name.endswith(".parquet") else super().content_of(name)
 
 
 # -- the streams ----------------------------------------------------------------------------------------------------
@@ -227,14 +240,18 @@ def measure_waiting(side: str, source: str, cache: str) -> dict:
 
 
 def measure_large(side: str, source: str, cache: str) -> dict:
-    """The most disk space that the cache takes while 20 GB are streamed."""
+    """The most disk space that the cache takes while a large set is streamed."""
     stream = our_stream(source, cache)
-    most, looked = 0, time.monotonic()
-    for _ in range(stream.order.samples // BATCH):
+    batches = stream.order.samples // BATCH
+    most, looked, until = 0, 0.0, time.monotonic() + float(os.environ["LARGE_SECONDS"])
+    for number in range(1, batches + 1):
         next(stream)
-        if time.monotonic() - looked > 1:
+        if time.monotonic() - looked > 1 or number == batches:
             most, looked = max(most, _disk_bytes(Path(cache))), time.monotonic()
-    return {"disk": max(most, _disk_bytes(Path(cache))), "samples": stream.order.samples, "memory": resident_bytes()}
+            print(f"{number / batches:.4f} of the set, {most / 1e6:.1f} MB on disk", file=sys.stderr, flush=True)
+        if looked > until:
+            break
+    return {"disk": most, "samples": number * BATCH}
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -276,11 +293,13 @@ def in_own_process(what: str, side: str, source: str, small: Path, cache: Path |
         environment = {**os.environ, "SET": str(small), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
         environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": temporary}
         command = [sys.executable, __file__, "--measure", what, side, source, str(cache or temporary)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        # What a long measurement says of its progress is shown as it comes.
+        errors = None if what == "large" else subprocess.PIPE
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
     if what == "killed":
         return {}
     if done.returncode:
-        raise RuntimeError(f"{what} of {side} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{what} of {side} failed:\n{(done.stderr or '')[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -320,41 +339,76 @@ def rows_of(metric: str, unit: str, found: dict[str, dict[str, list[float]]], fi
     ]
 
 
-def measured(sides: list[str], rounds: int, folder: Path, *, large_bytes: int) -> list[dict]:
-    """All results."""
-    small, large = folder / "small", folder / "large"
-    for made in (small, large):
-        made.mkdir()
+def measured(
+    sides: list[str], rounds: int, folder: Path, *, large_bytes: int, large_seconds: float, parts: Collection[str]
+) -> list[dict]:
+    """The results of some of `PARTS`."""
+    small = folder / "small"
+    small.mkdir()
     make_set(small)
-    if large_bytes:
-        make_large_set(large, small, large_bytes)
-    whole = compared(sides, rounds, "whole", str(small), small)
+    rows = []
+    if "whole" in parts:
+        whole = compared(sides, rounds, "whole", str(small), small)
+        rows += rows_of(
+            "samples, shuffled, tokenized, as tensors", "samples per CPU second", whole, "rows_per_cpu_second"
+        )
+        rows += rows_of("first batch from a folder", "s", whole, "first_seconds")
+        rows += rows_of("first batch from a folder, CPU time", "CPU s", whole, "first_cpu_seconds")
+        rows += rows_of("memory above an idle process", "bytes", whole, "memory")
     with shard_server(small, **LINK) as server:
-        first = compared(sides, rounds, "first", server.url, small)
-        waiting = compared(sides, 1, "waiting", server.url, small)
-    kills = after_two_kills(small)
-    rows = rows_of("samples, shuffled, tokenized, as tensors", "samples per CPU second", whole, "rows_per_cpu_second")
-    rows += rows_of("first batch from a folder", "s", whole, "first_seconds")
-    rows += rows_of("first batch from a folder, CPU time", "CPU s", whole, "first_cpu_seconds")
-    rows += rows_of("first batch over 50 Mbit/s", "s", first, "first_seconds")
-    rows += rows_of("memory above an idle process", "bytes", whole, "memory")
-    rows += rows_of(f"share of waiting at {RATE} samples/s over 50 Mbit/s", "1", waiting, "share")
-    rows.append(result("samples repeated after two kills", "samples", kills["repeated"]))
-    rows.append(result("samples skipped after two kills", "samples", kills["skipped"]))
-    if large_bytes:
-        with shard_server(large, kind=OneFileServer) as server:
-            streamed = in_own_process("large", "ours", server.url, small)
-        name = f"disk while {large_bytes / 1e9:g} GB are streamed, limit 1 GB"
-        rows.append(result(name, "bytes", streamed["disk"]))
+        if "first" in parts:
+            first = compared(sides, rounds, "first", server.url, small)
+            rows += rows_of("first batch over 50 Mbit/s", "s", first, "first_seconds")
+        if "waiting" in parts:
+            waiting = compared(sides, rounds, "waiting", server.url, small)
+            rows += rows_of(f"share of waiting at {RATE} samples/s over 50 Mbit/s", "1", waiting, "share")
+    if "killed" in parts:
+        kills = after_two_kills(small)
+        rows.append(result("samples repeated after two kills", "samples", kills["repeated"]))
+        rows.append(result("samples skipped after two kills", "samples", kills["skipped"]))
+    if "large" in parts:
+        rows.append(disk_of_large(folder / "large", small, large_bytes, large_seconds))
     return rows
+
+
+def disk_of_large(folder: Path, small: Path, large_bytes: int, most_seconds: float) -> dict:
+    """The most disk space while a large set is streamed, or as much of it as the time suffices for."""
+    folder.mkdir()
+    make_large_set(folder, small, large_bytes)
+    with shard_server(folder, kind=OneFileServer) as server:
+        streamed = in_own_process("large", "ours", server.url, small, LARGE_SECONDS=str(most_seconds))
+        sent = server.sent_bytes
+    name = f"disk while {sent / 1e9:.1f} GB are streamed, limit 1 GB"
+    return result(name, "bytes", streamed["disk"], sent_bytes=sent, samples=streamed["samples"])
+
+
+def with_kept(rows: list[dict], path: Path) -> dict:
+    """A record in which these results take the place of earlier ones of the same figures."""
+    now = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 2)}
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    figures = {_figure(row) for row in rows}
+    rows = [row | now for row in rows]
+    places = [at for at, row in enumerate(kept["results"]) if _figure(row) in figures]
+    first = min(places, default=len(kept["results"]))
+    others = [row for row in kept["results"] if _figure(row) not in figures]
+    return kept | {"results": [*others[:first], *rows, *others[first:]]}
+
+
+def _figure(row: dict) -> str:
+    """The large set's size is a part of its result's name, and no figure of its own."""
+    return re.sub(r"[\d.]+ GB are streamed", "", row["metric"])
 
 
 def main() -> int:
     """Measures, prints and, if asked, records; returns the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=3, metavar="N", help="measurements of each stream (3)")
-    large = "bytes of the large set; 0: none"
+    large = "bytes of the large set"
     arguments.add_argument("--large-bytes", type=int, default=LARGE_BYTES, metavar="N", help=large)
+    seconds = "end the stream of the large set after so long (an hour); its result says how much was streamed"
+    arguments.add_argument("--large-seconds", type=float, default=3600, metavar="S", help=seconds)
+    some = "measure these parts alone, and keep the record's other results"
+    arguments.add_argument("--only", nargs="+", choices=PARTS, help=some)
     arguments.add_argument("--ours-only", action="store_true", help="measure no peers")
     arguments.add_argument("--json", metavar="FILE", help="record the results")
     arguments.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
@@ -376,11 +430,16 @@ def main() -> int:
         sides += list(PEERS)
         versions = {"datasets": datasets.__version__}
     with tempfile.TemporaryDirectory() as folder:
-        rows = measured(sides, chosen.rounds, Path(folder), large_bytes=chosen.large_bytes)
+        parts = chosen.only or PARTS
+        large = {"large_bytes": chosen.large_bytes, "large_seconds": chosen.large_seconds}
+        rows = measured(sides, chosen.rounds, Path(folder), **large, parts=parts)
     for row in rows:
         peer = "" if row["peer"] is None else f"{row['peer']:>14,.2f}  {row['peer_name']}"
         print(f"{row['metric']:<52} {row['ours']:>16,.2f} {peer:<40} {row['unit']}")
-    if chosen.json:
+    if chosen.json and chosen.only:
+        path = Path(chosen.json)
+        path.write_text(json.dumps(with_kept(rows, path), indent=1) + "\n", encoding="utf-8")
+    elif chosen.json:
         import pyarrow
 
         versions = {"pyarrow": pyarrow.__version__} | (versions if len(sides) > 1 else {})

@@ -33,9 +33,9 @@ class ShardServer(http.server.ThreadingHTTPServer):
     def handle_error(self, request, client_address):
         """A client that has gone is no fault."""
 
-    def path_of(self, name):
-        """The file that is sent under a name."""
-        return self.folder / name
+    def content_of(self, name):
+        """What is sent under a name."""
+        return (self.folder / name).read_bytes()
 
     def pace(self, size):
         """Waits until the link, which all answers share, has carried so many bytes."""
@@ -58,7 +58,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.server.fault(self, name, first):
             return
         try:
-            content = self.server.path_of(name).read_bytes()
+            content = memoryview(self.server.content_of(name))
         except OSError:
             return self.send_error(404)
         self.server.requests.append((name, first))

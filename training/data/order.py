@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,8 @@ import numpy as np
 
 from training.storage.whole import write_whole
 
+PASSES_KEPT = 2
+"""Passes whose order of blocks is in memory: where one ends, samples of the next one are fetched."""
 ROUNDS = 8
 """Rounds of the Feistel network; four with independent keys suffice for large sets (Luby and Rackoff 1988)."""
 
@@ -63,6 +67,18 @@ class Window:
     """int64 (n, 2): for each sample, in order, the index of its block in `blocks` and its row in that block."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layout:
+    """How the blocks of a pass are arranged in windows."""
+
+    blocks: np.ndarray
+    """Their numbers, in order."""
+    borders: list[int]
+    """How many blocks are before each window, and before the end."""
+    window_ends: list[int]
+    """How many samples there are up to the end of each window."""
+
+
 class Order:
     """The orders of a set, one for each seed and pass.
 
@@ -76,12 +92,15 @@ class Order:
     """
 
     def __init__(self, block_rows: Sequence[int], *, window_samples: int, content: str = ""):
-        self._rows = np.asarray(block_rows, dtype=np.int64)
+        self._rows, self._content = np.asarray(block_rows, dtype=np.int64), content
+        self._passes: OrderedDict[str, _Layout] = OrderedDict()
         if not len(self._rows) or self._rows.min() < 1:
             raise ValueError("an order needs blocks with samples")
         self.samples = int(self._rows.sum())
         """Samples of a pass."""
         self.window_blocks = max(1, window_samples // int(self._rows.max()))
+        self.largest_window = self.window_blocks * int(self._rows.max())
+        """No window has more samples."""
         described = self._rows.tobytes() + f"{self.window_blocks} {content}".encode()
         self.digest = hashlib.sha256(described).hexdigest()[:16]
         """Differs between sets: a position means something in its own order only."""
@@ -97,20 +116,56 @@ class Order:
         more, position = divmod(start.position + count, self.samples)
         return Place(seed=start.seed, finished_passes=start.finished_passes + more, position=position)
 
+    def between(self, seed: int, begin: int, end: int) -> Iterator[Window]:
+        """The windows of the samples from `begin` to `end`, counted through all passes; each has only the blocks that
+        it needs."""
+        while begin < end:
+            finished, position = divmod(begin, self.samples)
+            window = next(self._pass(Place(seed=seed, finished_passes=finished, position=position)))
+            picks = window.picks[: end - begin]
+            used, at = np.unique(picks[:, 0], return_inverse=True)
+            blocks = tuple(window.blocks[one] for one in used)
+            yield replace(window, blocks=blocks, picks=np.stack([at.reshape(-1), picks[:, 1]], axis=1))
+            begin += len(picks)
+
+    def window_around(self, seed: int, sample: int) -> tuple[int, int]:
+        """Where the window of a sample begins and ends, all counted through all passes."""
+        finished, position = divmod(sample, self.samples)
+        ends = self._layout(f"{seed}/{finished}").window_ends
+        at = bisect_right(ends, position)
+        first = finished * self.samples
+        return first + (ends[at - 1] if at else 0), first + ends[at]
+
+    def in_windows(self, most: int) -> Order:
+        """The order of the same samples in windows so small that there are `most` of them, if there are so many
+        blocks."""
+        samples = min(self.largest_window, -(-self.samples // most))
+        return Order(self._rows, window_samples=samples, content=self._content)
+
+    def _layout(self, key: str) -> _Layout:
+        """How the blocks of a pass are arranged; the passes used last are kept."""
+        if key not in self._passes:
+            count = len(self._rows)
+            blocks = permuted(np.arange(count), count, key)
+            size, borders = 1, [0, 1]
+            while borders[-1] < count:
+                size = min(2 * size, self.window_blocks)
+                borders.append(min(borders[-1] + size, count))
+            ends = np.cumsum(self._rows[blocks])[np.array(borders[1:]) - 1]
+            self._passes[key] = _Layout(blocks=blocks, borders=borders, window_ends=ends.tolist())
+            while len(self._passes) > PASSES_KEPT:
+                self._passes.popitem(last=False)
+        return self._passes[key]
+
     def _pass(self, place: Place) -> Iterator[Window]:
         key = f"{place.seed}/{place.finished_passes}"
-        count = len(self._rows)
-        blocks = permuted(np.arange(count), count, key)
-        ends = np.cumsum(self._rows[blocks])
-        first, size = 0, 1
-        while first < count:
-            last = min(first + size, count)
-            if place.position < ends[last - 1]:
-                begin = int(ends[first - 1]) if first else 0
-                picks = self._picks(blocks[first:last], f"{key}/{first}")[max(place.position - begin, 0) :]
-                start = replace(place, position=max(place.position, begin))
-                yield Window(start=start, blocks=tuple(blocks[first:last].tolist()), picks=picks)
-            first, size = last, min(2 * size, self.window_blocks)
+        layout = self._layout(key)
+        for at in range(bisect_right(layout.window_ends, place.position), len(layout.window_ends)):
+            first, last = layout.borders[at : at + 2]
+            blocks, begin = layout.blocks[first:last], layout.window_ends[at - 1] if at else 0
+            picks = self._picks(blocks, f"{key}/{first}")[max(place.position - begin, 0) :]
+            start = replace(place, position=max(place.position, begin))
+            yield Window(start=start, blocks=tuple(blocks.tolist()), picks=picks)
 
     def _picks(self, blocks: np.ndarray, key: str) -> np.ndarray:
         ends = np.cumsum(self._rows[blocks])

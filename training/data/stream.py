@@ -2,8 +2,9 @@
 
 A peer fetches a row group at a time (`training.data.blocks`), in an order of its own (`training.data.order`), and keeps
 what it has fetched in a cache with a limit (`training.data.cache`). While the trainer computes on one window of the
-order, threads fetch the next one. If they cannot, the trainer goes on with samples that were fetched before; these
-count as repeated, and the peer's place in its order stays where it is.
+order, threads fetch the next one, and another one puts the next batches together. If nothing can be fetched, the
+trainer goes on with samples that were fetched before; these count as repeated, and the peer's place in its order stays
+where it is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -28,6 +30,7 @@ from training.data.layouts import TextRows
 from training.data.order import Order, Place, Window
 from training.data.sets import Shards
 from training.data.shards import check_fit, check_text_fit
+from training.data.shared import SharedPass
 from training.data.source import TRIES, MissingError, UnreachableError, pause_seconds
 from training.errors import BadInput
 
@@ -37,6 +40,9 @@ FETCHED_AT_A_TIME = 4
 """Row groups that are fetched over the network at the same time."""
 PATIENCE_SECONDS = 10.0
 """The trainer waits so long for the next window before it goes on with samples that were fetched before."""
+BATCHES_AHEAD = 2
+"""Batches that a thread has ready for the trainer: putting one together takes up to a hundredth of a fast trainer's
+time."""
 REPEATED_BLOCKS = 8
 """Row groups that are taken from the cache together."""
 LOOK_SECONDS = 0.05
@@ -139,8 +145,8 @@ class SampleSet:
     def batch(self, drawn: Sequence[tuple[_Block, int]]) -> Batch:
         """See `Samples.batch`."""
         return Batch(
-            text=torch.from_numpy(np.stack([block.text[row] for block, row in drawn]).astype(np.int64)),
-            codes=torch.from_numpy(np.stack([block.codes[row] for block, row in drawn]).astype(np.int64)),
+            text=_gathered([block.text[row] for block, row in drawn]),
+            codes=_gathered([block.codes[row] for block, row in drawn]),
             captions=[block.captions[row] for block, row in drawn],
         )
 
@@ -171,10 +177,10 @@ class TextSet:
 
     def batch(self, drawn: Sequence[tuple[TextRows, int]]) -> TextBatch:
         """See `Samples.batch`."""
-        tokens = np.stack([block.tokens[row] for block, row in drawn]).astype(np.int64)
+        tokens = _gathered([block.tokens[row] for block, row in drawn])
         starts = np.stack([block.starts[row] for block, row in drawn])
         return TextBatch(
-            tokens=torch.from_numpy(tokens),
+            tokens=tokens,
             starts=torch.from_numpy(np.unpackbits(starts, axis=1, count=tokens.shape[1]).astype(bool)),
         )
 
@@ -189,6 +195,14 @@ def _blocks_and_order(shards: Shards, shuffle_buffer: int, sample_bytes: int) ->
     content = f"{shards.manifest.input_digest} {shards.split}"
     window = min(shuffle_buffer, WINDOW_BYTES // sample_bytes)
     return blocks, Order(blocks.rows, window_samples=window, content=content)
+
+
+def _gathered(rows: Sequence[np.ndarray]) -> LongTensor:
+    """Rows of small integers as one tensor, in a single copy: the trainer waits for it."""
+    gathered = np.empty((len(rows), len(rows[0])), dtype=np.int64)
+    for at, row in enumerate(rows):
+        gathered[at] = row
+    return torch.from_numpy(gathered)
 
 
 def _in_own_pages(values: np.ndarray, kind: np.dtype | None = None) -> np.ndarray:
@@ -211,6 +225,7 @@ class SampleStream:
         place: Of the first sample.
         micro_batch_size: B.
         tell: Called with a sentence when something is wrong, and when it is right again.
+        shared: The pass from which it gets its windows; None: an order of its own.
     """
 
     def __init__(
@@ -220,11 +235,13 @@ class SampleStream:
         place: Place,
         micro_batch_size: int,
         tell: Callable[[str], None] = lambda text: None,
+        shared: SharedPass | None = None,
     ):
-        self.order = samples.order
+        self.order = samples.order if shared is None else shared.order
         self.place = place
         """Of the sample that comes next; all before it were given, except those skipped."""
         self.waiting_seconds, self.skipped_samples, self.repeated_samples = 0.0, 0, 0
+        self._skipped, self._repeated = 0, 0
         self._samples, self._blocks, self._size, self._tell = samples, samples.blocks, micro_batch_size, tell
         self._trouble, self._is_told, self._damaged = "", False, 0
         self._closed, self._tasks = threading.Event(), queue.SimpleQueue()
@@ -232,10 +249,10 @@ class SampleStream:
         for _ in range(self._threads):
             # Daemons: a program that ends does not wait for a server that is silent.
             threading.Thread(target=self._work, daemon=True, name="samples").start()
-        self._windows = samples.order.windows(place)
+        self._windows = samples.order.windows(place) if shared is None else shared.windows()
         self._last: _Loading | None = None
-        self._coming = self._begin_window()
-        self._drawn = self._draw()
+        self._ready: queue.Queue[_Ready | Exception] = queue.Queue(BATCHES_AHEAD)
+        threading.Thread(target=self._assemble, daemon=True, name="batches").start()
 
     def __iter__(self) -> Iterator[Batch | TextBatch]:
         return self
@@ -246,45 +263,66 @@ class SampleStream:
         Raises:
             BadInput: If no samples come and none are there, or too many are damaged.
         """
-        drawn = list(islice(self._drawn, self._size))
-        self.place = drawn[-1][2]
-        return self._samples.batch([(block, row) for block, row, _ in drawn])
+        began = time.monotonic()
+        ready = self._ready.get()
+        self.waiting_seconds += time.monotonic() - began
+        if isinstance(ready, Exception):
+            self._ready.put(ready)  # whoever asks again gets the same answer
+            raise ready
+        self.place, self.skipped_samples, self.repeated_samples = ready.place, ready.skipped, ready.repeated
+        return ready.batch
 
     def close(self) -> None:
         """Stops fetching; no batch can be had afterwards."""
         self._closed.set()
         for _ in range(self._threads):
             self._tasks.put(None)
+        with suppress(queue.Empty):  # the thread may be waiting for room
+            while True:
+                self._ready.get_nowait()
 
-    # -- the trainer's thread ---------------------------------------------------------------------------------------
+    # -- the thread that puts batches together ------------------------------------------------------------------------
 
-    def _draw(self) -> Iterator[tuple[Sized, int, Place]]:
-        """Samples as a block and a row of it, each with the place behind it."""
-        place = self.place
+    def _assemble(self) -> None:
+        drawn = self._draw()
+        try:
+            while not self._closed.is_set():
+                samples = list(islice(drawn, self._size))
+                *_, start, number = samples[-1]
+                batch = self._samples.batch([(block, row) for block, row, _, _ in samples])
+                place = self.order.behind(start, number)
+                self._ready.put(_Ready(batch=batch, place=place, skipped=self._skipped, repeated=self._repeated))
+        except Exception as error:  # the trainer's thread raises it
+            self._ready.put(error)
+
+    def _draw(self) -> Iterator[tuple[Sized, int, Place, int]]:
+        """Samples as a block and a row of it, each with a place of the order and how far behind it the next one is; for
+        one that comes again, with those of the last one before."""
+        start, number = self.place, 0
+        self._coming = self._begin_window()
         while True:
             window, found = self._next_window()
-            for number, (at, row) in enumerate(window.picks.tolist(), start=1):
+            for drawn, (at, row) in enumerate(window.picks.tolist(), start=1):
                 if window.start is not None:
-                    place = self.order.behind(window.start, number)
+                    start, number = window.start, drawn
                 elif self._coming.done.is_set():
                     break
                 else:
-                    self.repeated_samples += 1
+                    self._repeated += 1
                 if found[at] is not None:
-                    yield found[at], row, place
+                    yield found[at], row, start, number
 
     def _next_window(self) -> tuple[Window, list[Sized | None]]:
-        """The next window of the order, or one of samples that were fetched before."""
+        """The next window of the order, or one of samples that were fetched before; raises as `__next__`."""
         began = time.monotonic()
-        try:
-            while not self._coming.done.wait(LOOK_SECONDS):
-                has_waited = time.monotonic() - began > PATIENCE_SECONDS
-                if (self._trouble or has_waited) and (repeated := self._repeated_window()) is not None:
-                    return repeated
-                if self._trouble and self._last is None:
-                    raise BadInput(f"{self._trouble}. Check the address and the network.")
-        finally:
-            self.waiting_seconds += time.monotonic() - began
+        while not self._coming.done.wait(LOOK_SECONDS):
+            if self._closed.is_set():
+                raise ValueError("the stream is closed")
+            has_waited = time.monotonic() - began > PATIENCE_SECONDS
+            if (self._trouble or has_waited) and (repeated := self._repeated_window()) is not None:
+                return repeated
+            if self._trouble and self._last is None:
+                raise BadInput(f"{self._trouble}. Check the address and the network.")
         self._last = self._coming
         if self._is_told:
             self._tell("The shards come again.")
@@ -305,7 +343,7 @@ class SampleStream:
         for block, rows, fault in zip(loading.window.blocks, loading.found, loading.faults, strict=True):
             self._damaged = 0 if rows is not None else self._damaged + 1
             if rows is None:
-                self.skipped_samples += int(self._blocks.rows[block])
+                self._skipped += int(self._blocks.rows[block])
                 self._tell(f"Skipped {self._blocks.rows[block]} samples, {self._blocks.name(block)}: {fault}.")
             if self._damaged >= min(DAMAGED_IN_A_ROW, len(self._blocks.rows)):
                 source, last = self._samples.shards.source, self._blocks.name(block)
@@ -362,6 +400,16 @@ class SampleStream:
             self._closed.wait(pause_seconds(failures))
             failures += 1
         return None, "the stream is closed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ready:
+    """A batch that the trainer can take, and what is so as soon as it does; see `SampleStream`."""
+
+    batch: Batch | TextBatch
+    place: Place
+    skipped: int
+    repeated: int
 
 
 class _Loading:

@@ -21,8 +21,10 @@ from training.processes.role import StopRequest
 from training.swarm.dht import full_addresses
 from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
+from training.swarm.lineage import run_prefix
 from training.swarm.metrics import read_records
 from training.swarm.optimizer import SwarmOptimizer
+from training.swarm.shared_pass import PassBoard
 from training.task import task_of
 from training.volunteer.arrival import arrive
 from training.volunteer.belonging import Belonging, LeaveRequest
@@ -247,7 +249,16 @@ def _train(loop: TrainingLoop, connection: Connection, stop: LeaveRequest) -> No
     seed = sample_seed(loop.settings, connection.identity, loop.optimizer.local_epoch)
     size, file = loop.choices.micro_batch_size, loop.contribution_file.with_name(PLACE_FILE)
     try:
-        samples = own_samples(loop.run, loop.settings, file, seed=seed, micro_batch_size=size, tell=loop.notices.warn)
+        prefix = run_prefix(loop.run.run_id, loop.optimizer.lineage)
+        samples = own_samples(
+            loop.run,
+            loop.settings,
+            file,
+            seed=seed,
+            micro_batch_size=size,
+            tell=loop.notices.warn,
+            open_board=lambda order: PassBoard(connection.dht, connection.identity, prefix=prefix, order=order),
+        )
         with closing(samples):  # else its threads would fetch on beside those of another lineage
             loop.train(samples, stop)
     except ProcessEnded:

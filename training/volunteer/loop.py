@@ -180,6 +180,7 @@ class TrainingLoop:
             bytes_sent=report.bytes_sent,
             bytes_received=report.bytes_received,
             update_samples=report.update_samples,
+            data_pass_done=self.samples.pass_done,
             **{f"data_{name}": value for name, value in asdict(since).items()},
         )
         together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"

@@ -33,6 +33,7 @@ from builder.learn import (
 from builder.markup.links import site_link
 from builder.reference import changes, claims, commands, docstrings, faults, hivemind_faults, messages, performance
 from calculator.page.words import show_count
+from training.data import shared
 from training.data.cache import CACHE_GB
 from training.trust.policy import BANS_EVERY_SECONDS, Policy
 
@@ -131,13 +132,13 @@ def _calls() -> dict:
         "recipe": recipes.recipe,
         "recipe_tables": recipes.recipe_tables,
         "samples_a_second": figures.samples_a_second,
+        "shared_pass": shared,
         "simulation_cases": simulations.simulation_cases,
         "simulation_error": simulations.simulation_error,
         "simulation_error_beside_computing": simulations.simulation_error_beside_computing,
         "simulation_sweep": simulations.simulation_sweep,
         "stored_parameters": communication.stored_parameters,
-        "stream_facts": streaming.stream_facts,
-        "stream_table": streaming.stream_table,
+        "streaming": streaming,
         "tutorial": tutorial.page_data(repository()),
         "upstream_lists": hivemind_faults.upstream_lists,
         "with_a_claim": hostile.with_a_claim,

@@ -362,6 +362,7 @@ def test_training_goes_on_while_the_server_is_away(server, streams, tmp_path, pa
     fresh = [*found, *during]
     is_away.clear()
     assert stream._coming.done.wait(10)
+    fresh += drawn(stream, 8 * (stream_module.BATCHES_AHEAD + 1))  # those that were ready before
     before = stream.repeated_samples
     fresh += drawn(stream, 8)
     assert stream.repeated_samples == before  # it goes back at once

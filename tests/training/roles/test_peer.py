@@ -277,6 +277,26 @@ def test_volunteers_resume_join_die_and_leave(run):
     assert {"data_waiting_seconds", "data_skipped_samples", "data_repeated_samples"} <= run.event("ada", "epoch").keys()
 
 
+def test_peers_share_a_pass(run):
+    """Of 64 samples, which they pass many times."""
+    shared = run.folder / "shared.toml"
+    shared.write_text(tiny_recipe(**{'order = "own"': 'order = "shared"'}))
+    programs = {name: run.join(name, recipe=shared) for name in ("carl", "dora")}
+    for name in programs:
+        assert 0 <= run.event(name, "epoch", number=3)["data_pass_done"] <= 1
+    done = []
+    for name, program in programs.items():
+        program.send_signal(signal.SIGINT)
+        assert program.wait(20) == 0, run.log(name)
+        kept = json.loads((run.folder / name / "shared-pass.json").read_text())
+        done.append(sum(end - begin for begin, end in kept["done"]))
+        assert not (run.folder / name / "place").exists()
+    contributions = [json.loads((run.folder / name / "contribution.json").read_text()) for name in programs]
+    samples = [one["samples"] for one in contributions]
+    # The second one has heard what the first one has done; with an order of its own it would know its own samples only.
+    assert done[1] >= samples[1] + samples[0] / 2
+
+
 def test_the_bootstrap_peer_keeps_its_address(run, tmp_path):
     arguments = ("bootstrap", "--recipe", str(run.recipe), "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
     first = run.start("first", *arguments, "--state-dir", str(tmp_path))

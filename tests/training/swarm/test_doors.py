@@ -44,6 +44,7 @@ STORED = {
     ("lineage.py", "_site"),
     ("metrics.py", "_metrics"),
     ("progress.py", "self.key"),
+    ("shared_pass.py", "_samples"),
     ("serving.py", "offers_key(self._prefix)"),
 }
 """Records that peers store, beside the announcements that hivemind stores for `PatientKeyManager`."""

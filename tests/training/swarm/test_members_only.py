@@ -28,6 +28,8 @@ from hivemind.utils.serializer import MSGPackSerializer
 from members import HOUR_SECONDS, LINEAGE, bans, closed_run, over, ticket
 
 from tests.programs import until
+from training.data.ranges import Ranges
+from training.data.shared import Word as PassWord
 from training.errors import TrainingError
 from training.swarm import rounds
 from training.swarm.admission import Admission
@@ -46,6 +48,7 @@ from training.swarm.pipe import AveragerSettings, Stage
 from training.swarm.progress import Progress
 from training.swarm.service import Service
 from training.swarm.serving import StateService
+from training.swarm.shared_pass import PassBoard
 from training.swarm.tokens import tell_tokens, told_tokens
 from training.swarm.witnesses import SEED_BYTES
 from training.swarm.witnesses import ask as ask_witnesses
@@ -246,6 +249,21 @@ def test_nobody_believes_a_record_of_the_uninvited(world, kind):
         progress.shutdown()
 
 
+@pytest.mark.swarm
+@pytest.mark.parametrize("kind", UNINVITED)
+def test_nobody_believes_what_the_uninvited_say_of_a_shared_pass(world, kind):
+    eve = uninvited(world, kind)
+    boards = {
+        peer.id: PassBoard(peer.dht, peer.identity, prefix=PREFIX, order="0" * 16)
+        for peer in (world.ada, world.bob, eve)
+    }
+    for board in boards.values():
+        word = {"done": Ranges([(0, 10**9)]), "claims": (), "wishes": (), "claimed_until": time.time() + 60}
+        board.post(PassWord(peer=board.peer, **word))
+    until(lambda: [word.peer for word in boards[world.ada.id].look()] == [str(world.bob.id)], within=30)
+    assert [word.peer for word in boards[world.bob.id].look()] == [str(world.ada.id)]
+
+
 async def send_records(eve, peer):
     """What a node answers to records of each kind that are sent to it directly."""
     p2p = await open_connection(eve.dht)
@@ -253,7 +271,15 @@ async def send_records(eve, peer):
     signer, text = eve.identity.signer(), eve.admission.own_ticket
     answers = []
     try:
-        for key in ("demo_recipe", "demo_metrics", f"{PREFIX}_progress", f"{STATE}.0b", f"{STATE}.all_averagers"):
+        samples = f"{PREFIX}_samples"
+        for key in (
+            "demo_recipe",
+            "demo_metrics",
+            f"{PREFIX}_progress",
+            samples,
+            f"{STATE}.0b",
+            f"{STATE}.all_averagers",
+        ):
             subkey = MSGPackSerializer.dumps(signer.local_public_key)
             record = DHTRecord(
                 DHTID.generate(source=key).to_bytes(), subkey, MSGPackSerializer.dumps(1), get_dht_time() + 60
