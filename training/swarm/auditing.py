@@ -5,8 +5,9 @@ the commitments that it names, the senders' parts and one answer, anybody can co
 is another one, that is proof: the reducer itself has signed all that contradicts it. What somebody merely claims proves
 nothing.
 
-An answer has gone through a codec, and other processors round otherwise. So an answer is wrong if it is farther from
-the right one than a tenth of what the codec changes. benchmarks/audits.py measures how far honest answers are.
+An answer has gone through a codec, and other processors round otherwise: a number between two codes may become either
+one. So a number of an answer may be as far from the right one as the codec's own error; what is beyond that adds up.
+benchmarks/audits.py measures how far honest answers are.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from training.swarm.clipping import Clipping, clipped_shares
 from training.swarm.receipts import Commitment, Receipt, Scope, digest_of, digest_of_commitments, digest_of_tensor
 
 NOISE_SHARE = 0.1
-"""Of the codec's error: how far an answer may be from the right one as the codec encodes it,"""
+"""An answer may be so much farther from the right one than the codec takes it, over what the codec changes,"""
 ROUNDING = 1e-5
-"""and of the length of what is averaged, where the codec has no error."""
+"""and so much over the length of what is averaged: single precision rounds at 1e-7 of it."""
 LARGEST_SUMMAND = 1e30
 """A mean of larger numbers may overflow, or not, depending on the order in which they are added."""
 
@@ -109,7 +110,9 @@ def _is_wrong(case: Case, clipping: Clipping | None) -> bool:
 
 
 def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
-    """How far an answer is from the right one, and how far it may be; (0, 0) if nobody can tell.
+    """How much farther an answer is from the right one than the codec takes it, and how much it may be.
+
+    (0, 0) if nobody can tell.
 
     The case must be complete.
     """
@@ -132,8 +135,11 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
         return 0.0, 0.0
     exact = torch.zeros(shape) if average is None else average - parts[receiver]
     coded = deserialize_torch_tensor(serialize_torch_tensor(exact, case.parts[receiver].compression)).float()
-    most = NOISE_SHARE * _length(coded - exact) + ROUNDING * (scale + _length(parts[receiver]))
-    return (_length(answer - coded) if answer.shape == shape else math.inf), most
+    noise = (coded - exact).abs_()
+    most = NOISE_SHARE * _length(noise) + ROUNDING * (scale + _length(parts[receiver]))
+    if answer.shape != shape:
+        return math.inf, most
+    return _length((answer - exact).abs_().sub_(noise).clamp_(min=0)), most
 
 
 def _average(

@@ -55,13 +55,13 @@ def average_often(
         lie: What the liar does before its averager is made.
         until_caught: It ends as soon as the liar was caught by both of the others.
     """
+    from scenarios import run_with
+
     from training.swarm.averager import Averager
     from training.swarm.clipping import clipping_of_gradients
     from training.swarm.codecs import exchange_codec
     from training.swarm.pipe import AveragerSettings
     from training.swarm.powersgd import PowerSgd, powersgd_codec
-
-    from scenarios import run_with
 
     if lie is not None and peer.name == LIAR:
         lie()
