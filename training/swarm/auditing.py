@@ -137,7 +137,9 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     coded = deserialize_torch_tensor(serialize_torch_tensor(exact, case.parts[receiver].compression)).float()
     noise = (coded - exact).abs_()
     most = NOISE_SHARE * _length(noise) + ROUNDING * (scale + _length(parts[receiver]))
-    if answer.shape != shape:
+    if not math.isfinite(most):  # the codec cannot carry such numbers
+        return 0.0, 0.0
+    if answer.shape != shape or not bool(torch.isfinite(answer).all()):
         return math.inf, most
     return _length((answer - exact).abs_().sub_(noise).clamp_(min=0)), most
 

@@ -32,6 +32,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from training.swarm.auditing import Case, are_sound, lie_in
 from training.swarm.books import Books, Plan
 from training.swarm.clipping import Clipping
+from training.swarm.gathering import MOST_PEERS
 from training.swarm.quota import Quota
 from training.swarm.receipts import (
     DIGEST_BYTES,
@@ -41,6 +42,7 @@ from training.swarm.receipts import (
     digest_of_commitments,
     digest_of_tensor,
 )
+from training.swarm.reducer import LARGEST_HELD_BYTES
 from training.swarm.streams import first_of, until_hung_up
 
 ASK_SECONDS = 0.5
@@ -59,10 +61,8 @@ BOOKS_KEPT = 8
 PROOFS_AT_ONCE, PROOFS_OF_ONE, PROOF_PAUSE_SECONDS = 2, 2, 30.0
 """Proofs that are read at a time, those of one peer in a row, and the pause before each further one: each may take
 `LARGEST_HELD_BYTES` of memory, and some seconds."""
-_SLACK_BYTES = 4096
-"""Of an encoded part beside its numbers."""
-_TABLE_BYTES = 16
-"""Most bytes for a value, the scales and tables of codecs included."""
+_VALUE_BYTES, _SLACK_BYTES = 4, 4096
+"""Most bytes for a value, and what an encoded part has beside its values."""
 
 Caught = Callable[[str, float, str], None]
 """Gets a peer that this one has caught, what that counts among its faults, and what it has done."""
@@ -161,9 +161,10 @@ class Auditor(ServicerBase):
     def _note_evasions(self, books: Books, evasive: set[PeerID]) -> None:
         """A check was impossible because of these. If they are several, it is more likely that this peer was late.
 
-        Also in a pair, if the parts are large: the other one may have gone on before this peer came to ask.
+        Also in a pair, if the parts are large: the other one may have gone on before this peer came to ask. Whoever
+        averages nothing is perhaps in client mode, and this peer cannot call it.
         """
-        evasive = evasive - {books.own}
+        evasive = {peer for peer in evasive - {books.own} if books.part_counts[peer]}
         if len(evasive) != 1 or (len(books.scope.peers) < 3 and not books.can_keep):
             return
         (peer,) = evasive
@@ -256,7 +257,7 @@ class Auditor(ServicerBase):
             try:
                 async with asyncio.timeout(PROOF_SECONDS):
                     case = await self._read_proof(stream, context.remote_id)
-            except (ValueError, TypeError, StopAsyncIteration, TimeoutError):
+            except Exception:  # of many kinds: whatever it is, this is no proof
                 return refused
             lie = await asyncio.to_thread(lie_in, case, self._clipping)
         if lie is None:
@@ -272,7 +273,7 @@ class Auditor(ServicerBase):
         facts = MSGPackSerializer.loads((await anext(stream)).metadata)
         group_id, reducer, part, receipt, other, commitments, answers = facts
         books = self._books.get(group_id) if type(group_id) is bytes else None
-        if books is None or type(part) is not int or type(answers) is not bytes or len(commitments) > MOST_COMMITMENTS:
+        if books is None or type(part) is not int or type(answers) is not bytes or len(commitments) > MOST_PEERS:
             raise ValueError("this is no proof")
         case = Case(
             scope=books.scope,
@@ -286,16 +287,14 @@ class Auditor(ServicerBase):
         )
         if accuser not in books.scope.peers or case.reducer not in books.scope.peers or case.reducer == books.own:
             raise ValueError("this is a proof about somebody else")
-        tensors = []
-        async for message in first_of(stream, len(books.scope.peers) + 1):
-            if not _fits(message.tensor_part, books):
-                raise ValueError("a part of a proof is too long")
+        tensors, peers = [], len(books.scope.peers)
+        left = LARGEST_HELD_BYTES + (peers + 1) * _SLACK_BYTES + _VALUE_BYTES * books.most_values
+        async for message in first_of(stream, peers + 1):
+            left -= len(message.tensor_part.buffer)
+            if left < 0 or not _fits(message.tensor_part, books):
+                raise ValueError("a proof is too long")
             tensors.append(message.tensor_part)
         return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1]) if tensors else case
-
-
-MOST_COMMITMENTS = 1024
-"""As many as a group may have peers (`gathering.MOST_PEERS`)."""
 
 
 def _read_words(message: averaging_pb2.DownloadData, books: Books, peer: PeerID, reducer: PeerID) -> _Shown:
@@ -319,7 +318,7 @@ def _fits(message: runtime_pb2.Tensor, books: Books) -> bool:
     most = books.most_values
     sizes = list(message.size)
     sound = len(sizes) <= 8 and all(size >= 0 for size in sizes) and math.prod(sizes) <= most
-    return sound and len(message.buffer) <= _TABLE_BYTES * most + _SLACK_BYTES
+    return sound and len(message.buffer) <= _VALUE_BYTES * most + _SLACK_BYTES
 
 
 async def _proof(case: Case) -> Messages[averaging_pb2.DownloadData]:

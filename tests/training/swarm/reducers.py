@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
 from peers import Peer
 
@@ -37,7 +38,7 @@ def average_often(
     powersgd_rank: int = 0,
     round_own_parts: bool = False,
     client_mode: str = "",
-    lie: Callable[[], None] | None = None,
+    lie: Callable[[pytest.MonkeyPatch], None] | None = None,
     until_caught: bool = False,
 ):
     """Rounds of this peer: whom it has caught, its reports, its tensors after each round, its id.
@@ -63,10 +64,6 @@ def average_often(
     from training.swarm.pipe import AveragerSettings
     from training.swarm.powersgd import PowerSgd, powersgd_codec
 
-    if lie is not None and peer.name == LIAR:
-        lie()
-    checks = peer.folder / f"{prefix}.{peer.name}.checks"
-    note_checks(checks)
     compression, method = exchange_codec(9_000, codec), None
     if powersgd_rank:
         method = PowerSgd([torch.Size(shape) for shape in SHAPES], powersgd_rank)
@@ -84,7 +81,12 @@ def average_often(
         audit_share=share,
         client_mode=peer.name == client_mode,
     )
-    averager = Averager(tensors_of(peer.name, 0), dht=peer.dht, settings=settings, method=method)
+    checks = peer.folder / f"{prefix}.{peer.name}.checks"
+    with pytest.MonkeyPatch.context() as patch:  # the averager's process is forked with the changes
+        note_checks(patch, checks)
+        if lie is not None and peer.name == LIAR:
+            lie(patch)
+        averager = Averager(tensors_of(peer.name, 0), dht=peer.dht, settings=settings, method=method)
     caught, reports, results, seconds = [], [], [], []
     averager.note_caught = lambda *facts: caught.append((len(reports), *facts))
     peer.await_others(f"{prefix}.begin")
@@ -125,7 +127,7 @@ class Met:
     """For each answer that it has checked: how far it was from the right one, over how far it may be."""
 
 
-def note_checks(path: Path) -> None:
+def note_checks(patch, path: Path) -> None:
     """Each check of an answer leaves a line in a file."""
     from training.swarm import auditing
 
@@ -138,7 +140,7 @@ def note_checks(path: Path) -> None:
             file.write(f"{distance / most if most else 0.0}\n")
         return distance, most
 
-    auditing.distance_of = noting
+    patch.setattr(auditing, "distance_of", noting)
 
 
 def await_word(peer: Peer, prefix: str, number: int, caught: Sequence) -> bool:
@@ -150,20 +152,20 @@ def await_word(peer: Peer, prefix: str, number: int, caught: Sequence) -> bool:
     return all((peer.folder / f"{prefix}.{number}.{name}.caught").is_file() for name in honest)
 
 
-# -- lies, in the process of the peer that lies ------------------------------------------------------------------------
+# -- lies: changes of this program, at the peer that lies -------------------------------------------------------------
 
 
-def answer_wrongly() -> None:
+def answer_wrongly(patch) -> None:
     """Everybody gets the same wrong average."""
-    _change_averages(lambda average, sender: average + 0.1)
+    _change_averages(patch, lambda average, sender: average + 0.1)
 
 
-def answer_one_wrongly() -> None:
+def answer_one_wrongly(patch) -> None:
     """The first sender gets another average than the others."""
-    _change_averages(lambda average, sender: average + 0.1 if sender == 0 else average)
+    _change_averages(patch, lambda average, sender: average + 0.1 if sender == 0 else average)
 
 
-def change_one_number() -> None:
+def change_one_number(patch) -> None:
     """One number of each part is wrong."""
 
     def change(average, sender):
@@ -171,10 +173,10 @@ def change_one_number() -> None:
         changed.view(-1)[0] += 3.0
         return changed
 
-    _change_averages(change)
+    _change_averages(patch, change)
 
 
-def _change_averages(change: Callable) -> None:
+def _change_averages(patch, change: Callable) -> None:
     from training.swarm.reducer import FiniteReducer
 
     accumulate = FiniteReducer.accumulate_part
@@ -183,10 +185,10 @@ def _change_averages(change: Callable) -> None:
         average = await accumulate(self, sender_index, part_index, tensor_part, weight=weight)
         return change(average, sender_index)
 
-    FiniteReducer.accumulate_part = lie
+    patch.setattr(FiniteReducer, "accumulate_part", lie)
 
 
-def drop_a_sender() -> None:
+def drop_a_sender(patch) -> None:
     """What the first sender sends counts for nothing."""
     from training.swarm.reducer import ClippingReducer, FiniteReducer
 
@@ -196,14 +198,14 @@ def drop_a_sender() -> None:
         async def drop(self, sender_index, part_index, part, weight, add=add):
             return await add(self, sender_index, part_index, part, 0.0 if sender_index == 0 else weight)
 
-        kind._add = drop
+        patch.setattr(kind, "_add", drop)
 
 
-def claim_other_parts() -> None:
+def claim_other_parts(patch) -> None:
     """What the first sender sends counts for nothing, and the reducer says that it has sent something else."""
     from training.swarm.books import Books
 
-    drop_a_sender()
+    drop_a_sender(patch)
     commitments = Books.commitments.fget
 
     def claimed(self):
@@ -213,10 +215,10 @@ def claim_other_parts() -> None:
         other = replace(found[0], weights=(0.0,) * len(found[0].weights))
         return (other, *found[1:])
 
-    Books.commitments = property(claimed)
+    patch.setattr(Books, "commitments", property(claimed))
 
 
-def tell_two_stories() -> None:
+def tell_two_stories(patch) -> None:
     """It signs other parts of its own for each peer."""
     from training.swarm.books import Books
     from training.swarm.receipts import Commitment
@@ -237,10 +239,12 @@ def tell_two_stories() -> None:
         self.story = 1.0 + self.scope.peers.index(receiver) * 1e-9
         await sign_answer(self, receiver, message)
 
-    Books.story, Books.commitments, Books.sign_answer = 1.0, property(told), sign
+    patch.setattr(Books, "story", 1.0, raising=False)
+    patch.setattr(Books, "commitments", property(told))
+    patch.setattr(Books, "sign_answer", sign)
 
 
-def show_nothing() -> None:
+def show_nothing(patch) -> None:
     """It answers wrongly, and says nothing when it is checked."""
     from hivemind.proto import averaging_pb2
 
@@ -249,8 +253,8 @@ def show_nothing() -> None:
     async def nothing(self, request, peer):
         yield averaging_pb2.DownloadData()
 
-    answer_wrongly()
-    Auditor._show = nothing
+    answer_wrongly(patch)
+    patch.setattr(Auditor, "_show", nothing)
 
 
 LIES = {
