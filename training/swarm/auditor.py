@@ -48,7 +48,7 @@ from training.swarm.streams import first_of, until_hung_up
 ASK_SECONDS = 0.5
 """Large parts can be shown only until the tensors change. So a peer that checks some waits so long for its groupmates'
 answers before it sends its verdict; the referee waits for that."""
-ANSWER_SECONDS = 30.0
+CHECK_SECONDS = 30.0
 """Longest wait for all that is asked for a check."""
 PROOF_SECONDS = 60.0
 """Longest time in which a proof is sent to a groupmate."""
@@ -196,7 +196,7 @@ class Auditor(ServicerBase):
         )
         shown = _Shown()
         with suppress(Exception):  # whatever it is, this peer cannot check with it
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(CHECK_SECONDS):
                 stub = self.get_stub(self._connection, peer, namespace=self._prefix)
                 stream = first_of(await stub.rpc_show_part(request), 2)
                 shown = _read_words(await anext(stream), books, peer, reducer)

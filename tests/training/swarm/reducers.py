@@ -257,6 +257,27 @@ def show_nothing(patch) -> None:
     patch.setattr(Auditor, "_show", nothing)
 
 
+def accuse_falsely(patch) -> None:
+    """Whatever it checks, it says that the reducer has lied: with what it was sent, or with an answer that it makes
+    up."""
+    from training.swarm import auditor
+
+    accuse = auditor.Auditor._accuse
+
+    async def both(self, peer, case):
+        await accuse(self, peer, case)
+        if case.answer is not None:
+            await accuse(self, peer, replace(case, answer=case.parts[0]))
+
+    patch.setattr(auditor, "lie_in", lambda case, clipping: "done nothing wrong")
+    patch.setattr(auditor.Auditor, "_accuse", both)
+
+
+def lie_from_now_on() -> None:
+    """`answer_wrongly`, for as long as this process lives."""
+    answer_wrongly(pytest.MonkeyPatch())
+
+
 LIES = {
     "the same wrong average to all": answer_wrongly,
     "a wrong average to one": answer_one_wrongly,

@@ -39,6 +39,7 @@ HONEST = {
     "powersgd": {"aggregation": "mean", "powersgd_rank": 4},
 }
 ROUNDS = 8
+ACCUSED = "a false accuser"
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,9 @@ def honest(tmp_path_factory):
         )
         for number, settings in enumerate(HONEST.values())
     ]
-    met = meet(tmp_path_factory.mktemp("honest"), rounds, ALL_THREE, behind_nat="second")
-    return dict(zip(HONEST, met, strict=True))
+    accused = partial(reducers.average_often, prefix="accused", rounds=ROUNDS, share=SHARE, lie=reducers.accuse_falsely)
+    met = meet(tmp_path_factory.mktemp("honest"), [*rounds, accused], ALL_THREE, behind_nat="second")
+    return dict(zip([*HONEST, ACCUSED], met, strict=True))
 
 
 @pytest.mark.swarm
@@ -87,6 +89,16 @@ def test_honest_reducers_are_checked_and_nobody_is_accused(honest, kind):
         assert len(one.checks) > ROUNDS, name
         assert max(one.checks) < 0.5, name
         assert all(report.senders == 3 and not report.torn and not report.repeated for report in one.reports)
+
+
+@pytest.mark.swarm
+def test_a_false_accuser_finds_no_belief(honest):
+    """It is the only one that leaves out anybody."""
+    met = honest[ACCUSED]
+    assert {peer for _, peer, _, _ in met[LIAR].caught} == {met[name].peer_id for name in BOTH}
+    for name in BOTH:
+        assert not met[name].caught
+        assert all(report.senders == 3 and not report.torn and not report.repeated for report in met[name].reports)
 
 
 @pytest.mark.swarm
