@@ -140,7 +140,7 @@ class Auditor(ServicerBase):
                 await self._judge(Case(**facts, other=(peer, one.receipt)))
         commitments = shown[reducer].commitments
         if commitments is None or digest_of_commitments(commitments) != receipt.commitments:
-            self._note_evasions(books, {reducer})
+            self._note_evasions(books, {reducer} | {peer for peer in others if shown[peer] == _Shown()})
             return
         case = Case(**facts, part=part, commitments=commitments)
         if are_sound(commitments, books.scope, reducer):
@@ -150,7 +150,7 @@ class Auditor(ServicerBase):
                 if (one := shown[peer].part) is None or digest_of_tensor(one) != commitment.digests[part]
             }
             if evasive:
-                self._note_evasions(books, evasive)
+                self._note_evasions(books, evasive - {books.own})
                 return
             parts = tuple(shown[peer].part for peer in books.scope.peers)
             case = replace(case, parts=parts, answer=kept, answers=tuple(books.answers[reducer]))
@@ -159,18 +159,19 @@ class Auditor(ServicerBase):
         await self._judge(case)
 
     def _note_evasions(self, books: Books, evasive: set[PeerID]) -> None:
-        """A check was impossible because of these. If they are several, it is more likely that this peer was late.
+        """A check was impossible because of these. If they are most of the others, this peer was late, or is cut off.
 
-        Also in a pair, if the parts are large: the other one may have gone on before this peer came to ask. Whoever
-        averages nothing is perhaps in client mode, and this peer cannot call it.
+        In a pair it may have been late if the parts are large: the other one need not wait for it. Whoever averages
+        nothing is perhaps in client mode, and this peer cannot call it.
         """
-        evasive = {peer for peer in evasive - {books.own} if books.part_counts[peer]}
-        if len(evasive) != 1 or (len(books.scope.peers) < 3 and not books.can_keep):
+        others = len(books.scope.peers) - 1
+        if 2 * len(evasive) > others and not (others == 1 and books.can_keep):
             return
-        (peer,) = evasive
-        self._evasions[peer] += 1
-        if self._evasions[peer] >= MOST_EVASIONS:
-            self._caught(str(peer), 1.0, "does not show what it has averaged or sent, so it")
+        for peer in evasive:
+            if books.part_counts[peer]:
+                self._evasions[peer] += 1
+                if self._evasions[peer] >= MOST_EVASIONS:
+                    self._caught(str(peer), 1.0, "does not show what it has averaged or sent, so it")
 
     async def _judge(self, case: Case) -> None:
         lie = await asyncio.to_thread(lie_in, case, self._clipping)

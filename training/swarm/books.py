@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hivemind.averaging.allreduce import AllreduceException
@@ -35,6 +35,8 @@ KEPT_BYTES = 32 << 20
 """Parts are copied before the tensors change if all of them together take no more; then they can be shown later."""
 KEPT_SECONDS = 20.0
 """For so long."""
+THREAD_BYTES = 1 << 17
+"""Hashing so much takes some tenths of a millisecond."""
 
 Data = averaging_pb2.AveragingData
 
@@ -127,7 +129,7 @@ class Books:
     async def note_sent(self, reducer: PeerID, part: runtime_pb2.Tensor, weight: float) -> None:
         """A part goes to a reducer, which may be this peer itself."""
         sent = self._sent[reducer]
-        sent.digests.append(await _in_thread(digest_of_tensor, part))
+        sent.digests.append(await _digest(part))
         sent.weights.append(weight)
         sent.codecs.append(part.compression)
         if len(sent.digests) == self.part_counts[reducer]:
@@ -155,7 +157,7 @@ class Books:
             if message.code == averaging_pb2.AVERAGED_PART and len(digests) < self.part_counts[reducer]:
                 if (reducer, len(digests)) in self.chosen:
                     self.kept[reducer, len(digests)] = message.tensor_part
-                digests.append(await _in_thread(digest_of_tensor, message.tensor_part))
+                digests.append(await _digest(message.tensor_part))
                 if len(digests) == self.part_counts[reducer]:
                     self.receipts[reducer] = self._receipt(reducer, message.peer_id)
             yield message
@@ -182,7 +184,7 @@ class Books:
         """
         digests, weights = [], []
         async for message in messages:
-            digests.append(await _in_thread(digest_of_tensor, message.tensor_part))
+            digests.append(await _digest(message.tensor_part))
             weights.append(message.weight)
             if len(digests) == self.part_counts[self.own]:
                 self._taken[sender] = self._commitment(sender, digests, weights, message.peer_id)
@@ -203,7 +205,7 @@ class Books:
     async def sign_answer(self, receiver: PeerID, message: Data) -> None:
         """An answer leaves; the last one gets the receipt, unless a sender was lost: the group repeats it all then."""
         given = self._given[receiver]
-        given.append(await _in_thread(digest_of_tensor, message.tensor_part))
+        given.append(await _digest(message.tensor_part))
         if len(given) < self.part_counts[self.own] or (commitments := self.commitments) is None:
             return
         words = {"commitments": digest_of_commitments(commitments), "answers": digest_of(*given)}
@@ -240,6 +242,13 @@ class Books:
             self._parts = {}
 
 
-async def _in_thread(work, *args):
-    """Hashing and signing take a millisecond and let other threads run; the loop has all other peers to serve."""
+async def _digest(part: runtime_pb2.Tensor) -> bytes:
+    """`digest_of_tensor`, in a thread if it takes longer than to ask one."""
+    if len(part.buffer) < THREAD_BYTES:
+        return digest_of_tensor(part)
+    return await _in_thread(digest_of_tensor, part)
+
+
+async def _in_thread(work: Callable, *args: object) -> object:
+    """Signing and hashing let other threads run; the loop has all other peers to serve."""
     return await asyncio.get_running_loop().run_in_executor(None, work, *args)
