@@ -117,6 +117,13 @@ class Auditor(ServicerBase):
         self._convicted = {one for one in self._convicted if one[0] in self._books}
         self._asked = Counter({key: count for key, count in self._asked.items() if key[0] in self._books})
 
+    def close(self, books: Books, *, keep: bool) -> None:
+        """The tensors are about to change; `keep` if this all-reduce counts, so that others may be checking it."""
+        for earlier in self._books.values():
+            if earlier is not books:
+                earlier.drop_parts()
+        books.close(keep=keep)
+
     async def begin_checks(self, books: Books) -> None:
         """This peer has all answers of an all-reduce: checks those that it has drawn, in the background."""
         checks = [asyncio.create_task(self._check(books, *chosen)) for chosen in sorted(books.chosen, key=repr)]

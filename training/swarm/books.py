@@ -31,10 +31,10 @@ from training.swarm.receipts import (
     read_signed,
 )
 
-KEPT_BYTES = 32 << 20
-"""Parts are copied before the tensors change if all of them together take no more; then they can be shown later."""
+KEPT_BYTES = 16 << 20
+"""Parts are copied before the tensors change if all of them together take no more; then they can be shown until the
+next all-reduce ends, or so many seconds later at most."""
 KEPT_SECONDS = 20.0
-"""For so long."""
 THREAD_BYTES = 1 << 17
 """Hashing so much takes some tenths of a millisecond."""
 
@@ -234,12 +234,16 @@ class Books:
         return sum(part.nbytes for parts in self._parts.values() for part in parts) <= KEPT_BYTES
 
     def close(self, *, keep: bool) -> None:
-        """The tensors are about to change."""
+        """The tensors are about to change; with `keep`, copies of small parts take their place for a while."""
         if keep and self.can_keep:
             self._parts = {peer: [part.clone() for part in parts] for peer, parts in self._parts.items()}
-            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._parts.clear)
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self.drop_parts)
         else:
-            self._parts = {}
+            self.drop_parts()
+
+    def drop_parts(self) -> None:
+        """From now on no part is shown."""
+        self._parts = {}
 
 
 async def _digest(part: runtime_pb2.Tensor) -> bytes:

@@ -30,7 +30,7 @@ _WEIGHT = struct.Struct("<d")
 
 def digest_of(*pieces: bytes) -> bytes:
     """One digest of several byte strings; where one ends and the next begins matters."""
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    found = hashlib.sha256()  # most processors have instructions for it: twice as fast as BLAKE2 then
     for piece in pieces:
         found.update(len(piece).to_bytes(8, "little"))
         found.update(piece)

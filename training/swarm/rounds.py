@@ -240,8 +240,8 @@ class AllReduces:
             await self._auditor.begin_checks(runner.books)
         with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
             decision = await agreement.reach(runner.verdict(fault, is_repetition=before is not None))
-        if runner.books is not None:  # the tensors change next
-            runner.books.close(keep=decision.counts)
+        if self._auditor is not None:  # the tensors change next
+            self._auditor.close(runner.books, keep=decision.counts)
         return Attempt(
             report=replace(report, **runner.traffic),  # answers to slower groupmates have left during the agreement
             decision=decision,

@@ -6,8 +6,12 @@ import html
 
 from builder.benchmark_records import recorded
 from builder.markup.tables import stacked
+from calculator.page.words import show_count
+from training.config import SwarmConfig
 
 RECORD = "byzantine"
+CHECKS = "audits"
+"""The record of checks of reducers."""
 WHAT_THEY_SEND = {
     "sign flip": "minus the honest mean",
     "IPM": "minus twice the honest mean",
@@ -72,6 +76,47 @@ def with_a_claim(attack: str) -> str:
 def clipping_cost() -> str:
     """How much more CPU time a run takes if nobody is hostile."""
     return _more(next(iter(_by_attack("CPU seconds of").values()))["ratio"])
+
+
+def audit_share() -> str:
+    """Of the traffic, what checks may take where a recipe says nothing else."""
+    return f"{100 * SwarmConfig.model_fields['audit_share'].default:.0f}\u00a0%"
+
+
+def averages_until_named(lies_to: str) -> str:
+    """After how many averages a reducer that lies in each was named, such as "4 averages (1 to 9 in 8 runs)".
+
+    Args:
+        lies_to: "all" or "one".
+    """
+    named = _check(f"averages until a reducer that lies to {lies_to} ")
+    count = f"{named['ours']:.0f}\u00a0average" + ("s" if round(named["ours"]) != 1 else "")
+    return f"{count} ({named['min']:.0f} to {named['max']:.0f} in {named['runs']} runs)"
+
+
+def honest_checks() -> str:
+    """How many honest answers were checked.
+
+    Raises:
+        ValueError: If a peer was accused: then the page must not say that none was.
+    """
+    if _check("honest peers that were accused")["ours"]:
+        raise ValueError(f"benchmarks/results/{CHECKS}.json has honest peers that were accused; change the page.")
+    return str(_check("honest answers: distance")["runs"])
+
+
+def check_seconds() -> dict[str, str]:
+    """CPU seconds of an average at one peer, `with_` and `without` checks, and how many `values` were averaged."""
+    cpu = _check("CPU of an honest average")
+    return {
+        "with_": f"{cpu['ours']:.2f}\u00a0s",
+        "without": f"{cpu['peer']:.2f}\u00a0s",
+        "values": show_count(cpu["values"]),
+    }
+
+
+def _check(beginning: str) -> dict:
+    return next(one for one in recorded(CHECKS) if one["metric"].startswith(beginning))
 
 
 def _by_attack(beginning: str) -> dict[str, dict]:
