@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from memory_report import record, result  # noqa: E402
 
 PEERS = 4
-SHARE = 0.02
+SHARE = 0.03
 """Of the traffic; the default of recipes."""
 NOISE, LIE = 0.5, 0.1
 """What each peer's numbers have beside what all have in common, and what a false answer is off by everywhere."""

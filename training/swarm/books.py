@@ -60,10 +60,11 @@ class Plan:
     def chance(self, peers: int) -> float:
         """With which each part is checked that this peer does not average itself.
 
-        A check takes a part of each other peer. A group of n exchanges each value 2 (n - 1) times, once to its reducer
-        and once back from there; if each peer checks each part with the chance q, checks add q (n - 1)^2 times.
+        A check takes a part of each other peer: the reducer's own in 32 bits, those of the n - 2 others as they have
+        travelled, in 8. A group of n exchanges each value 2 (n - 1) times, once to its reducer and once back from
+        there; if each peer checks each part with the chance q, checks add q (n - 1) (n - 2 + 4) times.
         """
-        return min(1.0, 2 * self.share / (peers - 1)) if peers > 1 else 0.0
+        return min(1.0, 2 * self.share / (peers + 2)) if peers > 1 else 0.0
 
 
 @dataclass

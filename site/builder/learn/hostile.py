@@ -78,41 +78,31 @@ def clipping_cost() -> str:
     return _more(next(iter(_by_attack("CPU seconds of").values()))["ratio"])
 
 
-def audit_share() -> str:
-    """Of the traffic, what checks may take where a recipe says nothing else."""
-    return f"{100 * SwarmConfig.model_fields['audit_share'].default:.0f}\u00a0%"
-
-
-def averages_until_named(lies_to: str) -> str:
-    """After how many averages a reducer that lies in each was named, such as "4 averages (1 to 9 in 8 runs)".
-
-    Args:
-        lies_to: "all" or "one".
-    """
-    named = _check(f"averages until a reducer that lies to {lies_to} ")
-    count = f"{named['ours']:.0f}\u00a0average" + ("s" if round(named["ours"]) != 1 else "")
-    return f"{count} ({named['min']:.0f} to {named['max']:.0f} in {named['runs']} runs)"
-
-
-def honest_checks() -> str:
-    """How many honest answers were checked.
+def checks() -> dict[str, str]:
+    """Facts about checks of reducers, from the benchmark's record and the default of recipes.
 
     Raises:
-        ValueError: If a peer was accused: then the page must not say that none was.
+        ValueError: If an honest peer was accused: then the page must not say that none was.
     """
     if _check("honest peers that were accused")["ours"]:
         raise ValueError(f"benchmarks/results/{CHECKS}.json has honest peers that were accused; change the page.")
-    return str(_check("honest answers: distance")["runs"])
-
-
-def check_seconds() -> dict[str, str]:
-    """CPU seconds of an average at one peer, `with_` and `without` checks, and how many `values` were averaged."""
     cpu = _check("CPU of an honest average")
     return {
-        "with_": f"{cpu['ours']:.2f}\u00a0s",
-        "without": f"{cpu['peer']:.2f}\u00a0s",
+        "share": f"{100 * SwarmConfig.model_fields['audit_share'].default:.0f}\u00a0%",
+        "lies_to_all": _averages(_check("averages until a reducer that lies to all ")),
+        "lies_to_one": _averages(_check("averages until a reducer that lies to one ")),
+        "count": show_count(_check("honest answers: distance")["runs"]),
+        "seconds": f"{cpu['ours']:.2f}\u00a0s",
+        "seconds_without": f"{cpu['peer']:.2f}\u00a0s",
         "values": show_count(cpu["values"]),
     }
+
+
+def _averages(named: dict) -> str:
+    """Such as "4 averages (1 to 9 in 8 runs)"."""
+    count = round(named["ours"])
+    averages = "average" if count == 1 else "averages"
+    return f"{count}\u00a0{averages} ({named['min']:.0f} to {named['max']:.0f} in {named['runs']} runs)"
 
 
 def _check(beginning: str) -> dict:

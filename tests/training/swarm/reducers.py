@@ -40,6 +40,7 @@ def average_often(
     client_mode: str = "",
     lie: Callable[[pytest.MonkeyPatch], None] | None = None,
     until_caught: bool = False,
+    keep: bool = True,
 ):
     """Rounds of this peer: whom it has caught, its reports, its tensors after each round, its id.
 
@@ -55,9 +56,11 @@ def average_often(
         client_mode: The peer of this name accepts no connections.
         lie: What the liar does before its averager is made.
         until_caught: It ends as soon as the liar was caught by both of the others.
+        keep: Parts can be shown after the tensors have changed, as small ones can.
     """
     from scenarios import run_with
 
+    from training.swarm import books
     from training.swarm.averager import Averager
     from training.swarm.clipping import clipping_of_gradients
     from training.swarm.codecs import exchange_codec
@@ -84,6 +87,8 @@ def average_often(
     checks = peer.folder / f"{prefix}.{peer.name}.checks"
     with pytest.MonkeyPatch.context() as patch:  # the averager's process is forked with the changes
         note_checks(patch, checks)
+        if not keep:
+            patch.setattr(books, "KEPT_BYTES", 0)
         if lie is not None and peer.name == LIAR:
             lie(patch)
         averager = Averager(tensors_of(peer.name, 0), dht=peer.dht, settings=settings, method=method)

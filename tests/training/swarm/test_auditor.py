@@ -9,7 +9,7 @@ from peers import meet
 from reducers import LIAR, LIES
 from scenarios import ALL_THREE, BOTH
 
-SHARE = 0.5
+SHARE = 1.25
 """Each part of the others is checked with a chance of 1/2 in a group of three."""
 LYING = {
     (lie, aggregation): partial(
@@ -37,6 +37,7 @@ HONEST = {
     "clipped, 32 bit": {"codec": "float32"},
     "parameters": {"round_own_parts": True, "codec": "float16"},
     "powersgd": {"aggregation": "mean", "powersgd_rank": 4},
+    "tensors that change at once": {"keep": False},
 }
 ROUNDS = 8
 ACCUSED = "a false accuser"

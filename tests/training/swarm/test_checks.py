@@ -38,7 +38,7 @@ Data = averaging_pb2.AveragingData
 class PlayedNetwork:
     """Three peers with their auditors; a call goes straight to the other one's handler."""
 
-    def __init__(self, *, share=1.0):
+    def __init__(self, *, share=2.5):
         self.caught = {peer: [] for peer in THREE}
         self.gone, self.asked = set(), []
         self.auditors = {peer: self._auditor(peer, signer, share) for peer, signer in zip(THREE, SIGNERS, strict=False)}

@@ -24,7 +24,7 @@ WHY = {
     "answers slowly": "costs the others",
     "averages wrongly": "has answered with a wrong average, as its own signatures prove, and",
 }
-CHECKED = {"aggregation": "centered-clip", "audit_share": 0.2}
+CHECKED = {"aggregation": "centered-clip", "audit_share": 0.5}
 AVERAGES = 4
 """Of the two honest ones without the third, in a row."""
 
