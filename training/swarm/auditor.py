@@ -30,7 +30,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.swarm.auditing import Case, are_sound, lie_in
-from training.swarm.books import Books, Plan
+from training.swarm.books import KEPT_BYTES, Books, Plan
 from training.swarm.clipping import Clipping
 from training.swarm.gathering import MOST_PEERS
 from training.swarm.quota import Quota
@@ -119,10 +119,13 @@ class Auditor(ServicerBase):
 
     def close(self, books: Books, *, keep: bool) -> None:
         """The tensors are about to change; `keep` if this all-reduce counts, so that others may be checking it."""
-        for earlier in self._books.values():
-            if earlier is not books:
-                earlier.drop_parts()
         books.close(keep=keep)
+        # Two all-reduces may follow each other at once (`powersgd`), so copies of the last few stay, if they are small.
+        kept = 0
+        for one in reversed(self._books.values()):
+            kept += one.kept_bytes
+            if kept > KEPT_BYTES:
+                one.drop_parts()
 
     async def begin_checks(self, books: Books) -> None:
         """This peer has all answers of an all-reduce: checks those that it has drawn, in the background."""

@@ -32,8 +32,8 @@ from training.swarm.receipts import (
 )
 
 KEPT_BYTES = 16 << 20
-"""Parts are copied before the tensors change if all of them together take no more; then they can be shown until the
-next all-reduce ends, or so many seconds later at most."""
+"""Parts are copied before the tensors change if all of them together take no more, those of the last all-reduces
+included; then they can be shown for so many seconds."""
 KEPT_SECONDS = 20.0
 THREAD_BYTES = 1 << 17
 """Hashing so much takes some tenths of a millisecond."""
@@ -92,6 +92,8 @@ class Books:
         self.part_counts = {peer: len(ones) for peer, ones in parts.items()}
         self.most_values = max((part.numel() for ones in parts.values() for part in ones), default=0)
         """Of the longest part."""
+        self.can_keep = self.kept_bytes <= KEPT_BYTES
+        """Whether the parts are small enough to be shown after the tensors have changed."""
         self.chosen = self._choose(plan)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
         self.most_asked = 4 + 4 * int(plan.chance(len(parts)) * sum(self.part_counts.values()))
@@ -230,9 +232,9 @@ class Books:
         return message if digest_of_tensor(message) == sent.digests[number] else None
 
     @property
-    def can_keep(self) -> bool:
-        """Whether the parts are small enough to be shown after the tensors have changed."""
-        return sum(part.nbytes for parts in self._parts.values() for part in parts) <= KEPT_BYTES
+    def kept_bytes(self) -> int:
+        """Of the parts, as long as they are there."""
+        return sum(part.nbytes for parts in self._parts.values() for part in parts)
 
     def close(self, *, keep: bool) -> None:
         """The tensors are about to change; with `keep`, copies of small parts take their place for a while."""

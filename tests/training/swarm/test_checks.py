@@ -443,3 +443,20 @@ def test_a_proof_that_is_too_long_is_not_read(monkeypatch):
         return found
 
     assert played(scenario)[1] == [False, False]
+
+
+def test_copies_of_the_last_averages_stay_as_long_as_they_are_small_together(monkeypatch):
+    """As in PowerSGD, two all-reduces of which may follow each other at once."""
+
+    async def scenario(network):
+        await network.average(group=b"1")
+        size, found = network.books[BOB].kept_bytes, []
+        monkeypatch.setattr(auditor_module, "KEPT_BYTES", int(2.5 * size))
+        for group in (b"1", b"2", b"3"):
+            await network.average(group=group)
+            network.auditors[BOB].close(network.books[BOB], keep=True)
+        for group in (b"1", b"2", b"3"):
+            found.append(await ask(network, BOB, ADA, group=group) > 0)
+        return found
+
+    assert played(scenario)[1] == [False, True, True]
