@@ -5,7 +5,8 @@
 Each reader gets random bytes, and valid inputs with random changes: flipped, cut, doubled, swapped and inserted bytes,
 extreme numbers, pieces of other valid inputs; messages of msgpack are also made of random objects in each other. A
 reader may refuse an input by the error that it documents. Counted as broken are any other error, a result that is none,
-a process that dies or takes more than `MOST_BYTES` of memory, and an input that takes longer than `HANG_SECONDS`.
+a process that dies or takes more than `MOST_BYTES` of memory, and an input that takes more than `HANG_SECONDS` of
+computing.
 
 Each reader runs in a process of its own. The input that it is reading stands in a file, so that one that ends the
 process is known.
@@ -362,7 +363,7 @@ def try_reader(name: str, count: int, seed: int, folder: Path) -> None:
         has_other = reader.make is not None and dice.random() < 0.5
         raw = reader.make(dice) if has_other else changed(reader.seeds, dice)
         current[: 8 + len(raw)] = struct.pack("<Q", len(raw)) + raw
-        signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)  # ends this process
+        signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)  # ends this process
         began = time.perf_counter()
         try:
             reader.read(raw)
@@ -371,7 +372,7 @@ def try_reader(name: str, count: int, seed: int, folder: Path) -> None:
         except BaseException as error:
             broken.append({"error": f"{type(error).__name__}: {error}"[:200], "input": raw[:400].hex()})
         slowest = max(slowest, time.perf_counter() - began)
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     print(json.dumps({"tried": count, "refused": refused, "broken": broken, "slowest_seconds": slowest}), flush=True)
 
 
@@ -385,7 +386,7 @@ def tried(name: str, count: int, seed: int) -> dict:
             return json.loads(lines[-1])
         raw = (Path(folder) / "input").read_bytes() if (Path(folder) / "input").is_file() else bytes(8)
         (length,) = struct.unpack("<Q", raw[:8])
-        why = "took too long" if ended.returncode == -signal.SIGALRM else f"ended with {ended.returncode}"
+        why = "took too long" if ended.returncode == -signal.SIGPROF else f"ended with {ended.returncode}"
         broken = {"error": f"its process {why}: {ended.stderr[-300:]}", "input": raw[8 : 8 + length][:400].hex()}
         return {"tried": 0, "refused": 0, "broken": [broken], "slowest_seconds": 0.0}
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.browser
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "byzantine.json").read_text(encoding="utf-8"))
 
 CHECKS = json.loads((ROOT / "benchmarks" / "results" / "audits.json").read_text(encoding="utf-8"))["results"]
-MALFORMED = json.loads((ROOT / "benchmarks" / "results" / "malformed.json").read_text(encoding="utf-8"))["results"]
 
 
 def last_losses(**wanted) -> dict[int, float]:
@@ -83,9 +82,4 @@ def test_the_record_of_checks_keeps_what_the_page_says(open_page):
         assert checked(f"averages until a reducer that lies to {lies_to}")["innocent_named"] == 0
     text = open_page("challenges/security/", scripts=False).locator("main").text_content()
     assert f"{checked('averages until a reducer that lies to all')['ours']:.0f}\u00a0average" in text
-
-
-def test_the_record_of_malformed_inputs_has_none_that_broke_a_reader():
-    found = {one["metric"]: one["ours"] for one in MALFORMED}
-    assert found["malformed inputs tried"] >= 1_000_000
-    assert found["malformed inputs that broke a reader"] == 0
+    assert "An average of 4\u202f000\u202f000 numbers" in text

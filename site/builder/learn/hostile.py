@@ -94,7 +94,7 @@ def checks() -> dict[str, str]:
         "count": show_count(_check("honest answers: distance")["runs"]),
         "seconds": f"{cpu['ours']:.2f}\u00a0s",
         "seconds_without": f"{cpu['peer']:.2f}\u00a0s",
-        "values": show_count(cpu["values"]),
+        "numbers": show_count(cpu["values"]),
     }
 
 

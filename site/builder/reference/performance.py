@@ -35,7 +35,6 @@ MAIN_FIGURES = {
     "audits": "lies to all",
     "byzantine": "5 of 25 hostile: ALIE",
     "figures": "all figures: new drawing",
-    "malformed": "inputs tried",
     "memory_accuracy": "peak on the GPU: worst error",
     "simulation": "worst error of a case",
     "swarm": "throughput over ideal",
