@@ -331,7 +331,7 @@ class SwarmConfig(Section):
     peers has a minority of the weight, whatever it claims. With 2, fast peers count more, but a third of all peers can
     claim half of the weight."""
     audit_share: Annotated[float, Field(ge=0, le=0.5)] = 0.03
-    """Of the bytes that a group exchanges: what peers use for checking those that average parts (`centered-clip`). Each
+    """About what share of the traffic peers use for checking those that average parts (`centered-clip`). Each
     peer computes averages of parts again that it has drawn at random, and a peer that has answered with another one is
     left out of groups. 0: nobody is checked."""
     max_epochs_alone: Count = 10
