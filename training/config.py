@@ -338,6 +338,10 @@ class SwarmConfig(Section):
     """A peer's samples count as at most so many times those of the median peer (`centered-clip`). With 1, a minority of
     peers has a minority of the weight, whatever it claims. With 2, fast peers count more, but a third of all peers can
     claim half of the weight."""
+    audit_share: Annotated[float, Field(ge=0, le=0.5)] = 0.03
+    """About what share of the traffic peers use for checking those that average parts (`centered-clip`). Each
+    peer computes averages of parts again that it has drawn at random, and a peer that has answered with another one is
+    left out of groups. 0: nobody is checked."""
     max_epochs_alone: Count = 10
     """A peer that has ended so many epochs in a row without any other peer keeps the gradients of the next one and
     waits for others: a lone peer's small batches would carry the weights away from what the others have. 0: it trains

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.browser
 
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "byzantine.json").read_text(encoding="utf-8"))
 
+CHECKS = json.loads((ROOT / "benchmarks" / "results" / "audits.json").read_text(encoding="utf-8"))["results"]
+
 
 def last_losses(**wanted) -> dict[int, float]:
     """The last loss of each such run, by its seed."""
@@ -62,3 +64,22 @@ def test_the_record_keeps_what_is_asked_of_centered_clip():
         if result["metric"].startswith("highest loss since the attack"):
             first = next(run["losses"][0] for run in RECORD["courses"] if run["peers"] == 16)
             assert result["ours"] < first, result["metric"]
+
+
+def checked(beginning: str) -> dict:
+    """The result of the record of checks whose name begins so."""
+    return next(one for one in CHECKS if one["metric"].startswith(beginning))
+
+
+def test_the_record_of_checks_keeps_what_the_page_says(open_page):
+    """Nobody honest is accused, also not beside a liar, and checks cost little."""
+    assert checked("honest peers that were accused")["ours"] == 0
+    assert checked("honest answers: distance over the limit")["ours"] < 0.5
+    assert checked("bytes of checks")["ours"] <= 0.05
+    memory = checked("memory of an honest average")
+    assert 1024 * (memory["ours"] - memory["peer"]) <= 100e6
+    for lies_to in ("all", "one"):
+        assert checked(f"averages until a reducer that lies to {lies_to}")["innocent_named"] == 0
+    text = open_page("challenges/security/", scripts=False).locator("main").text_content()
+    assert f"{checked('averages until a reducer that lies to all')['ours']:.0f}\u00a0average" in text
+    assert "An average of 4\u202f000\u202f000 numbers" in text

@@ -18,6 +18,8 @@ gradient from there on, in order:
    over streams that their reader closes (streams.py). powersgd.py averages thin matrices in place of large ones. With
    `aggregation = "centered-clip"` a reducer clips how far each sender pulls (clipping.py), also in 7, and peers send
    momentum in place of gradients (gradients.py).
+   What is sent and answered is signed (books.py, receipts.py), and peers check some answers of the reducers, which they
+   have drawn at random (auditor.py); a wrong answer proves that its reducer lies (auditing.py).
 5. **Agreement.** Tensors change only when the group agrees that the all-reduce counts; otherwise the peers that are
    left repeat it (agreement.py).
 6. **The update.** The optimizer on the host moves the weights, in the background (updates.py, host.py); they reach the
@@ -63,11 +65,11 @@ it on disk and announce it with the newest epoch that they have seen (server_lin
 # Where other peers' calls and words come in
 
 - Calls: `Service.rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` (service.py), and those of `StateService`
-  (serving.py). Each knows who calls (`context.remote_id`). A leader names the members of its group:
-  `PatientMatchmaking.follower_assemble_group` checks them. gathering.py reads what they tell.
+  (serving.py) and `Auditor` (auditor.py). Each knows who calls (`context.remote_id`). A leader names the members of its
+  group: `PatientMatchmaking.follower_assemble_group` checks them. gathering.py reads what they tell.
 - Calls to the DHT node, which answers them in its own process; records are checked there (dht.py, record_tickets.py).
-- In a run for members, all of these ask admission.py whether the other's ticket holds. Parts and verdicts come from
-  peers of a group only, and everybody has checked these when the group was formed.
+- In a run for members, all of these ask admission.py whether the other's ticket holds. Parts, verdicts and checks come
+  from peers of a group only, and everybody has checked these when the group was formed.
 - Whatever comes is unpacked by `bounds.unpack`, to a limited depth and size; bounds.py also says which records a node
   stores at all. quota.py limits how often one peer may ask for the state. A state that one peer sends is compared with
   what others have (witnesses.py).

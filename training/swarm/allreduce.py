@@ -24,6 +24,7 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm.agreement import Verdict
+from training.swarm.books import Books, FalseSignatureError, Plan
 from training.swarm.clipping import Clipping
 from training.swarm.groups import Delay, RoundReport
 from training.swarm.reducer import CheckedParts, ClippingReducer, FiniteReducer
@@ -46,6 +47,7 @@ class ReportingRunner(AllReduceRunner):
             equal then keep them; otherwise the mean of the reducer's exact and the others' rounded tensors differs
             from both.
         clipping: Average by CenteredClip; None: by the weighted mean.
+        plan: How reducers are checked; None: they are not.
         on_fault: Called when the average can no longer be whole.
         kwargs: See hivemind.
     """
@@ -60,6 +62,7 @@ class ReportingRunner(AllReduceRunner):
         tensor_infos: Sequence[CompressionInfo] | None = None,
         round_own_parts: bool = False,
         clipping: Clipping | None = None,
+        plan: Plan | None = None,
         on_fault: Callable[[], None] = lambda: None,
         **kwargs,
     ):
@@ -73,6 +76,8 @@ class ReportingRunner(AllReduceRunner):
         self.tensor_part_reducer = (
             FiniteReducer(shapes, senders) if clipping is None else ClippingReducer(shapes, senders, clipping)
         )
+        self.books = None if plan is None else self._open_books(plan)
+        """What was sent and answered, signed; None: nobody signs anything."""
         self.tensor_part_container.finalize()
         self.tensor_part_container = CheckedParts(
             tensors, peer_fractions, return_deltas=True, check=self._check_answer, **parts
@@ -92,6 +97,15 @@ class ReportingRunner(AllReduceRunner):
         self._talks: dict[PeerID, asyncio.Future] = {}
         self._hung_up: set[PeerID] = set()
         self._given_up = asyncio.get_running_loop().create_future()
+
+    def _open_books(self, plan: Plan) -> Books:
+        parts = {
+            peer: self.parts_for_local_averaging
+            if peer == self.peer_id
+            else self.tensor_part_container.get_raw_input_parts(number)
+            for number, peer in enumerate(self.ordered_peer_ids)
+        }
+        return Books(plan, self.group_id, self.peer_id, parts)
 
     def report(self) -> RoundReport:
         """What has happened so far."""
@@ -184,6 +198,8 @@ class ReportingRunner(AllReduceRunner):
         if peer == self.peer_id or self._given_up.done():
             return
         self.troubles.add(peer)
+        if isinstance(sys.exception(), FalseSignatureError):
+            self._faulty.add(peer)
         if not isinstance(sys.exception(), TimeoutError | RuntimeError | ValueError):
             self._ended.add(peer)
 
@@ -209,6 +225,8 @@ class ReportingRunner(AllReduceRunner):
         if self._round_own_parts and peer_id == self.peer_id:
             await self._reduce_rounded_parts()
             return
+        if self.books is not None and peer_id == self.peer_id:
+            await self.books.note_own(self.weight)
         try:
             await self._talk_to(peer_id)
         except Exception:
@@ -225,6 +243,8 @@ class ReportingRunner(AllReduceRunner):
         own, sender = self.ordered_peer_ids.index(self.peer_id), self.sender_peer_ids.index(self.peer_id)
         index = 0
         async for message in container.iterate_input_parts_for(own):
+            if self.books is not None:
+                await self.books.note_sent(self.peer_id, message, self.weight)
             rounded = deserialize_torch_tensor(message)
             averaged = await self.tensor_part_reducer.accumulate_part(sender, index, rounded, weight=self.weight)
             container.register_processed_part(own, index, averaged - rounded)
@@ -264,7 +284,7 @@ class ReportingRunner(AllReduceRunner):
         """How a reducer is called: bytes are counted, and the stream is closed by its reader (see `streams`)."""
         on_hang_up = partial(self._note_hang_up, peer) if self.should_delay_results(self.peer_id) else None
         answers = self.tensor_part_container.num_parts_by_peer[self.ordered_peer_ids.index(peer)]
-        return _CountingStub(super()._get_peer_stub(peer), self, answers, on_hang_up)
+        return _CountingStub(super()._get_peer_stub(peer), peer, self, answers, on_hang_up)
 
     # -- as a reducer ----------------------------------------------------------------------------------------------
 
@@ -291,6 +311,8 @@ class ReportingRunner(AllReduceRunner):
         part: the sender hangs up as soon as it has all answers, and its end of the stream may be lost.
         """
         parts = first_of(stream, self.tensor_part_reducer.num_parts)
+        if self.books is not None and context.remote_id in self.sender_peer_ids:
+            parts = self.books.taking(context.remote_id, parts)
         answers = super().rpc_aggregate_part(self._incoming(parts, context.remote_id), context)
         while True:
             # hivemind's next answer may need other senders' parts, for which it waits as long as its time-outs allow.
@@ -306,6 +328,8 @@ class ReportingRunner(AllReduceRunner):
                 coming.cancel()
             if message is None:
                 return
+            if self.books is not None and message.code == averaging_pb2.AVERAGED_PART:
+                await self.books.sign_answer(context.remote_id, message)
             self._bytes_sent += len(message.tensor_part.buffer)
             yield message
 
@@ -327,18 +351,29 @@ class _CountingStub:
 
     Args:
         stub: hivemind's.
+        peer: Whose.
         runner: Counts.
         count: Answers that must come; then the stream is closed.
         on_hang_up: Called if the stream ends before the first answer, or that answer is a refusal. None: the caller
             reads answers while it sends, and sees that by itself.
     """
 
-    def __init__(self, stub: object, runner: ReportingRunner, count: int, on_hang_up: Callable[[], None] | None = None):
-        self._stub, self._runner, self._count, self._on_hang_up = stub, runner, count, on_hang_up
+    def __init__(
+        self,
+        stub: object,
+        peer: PeerID,
+        runner: ReportingRunner,
+        count: int,
+        on_hang_up: Callable[[], None] | None = None,
+    ):
+        self._stub, self._peer, self._runner = stub, peer, runner
+        self._count, self._on_hang_up = count, on_hang_up
 
     async def rpc_aggregate_part(self, parts: AsyncIterator) -> AsyncIterator:
-        stream = await self._stub.rpc_aggregate_part(self._runner._outgoing(parts))
-        answers = self._runner._incoming(first_of(stream, self._count))
+        books = self._runner.books
+        parts = parts if books is None else books.sending(self._peer, parts)
+        stream = first_of(await self._stub.rpc_aggregate_part(self._runner._outgoing(parts)), self._count)
+        answers = self._runner._incoming(stream if books is None else books.answered(self._peer, stream))
         return answers if self._on_hang_up is None else self._listening(answers)
 
     def _listening(self, answers: AsyncIterator) -> AsyncIterator:

@@ -29,6 +29,7 @@ from training.swarm.pipe import (
     AveragerSettings,
     Begin,
     Cancel,
+    Caught,
     Ended,
     Fewer,
     LeaveOut,
@@ -148,6 +149,8 @@ class Averager:
         """What this peer's link carries, in Mbit/s; groups give peers with slow links less to average."""
         self.note_spoilers: Callable[[Mapping[str, float]], None] = lambda peers: None
         """Gets peers that have cost a round time (see `pipe.Ended`), also if the trainer has cancelled the round."""
+        self.note_caught: Callable[[str, float, str], None] = lambda peer, weight, deed: None
+        """Gets peers that have lied as reducers or evade checks (see `pipe.Caught`)."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
         self._tensor_infos, self._method = tensor_infos, method or Mean()
         self._read_state, self._read_sample = read_state, read_sample
@@ -288,6 +291,8 @@ class Averager:
             case Ended(number, group, fault, spoiled_by):
                 self.note_spoilers(spoiled_by)
                 self._rounds.pop(number).end(group, fault)
+            case Caught(peer, weight, deed):
+                self.note_caught(peer, weight, deed)
             case StateWanted(number):
                 self._donor.submit(self._give_state, number)
             case SampleWanted(number, seed):

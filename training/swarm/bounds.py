@@ -16,6 +16,8 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import get_dht_time
 
+from training.swarm.identity import peer_id_of
+
 MOST_DEPTH = 6
 """Packed objects within packed objects; the deepest that are sent have 3."""
 MOST_BYTES = 4 << 20
@@ -93,7 +95,8 @@ class _Place(RecordValidatorBase):
             place = unpack(record.subkey)
         except ValueError:
             return False
-        return isinstance(place, bytes) and bool(_OWNER.fullmatch(place))
+        # hivemind's check of signatures fails with an error if the key is none, which would hide all records of a key.
+        return isinstance(place, bytes) and bool(_OWNER.fullmatch(place)) and peer_id_of(place) is not None
 
 
 class _Contents(RecordValidatorBase):

@@ -30,6 +30,8 @@ FULL_WEIGHT = 1.0
 """Weight of a peer's parameters in their average, and the most that it can claim."""
 _CHUNK_VALUES = 1 << 14
 """Values of each vector that are in double precision at a time; those of 16 vectors fit into a core's cache."""
+_SAME = 1e-9
+"""Distances that differ by less than this share of them are the same; they are computed in double precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +86,16 @@ def centered_clip(vectors: Sequence[Tensor], weights: Sequence[float], clipping:
         weights: Above zero; clamped by `clipping`. Each vector counts the same for the first estimate and the radius.
         clipping: How far one sender may pull.
     """
-    weights = np.array(clipping.counted(weights))
-    shares = _shares(_inner_products(vectors).numpy(), weights / weights.sum(), clipping)
     estimate = torch.zeros_like(vectors[0])
-    for share, vector in zip(shares.tolist(), vectors, strict=True):
+    for share, vector in zip(clipped_shares(vectors, weights, clipping), vectors, strict=True):
         estimate.add_(vector, alpha=share)
     return estimate
+
+
+def clipped_shares(vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping) -> list[float]:
+    """Each vector's share in their `centered_clip`; they add up to 1."""
+    weights = np.array(clipping.counted(weights))
+    return _shares(_inner_products(vectors).numpy(), weights / weights.sum(), clipping).tolist()
 
 
 def _inner_products(vectors: Sequence[Tensor]) -> Tensor:
@@ -121,7 +127,10 @@ def _shares(products: np.ndarray, weights: np.ndarray, clipping: Clipping) -> np
     most = len(weights) // 2
     squares = products.diagonal()
     distances = _root(squares + squares[:, None] - 2 * products)
-    start = int(np.sort(distances)[:, most].argmin())
+    # Of three vectors, two are always equally near to each other. Whoever computes the average again to check it must
+    # start from the same one, whichever is nearer by a rounding error on its machine.
+    nearest = np.sort(distances)[:, most]
+    start = int((nearest <= nearest.min() * (1 + _SAME)).argmax())
     # From here on the products are those of the differences from the first estimate, which are the smaller numbers.
     products = products - products[start] - products[start][:, None] + products[start, start]
     squares = products.diagonal()

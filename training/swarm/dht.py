@@ -26,6 +26,7 @@ from training.swarm.addresses import check_full, parse, place_of
 from training.swarm.admission import Admission
 from training.swarm.bounds import MOST_RECORD_BYTES, record_bounds
 from training.swarm.identity import Identity, peer_id_of
+from training.swarm.receipts import Signer
 from training.swarm.record_tickets import MOST_TICKET_BYTES, TicketValidator, keep_out_strangers
 
 REACH_SECONDS = 5.0
@@ -50,13 +51,14 @@ class Node(DHT):
     Args:
         public_key: Of its signer; the subkey of all records of this peer.
         admission: By which this peer lets others in; None in an open run.
+        signer: Signs with the same key what is no record.
         settings: hivemind's.
     """
 
     _held: ClassVar[set[asyncio.Task]] = set()
 
-    def __init__(self, *, public_key: bytes, admission: Admission | None, **settings):
-        self.public_key, self.admission = public_key, admission
+    def __init__(self, *, public_key: bytes, admission: Admission | None, signer: Signer, **settings):
+        self.public_key, self.admission, self.signer = public_key, admission, signer
         super().__init__(**settings)
 
     def hold(self, task: asyncio.Task) -> None:
@@ -108,6 +110,7 @@ def start_dht(
         dht = Node(
             public_key=identity.signer().local_public_key,
             admission=admission,
+            signer=Signer(identity.public_key, identity.sign),
             initial_peers=answering(initial_peers) if initial_peers else [],
             record_validators=record_validators(run.run_id, identity, admission),
             host_maddrs=list(host_maddrs),
@@ -161,6 +164,11 @@ def own_subkey(dht: DHT) -> bytes:
     A node of hivemind's own class signs nothing; there it is the peer id, as with hivemind's averagers.
     """
     return dht.public_key if isinstance(dht, Node) else dht.peer_id.to_bytes()
+
+
+def signer_of(dht: DHT) -> Signer | None:
+    """Signs with this peer's key; None at a node of hivemind's own class, which has none."""
+    return dht.signer if isinstance(dht, Node) else None
 
 
 def announced_peer(dht: DHT, subkey: bytes) -> PeerID | None:

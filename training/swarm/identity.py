@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import P2P, PeerID
@@ -86,6 +87,6 @@ def peer_id_of(subkey: bytes) -> PeerID | None:
         return None
     try:
         public_key = serialization.load_ssh_public_key(found[0])
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         return None
     return PeerID.from_base58(peer_id_of_key(public_key))

@@ -116,6 +116,7 @@ class SwarmOptimizer:
         self.standing = Standing(self._leave_out)
         for averager in (self.gradients, self.parameters):
             averager.note_spoilers = self.standing.note
+            averager.note_caught = self.standing.note_caught
         self.exchange = Exchange(
             swarm, self.gradients, self.progress, self.alignment, standing=self.standing, epochs_apart=apart
         )
@@ -365,4 +366,5 @@ def _averager_settings(run: RunConfig, prefix: str, client_mode: bool) -> Averag
         min_group_size=swarm.min_group_size,
         client_mode=client_mode,
         clipping=clipping_of_gradients(swarm),
+        audit_share=swarm.audit_share if swarm.aggregation == "centered-clip" else 0.0,
     )

@@ -7,6 +7,7 @@ round.expect_fewer() -- Fewer --------->  waits for fewer peers
 round.cancel()   -- Cancel ------------>  gives the round up
 round.stage      <- Reached ------------
 round.result()   <- Ended --------------  what came of the round
+note_caught      <- Caught -------------  a peer has lied as a reducer, or evades checks
 leave_out()      -- LeaveOut ---------->  meets these peers no more
 offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
 read_state       <- StateWanted --------  a newcomer asks for the state
@@ -62,6 +63,8 @@ class AveragerSettings:
     """See `allreduce.ReportingRunner`."""
     clipping: Clipping | None = None
     """How far one peer of a group may pull its average; None: as far as it likes, which is the weighted mean."""
+    audit_share: float = 0.0
+    """Of the bytes that a group exchanges: what checks of its reducers may take (see `auditor`); 0: none is checked."""
 
 
 class Stage(IntEnum):
@@ -168,6 +171,17 @@ class Ended:
     spoiled_by: Mapping[str, float] = field(default_factory=dict)
     """Peers that have cost its groups time, those groups included that have come to nothing, with a weight; see
     `groups.spoilers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """A peer has lied as a reducer, or evades checks of reducers."""
+
+    peer: str
+    weight: float
+    """What that counts among its faults."""
+    deed: str
+    """Such as "has ..., and", so that a sentence can go on with what follows from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from hivemind.utils.asyncio import achain, as_aiter
 
 from training.swarm.agreement import Agreement
 from training.swarm.allreduce import ReportingRunner
+from training.swarm.auditor import Auditor
 from training.swarm.clipping import Clipping
 from training.swarm.groups import Attempt, Group, RoundReport, spoilers
 from training.swarm.reducer import shortened_part_bytes
@@ -48,10 +49,13 @@ class Travel:
     """Longest silence of a sender; a reducer, which waits for senders itself, may be silent twice as long."""
     clipping: Clipping | None = None
     """See `ReportingRunner`."""
+    audited: bool = False
+    """Whether reducers are checked, so that a peer may have to hold all senders' copies of a part."""
 
     def part_bytes_among(self, peers: int) -> int:
         """Longest part in a group of so many; all its peers must cut their tensors alike."""
-        return self.part_bytes if self.clipping is None else shortened_part_bytes(self.part_bytes, peers)
+        holds_all = self.clipping is not None or self.audited
+        return shortened_part_bytes(self.part_bytes, peers) if holds_all else self.part_bytes
 
 
 class AveragingMethod(Protocol):
@@ -90,11 +94,20 @@ class AllReduces:
         servicer: Class of the averager's process, whose calls groupmates answer.
         prefix: Of the averager.
         has_no_group: See `PatientMatchmaking.has_no_group`.
+        auditor: Checks reducers; None: nobody does.
     """
 
-    def __init__(self, connection: P2P, servicer: type[ServicerBase], prefix: str, *, has_no_group: Callable[[], bool]):
+    def __init__(
+        self,
+        connection: P2P,
+        servicer: type[ServicerBase],
+        prefix: str,
+        *,
+        has_no_group: Callable[[], bool],
+        auditor: Auditor | None = None,
+    ):
         self._connection, self._servicer, self._prefix = connection, servicer, prefix
-        self._has_no_group = has_no_group
+        self._has_no_group, self._auditor = has_no_group, auditor
         self._runners: dict[bytes, asyncio.Future[ReportingRunner]] = {}
         self._agreements: dict[bytes, Agreement] = {}
         self._expecting = 0
@@ -217,13 +230,18 @@ class AllReduces:
             reducer_timeout=2 * travel.chunk_seconds if travel.chunk_seconds is not None else None,
             round_own_parts=travel.round_own_parts,
             clipping=travel.clipping,
+            plan=self._auditor.plan if self._auditor is not None else None,
             on_fault=over.set,
         )
         agreement = self._begin(group, runner, on_bad_verdict=over.set, before=before)
         updates, fault = await self._collect(runner, len(tensors), over)
         report = runner.report()  # before the agreement, whose time is not that of the average
+        if self._auditor is not None and fault is None and not report.torn:
+            await self._auditor.begin_checks(runner.books)
         with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
             decision = await agreement.reach(runner.verdict(fault, is_repetition=before is not None))
+        if self._auditor is not None:  # the tensors change next
+            self._auditor.close(runner.books, keep=decision.counts)
         return Attempt(
             report=replace(report, **runner.traffic),  # answers to slower groupmates have left during the agreement
             decision=decision,
@@ -256,6 +274,8 @@ class AllReduces:
         )
         while len(self._agreements) > _AGREEMENTS_KEPT:
             del self._agreements[next(iter(self._agreements))]
+        if self._auditor is not None:
+            self._auditor.open(runner.books)
         self._runners[group.group_id].set_result(runner)
         self._newest = runner
         return agreement

@@ -2,8 +2,8 @@
 
 A round looks for a group (`matchmaking`), averages with it (`rounds`), and looks for another one if that fails. All
 calls of other peers to an averager enter here: `rpc_join_group`, `rpc_aggregate_part` and `rpc_agree` of `Service`, and
-those of `serving.StateService`. Calls to the DHT node enter in its own process, and answers to this peer's calls come
-back where it called.
+those of `serving.StateService` and `auditor.Auditor`. Calls to the DHT node enter in its own process, and answers to
+this peer's calls come back where it called.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import enter_asynchronously, switch_to_uvloop
 
 from calculator.exchange import part_bytes
+from training.swarm.auditor import Auditor
+from training.swarm.dht import signer_of
 from training.swarm.engine import open_connection
 from training.swarm.gathering import Words, bandwidths
 from training.swarm.groups import AveragedGroup, Group
@@ -39,6 +41,7 @@ from training.swarm.pipe import (
     AveragerSettings,
     Begin,
     Cancel,
+    Caught,
     Ended,
     Fewer,
     LeaveOut,
@@ -115,6 +118,7 @@ class Service(ServicerBase):
             round_own_parts=settings.round_own_parts,
             chunk_seconds=settings.next_chunk_timeout_seconds,
             clipping=settings.clipping,
+            audited=settings.audit_share > 0,
         )
         self._pending: dict[int, _Pending] = {}
         self._noting: asyncio.Task | None = None
@@ -154,8 +158,13 @@ class Service(ServicerBase):
             client_mode=settings.client_mode,
             epochs_apart=settings.epochs_apart,
         )
+        self._auditor = self._make_auditor(connection)
         self.rounds = AllReduces(
-            connection, Service, settings.prefix, has_no_group=lambda: self.matchmaking.has_no_group
+            connection,
+            Service,
+            settings.prefix,
+            has_no_group=lambda: self.matchmaking.has_no_group,
+            auditor=self._auditor,
         )
         self._states = StateService(
             self.dht,
@@ -163,10 +172,26 @@ class Service(ServicerBase):
             ask_trainer=lambda number: self._pipe.send(StateWanted(number)),
             ask_sample=lambda number, seed: self._pipe.send(SampleWanted(number, seed)),
         )
+        if self._auditor is not None:  # also in client mode: a peer that it has called can answer on that connection
+            await self._auditor.add_p2p_handlers(connection, namespace=settings.prefix)
         if not settings.client_mode:
             await self.add_p2p_handlers(connection, namespace=settings.prefix)
             if self._has_state:
                 await self._states.add_p2p_handlers(connection, namespace=settings.prefix)
+
+    def _make_auditor(self, connection: P2P) -> Auditor | None:
+        """Checks reducers; None if the recipe does not want that, or this peer's node has no key to sign with."""
+        settings, signer = self.settings, signer_of(self.dht)
+        if not settings.audit_share or signer is None:
+            return None
+        return Auditor(
+            connection,
+            settings.prefix,
+            signer=signer,
+            share=settings.audit_share,
+            clipping=settings.clipping,
+            caught=lambda *facts: self._pipe.send(Caught(*facts)),
+        )
 
     def _read_pipe(self, messages: asyncio.Queue) -> None:
         try:

@@ -70,6 +70,12 @@ class Standing:
                 self._note(peer, weight, self._clock(), why="has spoiled averages and")
         self.refresh()
 
+    def note_caught(self, peer: str, weight: float, deed: str) -> None:
+        """This peer has proof that another one has lied, or another one evades its checks; see `pipe.Caught`."""
+        with self._lock:
+            self._note(peer, weight, self._clock(), why=deed)
+        self.refresh()
+
     def note_delays(self, delays: Mapping[str, Delay], *, waited: float, cycle: float) -> None:
         """How slow the peers of an average were.
 

@@ -6,8 +6,12 @@ import html
 
 from builder.benchmark_records import recorded
 from builder.markup.tables import stacked
+from calculator.page.words import show_count
+from training.config import SwarmConfig
 
 RECORD = "byzantine"
+CHECKS = "audits"
+"""The record of checks of reducers."""
 WHAT_THEY_SEND = {
     "sign flip": "minus the honest mean",
     "IPM": "minus twice the honest mean",
@@ -72,6 +76,37 @@ def with_a_claim(attack: str) -> str:
 def clipping_cost() -> str:
     """How much more CPU time a run takes if nobody is hostile."""
     return _more(next(iter(_by_attack("CPU seconds of").values()))["ratio"])
+
+
+def checks() -> dict[str, str]:
+    """Facts about checks of reducers, from the benchmark's record and the default of recipes.
+
+    Raises:
+        ValueError: If an honest peer was accused: then the page must not say that none was.
+    """
+    if _check("honest peers that were accused")["ours"]:
+        raise ValueError(f"benchmarks/results/{CHECKS}.json has honest peers that were accused; change the page.")
+    cpu = _check("CPU of an honest average")
+    return {
+        "share": f"{100 * SwarmConfig.model_fields['audit_share'].default:.0f}\u00a0%",
+        "lies_to_all": _averages(_check("averages until a reducer that lies to all ")),
+        "lies_to_one": _averages(_check("averages until a reducer that lies to one ")),
+        "count": show_count(_check("honest answers: distance")["runs"]),
+        "seconds": f"{cpu['ours']:.2f}\u00a0s",
+        "seconds_without": f"{cpu['peer']:.2f}\u00a0s",
+        "numbers": show_count(cpu["values"]),
+    }
+
+
+def _averages(named: dict) -> str:
+    """Such as "4 averages (1 to 9 in 8 runs)"."""
+    count = round(named["ours"])
+    averages = "average" if count == 1 else "averages"
+    return f"{count}\u00a0{averages} ({named['min']:.0f} to {named['max']:.0f} in {named['runs']} runs)"
+
+
+def _check(beginning: str) -> dict:
+    return next(one for one in recorded(CHECKS) if one["metric"].startswith(beginning))
 
 
 def _by_attack(beginning: str) -> dict[str, dict]:

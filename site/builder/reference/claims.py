@@ -296,6 +296,20 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/security.md",
+        sentence="A peer that answers with wrong averages is named by all members of its group, by proof that each "
+        "verifies; an accusation without proof has no effect.",
+        tests=(
+            "training/swarm/test_auditing.py",
+            "training/swarm/test_auditor.py",
+            "training/swarm/test_checks.py",
+            "training/swarm/test_standing.py",
+        ),
+        records=("audits",),
+        not_known="Real peers were tried in groups of three and four on one machine. Peers on processors that round "
+        "otherwise were not tried; the limit is far above such differences.",
+    ),
+    Claim(
+        page="challenges/security.md",
         sentence="Each attack on a ticket fails at the check that the figure names; hivemind refuses the same "
         "requests.",
         tests=("calculator/figures/test_admission.py",),

@@ -32,6 +32,7 @@ MOST_OPEN_ROWS = 4
 """Longer tables are folded."""
 
 MAIN_FIGURES = {
+    "audits": "lies to all",
     "byzantine": "5 of 25 hostile: ALIE",
     "figures": "all figures: new drawing",
     "memory_accuracy": "peak on the GPU: worst error",

@@ -102,6 +102,7 @@ def _calls() -> dict:
         "calculator_reference": commands.calculator_reference,
         "changelog": changes.changelog,
         "changeable_fields": recipes.changeable_fields,
+        "checks": hostile.checks,
         "claims_table": claims.claims_table,
         "clone_command": f"git clone {repository()} training-transformers-together",
         "clipping_cost": hostile.clipping_cost,

@@ -191,7 +191,7 @@ def answer_slowly() -> None:
     ReportingRunner.rpc_aggregate_part = slowly
 
 
-def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int):
+def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int, **swarm: object):
     """The third spoils averages; the others' reports until they have averaged without it so often, one after the other.
 
     The third leaves when they have.
@@ -200,7 +200,8 @@ def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int):
 
     if peer.name == "third":
         spoil()
-    run = run_with(target_batch_size=160, matchmaking_seconds=1.5, next_chunk_timeout_seconds=SILENCE_SECONDS)
+    settings = {"matchmaking_seconds": 1.5, "next_chunk_timeout_seconds": SILENCE_SECONDS, **swarm}
+    run = run_with(target_batch_size=160, **settings)
     model = model_of(seed=0)
     optimizer = optimizer_of(peer, run, model)
     peer.await_others("ready")

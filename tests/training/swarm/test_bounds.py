@@ -132,6 +132,9 @@ ATTACKS = {
     "number as subkey": lambda ada: by_a_peer_id(ada, subkey=MSGPackSerializer.dumps(7)),
     "nested subkey": lambda ada: by_a_peer_id(ada, subkey=nested(200)),
     "second subkey": lambda ada: signed(ada, subkey=MSGPackSerializer.dumps(b"2" + ada.signer().local_public_key)),
+    "a key that is none": lambda ada: replace(
+        signed(ada), subkey=MSGPackSerializer.dumps(b"[owner:ssh-rsa " + b"A" * 372 + b"]")
+    ),
     "unsigned": lambda ada: replace(signed(ada), value=MSGPackSerializer.dumps(RUN.digest)),
     "averager of a peer id": lambda ada: by_a_peer_id(ada),
     "offer of a peer id": lambda ada: by_a_peer_id(ada, 0.5),

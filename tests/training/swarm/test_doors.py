@@ -15,6 +15,7 @@ import test_members_only
 from hivemind.dht.protocol import DHTProtocol
 from members import admission, closed_run
 
+from training.swarm.auditor import Auditor
 from training.swarm.dht import record_validators
 from training.swarm.identity import Identity
 from training.swarm.record_tickets import TicketValidator
@@ -29,6 +30,8 @@ CALLS = {
     "Service.rpc_join_group": GROUPS,
     "Service.rpc_aggregate_part": PARTS,
     "Service.rpc_agree": PARTS,
+    "Auditor.rpc_show_part": PARTS,
+    "Auditor.rpc_accuse": PARTS,
     "StateService.rpc_download_state": STATES,
     "StateService.rpc_download_state_as_member": STATES,
     "StateService.rpc_sample_state": STATES,
@@ -70,7 +73,7 @@ def calls_of(name):
 
 
 def test_each_call_that_others_can_make_has_a_test_with_the_uninvited():
-    servicers = (Service, StateService, DHTProtocol)
+    servicers = (Service, Auditor, StateService, DHTProtocol)
     found = {f"{one.__name__}.{name}" for one in servicers for name in dir(one) if name.startswith("rpc_")}
     assert found == set(CALLS)
     tests = " ".join(vars(test_members_only))
@@ -80,6 +83,7 @@ def test_each_call_that_others_can_make_has_a_test_with_the_uninvited():
 def test_nothing_else_answers_calls():
     assert {(path.name, ast.unparse(node.func)) for path, node in calls_of("add_p2p_handlers")} == {
         ("service.py", "self.add_p2p_handlers"),
+        ("service.py", "self._auditor.add_p2p_handlers"),
         ("service.py", "self._states.add_p2p_handlers"),
     }
     for name in ("add_protobuf_handler", "add_binary_stream_handler", "add_unary_handler", "stream_handler"):

@@ -34,6 +34,7 @@ from training.errors import TrainingError
 from training.swarm import rounds
 from training.swarm.admission import Admission
 from training.swarm.alignment import AlignmentState
+from training.swarm.auditor import Auditor
 from training.swarm.coroutine import wait_for_result
 from training.swarm.dht import full_addresses, post_recipe, posted_words, start_dht
 from training.swarm.download import Landing, _Download, download_state, find_donors
@@ -154,7 +155,11 @@ def offer(stack, peer):
     """Lets a peer average, and offer its state."""
     host = Host([{"params": list(MODEL.parameters())}], torch.optim.Adam, lambda epoch: 0.001)
     settings = AveragerSettings(
-        prefix=STATE, matchmaking_seconds=2.0, request_timeout_seconds=1.0, next_chunk_timeout_seconds=5.0
+        prefix=STATE,
+        matchmaking_seconds=2.0,
+        request_timeout_seconds=1.0,
+        next_chunk_timeout_seconds=5.0,
+        audit_share=0.02,
     )
     codec, lineage = NoCompression(), Lineage(id=LINEAGE)
     peer.averager = ParameterAverager(
@@ -444,6 +449,10 @@ def test_parts_and_verdicts_of_those_outside_a_group_are_not_accepted(world):
     assert part is None and verdict in (None, averaging_pb2.PROTOCOL_VIOLATION, averaging_pb2.BAD_GROUP_ID)
     for round_ in rounds_:
         assert round_.result(30).report.senders == 2
+    # Members may check each other afterwards; nobody else is shown anything, or listened to.
+    assert wait_for_result(ask_to_check(world.bob, world.ada.id, group))[0] > 0
+    shown, accusation = wait_for_result(ask_to_check(eve, world.ada.id, group))
+    assert shown == 0 and accusation in (None, averaging_pb2.PROTOCOL_VIOLATION)
 
 
 async def send_to_group(eve, peer, group):
@@ -459,6 +468,22 @@ async def send_to_group(eve, peer, group):
         with suppress(Exception):
             verdict = (await stub.rpc_agree(averaging_pb2.MessageFromLeader(group_id=group))).code
         return part, verdict
+    finally:
+        await p2p.shutdown()
+
+
+async def ask_to_check(peer, asked, group):
+    """Bytes that somebody is shown who says that it checks an average of a group, and the answer to an accusation."""
+    p2p = await open_connection(peer.dht)
+    try:
+        stub = Auditor.get_stub(p2p, asked, namespace=STATE)
+        reducer = {"suggested_leader": asked.to_bytes(), "gathered": [bytes(4)]}
+        stream = await stub.rpc_show_part(averaging_pb2.MessageFromLeader(group_id=group, **reducer))
+        shown = [(await asyncio.wait_for(anext(stream), 10)).ByteSize()]
+        accusation = None
+        with suppress(Exception):  # a call that is refused
+            accusation = (await stub.rpc_accuse(as_aiter(averaging_pb2.DownloadData(metadata=b"nonsense")))).code
+        return sum(shown), accusation
     finally:
         await p2p.shutdown()
 

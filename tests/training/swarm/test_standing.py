@@ -5,10 +5,12 @@ from functools import partial
 
 import faults
 import pytest
+import reducers
 from faults import Fault
 from peers import meet
 from scenarios import ALL_THREE, BOTH
 
+from training.swarm.auditor import LIE_WEIGHT
 from training.swarm.groups import Delay
 from training.swarm.standing import FIRST_SECONDS, FORGOTTEN_SECONDS, LONGEST_SECONDS, Standing
 
@@ -16,7 +18,13 @@ SPOILERS = {
     "stands still": partial(faults.spoil, Fault.STAND_STILL),
     "breaks off": partial(faults.spoil, Fault.FAIL_REDUCING),
     "answers slowly": faults.answer_slowly,
+    "averages wrongly": reducers.lie_from_now_on,
 }
+WHY = {
+    "answers slowly": "costs the others",
+    "averages wrongly": "has answered with a wrong average, as its own signatures prove, and",
+}
+CHECKED = {"aggregation": "centered-clip", "audit_share": 0.5}
 AVERAGES = 4
 """Of the two honest ones without the third, in a row."""
 
@@ -24,7 +32,8 @@ AVERAGES = 4
 @pytest.mark.swarm
 @pytest.mark.parametrize("kind", SPOILERS)
 def test_a_peer_that_spoils_averages_is_soon_left_out(kind, tmp_path):
-    scenario = partial(faults.train_beside_a_spoiler, spoil=SPOILERS[kind], averages=AVERAGES)
+    swarm = CHECKED if kind == "averages wrongly" else {}
+    scenario = partial(faults.train_beside_a_spoiler, spoil=SPOILERS[kind], averages=AVERAGES, **swarm)
     (peers,) = meet(tmp_path, [scenario], ALL_THREE)
     third = peers["third"][1]
     for name in BOTH:
@@ -32,9 +41,24 @@ def test_a_peer_that_spoils_averages_is_soon_left_out(kind, tmp_path):
         last = reports[-AVERAGES:]
         assert all(report.group_size == report.senders == 2 and not report.fault for report in last), reports
         notes = " ".join(report.note or "" for report in reports)
-        why = "costs the others" if kind == "answers slowly" else "has spoiled averages and"
+        why = WHY.get(kind, "has spoiled averages and")
         assert re.search(f"{third} {why}.* is left out of groups for ", notes)
         assert not any(f"{peers[other][1]} {verb}" in notes for other in BOTH for verb in ("costs", "has"))
+
+
+def test_a_peer_that_has_lied_is_left_out_at_once_and_each_time_for_longer():
+    now, told = [0.0], []
+    standing = Standing(lambda peers: told.append(sorted(peers)), clock=lambda: now[0])
+    standing.note_caught("mallory", LIE_WEIGHT, "has answered with a wrong average, and")
+    assert told == [["mallory"]]
+    (first,) = standing.take_news()
+    assert first.startswith("mallory has answered with a wrong average, and is left out of groups for 1")
+    now[0] += 200
+    standing.refresh()
+    assert told[-1] == []
+    standing.note_caught("mallory", LIE_WEIGHT, "has answered with a wrong average, and")
+    times = [float(news.split()[-2]) for news in (first, *standing.take_news())]
+    assert times[1] > 4 * times[0]
 
 
 class Clock:

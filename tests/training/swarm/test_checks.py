@@ -1,0 +1,462 @@
+"""Checks of reducers in one process: who may ask for what, what is noted of whom, and what becomes of malformed words.
+
+Books, keys, signatures and messages are real; only the network between the peers is played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+import torch
+from google.protobuf.message import DecodeError
+from hivemind.averaging.allreduce import AllreduceException
+from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.asyncio import as_aiter
+from hivemind.utils.serializer import MSGPackSerializer
+from test_auditing import CLIPPING, PEERS, SIGNERS
+
+from training.swarm import auditor as auditor_module
+from training.swarm import books as books_module
+from training.swarm import engine
+from training.swarm.auditor import LIE_WEIGHT, MOST_EVASIONS, Auditor, _proof
+from training.swarm.books import Books, FalseSignatureError
+from training.swarm.clipping import centered_clip
+from training.swarm.coroutine import wait_for_result
+
+engine.prepare()
+THREE = PEERS[:3]
+PARTS, VALUES = 2, 600
+Data = averaging_pb2.AveragingData
+
+
+class PlayedNetwork:
+    """Three peers with their auditors; a call goes straight to the other one's handler."""
+
+    def __init__(self, *, share=2.5):
+        self.caught = {peer: [] for peer in THREE}
+        self.gone, self.asked = set(), []
+        self.auditors = {peer: self._auditor(peer, signer, share) for peer, signer in zip(THREE, SIGNERS, strict=False)}
+        self.books = {}
+
+    def _auditor(self, own, signer, share):
+        network = self
+
+        class Played(Auditor):
+            @classmethod
+            def get_stub(cls, connection, peer, *, namespace=None):
+                return network.stub(own, peer)
+
+        caught = lambda *facts: self.caught[own].append(facts)  # noqa: E731
+        return Played(None, "run", signer=signer, share=share, clipping=CLIPPING, caught=caught)
+
+    def stub(self, own, peer):
+        async def rpc_show_part(request):
+            if peer in self.gone:
+                raise ConnectionError("it is gone")
+            self.asked.append((own, peer))
+            return self.auditors[peer]._show(request, own)
+
+        async def rpc_accuse(stream):
+            return await self.auditors[peer].rpc_accuse(stream, SimpleNamespace(remote_id=own))
+
+        return SimpleNamespace(rpc_show_part=rpc_show_part, rpc_accuse=rpc_accuse)
+
+    async def average(self, group=b"group", lie=lambda average: average, liar=None):
+        """An all-reduce; what each peer needs to check it is in its books."""
+        self.books = {peer: Books(self.auditors[peer].plan, group, peer, parts_of(peer, group)) for peer in THREE}
+        for peer, books in self.books.items():
+            self.auditors[peer].open(books)
+        for reducer in THREE:
+            await self._reduce(reducer, lie if reducer == liar else lambda average: average)
+
+    async def _reduce(self, reducer, lie):
+        sent, own = {}, self.books[reducer]
+        await own.note_own(1.0)
+        for sender in THREE:
+            if sender != reducer:
+                messages = self.books[sender].sending(reducer, parts_on_their_way(sender, reducer, own.scope.group_id))
+                sent[sender] = [deserialize_torch_tensor(m.tensor_part) async for m in own.taking(sender, messages)]
+        sent[reducer] = parts_of(reducer, own.scope.group_id)[reducer]
+        averages = [
+            lie(centered_clip([sent[sender][n] for sender in THREE], [1.0] * 3, CLIPPING)) for n in range(PARTS)
+        ]
+        for receiver in set(THREE) - {reducer}:
+            answers = [answer(average - part) for average, part in zip(averages, sent[receiver], strict=True)]
+            for one in answers:
+                await own.sign_answer(receiver, one)
+            async for _ in self.books[receiver].answered(reducer, as_aiter(*answers)):
+                pass
+
+    async def check(self, peer):
+        """All checks that this peer has drawn, until they have ended."""
+        await self.auditors[peer].begin_checks(self.books[peer])
+        while self.auditors[peer]._tasks:
+            await asyncio.gather(*self.auditors[peer]._tasks)
+
+
+def parts_of(peer, group):
+    dice = torch.Generator().manual_seed(THREE.index(peer) + 10 * len(group))
+    return {reducer: [torch.randn(VALUES, generator=dice) + 2 for _ in range(PARTS)] for reducer in THREE}
+
+
+async def parts_on_their_way(sender, reducer, group):
+    for part in parts_of(sender, group)[reducer]:
+        yield Data(tensor_part=serialize_torch_tensor(part, runtime_pb2.BLOCKWISE_8BIT), weight=1.0)
+
+
+def answer(delta):
+    return Data(code=averaging_pb2.AVERAGED_PART, tensor_part=serialize_torch_tensor(delta, runtime_pb2.BLOCKWISE_8BIT))
+
+
+def played(coroutine):
+    """Runs it with a network."""
+
+    async def run():
+        network = PlayedNetwork()
+        return network, await coroutine(network)
+
+    return wait_for_result(run())
+
+
+ADA, BOB, EVE = THREE
+
+
+# -- whom a check accuses ----------------------------------------------------------------------------------------------
+
+
+def test_all_parts_of_others_are_checked_and_nobody_is_caught():
+    async def scenario(network):
+        await network.average()
+        assert network.books[ADA].chosen == {(peer, n) for peer in (BOB, EVE) for n in range(PARTS)}
+        for peer in THREE:
+            await network.check(peer)
+
+    network, _ = played(scenario)
+    assert network.caught == {peer: [] for peer in THREE}
+    assert len(network.asked) == 3 * 2 * PARTS * 2  # each of three asks two others for each part of each reducer
+
+
+def test_a_liar_is_caught_by_all_though_one_peer_alone_has_checked_it():
+    async def scenario(network):
+        await network.average(lie=lambda average: average + 0.2, liar=EVE)
+        await network.check(ADA)
+
+    network, _ = played(scenario)
+    assert network.caught[EVE] == []
+    for peer in (ADA, BOB):  # once, though both parts were wrong
+        ((name, weight, deed),) = network.caught[peer]
+        assert (name, weight) == (str(EVE), LIE_WEIGHT) and "wrong average" in deed
+
+
+@pytest.mark.parametrize("gone", [BOB, EVE])
+def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again_and_again(gone):
+    """Whether it is the reducer that is checked or a sender."""
+
+    async def scenario(network):
+        counts = []
+        for number in range(MOST_EVASIONS + 1):
+            await network.average(group=b"g" * (number + 1))
+            network.gone = {gone} if number else set()
+            network.books[ADA].chosen = frozenset({(EVE, 0)})
+            await network.check(ADA)
+            counts.append(len(network.caught[ADA]))
+        network.gone = set()
+        await network.average(group=b"last")
+        await network.check(ADA)
+        return counts, network.auditors[ADA].plan.suspects
+
+    network, (counts, suspects) = played(scenario)
+    assert counts == [0, 0, 0, 1] and network.caught[ADA][0][:2] == (str(gone), 1.0)
+    assert suspects == frozenset()  # it has shown something again
+
+
+def test_a_peer_that_reaches_nobody_blames_nobody():
+    async def scenario(network):
+        network.gone = {BOB, EVE}
+        for number in range(2 * MOST_EVASIONS):
+            await network.average(group=b"g" * (number + 1))
+            await network.check(ADA)
+
+    assert played(scenario)[0].caught[ADA] == []
+
+
+def test_a_reducer_that_has_evaded_a_check_is_surely_checked_in_the_next_average():
+    async def scenario(network):
+        network.auditors[ADA] = network._auditor(ADA, SIGNERS[0], share=1e-9)
+        await network.average()
+        assert not network.books[ADA].chosen
+        network.books[ADA].chosen, network.gone = frozenset({(EVE, 0)}), {EVE}
+        network.books[ADA].kept[EVE, 0] = averaging_pb2.AveragingData().tensor_part
+        await network.check(ADA)
+        await network.average(group=b"next")
+        return network.books[ADA].chosen
+
+    assert {peer for peer, _ in played(scenario)[1]} == {EVE}
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def ask(network, peer, own, *, group=b"group", number=bytes(4), reducer=EVE):
+    """Bytes of a part that one peer shows another."""
+    request = averaging_pb2.MessageFromLeader(group_id=group, suggested_leader=reducer.to_bytes(), gathered=[number])
+
+    async def shown():
+        return sum([len(m.tensor_part.buffer) async for m in network.auditors[peer]._show(request, own)])
+
+    return shown()
+
+
+def test_only_groupmates_are_shown_parts_and_only_those_that_there_are():
+    async def scenario(network):
+        await network.average()
+        assert await ask(network, BOB, ADA) > VALUES
+        refused = [
+            await ask(network, BOB, PeerID(b"stranger")),
+            await ask(network, BOB, ADA, group=b"another"),
+            await ask(network, BOB, ADA, number=bytes([PARTS, 0, 0, 0])),
+            await ask(network, BOB, ADA, number=b"\xff\xff\xff\xff"),
+            await ask(network, BOB, ADA, number=b""),
+            await ask(network, BOB, ADA, reducer=PeerID(b"stranger")),
+        ]
+        return refused
+
+    assert played(scenario)[1] == [0] * 6
+
+
+def test_a_peer_that_asks_for_more_than_any_check_needs_is_shown_nothing_more():
+    async def scenario(network):
+        await network.average()
+        network.books[BOB].most_asked = 3
+        return [await ask(network, BOB, ADA) > 0 for _ in range(5)], await ask(network, BOB, EVE)
+
+    _, (shown, others) = played(scenario)
+    assert shown == [True] * 3 + [False] * 2 and others > 0
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_parts_can_be_shown_after_the_tensors_have_changed_if_they_are_small(most, monkeypatch):
+    monkeypatch.setattr(books_module, "KEPT_BYTES", most)
+
+    async def scenario(network):
+        await network.average()
+        books = network.books[BOB]
+        before, tensors = await ask(network, BOB, ADA), [part for parts in books._parts.values() for part in parts]
+        books.close(keep=True)
+        for tensor in tensors:
+            tensor.add_(1.0)
+        return before, await ask(network, BOB, ADA)
+
+    _, (before, after) = played(scenario)
+    assert before > 0 and after == (before if most else 0)
+
+
+def test_a_part_that_has_changed_is_not_shown():
+    """It is none that was sent, and would speak against nobody but this peer."""
+
+    async def scenario(network):
+        await network.average()
+        network.books[BOB]._parts[EVE][0].add_(1.0)
+        return await ask(network, BOB, ADA)
+
+    assert played(scenario)[1] == 0
+
+
+# -- signatures on the way ---------------------------------------------------------------------------------------------
+
+
+def lost_signature(message):
+    message.peer_id = b""
+
+
+def nonsense(message):
+    message.peer_id = b"\xc1nonsense"
+
+
+def long_nonsense(message):
+    message.peer_id = MSGPackSerializer.dumps([b"k" * 10_000, b"s"])
+
+
+def another_weight(message):
+    message.weight = 9.0
+
+
+def another_number(message):
+    message.tensor_part.buffer = message.tensor_part.buffer[:-1] + b"\x00"
+
+
+async def changed_at_the_end(messages, change):
+    last = None
+    async for message in messages:
+        if last is not None:
+            yield last
+        last = message
+    change(last)
+    yield last
+
+
+@pytest.mark.parametrize("change", [lost_signature, nonsense, long_nonsense, another_weight, another_number])
+def test_a_reducer_takes_no_parts_that_their_sender_has_not_signed(change):
+    async def scenario(network):
+        books = {peer: Books(network.auditors[peer].plan, b"group", peer, parts_of(peer, b"g")) for peer in THREE}
+        sent = books[ADA].sending(EVE, parts_on_their_way(ADA, EVE, b"g"))
+        with pytest.raises(FalseSignatureError):
+            async for _ in books[EVE].taking(ADA, changed_at_the_end(sent, change)):
+                pass
+        return books[EVE].commitments
+
+    assert played(scenario)[1] is None
+
+
+@pytest.mark.parametrize("change", [lost_signature, nonsense, long_nonsense, another_number])
+def test_a_sender_takes_no_answers_that_the_reducer_has_not_signed(change, monkeypatch):
+    answered = Books.answered
+
+    def changing(self, reducer, messages):
+        is_eve = (self.own, reducer) == (ADA, EVE)
+        return answered(self, reducer, changed_at_the_end(messages, change) if is_eve else messages)
+
+    monkeypatch.setattr(Books, "answered", changing)
+
+    async def scenario(network):
+        fault = AllreduceException if change is lost_signature else FalseSignatureError
+        with pytest.raises(fault):
+            await network.average()
+        return EVE in network.books[ADA].receipts
+
+    assert played(scenario)[1] is False
+
+
+# -- accusations -------------------------------------------------------------------------------------------------------
+
+
+async def proof_of(network):
+    """A proof that holds, as its messages travel."""
+    await network.average(lie=lambda average: average + 0.2, liar=EVE)
+    found = []
+
+    async def keep(peer, case):
+        found.append(case)
+
+    network.auditors[ADA]._accuse = keep
+    await network.check(ADA)
+    return [message.SerializeToString() async for message in _proof(found[0])]
+
+
+async def accuse(network, messages, accuser=ADA):
+    stream = as_aiter(*(averaging_pb2.DownloadData.FromString(one) for one in messages))
+    context = SimpleNamespace(remote_id=accuser)
+    return (await network.auditors[BOB].rpc_accuse(stream, context)).code == averaging_pb2.ACCEPTED
+
+
+def test_a_proof_is_accepted_from_the_peer_whose_it_is():
+    async def scenario(network):
+        messages = await proof_of(network)
+        facts = MSGPackSerializer.loads(averaging_pb2.DownloadData.FromString(messages[0]).metadata)
+        facts[1] = BOB.to_bytes()
+        about_bob = averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps(facts)).SerializeToString()
+        return [
+            await accuse(network, messages, accuser=PeerID(b"stranger")),
+            await accuse(network, messages, accuser=EVE),
+            await accuse(network, [about_bob, *messages[1:]]),
+            await accuse(network, messages[:-1]),
+            await accuse(network, messages),
+        ]
+
+    network, (*refused, accepted) = played(scenario)
+    assert refused == [False] * 4 and not accepted  # the accuser has used up its turns
+    assert network.caught[BOB] == []
+
+
+def test_a_proof_that_holds_is_believed_at_the_first_time():
+    async def scenario(network):
+        messages = await proof_of(network)
+        return [await accuse(network, messages), await accuse(network, messages)]
+
+    network, accepted = played(scenario)
+    assert accepted == [True, True]
+    assert [(peer, weight) for peer, weight, _ in network.caught[BOB]] == [(str(EVE), LIE_WEIGHT)]
+
+
+def mutated(messages, dice):
+    """The messages with a change somewhere: bytes, values of the packed facts, lengths, order, number."""
+    messages = list(messages)
+    kind = dice.randrange(5)
+    where = dice.randrange(len(messages))
+    if kind == 0:
+        raw = bytearray(messages[where])
+        for _ in range(dice.randrange(1, 6)):
+            raw[dice.randrange(len(raw))] = dice.randrange(256)
+        messages[where] = bytes(raw)
+    elif kind == 1:
+        facts = MSGPackSerializer.loads(averaging_pb2.DownloadData.FromString(messages[0]).metadata)
+        odd = [None, -1, 2**63, 1.5, b"", b"\xff" * 99, "text", [], [[]], {}, True, [b""] * 4, [None] * 2000]
+        facts[dice.randrange(len(facts))] = dice.choice(odd)
+        messages[0] = averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps(facts)).SerializeToString()
+    elif kind == 2:
+        messages[where] = dice.randbytes(dice.randrange(300))
+    elif kind == 3:
+        del messages[where]
+    else:
+        dice.shuffle(messages)
+    return messages
+
+
+def test_malformed_proofs_neither_convict_nor_raise(monkeypatch):
+    monkeypatch.setattr(auditor_module, "PROOF_PAUSE_SECONDS", 0.0)
+
+    async def scenario(network):
+        messages, dice, tried = await proof_of(network), random.Random(0), 0
+        network.auditors[BOB]._proofs = auditor_module.Quota(at_once=9, of_one=9, seconds=0.0)
+        while tried < 300:
+            changed = mutated(messages, dice)
+            with suppress(DecodeError):  # no message of this type; the network would not pass it on
+                [averaging_pb2.DownloadData.FromString(one) for one in changed]
+                if changed == messages:
+                    continue
+                tried += 1
+                before = len(network.caught[BOB])
+                accepted = await accuse(network, changed)
+                # Some changes change nothing that is looked at; what holds, holds.
+                assert accepted or len(network.caught[BOB]) == before
+        return {peer for peer, _, _ in network.caught[BOB]}
+
+    assert played(scenario)[1] <= {str(EVE)}
+
+
+def test_a_proof_that_is_too_long_is_not_read(monkeypatch):
+    async def scenario(network):
+        messages = await proof_of(network)
+        long = serialize_torch_tensor(torch.zeros(VALUES + 1), runtime_pb2.NONE)
+        padded = serialize_torch_tensor(torch.zeros(3), runtime_pb2.NONE)
+        padded.buffer = bytes(100_000)
+        found = []
+        for tensor in (long, padded):
+            one = averaging_pb2.DownloadData(tensor_part=tensor).SerializeToString()
+            found.append(await accuse(network, [messages[0], one, *messages[2:]]))
+        return found
+
+    assert played(scenario)[1] == [False, False]
+
+
+def test_copies_of_the_last_averages_stay_as_long_as_they_are_small_together(monkeypatch):
+    """As in PowerSGD, two all-reduces of which may follow each other at once."""
+
+    async def scenario(network):
+        await network.average(group=b"1")
+        size, found = network.books[BOB].kept_bytes, []
+        monkeypatch.setattr(auditor_module, "KEPT_BYTES", int(2.5 * size))
+        for group in (b"1", b"2", b"3"):
+            await network.average(group=group)
+            network.auditors[BOB].close(network.books[BOB], keep=True)
+        for group in (b"1", b"2", b"3"):
+            found.append(await ask(network, BOB, ADA, group=group) > 0)
+        return found
+
+    assert played(scenario)[1] == [False, True, True]

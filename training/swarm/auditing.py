@@ -1,0 +1,177 @@
+"""Whether a reducer has answered with the average of what it was sent: the average of a part is computed again.
+
+The all-reduce's senders and reducers have signed what they sent and answered (`receipts`). From a reducer's receipt,
+the commitments that it names, the senders' parts and one answer, anybody can compute the average again. If the answer
+is another one, that is proof: the reducer itself has signed all that contradicts it. What somebody merely claims proves
+nothing.
+
+An answer has gone through a codec, and other processors round otherwise: a number between two codes may become either
+one. So a number of an answer may be as far from the right one as the codec's own error; what is beyond that adds up.
+benchmarks/audits.py measures how far honest answers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
+from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
+from torch import Tensor
+
+from training.swarm.clipping import Clipping, clipped_shares
+from training.swarm.receipts import Commitment, Receipt, Scope, digest_of, digest_of_commitments, digest_of_tensor
+
+NOISE_SHARE = 0.1
+"""An answer may be so much farther from the right one than the codec takes it, over what the codec changes,"""
+ROUNDING = 1e-5
+"""and so much over the length of what is averaged: single precision rounds at 1e-7 of it."""
+LARGEST_SUMMAND = 1e30
+"""A mean of larger numbers may overflow, or not, depending on the order in which they are added."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What speaks against a reducer, or for it: all that is needed to judge one of its answers."""
+
+    scope: Scope
+    reducer: PeerID
+    receiver: PeerID
+    """Who got the answer."""
+    receipt: Receipt
+    part: int = 0
+    """Number of the part among the reducer's."""
+    commitments: tuple[Commitment, ...] = ()
+    """Of all senders, in the group's order."""
+    parts: tuple[runtime_pb2.Tensor, ...] = ()
+    """What they have sent, in the same order; empty if the commitments alone show that something is wrong."""
+    answer: runtime_pb2.Tensor | None = None
+    answers: tuple[bytes, ...] = ()
+    """Digests of all answers to the receiver."""
+    other: tuple[PeerID, Receipt] | None = None
+    """Another peer's receipt, which names other commitments."""
+
+
+def lie_in(case: Case, clipping: Clipping | None) -> str | None:
+    """What the reducer has done, if this proves it; None if it proves nothing.
+
+    Args:
+        case: From anybody.
+        clipping: How the group averages; None: by the weighted mean.
+    """
+    scope, reducer = case.scope, case.reducer
+    if not case.receipt.holds(scope, reducer=reducer, receiver=case.receiver):
+        return None
+    if case.other is not None:
+        receiver, other = case.other
+        differs = other.commitments != case.receipt.commitments
+        if differs and receiver in scope.peers and other.holds(scope, reducer=reducer, receiver=receiver):
+            return "told two peers that it had averaged different parts"
+        return None
+    if digest_of_commitments(case.commitments) != case.receipt.commitments:
+        return None
+    if not are_sound(case.commitments, scope, reducer):
+        return "averaged without the parts that its senders have signed"
+    if not _is_complete(case):
+        return None
+    return "answered with a wrong average" if _is_wrong(case, clipping) else None
+
+
+def are_sound(commitments: Sequence[Commitment], scope: Scope, reducer: PeerID) -> bool:
+    """Whether these are all senders' words on as many parts, each signed by its sender."""
+    return (
+        len(commitments) == len(scope.peers)
+        and len({len(one.digests) for one in commitments}) == 1
+        and all(
+            one.holds(scope, sender=sender, reducer=reducer)
+            for sender, one in zip(scope.peers, commitments, strict=True)
+        )
+    )
+
+
+def _is_complete(case: Case) -> bool:
+    """Whether the parts and the answer are those that were signed."""
+    if len(case.parts) != len(case.commitments) or case.answer is None or case.receiver not in case.scope.peers:
+        return False
+    if not 0 <= case.part < len(case.commitments[0].digests) == len(case.answers):
+        return False
+    if digest_of(*case.answers) != case.receipt.answers or digest_of_tensor(case.answer) != case.answers[case.part]:
+        return False
+    signed = (one.digests[case.part] for one in case.commitments)
+    return all(digest_of_tensor(part) == digest for part, digest in zip(case.parts, signed, strict=True))
+
+
+def _is_wrong(case: Case, clipping: Clipping | None) -> bool:
+    distance, most = distance_of(case, clipping)
+    return distance > most
+
+
+def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
+    """How much farther an answer is from the right one than the codec takes it, and how much it may be.
+
+    (0, 0) if nobody can tell.
+
+    The case must be complete.
+    """
+    receiver, reducer = (case.scope.peers.index(peer) for peer in (case.receiver, case.reducer))
+    weights = [one.weights[case.part] for one in case.commitments]
+    try:
+        parts = [deserialize_torch_tensor(part).detach().float() for part in case.parts]
+        answer = deserialize_torch_tensor(case.answer).detach().float()
+    except Exception:  # of many kinds; the reducer could not read such a part either, nor the receiver such an answer
+        return 0.0, 0.0
+    shape = parts[reducer].shape
+    if parts[receiver].shape != shape:
+        return 0.0, 0.0
+    # As `reducer.FiniteReducer`: parts and weights that make no sense count as zeros, and for nothing.
+    for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+        if part.shape != shape or not (math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
+            parts[number], weights[number] = torch.zeros(shape), 0.0
+    average, scale = _average(parts, weights, clipping)
+    if not math.isfinite(scale):
+        return 0.0, 0.0
+    exact = torch.zeros(shape) if average is None else average - parts[receiver]
+    coded = deserialize_torch_tensor(serialize_torch_tensor(exact, case.parts[receiver].compression)).float()
+    noise = (coded - exact).abs_()
+    most = NOISE_SHARE * _length(noise) + ROUNDING * (scale + _length(parts[receiver]))
+    if not math.isfinite(most):  # the codec cannot carry such numbers
+        return 0.0, 0.0
+    if answer.shape != shape or not bool(torch.isfinite(answer).all()):
+        return math.inf, most
+    return _length((answer - exact).abs_().sub_(noise).clamp_(min=0)), most
+
+
+def _average(
+    parts: Sequence[Tensor], weights: Sequence[float], clipping: Clipping | None
+) -> tuple[Tensor | None, float]:
+    """The average, and the length of what it consists of, on which rounding errors depend.
+
+    None if nobody has any weight: all keep their own then. The length is infinite if a mean may have overflowed.
+    """
+    counted = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight > 0]
+    if not counted:
+        return None, 0.0
+    vectors, used = zip(*counted, strict=True)
+    if clipping is None:
+        if any(weight * _largest(part) > LARGEST_SUMMAND for part, weight in counted):
+            return None, math.inf
+        total = math.fsum(used)
+        shares = [weight / total for weight in used]
+    else:
+        shares = clipped_shares(vectors, used, clipping)
+    average, scale = torch.zeros_like(vectors[0]), 0.0
+    for share, vector in zip(shares, vectors, strict=True):
+        average.add_(vector, alpha=share)
+        scale += share * _length(vector)
+    return average, scale
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
+def _largest(vector: Tensor) -> float:
+    return float(vector.abs().max()) if vector.numel() else 0.0

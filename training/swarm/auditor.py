@@ -1,0 +1,343 @@
+"""Checks reducers: each peer asks its groupmates for some parts at random, and computes their averages again.
+
+Which parts a peer checks it has drawn before the all-reduce and told nobody, so that a reducer that answers falsely can
+never know that this answer is not checked. A check begins as soon as this peer has all answers:
+
+    this peer  --- the reducer and the number of one of its parts --->  each groupmate
+    groupmate  --- its part, and what the reducer has signed for it --->
+    reducer    --- the same, and all senders' commitments ------------->
+
+A wrong answer is proof against the reducer (`auditing`). This peer sends it to all groupmates; each judges it by
+itself, and leaves the reducer out. Nobody is believed without proof. A reducer, or a sender, that shows nothing when it
+is asked may be gone or slow: only this peer notes that, and only if it happens again and again.
+
+A check comes too late for the average in which it is made: that one counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator as Messages
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
+
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+
+from training.swarm.auditing import Case, are_sound, lie_in
+from training.swarm.books import KEPT_BYTES, Books, Plan
+from training.swarm.clipping import Clipping
+from training.swarm.gathering import MOST_PEERS
+from training.swarm.quota import Quota
+from training.swarm.receipts import (
+    DIGEST_BYTES,
+    Commitment,
+    Receipt,
+    Signer,
+    digest_of_commitments,
+    digest_of_tensor,
+)
+from training.swarm.reducer import LARGEST_HELD_BYTES
+from training.swarm.streams import first_of, until_hung_up
+
+ASK_SECONDS = 0.5
+"""Large parts can be shown only until the tensors change. So a peer that checks some waits so long for its groupmates'
+answers before it sends its verdict; the referee waits for that."""
+CHECK_SECONDS = 30.0
+"""Longest wait for all that is asked for a check."""
+PROOF_SECONDS = 60.0
+"""Longest time in which a proof is sent to a groupmate."""
+MOST_EVASIONS = 3
+"""From so many checks in a row on that a peer has made impossible, it counts as one that spoils averages."""
+LIE_WEIGHT = 4.0
+"""What a proof counts among a peer's faults; see `standing`."""
+BOOKS_KEPT = 8
+"""Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
+PROOFS_AT_ONCE, PROOFS_OF_ONE, PROOF_PAUSE_SECONDS = 2, 2, 30.0
+"""Proofs that are read at a time, those of one peer in a row, and the pause before each further one: each may take
+`LARGEST_HELD_BYTES` of memory, and some seconds."""
+_VALUE_BYTES, _SLACK_BYTES = 4, 4096
+"""Most bytes for a value, and what an encoded part has beside its values."""
+
+Caught = Callable[[str, float, str], None]
+"""Gets a peer that this one has caught, what that counts among its faults, and what it has done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shown:
+    """What a groupmate shows of one part."""
+
+    receipt: Receipt | None = None
+    commitments: tuple[Commitment, ...] | None = None
+    """Of a reducer."""
+    part: runtime_pb2.Tensor | None = None
+
+
+class Auditor(ServicerBase):
+    """Checks reducers for this peer, and shows others what they need for their checks.
+
+    Args:
+        connection: To the network.
+        prefix: Of the averager.
+        signer: Of this peer.
+        share: See `Plan`.
+        clipping: How the group averages.
+        caught: Told of reducers that lie, and of peers that evade checks.
+    """
+
+    def __init__(
+        self, connection: P2P, prefix: str, *, signer: Signer, share: float, clipping: Clipping | None, caught: Caught
+    ):
+        self._connection, self._prefix, self._clipping, self._caught = connection, prefix, clipping, caught
+        self._plan = Plan(prefix=prefix, signer=signer, share=share)
+        self._books: dict[bytes, Books] = {}
+        self._asked: Counter[tuple[bytes, PeerID]] = Counter()
+        self._evasions: Counter[PeerID] = Counter()
+        self._convicted: set[tuple[bytes, PeerID]] = set()
+        self._proofs = Quota(at_once=PROOFS_AT_ONCE, of_one=PROOFS_OF_ONE, seconds=PROOF_PAUSE_SECONDS)
+        self._tasks: set[asyncio.Task] = set()
+
+    # -- an all-reduce of this peer ------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """For the next all-reduce."""
+        return replace(self._plan, suspects=frozenset(self._evasions))
+
+    def open(self, books: Books) -> None:
+        """An all-reduce begins; from now on groupmates may ask about it."""
+        self._books[books.scope.group_id] = books
+        while len(self._books) > BOOKS_KEPT:
+            del self._books[next(iter(self._books))]
+        self._convicted = {one for one in self._convicted if one[0] in self._books}
+        self._asked = Counter({key: count for key, count in self._asked.items() if key[0] in self._books})
+
+    def close(self, books: Books, *, keep: bool) -> None:
+        """The tensors are about to change; `keep` if this all-reduce counts, so that others may be checking it."""
+        books.close(keep=keep)
+        # Two all-reduces may follow each other at once (`powersgd`), so copies of the last few stay, if they are small.
+        kept = 0
+        for one in reversed(self._books.values()):
+            kept += one.kept_bytes
+            if kept > KEPT_BYTES:
+                one.drop_parts()
+
+    async def begin_checks(self, books: Books) -> None:
+        """This peer has all answers of an all-reduce: checks those that it has drawn, in the background."""
+        checks = [asyncio.create_task(self._check(books, *chosen)) for chosen in sorted(books.chosen, key=repr)]
+        for check in checks:
+            self._tasks.add(check)
+            check.add_done_callback(self._tasks.discard)
+        if checks and not books.can_keep:
+            await asyncio.wait(checks, timeout=ASK_SECONDS)
+
+    async def _check(self, books: Books, reducer: PeerID, part: int) -> None:
+        others = [peer for peer in books.scope.peers if peer != books.own]
+        own = books.part(reducer, part)
+        answers = await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
+        shown = dict(zip(others, answers, strict=True)) | {books.own: _Shown(part=own)}
+        receipt, kept = books.receipts.get(reducer), books.kept.pop((reducer, part), None)
+        if own is None or receipt is None or kept is None:  # the tensors have changed before this peer came to it
+            return
+        facts = {"scope": books.scope, "reducer": reducer, "receiver": books.own, "receipt": receipt}
+        for peer, one in shown.items():
+            if one.receipt is not None and one.receipt.commitments != receipt.commitments:
+                await self._judge(Case(**facts, other=(peer, one.receipt)))
+        commitments = shown[reducer].commitments
+        if commitments is None or digest_of_commitments(commitments) != receipt.commitments:
+            self._note_evasions(books, {reducer} | {peer for peer in others if shown[peer] == _Shown()})
+            return
+        case = Case(**facts, part=part, commitments=commitments)
+        if are_sound(commitments, books.scope, reducer):
+            evasive = {
+                peer
+                for peer, commitment in zip(books.scope.peers, commitments, strict=True)
+                if (one := shown[peer].part) is None or digest_of_tensor(one) != commitment.digests[part]
+            }
+            if evasive:
+                self._note_evasions(books, evasive - {books.own})
+                return
+            parts = tuple(shown[peer].part for peer in books.scope.peers)
+            case = replace(case, parts=parts, answer=kept, answers=tuple(books.answers[reducer]))
+        for peer in others:
+            self._evasions.pop(peer, None)
+        await self._judge(case)
+
+    def _note_evasions(self, books: Books, evasive: set[PeerID]) -> None:
+        """A check was impossible because of these. If they are most of the others, this peer was late, or is cut off.
+
+        In a pair it may have been late if the parts are large: the other one need not wait for it. Whoever averages
+        nothing is perhaps in client mode, and this peer cannot call it.
+        """
+        others = len(books.scope.peers) - 1
+        if 2 * len(evasive) > others and not (others == 1 and books.can_keep):
+            return
+        for peer in evasive:
+            if books.part_counts[peer]:
+                self._evasions[peer] += 1
+                if self._evasions[peer] >= MOST_EVASIONS:
+                    self._caught(str(peer), 1.0, "does not show what it has averaged or sent, so it")
+
+    async def _judge(self, case: Case) -> None:
+        lie = await asyncio.to_thread(lie_in, case, self._clipping)
+        if lie is not None and self._convict(case, lie):
+            others = [peer for peer in case.scope.peers if peer not in (case.receiver, case.reducer)]
+            await asyncio.gather(*(self._accuse(peer, case) for peer in others))
+
+    def _convict(self, case: Case, lie: str) -> bool:
+        """Tells the trainer, once for each all-reduce; whether it was the first time."""
+        key = (case.scope.group_id, case.reducer)
+        if key in self._convicted:
+            return False
+        self._convicted.add(key)
+        self._caught(str(case.reducer), LIE_WEIGHT, f"has {lie}, as its own signatures prove, and")
+        return True
+
+    # -- asking others -------------------------------------------------------------------------------------------------
+
+    async def _ask(self, books: Books, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
+        """What a groupmate shows; nothing if it is gone, too slow, or sends something else."""
+        request = averaging_pb2.MessageFromLeader(
+            group_id=books.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=[part.to_bytes(4, "little")]
+        )
+        shown = _Shown()
+        with suppress(Exception):  # whatever it is, this peer cannot check with it
+            async with asyncio.timeout(CHECK_SECONDS):
+                stub = self.get_stub(self._connection, peer, namespace=self._prefix)
+                stream = first_of(await stub.rpc_show_part(request), 2)
+                shown = _read_words(await anext(stream), books, peer, reducer)
+                message = (await anext(stream)).tensor_part
+                if message.buffer and _fits(message, books):
+                    shown = replace(shown, part=message)
+                await anext(stream, None)  # closes it
+        return shown
+
+    async def _accuse(self, peer: PeerID, case: Case) -> None:
+        with suppress(Exception):  # it is gone; it may find out by itself
+            async with asyncio.timeout(PROOF_SECONDS):
+                await self.get_stub(self._connection, peer, namespace=self._prefix).rpc_accuse(_proof(case))
+
+    # -- calls of groupmates -------------------------------------------------------------------------------------------
+
+    async def rpc_show_part(
+        self, request: averaging_pb2.MessageFromLeader, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        """A groupmate checks a reducer: what this peer has sent it, and what it has signed. Nothing for others."""
+        async for message in until_hung_up(self._show(request, context.remote_id)):
+            yield message
+
+    async def _show(
+        self, request: averaging_pb2.MessageFromLeader, peer: PeerID
+    ) -> Messages[averaging_pb2.DownloadData]:
+        books = self._books.get(request.group_id)
+        if books is None or not self._may_ask(books, peer) or [len(one) for one in request.gathered] != [4]:
+            yield averaging_pb2.DownloadData()  # so that the other one need not wait
+            return
+        reducer = PeerID(request.suggested_leader)
+        # Between this and the message, nothing else runs on this loop that could change the tensors.
+        part = books.part(reducer, int.from_bytes(request.gathered[0], "little"))
+        receipt, commitments = books.receipts.get(reducer), books.commitments if reducer == books.own else None
+        words = [
+            receipt.facts() if receipt is not None else None,
+            [one.facts() for one in commitments] if commitments is not None else None,
+        ]
+        yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps(words))
+        yield averaging_pb2.DownloadData(tensor_part=part)
+
+    def _may_ask(self, books: Books, peer: PeerID) -> bool:
+        """Whether it is a groupmate, and has not asked more often than any peer does."""
+        asked = (books.scope.group_id, peer)
+        self._asked[asked] += peer in books.scope.peers
+        return peer in books.scope.peers and self._asked[asked] <= books.most_asked
+
+    async def rpc_accuse(
+        self, stream: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
+    ) -> averaging_pb2.MessageFromLeader:
+        """A groupmate sends a proof that a reducer of a common all-reduce has lied; whether this peer finds it one."""
+        refused = averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
+        if not any(context.remote_id in books.scope.peers for books in self._books.values()):
+            return refused
+        with self._proofs.request(context.remote_id) as allowed:
+            if not allowed:
+                return refused
+            try:
+                async with asyncio.timeout(PROOF_SECONDS):
+                    case = await self._read_proof(stream, context.remote_id)
+            except Exception:  # of many kinds: whatever it is, this is no proof
+                return refused
+            lie = await asyncio.to_thread(lie_in, case, self._clipping)
+        if lie is None:
+            return refused
+        self._convict(case, lie)
+        return averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+
+    async def _read_proof(self, stream: Messages[averaging_pb2.DownloadData], accuser: PeerID) -> Case:
+        """
+        Raises:
+            ValueError: If it is malformed, too long, or of no all-reduce of this peer and the accuser.
+        """
+        facts = MSGPackSerializer.loads((await anext(stream)).metadata)
+        group_id, reducer, part, receipt, other, commitments, answers = facts
+        books = self._books.get(group_id) if type(group_id) is bytes else None
+        if books is None or type(part) is not int or type(answers) is not bytes or len(commitments) > MOST_PEERS:
+            raise ValueError("this is no proof")
+        case = Case(
+            scope=books.scope,
+            reducer=PeerID(reducer),
+            receiver=accuser,
+            receipt=Receipt.read(receipt),
+            part=part,
+            other=None if other is None else (PeerID(other[0]), Receipt.read(other[1])),
+            commitments=tuple(Commitment.read(one) for one in commitments),
+            answers=tuple(answers[n : n + DIGEST_BYTES] for n in range(0, len(answers), DIGEST_BYTES)),
+        )
+        if accuser not in books.scope.peers or case.reducer not in books.scope.peers or case.reducer == books.own:
+            raise ValueError("this is a proof about somebody else")
+        tensors, peers = [], len(books.scope.peers)
+        left = LARGEST_HELD_BYTES + (peers + 1) * _SLACK_BYTES + _VALUE_BYTES * books.most_values
+        async for message in first_of(stream, peers + 1):
+            left -= len(message.tensor_part.buffer)
+            if left < 0 or not _fits(message.tensor_part, books):
+                raise ValueError("a proof is too long")
+            tensors.append(message.tensor_part)
+        return replace(case, parts=tuple(tensors[:-1]), answer=tensors[-1]) if tensors else case
+
+
+def _read_words(message: averaging_pb2.DownloadData, books: Books, peer: PeerID, reducer: PeerID) -> _Shown:
+    """
+    Raises:
+        ValueError: If they are malformed.
+    """
+    receipt, commitments = MSGPackSerializer.loads(message.metadata)
+    receipt = None if receipt is None else Receipt.read(receipt)
+    if receipt is not None and not receipt.holds(books.scope, reducer=reducer, receiver=peer):
+        receipt = None
+    if peer != reducer or commitments is None:
+        return _Shown(receipt=receipt)
+    if len(commitments) != len(books.scope.peers):
+        raise ValueError("a reducer shows another number of commitments than there are peers")
+    return _Shown(receipt=receipt, commitments=tuple(Commitment.read(one) for one in commitments))
+
+
+def _fits(message: runtime_pb2.Tensor, books: Books) -> bool:
+    """Whether a part is no longer than this peer's longest; otherwise it is not decoded."""
+    most = books.most_values
+    sizes = list(message.size)
+    sound = len(sizes) <= 8 and all(size >= 0 for size in sizes) and math.prod(sizes) <= most
+    return sound and len(message.buffer) <= _VALUE_BYTES * most + _SLACK_BYTES
+
+
+async def _proof(case: Case) -> Messages[averaging_pb2.DownloadData]:
+    """The messages that carry it."""
+    other = None if case.other is None else [case.other[0].to_bytes(), case.other[1].facts()]
+    commitments = [one.facts() for one in case.commitments]
+    facts = [case.scope.group_id, case.reducer.to_bytes(), case.part, case.receipt.facts(), other, commitments]
+    yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps([*facts, b"".join(case.answers)]))
+    if case.answer is not None:
+        for message in (*case.parts, case.answer):
+            yield averaging_pb2.DownloadData(tensor_part=message)
