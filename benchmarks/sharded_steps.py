@@ -1,0 +1,220 @@
+"""Traces training steps on one of several GPUs, as PyTorch's FSDP2 and DDP run them, and counts what the device holds.
+
+    python benchmarks/sharded_steps.py --cases 40 --seed 1 --json benchmarks/sharded_steps.json
+
+Real code of transformers and of `torch.distributed` runs on fake tensors, which have a size but no content, with a fake
+process group, whose collectives return at once. The program follows every storage, rounded up to 512 bytes as CUDA's
+allocator does, through the second step, so that the optimizer's state exists. The device is the first of its group,
+whose shards are the largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from calculator.autograd import rounded  # noqa: E402
+from calculator.setups import Setup, resolve, setup_from  # noqa: E402
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Held(TorchDispatchMode):
+    """Within `with`, follows every storage; `peak` is the most that existed after an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.peak = 0
+        self.peak_phase = self.peak_operation = ""
+        self.phase = ""
+        self.host: set[int] = set()
+        """Storages that a GPU's optimizer keeps on the host."""
+
+    def bytes_now(self) -> int:
+        """Bytes of the storages that exist, at their present sizes: FSDP2 resizes those of gathered parameters."""
+        total = 0
+        for address, weak in list(self.storages.items()):
+            storage = weak()
+            if storage is not None and address not in self.host:
+                total += rounded(storage.nbytes())
+        return total
+
+    def follow(self, tensor: torch.Tensor) -> None:
+        """Counts a tensor's storage from now on."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self.storages:
+            # PyTorch keeps a storage's Python object as long as the storage itself.
+            self.storages[address] = weakref.ref(storage)
+            weakref.finalize(storage, self._forget, address)
+
+    def _forget(self, address: int) -> None:
+        self.storages.pop(address, None)
+        self.host.discard(address)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        from torch.distributed.tensor import DTensor
+
+        if DTensor in types:
+            return NotImplemented  # its own dispatch calls the operation on the local tensors, which comes here again
+        in_place = self._would_be_in_place(func, args)
+        returned = func(*args, **(kwargs or {}))
+        for tensor in returned if isinstance(returned, tuple | list) else (returned,):
+            if isinstance(tensor, torch.Tensor):
+                self.follow(tensor)
+                if self.phase == "optimizer" and not tensor.dim():
+                    self._on_host(tensor)
+        now = self.bytes_now() - (rounded(returned.untyped_storage().nbytes()) if in_place else 0)
+        if now > self.peak:
+            self.peak, self.peak_phase, self.peak_operation = now, self.phase, str(func)
+        return returned
+
+    def _would_be_in_place(self, func, args: tuple) -> bool:
+        """Whether the engine adds two gradients in place, which it never does with fake tensors (input_buffer.cpp).
+
+        It does so if nothing but the engine holds one of the two: the tensor and this call, so two users of its memory.
+        """
+        if func is not torch.ops.aten.add.Tensor or self.phase != "backward" or torch.is_grad_enabled():
+            return False
+        tensors = [tensor for tensor in args if isinstance(tensor, torch.Tensor)]
+        return any(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2 for tensor in tensors)
+
+    def _on_host(self, tensor: torch.Tensor) -> None:
+        """Counts of steps, unless the optimizer is fused, and numbers that Python has made."""
+        if not self.fused:
+            self.host.add(tensor.untyped_storage()._cdata)
+
+    fused = False
+
+
+def build(setup: Setup) -> torch.nn.Module:
+    """The model of transformers for a setup, in training mode."""
+    import transformers
+
+    config = dict(setup.config)
+    kind = config.pop("model_type")
+    made = transformers.AutoConfig.for_model(kind, **config, use_cache=False)
+    for name in ("resid_pdrop", "attn_pdrop", "embd_pdrop"):
+        if hasattr(made, name):
+            setattr(made, name, 0.0)
+    made._attn_implementation = setup.attention
+    model = transformers.AutoModelForCausalLM.from_config(made, dtype=HALF.get(setup.precision, torch.float32))
+    if setup.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for index, layer in enumerate(layers_of(model)):
+            layer.gradient_checkpointing = index % int(setup.checkpointing) == 0
+    return model.train()
+
+
+def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
+    """The layers of a decoder of transformers."""
+    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
+
+
+def shard(model: torch.nn.Module, setup: Setup) -> None:
+    """FSDP2 as PyTorch's tutorial applies it: every layer, then the whole model; mixed precision without autocast."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh("cpu", (setup.gpus,))
+    policy = MixedPrecisionPolicy()
+    if setup.precision.startswith("amp-"):
+        policy = MixedPrecisionPolicy(
+            param_dtype=HALF[setup.precision.removeprefix("amp-")], reduce_dtype=torch.float32
+        )
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=setup.sharding == "zero-3")
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+@contextmanager
+def group_of(size: int) -> Iterator[None]:
+    """A process group whose collectives do nothing, as its first member sees it."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def trace(setup: Setup) -> dict:
+    """What the device holds in a step of a setup."""
+    architecture = resolve(setup)
+    with group_of(setup.gpus), FakeTensorMode(allow_non_fake_inputs=True), Held() as held:
+        held.fused = setup.optimizer_impl == "fused"
+        model = build(setup)
+        parameters = sum(p.numel() for p in model.parameters())
+        if setup.sharding in ("zero-2", "zero-3"):
+            shard(model, setup)
+        if setup.optimizer == "adamw":
+            flags = {"foreach": setup.optimizer_impl == "foreach", "fused": held.fused}
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **flags)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=True)
+        length = setup.sequence_length or architecture.sequence_length
+        held.phase = "before"
+        for last in (False, True):
+            optimizer.zero_grad(set_to_none=True)
+            if last:
+                weights = held.bytes_now()
+                held.peak = 0
+            _step(setup, held, model, optimizer, (setup.micro_batch_size, length))
+        left = held.bytes_now()
+        state = [value for one in optimizer.state.values() for value in one.values()]
+        state_bytes = sum(_bytes(t) for t in state if held.fused or t.dim())
+        gradients = {id(g.untyped_storage()): g for g in (_local(p.grad) for p in model.parameters())}
+        return {
+            "parameters": parameters,
+            "weights_bytes": weights - state_bytes,
+            "gradient_bytes": sum(rounded(g.untyped_storage().nbytes()) for g in gradients.values()),
+            "optimizer_state_bytes": state_bytes,
+            "left": left,
+            "peak": held.peak,
+            "peak_phase": held.peak_phase,
+            "peak_operation": held.peak_operation,
+        }
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return rounded(_local(tensor).untyped_storage().nbytes())
+
+
+def _step(setup: Setup, held: Held, model, optimizer, shape: tuple[int, int]) -> None:
+    half = HALF.get(setup.precision.removeprefix("amp-"))
+    autocast = setup.precision.startswith("amp-") and setup.sharding not in ("zero-2", "zero-3")
+    held.phase = "forward"
+    ids = torch.zeros(shape, dtype=torch.long)
+    labels = torch.zeros(shape, dtype=torch.long)
+    with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=autocast):
+        result = model(input_ids=ids, labels=labels)
+        loss = result.loss
+    del result
+    held.phase = "backward"
+    loss.backward()
+    held.phase = "optimizer"
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    pass
