@@ -125,12 +125,10 @@ def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
     return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
-def shard(model: torch.nn.Module, setup: Setup) -> None:
+def shard(model: torch.nn.Module, setup: Setup, mesh) -> None:
     """FSDP2 as PyTorch's tutorial applies it: every layer, then the whole model; mixed precision without autocast."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh("cpu", (setup.gpus,))
     policy = MixedPrecisionPolicy()
     if setup.precision.startswith("amp-"):
         policy = MixedPrecisionPolicy(
@@ -142,14 +140,15 @@ def shard(model: torch.nn.Module, setup: Setup) -> None:
 
 
 @contextmanager
-def group_of(size: int) -> Iterator[None]:
-    """A process group whose collectives do nothing, as its first member sees it."""
+def group_of(size: int) -> Iterator:
+    """A process group whose collectives do nothing, as its first member sees it: the mesh of its devices."""
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
-        yield
+        yield init_device_mesh("cpu", (size,))
     finally:
         dist.destroy_process_group()
 
@@ -157,12 +156,12 @@ def group_of(size: int) -> Iterator[None]:
 def trace(setup: Setup) -> dict:
     """What the device holds in a step of a setup."""
     architecture = resolve(setup)
-    with group_of(setup.gpus), FakeTensorMode(allow_non_fake_inputs=True), Held() as held:
+    with group_of(setup.gpus) as mesh, FakeTensorMode(allow_non_fake_inputs=True), Held() as held:
         held.fused = setup.optimizer_impl == "fused"
         model = build(setup)
         parameters = sum(p.numel() for p in model.parameters())
         if setup.sharding in ("zero-2", "zero-3"):
-            shard(model, setup)
+            shard(model, setup, mesh)
         if setup.optimizer == "adamw":
             flags = {"foreach": setup.optimizer_impl == "foreach", "fused": held.fused}
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **flags)
