@@ -17,6 +17,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -202,18 +203,105 @@ def _bytes(tensor: torch.Tensor) -> int:
 def _step(setup: Setup, held: Held, model, optimizer, shape: tuple[int, int]) -> None:
     half = HALF.get(setup.precision.removeprefix("amp-"))
     autocast = setup.precision.startswith("amp-") and setup.sharding not in ("zero-2", "zero-3")
-    held.phase = "forward"
     ids = torch.zeros(shape, dtype=torch.long)
     labels = torch.zeros(shape, dtype=torch.long)
-    with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=autocast):
-        result = model(input_ids=ids, labels=labels)
-        loss = result.loss
-    del result
-    held.phase = "backward"
-    loss.backward()
+    for _ in range(setup.accumulation_steps):
+        loss = None
+        held.phase = "forward"
+        with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, labels=labels).loss
+        held.phase = "backward"
+        loss.backward()
     held.phase = "optimizer"
     optimizer.step()
 
 
+SIZES = (2, 3, 4, 8)
+"""GPUs of a drawn step."""
+
+
+def draw(chance: random.Random) -> Setup:
+    """A random setup: a decoder of any supported family with a few layers, on several GPUs.
+
+    Attention runs in separate operations, since the fused kernels of CPUs keep other tensors than those of GPUs.
+    """
+    family = chance.choice(("llama", "llama", "qwen3", "mistral", "gpt2", "gptj", "gemma2"))
+    precision = chance.choice(("fp32", "bf16", "amp-bf16", "amp-fp16"))
+    sharding = chance.choice(("zero-2", "zero-3", "zero-3"))
+    config = {"model_type": family, **_sizes(family, chance)}
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    values = {
+        "config": config,
+        "micro_batch_size": chance.randint(2, 5),
+        "sequence_length": chance.choice((16, 64, 96, 130, 250)),
+        "precision": precision,
+        "attention": "eager",
+        "checkpointing": chance.choice((False, False, True, chance.randint(1, layers))),
+        "optimizer": chance.choice(("adamw", "adamw", "adamw", "sgd")),
+        "accumulation_steps": chance.choice((1, 1, 2)),
+        "gpus": chance.choice(SIZES),
+        "sharding": sharding,
+    }
+    if family.startswith("gpt"):
+        values["dropout"] = 0.0
+    if values["optimizer"] == "adamw":
+        values["optimizer_impl"] = chance.choice(("foreach", "for-loop", "fused"))
+    return setup_from(values)
+
+
+def _sizes(family: str, chance: random.Random) -> dict:
+    heads, width = chance.choice((2, 4, 6)), chance.choice((16, 24, 40, 64))
+    layers, vocabulary = chance.randint(1, 6), chance.randint(50, 9000)
+    common = {"vocab_size": vocabulary}
+    if family.startswith("gpt"):
+        inner = chance.randint(100, 1500)
+        sizes = {"n_embd": heads * width, "n_head": heads, "n_layer": layers, "n_positions": 256, "n_inner": inner}
+        rotary = {"rotary_dim": 8, "tie_word_embeddings": False} if family == "gptj" else {}
+        return common | sizes | rotary
+    sizes = {
+        "hidden_size": heads * chance.randint(8, 60),
+        "intermediate_size": chance.randint(100, 1500),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": chance.choice([k for k in (1, 2, heads) if heads % k == 0]),
+        "head_dim": width,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": chance.random() < 0.5,
+    }
+    return common | sizes | ({"sliding_window": None} if family == "mistral" else {})
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Draws and traces steps; prints the calculator's difference from each, and writes them if asked."""
+    from calculator.estimate import estimate
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
+    flags = parser.parse_args(arguments)
+    chance = random.Random(flags.seed)
+    steps = []
+    for _ in range(flags.cases):
+        setup = draw(chance)
+        step = {"setup": _written(setup), **trace(setup)}
+        steps.append(step)
+        difference = estimate(setup).gpu.total - step["peak"]
+        shown = {key: value for key, value in step["setup"].items() if key != "config"}
+        print(f"{difference:+10d} of {step['peak']:,} in {step['peak_phase']}: {setup.config['model_type']} {shown}")
+    if flags.json:
+        lines = ",\n".join(json.dumps(step) for step in steps)
+        flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def _written(setup: Setup) -> dict:
+    """The fields of a setup that differ from their defaults."""
+    return {
+        field.name: getattr(setup, field.name)
+        for field in fields(Setup)
+        if getattr(setup, field.name) != field.default or field.name in ("precision", "attention", "optimizer")
+    }
+
+
 if __name__ == "__main__":
-    pass
+    main()
