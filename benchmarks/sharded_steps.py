@@ -15,8 +15,8 @@ import json
 import random
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Held(TorchDispatchMode):
         super().__init__()
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.peak = 0
-        self.peak_phase = self.peak_operation = ""
+        self.peak_phase = ""
         self.phase = ""
         self.host: set[int] = set()
         """Storages that a GPU's optimizer keeps on the host."""
@@ -81,7 +81,7 @@ class Held(TorchDispatchMode):
                     self._on_host(tensor)
         now = self.bytes_now() - (rounded(returned.untyped_storage().nbytes()) if in_place else 0)
         if now > self.peak:
-            self.peak, self.peak_phase, self.peak_operation = now, self.phase, str(func)
+            self.peak, self.peak_phase = now, self.phase
         return returned
 
     def _would_be_in_place(self, func, args: tuple) -> bool:
@@ -141,54 +141,89 @@ def shard(model: torch.nn.Module, setup: Setup, mesh) -> None:
 
 
 @contextmanager
-def group_of(size: int) -> Iterator:
-    """A process group whose collectives do nothing, as its first member sees it: the mesh of its devices."""
+def group_of(size: int, rank: int = 0) -> Iterator:
+    """A process group whose collectives do nothing, as one of its members sees it: the mesh of its devices."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield init_device_mesh("cpu", (size,))
     finally:
         dist.destroy_process_group()
 
 
+def replicated(model: torch.nn.Module) -> torch.nn.Module:
+    """The model under DistributedDataParallel."""
+
+    def at_once(_state, bucket):  # DDP refuses annotations that are strings
+        # The fake group's own reduction returns nothing, where DDP expects the bucket.
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
+    wrapped.register_comm_hook(None, at_once)
+    return wrapped
+
+
+def make_optimizer(setup: Setup, parameters: Iterable[torch.nn.Parameter]):
+    """The optimizer of a setup."""
+    kind, flags = torch.optim.SGD, {"lr": 1e-4, "momentum": 0.9, "foreach": True}
+    if setup.optimizer == "adamw":
+        kind, implementation = torch.optim.AdamW, setup.optimizer_impl
+        flags = {"lr": 1e-4, "foreach": implementation == "foreach", "fused": implementation == "fused"}
+    if setup.sharding != "zero-1":
+        return kind(parameters, **flags)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **flags)
+
+
+def most_loaded(setup: Setup) -> int:
+    """The member of the group to which ZeroRedundancyOptimizer gives the most values; the first, if it is not used."""
+    if setup.sharding != "zero-1":
+        return 0
+    with group_of(setup.gpus):
+        parts = make_optimizer(setup, build(setup).parameters())._partition_parameters()
+    sizes = [sum(p.numel() for group in part for p in group["params"]) for part in parts]
+    return sizes.index(max(sizes))
+
+
 def trace(setup: Setup) -> dict:
-    """What the device holds in a step of a setup."""
+    """What the device holds in a step of a setup.
+
+    FSDP2 runs on fake tensors. DDP, which is written in C++, needs tensors that have a content.
+    """
     architecture = resolve(setup)
-    with group_of(setup.gpus) as mesh, FakeTensorMode(allow_non_fake_inputs=True), Held() as held:
+    divided = setup.sharding in ("zero-2", "zero-3")
+    fake = FakeTensorMode(allow_non_fake_inputs=True) if divided or setup.gpus == 1 else nullcontext()
+    with group_of(setup.gpus, most_loaded(setup)) as mesh, fake, Held() as held:
         held.fused = setup.optimizer_impl == "fused"
         model = build(setup)
         parameters = sum(p.numel() for p in model.parameters())
-        if setup.sharding in ("zero-2", "zero-3"):
+        run = model
+        if divided:
             shard(model, setup, mesh)
-        if setup.optimizer == "adamw":
-            flags = {"foreach": setup.optimizer_impl == "foreach", "fused": held.fused}
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **flags)
-        else:
-            optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=True)
+        elif setup.gpus > 1:
+            run = replicated(model)
+        optimizer = make_optimizer(setup, model.parameters())
         length = setup.sequence_length or architecture.sequence_length
         held.phase = "before"
         for last in (False, True):
             optimizer.zero_grad(set_to_none=True)
-            if last:
-                weights = held.bytes_now()
-                held.peak = 0
-            _step(setup, held, model, optimizer, (setup.micro_batch_size, length))
-        left = held.bytes_now()
+            held.peak = 0 if last else held.peak
+            _step(setup, held, run, optimizer, (setup.micro_batch_size, length))
+        optimizer = getattr(optimizer, "optim", optimizer)
         state = [value for one in optimizer.state.values() for value in one.values()]
-        state_bytes = sum(_bytes(t) for t in state if held.fused or t.dim())
         gradients = {id(g.untyped_storage()): g for g in (_local(p.grad) for p in model.parameters())}
         return {
             "parameters": parameters,
-            "weights_bytes": weights - state_bytes,
             "gradient_bytes": sum(rounded(g.untyped_storage().nbytes()) for g in gradients.values()),
-            "optimizer_state_bytes": state_bytes,
-            "left": left,
+            "optimizer_state_bytes": sum(_bytes(t) for t in state if held.fused or t.dim()),
             "peak": held.peak,
             "peak_phase": held.peak_phase,
-            "peak_operation": held.peak_operation,
         }
 
 
@@ -226,8 +261,11 @@ def draw(chance: random.Random) -> Setup:
     Attention runs in separate operations, since the fused kernels of CPUs keep other tensors than those of GPUs.
     """
     family = chance.choice(("llama", "llama", "qwen3", "mistral", "gpt2", "gptj", "gemma2"))
+    sharding = chance.choice(("none", "zero-1", "zero-2", "zero-2", "zero-3", "zero-3", "zero-3"))
     precision = chance.choice(("fp32", "bf16", "amp-bf16", "amp-fp16"))
-    sharding = chance.choice(("zero-2", "zero-3", "zero-3"))
+    # Without FSDP2, this precision is autocast, which casts other operations on a CPU than on a GPU.
+    if sharding in ("none", "zero-1"):
+        precision = precision.removeprefix("amp-").replace("fp16", "fp32")
     config = {"model_type": family, **_sizes(family, chance)}
     layers = config.get("num_hidden_layers") or config["n_layer"]
     values = {
