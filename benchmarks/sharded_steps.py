@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -30,6 +31,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from calculator.autograd import rounded  # noqa: E402
 from calculator.setups import Setup, resolve, setup_from  # noqa: E402
 
+DROPOUTS = (
+    "resid_pdrop", "attn_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout_rate",
+    "attention_dropout",
+)  # fmt: skip
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -108,22 +113,31 @@ def build(setup: Setup) -> torch.nn.Module:
 
     config = dict(setup.config)
     kind = config.pop("model_type")
+    classes = {"bert": transformers.AutoModelForMaskedLM, "t5": transformers.AutoModelForSeq2SeqLM}
+    if kind == "t5":
+        config["decoder_start_token_id"] = 0
     made = transformers.AutoConfig.for_model(kind, **config, use_cache=False)
-    for name in ("resid_pdrop", "attn_pdrop", "embd_pdrop"):
+    for name in DROPOUTS:
         if hasattr(made, name):
             setattr(made, name, 0.0)
     made._attn_implementation = setup.attention
-    model = transformers.AutoModelForCausalLM.from_config(made, dtype=HALF.get(setup.precision, torch.float32))
+    maker = classes.get(kind, transformers.AutoModelForCausalLM)
+    model = maker.from_config(made, dtype=HALF.get(setup.precision, torch.float32))
     if setup.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        for index, layer in enumerate(layers_of(model)):
-            layer.gradient_checkpointing = index % int(setup.checkpointing) == 0
+        for stack in stacks_of(model):
+            for index, layer in enumerate(stack):
+                layer.gradient_checkpointing = index % int(setup.checkpointing) == 0
     return model.train()
 
 
-def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """The layers of a decoder of transformers."""
-    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
+def stacks_of(model: torch.nn.Module) -> list[torch.nn.ModuleList]:
+    """The layers of each stack of a model of transformers."""
+    if hasattr(model, "encoder"):
+        return [model.encoder.block, model.decoder.block]
+    if hasattr(model, "bert"):
+        return [model.bert.encoder.layer]
+    return [model.transformer.h if hasattr(model, "transformer") else model.model.layers]
 
 
 def shard(model: torch.nn.Module, setup: Setup, mesh) -> None:
@@ -135,7 +149,7 @@ def shard(model: torch.nn.Module, setup: Setup, mesh) -> None:
         policy = MixedPrecisionPolicy(
             param_dtype=HALF[setup.precision.removeprefix("amp-")], reduce_dtype=torch.float32
         )
-    for layer in layers_of(model):
+    for layer in chain.from_iterable(stacks_of(model)):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=setup.sharding == "zero-3")
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
@@ -214,7 +228,7 @@ def trace(setup: Setup) -> dict:
         for last in (False, True):
             optimizer.zero_grad(set_to_none=True)
             held.peak = 0 if last else held.peak
-            _step(setup, held, run, optimizer, (setup.micro_batch_size, length))
+            _step(setup, held, run, optimizer, length)
         optimizer = getattr(optimizer, "optim", optimizer)
         state = [value for one in optimizer.state.values() for value in one.values()]
         gradients = {id(g.untyped_storage()): g for g in (_local(p.grad) for p in model.parameters())}
@@ -235,11 +249,11 @@ def _bytes(tensor: torch.Tensor) -> int:
     return rounded(_local(tensor).untyped_storage().nbytes())
 
 
-def _step(setup: Setup, held: Held, model, optimizer, shape: tuple[int, int]) -> None:
+def _step(setup: Setup, held: Held, model, optimizer, length: int) -> None:
     half = HALF.get(setup.precision.removeprefix("amp-"))
     autocast = setup.precision.startswith("amp-") and setup.sharding not in ("zero-2", "zero-3")
-    ids = torch.zeros(shape, dtype=torch.long)
-    labels = torch.zeros(shape, dtype=torch.long)
+    ids = torch.zeros((setup.micro_batch_size, length), dtype=torch.long)
+    labels = torch.zeros((setup.micro_batch_size, setup.target_length or length), dtype=torch.long)
     for _ in range(setup.accumulation_steps):
         loss = None
         held.phase = "forward"
