@@ -269,33 +269,54 @@ SIZES = (2, 3, 4, 8)
 """GPUs of a drawn step."""
 
 
+FAMILIES = (
+    "llama",
+    "llama",
+    "qwen3",
+    "mistral",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "qwen3_moe",
+    "gpt2",
+    "gptj",
+    "bert",
+    "t5",
+)
+"""Model types of a drawn step; the first is drawn twice as often."""
+
+
 def draw(chance: random.Random) -> Setup:
-    """A random setup: a decoder of any supported family with a few layers, on several GPUs.
+    """A random setup: a model of any supported family with a few layers, on several GPUs.
 
     Attention runs in separate operations, since the fused kernels of CPUs keep other tensors than those of GPUs.
     """
-    family = chance.choice(("llama", "llama", "qwen3", "mistral", "gpt2", "gptj", "gemma2"))
+    family = chance.choice(FAMILIES)
     sharding = chance.choice(("none", "zero-1", "zero-2", "zero-2", "zero-3", "zero-3", "zero-3"))
     precision = chance.choice(("fp32", "bf16", "amp-bf16", "amp-fp16"))
     # Without FSDP2, this precision is autocast, which casts other operations on a CPU than on a GPU.
     if sharding in ("none", "zero-1"):
         precision = precision.removeprefix("amp-").replace("fp16", "fp32")
+    # PyTorch multiplies groups of rows by their expert's weights in bfloat16 only.
+    if family == "qwen3_moe" and precision != "amp-bf16":
+        precision = "bf16"
     config = {"model_type": family, **_sizes(family, chance)}
-    layers = config.get("num_hidden_layers") or config["n_layer"]
+    layers = min(config[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if name in config)
     values = {
         "config": config,
         "micro_batch_size": chance.randint(2, 5),
         "sequence_length": chance.choice((16, 64, 96, 130, 250)),
         "precision": precision,
         "attention": "eager",
+        "dropout": 0.0,
         "checkpointing": chance.choice((False, False, True, chance.randint(1, layers))),
         "optimizer": chance.choice(("adamw", "adamw", "adamw", "sgd")),
         "accumulation_steps": chance.choice((1, 1, 2)),
         "gpus": chance.choice(SIZES),
         "sharding": sharding,
     }
-    if family.startswith("gpt"):
-        values["dropout"] = 0.0
+    if family == "t5":
+        values["target_length"] = chance.choice((16, 48, 100))
     if values["optimizer"] == "adamw":
         values["optimizer_impl"] = chance.choice(("foreach", "for-loop", "fused"))
     return setup_from(values)
@@ -303,24 +324,31 @@ def draw(chance: random.Random) -> Setup:
 
 def _sizes(family: str, chance: random.Random) -> dict:
     heads, width = chance.choice((2, 4, 6)), chance.choice((16, 24, 40, 64))
-    layers, vocabulary = chance.randint(1, 6), chance.randint(50, 9000)
-    common = {"vocab_size": vocabulary}
+    layers, inner = chance.randint(1, 6), chance.randint(100, 1500)
+    sizes = {"vocab_size": chance.randint(50, 9000)}
     if family.startswith("gpt"):
-        inner = chance.randint(100, 1500)
-        sizes = {"n_embd": heads * width, "n_head": heads, "n_layer": layers, "n_positions": 256, "n_inner": inner}
-        rotary = {"rotary_dim": 8, "tie_word_embeddings": False} if family == "gptj" else {}
-        return common | sizes | rotary
-    sizes = {
-        "hidden_size": heads * chance.randint(8, 60),
-        "intermediate_size": chance.randint(100, 1500),
+        sizes |= {"n_embd": heads * width, "n_head": heads, "n_layer": layers, "n_positions": 256, "n_inner": inner}
+        return sizes | ({"rotary_dim": 8, "tie_word_embeddings": False} if family == "gptj" else {})
+    if family == "t5":
+        sizes |= {"d_model": chance.randint(32, 300), "d_kv": width, "d_ff": inner, "num_heads": heads}
+        return sizes | {"num_layers": layers, "num_decoder_layers": layers, "feed_forward_proj": "relu"}
+    sizes |= {
+        "hidden_size": heads * width if family in ("bert", "phi3") else heads * 8 * chance.randint(1, 8),
+        "intermediate_size": inner,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": chance.choice([k for k in (1, 2, heads) if heads % k == 0]),
-        "head_dim": width,
         "max_position_embeddings": 256,
-        "tie_word_embeddings": chance.random() < 0.5,
     }
-    return common | sizes | ({"sliding_window": None} if family == "mistral" else {})
+    if family == "bert":
+        return sizes
+    sizes["num_key_value_heads"] = chance.choice([k for k in (1, 2, heads) if heads % k == 0])
+    sizes["tie_word_embeddings"] = chance.random() < 0.5
+    if family == "phi3":
+        return sizes | {"pad_token_id": 0}
+    sizes["head_dim"] = width
+    if family == "qwen3_moe":
+        sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8 * chance.randint(2, 40)}
+    return sizes | ({"sliding_window": None} if family == "mistral" else {})
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -115,6 +115,8 @@ class Estimate:
     """The answer to a setup. `as_dict` is its JSON form."""
 
     model: str
+    gpus: int
+    """GPUs that train together; all other figures are those of one, the fullest."""
     parameters: int
     """All of them, with LoRA's adapters."""
     parameters_by_part: dict[str, int]
@@ -206,6 +208,7 @@ def estimate(setup: Setup) -> Estimate:
     whole = count_parameters(architecture, shared)
     return Estimate(
         model=architecture.name,
+        gpus=setup.gpus,
         parameters=whole + fixed.values if lora else whole,
         parameters_by_part=parameters_by_part(architecture, shared) | ({"adapters": fixed.values} if lora else {}),
         trained_parameters=whole if course else fixed.values,
@@ -219,7 +222,11 @@ def estimate(setup: Setup) -> Estimate:
         timeline=tuple(instants),
         transfer=_transfer(setup, fixed),
         overhead=_overhead(fixed),
-        notes=(*_notes(setup, architecture), *_adapter_notes(setup, architecture, lora)),
+        notes=(
+            *_notes(setup, architecture),
+            *_adapter_notes(setup, architecture, lora),
+            *_group_notes(setup, buckets),
+        ),
     )
 
 
@@ -248,6 +255,7 @@ def estimate_around(
     fixed = _sizes(trained, [(1, size) for size in frozen_bytes], 4, optimizer)
     return Estimate(
         model=str(setup.config["model_type"]),
+        gpus=setup.gpus,
         parameters=fixed.values,
         parameters_by_part={"model": fixed.values},
         trained_parameters=fixed.values,
@@ -528,6 +536,31 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
             f"With at most {FUSED_4BIT_TOKENS} tokens in a pass, bitsandbytes may multiply without making a weight's "
             "16-bit copy in forward, depending on the GPU; the copy is counted."
         )
+
+
+def _group_notes(setup: Setup, buckets: int) -> Iterator[str]:
+    """What is counted on each of several GPUs."""
+    if setup.gpus == 1:
+        return
+    if setup.sharding in ("none", "zero-1"):
+        yield (
+            f"Each GPU has the whole model. Of its gradients, {buckets / 2**30:.2f} GiB are the buckets in which "
+            "DistributedDataParallel sends them; gradient_as_bucket_view=True would save these."
+        )
+    if setup.sharding == "zero-1":
+        yield "ZeroRedundancyOptimizer deals out whole parameters; counted is the GPU with the largest state."
+    if setup.sharding in ("zero-2", "zero-3"):
+        yield (
+            "FSDP2 divides every layer, and the rest of the model, by rows; counted is the first GPU, whose shares are "
+            "the largest. Weights include those that are gathered at the peak."
+        )
+        if setup.precision.startswith("amp-"):
+            half = "bfloat16" if setup.precision.endswith("bf16") else "float16"
+            yield (
+                f"Mixed precision is FSDP2's own: weights are gathered in {half}, without autocast, and gradients are "
+                "summed over the GPUs in 32 bits."
+            )
+    yield "NCCL's own buffers are not counted: some hundred MiB on each GPU."
 
 
 def _sentence(instant: StepInstant, gpu: GpuMemory) -> str:

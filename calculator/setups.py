@@ -18,7 +18,6 @@ MOST_RANK = 65_536
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3")
 MOST_GPUS = 65_536
 SHARDED_OPTIMIZERS = ("adamw", "sgd")
-SHARDED_FAMILIES = ("llama", "gemma", "gpt2", "gptj", "bert", "mixture", "deepseek", "t5")
 """Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
 ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "base_bits", "adapter_bits", "rest_32bit")
 """Fields that mean something only with `lora_rank`."""
@@ -271,10 +270,10 @@ def _check_sharding(setup: Setup, architecture: Architecture) -> None:
         )
     if setup.sharding == "zero-1":
         return
-    if architecture.family not in SHARDED_FAMILIES:
-        raise BadSetup(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
     if setup.shared_groups or architecture.shared_groups:
-        raise BadSetup("FSDP2 refuses layers that share weights; omit shared_groups, or choose sharding none.")
+        raise BadSetup("FSDP2 refuses layers that share weights; omit shared_groups, or choose sharding zero-1.")
+    if architecture.family == "text-to-image":
+        raise BadSetup(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
 
 
 def plain(setup: Setup) -> Setup:
@@ -291,6 +290,7 @@ def plain(setup: Setup) -> Setup:
         dropout=setup.dropout,
         accumulation_steps=setup.accumulation_steps,
         pcie_generation=setup.pcie_generation,
+        gpus=setup.gpus,
         precision="fp32",
         attention="eager",
         shared_groups=layers if architecture.shared_groups else None,

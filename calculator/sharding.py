@@ -15,8 +15,8 @@ What is alive when, by torch 2.13, distributed/fsdp/_fully_shard:
   forward ends (FSDPParamGroup.wait_for_unshard, FSDPState._post_forward);
 - in backward, the buffer of the layer before is filled as soon as a layer begins, and the last layer's when backward
   begins (FSDPParamGroup._backward_prefetch);
-- after a layer's backward, its whole weights are freed, its gradients are copied into one buffer, and their sum for this
-  GPU's share into another. The first buffer is kept until the next layer's backward ends (post_backward);
+- after a layer's backward, its whole weights are freed, its gradients are copied into one buffer, and their sum for
+  this GPU's share into another. The first buffer is kept until the next layer's backward ends (post_backward);
 - the model's own weights (embeddings, last norm, head) are gathered from the beginning of forward to the end of
   backward, and their gradients are kept whole until then (FSDPState._lazy_init, _root_post_backward_final_callback).
 """
@@ -228,7 +228,7 @@ class _Step:
     def end(self) -> None:
         """After the last layer's backward: the gradients outside of the layers."""
         reduced = 0 if self.course.accumulating else self.all_gradients - self.root.gradients
-        self._reduce(self.root, self.level.gradients - reduced, "end of backward")
+        self._reduce(self.root, self.level.gradients - reduced, "embeddings and output head")
         self.summed = 0
 
     def _gather(self, group: Group, place: str, phase: str) -> None:
