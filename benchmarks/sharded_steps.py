@@ -16,10 +16,11 @@ import random
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -39,52 +40,51 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Held(TorchDispatchMode):
-    """Within `with`, follows every storage; `peak` is the most that existed after an operation."""
+    """Within `with`, follows every storage; `peak` is the most that existed after an operation.
 
-    def __init__(self) -> None:
+    Args:
+        steps_on_device: Whether the optimizer's counts of steps are on the GPU, as those of a fused one are.
+    """
+
+    def __init__(self, *, steps_on_device: bool) -> None:
         super().__init__()
-        self.storages: dict[int, torch.UntypedStorage] = {}
-        self.peak = 0
-        self.peak_phase = ""
-        self.phase = ""
-        self.host: set[int] = set()
-        """Storages that a GPU's optimizer keeps on the host."""
-
-    def bytes_now(self) -> int:
-        """Bytes of the storages that exist, at their present sizes: FSDP2 resizes those of gathered parameters."""
-        total = 0
-        for address, weak in list(self.storages.items()):
-            storage = weak()
-            if storage is not None and address not in self.host:
-                total += rounded(storage.nbytes())
-        return total
+        self.steps_on_device = steps_on_device
+        self.sizes: dict[int, int] = {}
+        self.now = self.peak = 0
+        self.phase = self.peak_phase = ""
+        self.paused = False
 
     def follow(self, tensor: torch.Tensor) -> None:
-        """Counts a tensor's storage from now on."""
+        """Counts a tensor's storage at its present size from now on."""
         storage = tensor.untyped_storage()
         address = storage._cdata
-        if address not in self.storages:
+        if address not in self.sizes:
             # PyTorch keeps a storage's Python object as long as the storage itself.
-            self.storages[address] = weakref.ref(storage)
             weakref.finalize(storage, self._forget, address)
+        size = 0 if self._is_on_host(tensor) else rounded(storage.nbytes())
+        self.now += size - self.sizes.get(address, 0)
+        self.sizes[address] = size
 
     def _forget(self, address: int) -> None:
-        self.storages.pop(address, None)
-        self.host.discard(address)
+        self.now -= self.sizes.pop(address)
+
+    def _is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a count of steps or a number that Python has made, which an optimizer keeps on the host."""
+        return self.phase == "optimizer" and not tensor.dim() and not self.steps_on_device
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         from torch.distributed.tensor import DTensor
 
         if DTensor in types:
             return NotImplemented  # its own dispatch calls the operation on the local tensors, which comes here again
+        if self.paused:
+            return func(*args, **(kwargs or {}))
         in_place = self._would_be_in_place(func, args)
         returned = func(*args, **(kwargs or {}))
         for tensor in returned if isinstance(returned, tuple | list) else (returned,):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
                 self.follow(tensor)
-                if self.phase == "optimizer" and not tensor.dim():
-                    self._on_host(tensor)
-        now = self.bytes_now() - (rounded(returned.untyped_storage().nbytes()) if in_place else 0)
+        now = self.now - (rounded(returned.untyped_storage().nbytes()) if in_place else 0)
         if now > self.peak:
             self.peak, self.peak_phase = now, self.phase
         return returned
@@ -99,12 +99,34 @@ class Held(TorchDispatchMode):
         tensors = [tensor for tensor in args if isinstance(tensor, torch.Tensor)]
         return any(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2 for tensor in tensors)
 
-    def _on_host(self, tensor: torch.Tensor) -> None:
-        """Counts of steps, unless the optimizer is fused, and numbers that Python has made."""
-        if not self.fused:
-            self.host.add(tensor.untyped_storage()._cdata)
 
-    fused = False
+@contextmanager
+def seen_by(held: Held) -> Iterator[None]:
+    """Tells of the storages that FSDP2 resizes, and hides what DTensor makes only to find the shapes of its results."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    def resizing(change):
+        def changed(tensor: torch.Tensor) -> None:
+            change(tensor)
+            held.follow(tensor)
+
+        return changed
+
+    find = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def found(*args):
+        held.paused = True
+        try:
+            return find(*args)
+        finally:
+            held.paused = False
+
+    with ExitStack() as changed:
+        for name in ("alloc_storage", "free_storage"):
+            changed.enter_context(patch.object(_fsdp_param, name, resizing(getattr(_fsdp_param, name))))
+        changed.enter_context(patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", found))
+        yield
 
 
 def build(setup: Setup) -> torch.nn.Module:
@@ -213,8 +235,8 @@ def trace(setup: Setup) -> dict:
     architecture = resolve(setup)
     divided = setup.sharding in ("zero-2", "zero-3")
     fake = FakeTensorMode(allow_non_fake_inputs=True) if divided or setup.gpus == 1 else nullcontext()
-    with group_of(setup.gpus, most_loaded(setup)) as mesh, fake, Held() as held:
-        held.fused = setup.optimizer_impl == "fused"
+    held = Held(steps_on_device=setup.optimizer_impl == "fused")
+    with group_of(setup.gpus, most_loaded(setup)) as mesh, fake, held, seen_by(held):
         model = build(setup)
         parameters = sum(p.numel() for p in model.parameters())
         run = model
@@ -235,7 +257,7 @@ def trace(setup: Setup) -> dict:
         return {
             "parameters": parameters,
             "gradient_bytes": sum(rounded(g.untyped_storage().nbytes()) for g in gradients.values()),
-            "optimizer_state_bytes": sum(_bytes(t) for t in state if held.fused or t.dim()),
+            "optimizer_state_bytes": sum(_bytes(t) for t in state if held.steps_on_device or t.dim()),
             "peak": held.peak,
             "peak_phase": held.peak_phase,
         }

@@ -194,7 +194,8 @@ def estimate(setup: Setup) -> Estimate:
     inputs = _input_bytes(setup, architecture)
     state = 0 if setup.offload_optimizer else fixed.state_bytes
     weights = fixed.frozen_bytes + fixed.trained_bytes + _buffer_bytes(setup, architecture)
-    accumulated = gradients if setup.accumulation_steps > 1 else 0
+    # With FSDP2, the timeline has them.
+    accumulated = gradients if setup.accumulation_steps > 1 and not course else 0
     buckets = 0 if course or setup.gpus == 1 else allocated_bytes(fixed.values, trained_itemsize)
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = timeline.after_backward
@@ -465,7 +466,7 @@ def _step_instant(
     """
     phase, place, levels, gathered = instant
     kept = levels.activations + levels.weight_copies
-    gradients = accumulated + levels.gradients + buckets
+    gradients = (accumulated or levels.gradients) + buckets
     live = levels.live + accumulated + buckets
     total = weights + state + inputs + live
     temporary = live - kept - gradients - gathered

@@ -166,7 +166,8 @@ class _Step:
         self.order = {layer: self.groups[layer[0], architecture.attention_kind(layer[1])] for layer in order}
         self.before = dict(zip(order[1:], order, strict=False))
         self.last = order[-1]
-        self.level = Levels()
+        earlier = self.all_gradients if course.accumulating else 0
+        self.level = Levels(live=earlier, gradients=earlier)
         """As the tape has it, with this GPU's share of the gradients instead of the whole ones of finished layers."""
         self.whole = 0
         """Gathered parameters."""
@@ -227,7 +228,9 @@ class _Step:
 
     def end(self) -> None:
         """After the last layer's backward: the gradients outside of the layers."""
-        reduced = 0 if self.course.accumulating else self.all_gradients - self.root.gradients
+        reduced = self.all_gradients
+        if not self.course.accumulating:
+            reduced -= self.root.gradients
         self._reduce(self.root, self.level.gradients - reduced, "embeddings and output head")
         self.summed = 0
 
