@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
-from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
@@ -33,7 +32,7 @@ from calculator.autograd import rounded  # noqa: E402
 from calculator.setups import Setup, resolve, setup_from  # noqa: E402
 
 DROPOUTS = (
-    "resid_pdrop", "attn_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout_rate",
+    "resid_pdrop", "attn_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "attention_dropout",
 )  # fmt: skip
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,12 +91,16 @@ class Held(TorchDispatchMode):
     def _would_be_in_place(self, func, args: tuple) -> bool:
         """Whether the engine adds two gradients in place, which it never does with fake tensors (input_buffer.cpp).
 
-        It does so if nothing but the engine holds one of the two: the tensor and this call, so two users of its memory.
+        It does so if nothing else holds one of the two, neither the tensor nor, through another tensor, its memory. With
+        those of this call, such a tensor has four references and its memory two.
         """
         if func is not torch.ops.aten.add.Tensor or self.phase != "backward" or torch.is_grad_enabled():
             return False
         tensors = [tensor for tensor in args if isinstance(tensor, torch.Tensor)]
-        return any(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2 for tensor in tensors)
+        return any(
+            tensor._use_count() == 4 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2
+            for tensor in tensors
+        )
 
 
 @contextmanager
@@ -135,31 +138,25 @@ def build(setup: Setup) -> torch.nn.Module:
 
     config = dict(setup.config)
     kind = config.pop("model_type")
-    classes = {"bert": transformers.AutoModelForMaskedLM, "t5": transformers.AutoModelForSeq2SeqLM}
-    if kind == "t5":
-        config["decoder_start_token_id"] = 0
     made = transformers.AutoConfig.for_model(kind, **config, use_cache=False)
     for name in DROPOUTS:
         if hasattr(made, name):
             setattr(made, name, 0.0)
     made._attn_implementation = setup.attention
-    maker = classes.get(kind, transformers.AutoModelForCausalLM)
+    maker = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
     model = maker.from_config(made, dtype=HALF.get(setup.precision, torch.float32))
     if setup.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        for stack in stacks_of(model):
-            for index, layer in enumerate(stack):
-                layer.gradient_checkpointing = index % int(setup.checkpointing) == 0
+        for index, layer in enumerate(layers_of(model)):
+            layer.gradient_checkpointing = index % int(setup.checkpointing) == 0
     return model.train()
 
 
-def stacks_of(model: torch.nn.Module) -> list[torch.nn.ModuleList]:
-    """The layers of each stack of a model of transformers."""
-    if hasattr(model, "encoder"):
-        return [model.encoder.block, model.decoder.block]
+def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
+    """The layers of a model of transformers."""
     if hasattr(model, "bert"):
-        return [model.bert.encoder.layer]
-    return [model.transformer.h if hasattr(model, "transformer") else model.model.layers]
+        return model.bert.encoder.layer
+    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
 def shard(model: torch.nn.Module, setup: Setup, mesh) -> None:
@@ -171,7 +168,7 @@ def shard(model: torch.nn.Module, setup: Setup, mesh) -> None:
         policy = MixedPrecisionPolicy(
             param_dtype=HALF[setup.precision.removeprefix("amp-")], reduce_dtype=torch.float32
         )
-    for layer in chain.from_iterable(stacks_of(model)):
+    for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=setup.sharding == "zero-3")
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
@@ -275,7 +272,7 @@ def _step(setup: Setup, held: Held, model, optimizer, length: int) -> None:
     half = HALF.get(setup.precision.removeprefix("amp-"))
     autocast = setup.precision.startswith("amp-") and setup.sharding not in ("zero-2", "zero-3")
     ids = torch.zeros((setup.micro_batch_size, length), dtype=torch.long)
-    labels = torch.zeros((setup.micro_batch_size, setup.target_length or length), dtype=torch.long)
+    labels = torch.zeros((setup.micro_batch_size, length), dtype=torch.long)
     for _ in range(setup.accumulation_steps):
         loss = None
         held.phase = "forward"
@@ -323,7 +320,7 @@ def draw(chance: random.Random) -> Setup:
     if family == "qwen3_moe" and precision != "amp-bf16":
         precision = "bf16"
     config = {"model_type": family, **_sizes(family, chance)}
-    layers = min(config[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if name in config)
+    layers = config.get("num_hidden_layers") or config["n_layer"]
     values = {
         "config": config,
         "micro_batch_size": chance.randint(2, 5),
@@ -337,8 +334,6 @@ def draw(chance: random.Random) -> Setup:
         "gpus": chance.choice(SIZES),
         "sharding": sharding,
     }
-    if family == "t5":
-        values["target_length"] = chance.choice((16, 48, 100))
     if values["optimizer"] == "adamw":
         values["optimizer_impl"] = chance.choice(("foreach", "for-loop", "fused"))
     return setup_from(values)
@@ -351,9 +346,6 @@ def _sizes(family: str, chance: random.Random) -> dict:
     if family.startswith("gpt"):
         sizes |= {"n_embd": heads * width, "n_head": heads, "n_layer": layers, "n_positions": 256, "n_inner": inner}
         return sizes | ({"rotary_dim": 8, "tie_word_embeddings": False} if family == "gptj" else {})
-    if family == "t5":
-        sizes |= {"d_model": chance.randint(32, 300), "d_kv": width, "d_ff": inner, "num_heads": heads}
-        return sizes | {"num_layers": layers, "num_decoder_layers": layers, "feed_forward_proj": "relu"}
     sizes |= {
         "hidden_size": heads * width if family in ("bert", "phi3") else heads * 8 * chance.randint(1, 8),
         "intermediate_size": inner,
