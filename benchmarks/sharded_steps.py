@@ -91,8 +91,8 @@ class Held(TorchDispatchMode):
     def _would_be_in_place(self, func, args: tuple) -> bool:
         """Whether the engine adds two gradients in place, which it never does with fake tensors (input_buffer.cpp).
 
-        It does so if nothing else holds one of the two, neither the tensor nor, through another tensor, its memory. With
-        those of this call, such a tensor has four references and its memory two.
+        It does so if nothing else holds one of the two, neither the tensor nor, through another tensor, its memory.
+        With those of this call, such a tensor has four references and its memory two.
         """
         if func is not torch.ops.aten.add.Tensor or self.phase != "backward" or torch.is_grad_enabled():
             return False
