@@ -289,19 +289,8 @@ SIZES = (2, 3, 4, 8)
 
 
 FAMILIES = (
-    "llama",
-    "llama",
-    "qwen3",
-    "mistral",
-    "phi3",
-    "gemma2",
-    "gemma3_text",
-    "qwen3_moe",
-    "gpt2",
-    "gptj",
-    "bert",
-    "t5",
-)
+    "llama", "llama", "qwen3", "mistral", "phi3", "gemma2", "gemma3_text", "qwen3_moe", "gpt2", "gptj", "bert",
+)  # fmt: skip
 """Model types of a drawn step; the first is drawn twice as often."""
 
 
@@ -383,9 +372,9 @@ def main(arguments: list[str] | None = None) -> None:
         difference = estimate(setup).gpu.total - step["peak"]
         shown = {key: value for key, value in step["setup"].items() if key != "config"}
         print(f"{difference:+10d} of {step['peak']:,} in {step['peak_phase']}: {setup.config['model_type']} {shown}")
-    if flags.json:
-        lines = ",\n".join(json.dumps(step) for step in steps)
-        flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+        if flags.json:
+            lines = ",\n".join(json.dumps(step) for step in steps)
+            flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def _written(setup: Setup) -> dict:
