@@ -226,7 +226,7 @@ def estimate(setup: Setup) -> Estimate:
         notes=(
             *_notes(setup, architecture),
             *_adapter_notes(setup, architecture, lora),
-            *_group_notes(setup, buckets),
+            *_group_notes(setup, architecture, buckets),
         ),
     )
 
@@ -539,7 +539,7 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
         )
 
 
-def _group_notes(setup: Setup, buckets: int) -> Iterator[str]:
+def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iterator[str]:
     """What is counted on each of several GPUs."""
     if setup.gpus == 1:
         return
@@ -555,6 +555,11 @@ def _group_notes(setup: Setup, buckets: int) -> Iterator[str]:
             "FSDP2 divides every layer, and the rest of the model, by rows; counted is the first GPU, whose shares are "
             "the largest. Weights include those that are gathered at the peak."
         )
+        if setup.gpus > architecture.num_experts > 0:
+            yield (
+                f"transformers keeps a layer's {architecture.num_experts} experts in one tensor, of which FSDP2 gives "
+                f"each GPU at least one: gathered, they take as much as {setup.gpus} experts."
+            )
         if setup.precision.startswith("amp-"):
             half = "bfloat16" if setup.precision.endswith("bf16") else "float16"
             yield (

@@ -272,7 +272,9 @@ class _Step:
 
 
 @lru_cache(maxsize=256)
-def largest_part(architecture: Architecture, shared_groups: int, gpus: int, optimizer: Optimizer, itemsize: int):
+def largest_part(
+    architecture: Architecture, shared_groups: int, gpus: int, optimizer: Optimizer, itemsize: int
+) -> tuple[ParameterTensor, ...]:
     """The tensors whose optimizer state one GPU keeps with "zero-1": those of the GPU whose state is largest.
 
     ZeroRedundancyOptimizer sorts the parameters by size and gives each to the GPU that has the fewest values so far
