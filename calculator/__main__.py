@@ -19,7 +19,7 @@ from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
 from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
-from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, Setup, setup_from
+from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, SHARDINGS, Setup, setup_from
 
 COMMANDS = {
     "swarm": ("The throughput of volunteers, and what their time is spent on.", swarm_report),
@@ -88,6 +88,8 @@ def flags_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--pcie-generation", type=int, choices=tuple(PCIE_BYTES_PER_SECOND), default=3, help="bus to the host, 16 lanes"
     )
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs that train together (1)")
+    parser.add_argument("--sharding", choices=SHARDINGS, default="none", help="what they divide among them")
     _add_adapter_flags(parser)
     parser.add_argument(
         "--gpu",
@@ -192,7 +194,8 @@ def report(result: Estimate) -> str:
     trained = result.trained_parameters
     adapters = f", of which {trained:,} are trained" if trained < result.parameters else ""
     lines = [f"{result.model}: {result.parameters:,} parameters{adapters}", ""]
-    lines += _table("GPU memory at the peak", asdict(result.gpu), result.gpu.total)
+    where = "GPU memory" if result.gpus == 1 else f"Memory of each of {result.gpus} GPUs"
+    lines += _table(f"{where} at the peak", asdict(result.gpu), result.gpu.total)
     lines += ["", f"Peak: {result.peak.instant}", ""]
     lines += _table("Host memory", asdict(result.host), result.host.total)
     overhead = {name: size for name, size in result.overhead.items() if name != "total"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from calculator.optimizers import ADAMW, IN_32_BIT, OPTIMIZERS, Optimizer
 from calculator.parameters import FAMILIES, ParameterTensor, count_parameters, parameter_tensors, parameters_by_part
 from calculator.recording import Levels
 from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
+from calculator.sharding import Course, gradient_bytes, largest_part, play_sharded, shards
 from calculator.timeline import Instant, Options, play
 
 CUDA_CONTEXT_BYTES = 500 * 2**20
@@ -114,6 +115,8 @@ class Estimate:
     """The answer to a setup. `as_dict` is its JSON form."""
 
     model: str
+    gpus: int
+    """GPUs that train together; all other figures are those of one, the fullest."""
     parameters: int
     """All of them, with LoRA's adapters."""
     parameters_by_part: dict[str, int]
@@ -171,41 +174,61 @@ def estimate(setup: Setup) -> Estimate:
     optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
     lora = lora_of(setup, architecture)
     trained_itemsize = lora.adapter_itemsize if lora else itemsize
-    fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
-    timeline = play(architecture, _options(setup, architecture, shared, lora.rest_itemsize if lora else itemsize, lora))
+    options = _options(setup, architecture, shared, lora.rest_itemsize if lora else itemsize, lora)
+    course = _course(setup, itemsize)
+    if course:
+        # The whole gradients of a micro-batch are always new ones; only their sums are added to those of earlier ones.
+        options = replace(options, accumulating=False, itemsize=course.computed, autocast=False)
+        fixed = _fixed_shards(architecture, setup.gpus, itemsize, optimizer)
+        timeline = play_sharded(architecture, options, course)
+        # The gradients of a layer are parts of one block.
+        gradients = gradient_bytes(architecture, course)
+    else:
+        fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
+        timeline = play(architecture, options)
+        # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
+        gradients = fixed.trained_bytes
+    if setup.sharding == "zero-1":
+        fixed = _with_largest_state(fixed, architecture, shared, setup.gpus, itemsize, optimizer)
 
     inputs = _input_bytes(setup, architecture)
     state = 0 if setup.offload_optimizer else fixed.state_bytes
     weights = fixed.frozen_bytes + fixed.trained_bytes + _buffer_bytes(setup, architecture)
-    # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
-    accumulated = fixed.trained_bytes if setup.accumulation_steps > 1 else 0
+    # With FSDP2, the timeline has them.
+    accumulated = gradients if setup.accumulation_steps > 1 and not course else 0
+    buckets = 0 if course or setup.gpus == 1 else allocated_bytes(fixed.values, trained_itemsize)
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = timeline.after_backward
     # In the update, activations are gone; `after.live` without its gradients is the loss, which stays until the end.
-    live = fixed.trained_bytes + step + after.live - after.gradients
-    updating = Instant("optimizer", "the update", Levels(live=live, gradients=fixed.trained_bytes))
-    instants = [_step_instant(instant, weights, state, inputs, accumulated) for instant in timeline.instants]
-    instants.append(_step_instant(updating, weights, state, inputs))
+    live = gradients + step + after.live - after.gradients
+    updating = Instant("optimizer", "the update", Levels(live=live, gradients=gradients))
+    instants = [_step_instant(instant, weights, state, inputs, accumulated, buckets) for instant in timeline.instants]
+    instants.append(_step_instant(updating, weights, state, inputs, 0, buckets))
     highest = max(instants, key=lambda instant: instant.bytes)
     gpu = GpuMemory(**{part: getattr(highest, part) for part in GpuMemory.__slots__})
     whole = count_parameters(architecture, shared)
     added = fixed.values + frozen_adapter_values(architecture, lora) if lora else 0
     return Estimate(
         model=architecture.name,
+        gpus=setup.gpus,
         parameters=whole + added,
         parameters_by_part=parameters_by_part(architecture, shared) | ({"adapters": added} if lora else {}),
-        trained_parameters=fixed.values,
+        trained_parameters=whole if course else fixed.values,
         gpu=gpu,
         saved_activations=timeline.after_forward.activations,
         autocast_weight_copies=timeline.after_forward.weight_copies,
-        gradient_bytes=fixed.trained_bytes,
+        gradient_bytes=gradients,
         optimizer_state_bytes=state,
         host=_host(setup, fixed, optimizer),
         peak=Peak(phase=highest.phase, instant=_sentence(highest, gpu)),
         timeline=tuple(instants),
         transfer=_transfer(setup, fixed),
         overhead=_overhead(fixed),
-        notes=(*_notes(setup, architecture), *_adapter_notes(setup, architecture, lora)),
+        notes=(
+            *_notes(setup, architecture),
+            *_adapter_notes(setup, architecture, lora),
+            *_group_notes(setup, architecture, buckets),
+        ),
     )
 
 
@@ -234,6 +257,7 @@ def estimate_around(
     fixed = _sizes(trained, [(1, size) for size in frozen_bytes], 4, optimizer)
     return Estimate(
         model=str(setup.config["model_type"]),
+        gpus=setup.gpus,
         parameters=fixed.values,
         parameters_by_part={"model": fixed.values},
         trained_parameters=fixed.values,
@@ -269,6 +293,34 @@ class _Fixed:
     step_bytes: int
     unused_bytes: int
     """The part of the allocator's segments that weights and gradients leave unused."""
+
+
+def _course(setup: Setup, itemsize: int) -> Course | None:
+    """How FSDP2 divides the model; None if it does not."""
+    if setup.sharding not in ("zero-2", "zero-3"):
+        return None
+    return Course(
+        gpus=setup.gpus,
+        reshard=setup.sharding == "zero-3",
+        stored=itemsize,
+        computed=4 if setup.precision == "fp32" else 2,
+        accumulating=setup.accumulation_steps > 1,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _fixed_shards(architecture: Architecture, gpus: int, itemsize: int, optimizer: Optimizer) -> _Fixed:
+    """The sizes of the first GPU's shares."""
+    return _sizes(shards(architecture, gpus), [], itemsize, optimizer)
+
+
+@lru_cache(maxsize=1024)
+def _with_largest_state(
+    fixed: _Fixed, architecture: Architecture, shared: int, gpus: int, itemsize: int, optimizer: Optimizer
+) -> _Fixed:
+    """The same with the optimizer's state on the GPU that keeps the most of it."""
+    part = _sizes(largest_part(architecture, shared, gpus, optimizer, itemsize), [], itemsize, optimizer)
+    return replace(fixed, state_bytes=part.state_bytes, step_bytes=part.step_bytes)
 
 
 @lru_cache(maxsize=1024)
@@ -400,7 +452,9 @@ def _buffer_bytes(setup: Setup, architecture: Architecture) -> int:
     return FAMILIES[architecture.family].buffer_bytes(architecture, 4 if setup.precision == "fp32" else 2)
 
 
-def _step_instant(instant: Instant, weights: int, state: int, inputs: int, accumulated: int = 0) -> StepInstant:
+def _step_instant(
+    instant: Instant, weights: int, state: int, inputs: int, accumulated: int = 0, buckets: int = 0
+) -> StepInstant:
     """What the device holds at an instant.
 
     Args:
@@ -409,13 +463,15 @@ def _step_instant(instant: Instant, weights: int, state: int, inputs: int, accum
         state: Of the optimizer, on the device.
         inputs: Token ids and labels.
         accumulated: Gradients of earlier micro-batches; those of this one are added to them in place.
+        buckets: In which DistributedDataParallel sends gradients to other GPUs.
     """
-    phase, place, levels = instant
+    phase, place, levels, gathered = instant
     kept = levels.activations + levels.weight_copies
-    gradients = accumulated or levels.gradients
-    live = levels.live + accumulated
+    gradients = (accumulated or levels.gradients) + buckets
+    live = levels.live + accumulated + buckets
     total = weights + state + inputs + live
-    temporary = live - kept - gradients
+    temporary = live - kept - gradients - gathered
+    weights += gathered
     return StepInstant(phase, place, levels.instant, total, weights, gradients, state, inputs + kept, temporary)
 
 
@@ -482,6 +538,36 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
             f"With at most {FUSED_4BIT_TOKENS} tokens in a pass, bitsandbytes may multiply without making a weight's "
             "16-bit copy in forward, depending on the GPU; the copy is counted."
         )
+
+
+def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iterator[str]:
+    """What is counted on each of several GPUs."""
+    if setup.gpus == 1:
+        return
+    if setup.sharding in ("none", "zero-1"):
+        yield (
+            f"Each GPU has the whole model. Of its gradients, {buckets / 2**30:.2f} GiB are the buckets in which "
+            "DistributedDataParallel sends them; gradient_as_bucket_view=True would save these."
+        )
+    if setup.sharding == "zero-1":
+        yield "ZeroRedundancyOptimizer deals out whole parameters; counted is the GPU with the largest state."
+    if setup.sharding in ("zero-2", "zero-3"):
+        yield (
+            "FSDP2 divides every layer, and the rest of the model, by rows; counted is the first GPU, whose shares are "
+            "the largest. Weights include those that are gathered at the peak."
+        )
+        if setup.gpus > architecture.num_experts > 0:
+            yield (
+                f"transformers keeps a layer's {architecture.num_experts} experts in one tensor, of which FSDP2 gives "
+                f"each GPU at least one: gathered, they take as much as {setup.gpus} experts."
+            )
+        if setup.precision.startswith("amp-"):
+            half = "bfloat16" if setup.precision.endswith("bf16") else "float16"
+            yield (
+                f"Mixed precision is FSDP2's own: weights are gathered in {half}, without autocast, and gradients are "
+                "summed over the GPUs in 32 bits."
+            )
+    yield "NCCL's own buffers are not counted: some hundred MiB on each GPU."
 
 
 def _sentence(instant: StepInstant, gpu: GpuMemory) -> str:

@@ -9,7 +9,7 @@ from itertools import product
 from calculator.devices import DEVICES, Device
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
-from calculator.setups import Setup, resolve
+from calculator.setups import SHARDED_OPTIMIZERS, Setup, resolve
 from calculator.techniques import BUS, OTHER_DATA, SMALLER_PASSES, Technique, choices
 
 TIGHT_PERCENT = 6
@@ -18,6 +18,8 @@ calculator (benchmarks/memory_accuracy.py), and the allocator's fragmentation, w
 ADVISED_SHARE = 0.9
 """Advice on a run's settings fills at most this fraction of a GPU's memory, to leave room for what is not counted."""
 MOST_SUGGESTIONS = 5
+MORE_GPUS = (2, 4, 8, 16, 32, 64)
+"""Numbers of GPUs that are tried for a model that fits none."""
 LONGEST = 1_000_000
 """The limit of a search where the model has none."""
 
@@ -270,6 +272,7 @@ def advice(setup: Setup, device: Device) -> dict:
         sentence = f"Ways to make it fit the {device.title}, those first that change least about the training:"
     else:
         sentence = f"No set of techniques makes it fit the {device.title}; {_larger(setup, device)}."
+        sentence += _among_more(setup, device)
     return {"sentence": sentence, "suggestions": [suggestion.as_dict() for suggestion in found]}
 
 
@@ -344,6 +347,24 @@ def _larger(setup: Setup, device: Device) -> str:
                 f"choose a smaller model, or a larger GPU: with all of them, the smallest listed is the {other.title}"
             )
     return "choose a smaller model: with all of them, it fits no single GPU of the list"
+
+
+def _among_more(setup: Setup, device: Device) -> str:
+    """A sentence on how many of these GPUs would do, if they divide the model; empty if none of the tried numbers."""
+    if device.unified:
+        return ""
+    changes = {"sharding": "zero-3", "checkpointing": True, "offload_optimizer": False, "delta_rule": False}
+    if setup.optimizer not in SHARDED_OPTIMIZERS:
+        changes |= {"optimizer": "adamw", "optimizer_impl": "fused"}
+    for gpus in MORE_GPUS:
+        try:
+            fits = gpus > setup.gpus and need_bytes(replace(setup, gpus=gpus, **changes), device) <= device.usable_bytes
+        except BadSetup:
+            return ""
+        if fits:
+            optimizer = " and AdamW" if "optimizer" in changes else ""
+            return f" Divided among {gpus} of them, it fits (FSDP2, ZeRO-3, with checkpointing{optimizer})."
+    return ""
 
 
 def _notes(setup: Setup, device: Device) -> tuple[str, ...]:

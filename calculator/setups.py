@@ -15,6 +15,10 @@ ATTENTIONS = ("sdpa", "eager")
 BASE_BITS, ADAPTER_BITS = (4, 16, 32), (16, 32)
 MOST_RANK = 65_536
 """Adapters of a higher rank are refused; the matrices beside which they stand are narrower."""
+SHARDINGS = ("none", "zero-1", "zero-2", "zero-3")
+MOST_GPUS = 65_536
+SHARDED_OPTIMIZERS = ("adamw", "sgd")
+"""Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
 ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "lora_freeze_a", "base_bits", "adapter_bits", "rest_32bit")
 """Fields that mean something only with `lora_rank`."""
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
@@ -61,6 +65,11 @@ class Setup:
     """Whether 8-bit optimizers keep 32-bit state for embeddings, as transformers' Trainer makes bitsandbytes do."""
     pcie_generation: int = 3
     """Generation of the PCIe bus between host and device, with 16 lanes: 3, 4 or 5."""
+    gpus: int = 1
+    """GPUs that train together, each on its own micro-batches."""
+    sharding: str = "none"
+    """One of `SHARDINGS`: what the GPUs divide among them. "zero-1": the optimizer's state; "zero-2": also gradients
+    and, outside of the step, weights; "zero-3": the same, and each layer's weights are gathered only while it runs."""
     lora_rank: int | None = None
     """Rank of LoRA's adapters, beside which the model is frozen; None: all parameters are trained."""
     lora_targets: str = ALL_LINEAR
@@ -128,6 +137,7 @@ def resolve(setup: Setup) -> Architecture:
         if architecture.mixed:
             raise BadSetup(f"Layers of {architecture.name} have different weights; omit shared_groups.")
     _check_combinations(setup, architecture)
+    _check_sharding(setup, architecture)
     _check_adapters(setup, architecture)
     return architecture
 
@@ -246,6 +256,30 @@ def _check_combinations(setup: Setup, architecture: Architecture) -> None:
         raise BadSetup(f"optimizer_impl is for the optimizer adamw; {setup.optimizer} has one implementation.")
 
 
+def _check_sharding(setup: Setup, architecture: Architecture) -> None:
+    """Refuses what FSDP2 and ZeroRedundancyOptimizer cannot run, and what is not counted with them."""
+    _whole("gpus", setup.gpus, 1, MOST_GPUS)
+    _one_of("sharding", setup.sharding, SHARDINGS)
+    if setup.sharding == "none":
+        return
+    if setup.gpus == 1:
+        raise BadSetup(f"sharding {setup.sharding} divides memory among several GPUs; give gpus 2 or more.")
+    if setup.offload_optimizer:
+        raise BadSetup("A sharded optimizer works on its GPU; omit offload_optimizer, or choose sharding none.")
+    if setup.lora_rank is not None:
+        raise BadSetup("Sharding is not counted with LoRA; omit lora_rank, or choose sharding none.")
+    if setup.optimizer not in SHARDED_OPTIMIZERS:
+        raise BadSetup(
+            f"Sharding is counted with the optimizers {' and '.join(SHARDED_OPTIMIZERS)}, not {setup.optimizer}."
+        )
+    if setup.sharding == "zero-1":
+        return
+    if setup.shared_groups or architecture.shared_groups:
+        raise BadSetup("FSDP2 refuses layers that share weights; omit shared_groups, or choose sharding zero-1.")
+    if architecture.family == "text-to-image":
+        raise BadSetup(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
+
+
 def plain(setup: Setup) -> Setup:
     """The same model, batch and lengths without any memory-saving technique: 32 bits, separate operations, AdamW."""
     architecture = resolve(setup)
@@ -260,6 +294,7 @@ def plain(setup: Setup) -> Setup:
         dropout=setup.dropout,
         accumulation_steps=setup.accumulation_steps,
         pcie_generation=setup.pcie_generation,
+        gpus=setup.gpus,
         precision="fp32",
         attention="eager",
         shared_groups=layers if architecture.shared_groups else None,

@@ -9,7 +9,7 @@ from functools import lru_cache
 from calculator.adapters import FAMILIES_WITH_ADAPTERS
 from calculator.architecture import Architecture
 from calculator.devices import Device
-from calculator.setups import Setup, resolve
+from calculator.setups import SHARDINGS, Setup, resolve
 
 FORWARD_SHARE = 1 / 3
 """Forward's share of a step's computation; backward is twice forward (Kaplan et al. 2020, arXiv:2001.08361, section
@@ -25,6 +25,15 @@ SHORTER = ((7, 8), (3, 4), (1, 2), (1, 4), (1, 8))
 """Fractions of a sequence's length that are tried."""
 SHORTEST = 64
 """No shorter sequences are advised."""
+
+
+SHARDED = {
+    "zero-1": ("a divided optimizer state (ZeRO-1)", ""),
+    "zero-2": ("FSDP2 without resharding (ZeRO-2)", ""),
+    "zero-3": ("FSDP2 (ZeRO-3)", "half as much traffic again between the GPUs"),
+}
+"""Title and caveat of each sharding. A gathering and a sum of shares cost as much traffic as the sum that every GPU
+gets without sharding; "zero-3" gathers twice (Rajbhandari et al. 2020, arXiv:1910.02054, section 7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,8 @@ def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
     if not setup.offload_optimizer and not setup.optimizer.startswith("paged") and not device.unified:
         yield [None, Technique("optimizer on the host", {"offload_optimizer": True}, BUS)]
     yield [None, *_recomputing(setup, architecture)]
+    if setup.gpus > 1 and not device.unified:
+        yield [None, *_sharded(setup)]
     yield [None, *_adapters(setup, architecture)]
     yield [None, *_shorter(setup, architecture)]
     shared = setup.shared_groups or architecture.shared_groups
@@ -123,6 +134,14 @@ def _recomputing(setup: Setup, architecture: Architecture) -> Iterator[Technique
     yield _again("checkpointing", {"checkpointing": True}, FORWARD_SHARE)
     if architecture.family == "text-to-image":
         yield _again("reversible layers", {"reversible": True, "checkpointing": False}, FORWARD_SHARE)
+
+
+def _sharded(setup: Setup) -> Iterator[Technique]:
+    """What several GPUs divide among them, beyond what they divide already."""
+    present = SHARDINGS.index(setup.sharding)
+    for level, (name, (title, caveat)) in enumerate(SHARDED.items(), 1):
+        if level > present:
+            yield Technique(title, {"sharding": name}, level=level, caveat=caveat)
 
 
 def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:

@@ -63,6 +63,8 @@ class Instant(NamedTuple):
     place: str
     """Where in the model, for people: "layer 12 of 24", "output head and loss"."""
     levels: Levels
+    gathered: int = 0
+    """The part of `levels.live` that is weights gathered from other GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,11 @@ PLACES = {
 @lru_cache(maxsize=4096)
 def play(architecture: Architecture, options: Options) -> Timeline:
     """Plays forward and backward of one micro-batch."""
+    return _put_together(*played(architecture, options))
+
+
+def played(architecture: Architecture, options: Options) -> tuple[list[Segment], dict[str, Plan]]:
+    """The stretches of a short model with one layer of each kind, and the layers of each stack that they stand for."""
     plans = {
         stack: _plan(
             architecture,
@@ -102,7 +109,7 @@ def play(architecture: Architecture, options: Options) -> Timeline:
         )
         for stack, layers in _stacks(architecture)
     }
-    return _put_together(_segments(architecture, options, plans), plans)
+    return _segments(architecture, options, plans), plans
 
 
 GIVEN_BY_SETUP = ("batch", "length", "target_length", "lora_rank")

@@ -31,9 +31,9 @@ def explanations(setup: Setup, result: Estimate, device: Device | None) -> dict[
             f"{_weights(setup, result)}, every tensor rounded up to 512 bytes, and the model's buffers. {ALLOCATOR}"
         ),
         "gpu-gradients": (
-            f"As many values as {'adapters have' if setup.lora_rank else 'weights'}: "
-            f"{show_bytes(result.gradient_bytes)} in total. At the peak {show_bytes(result.gpu.gradients)} of them are "
-            "allocated. Source: PyTorch's autograd makes a gradient when backward reaches its weight and keeps it for "
+            f"{_gradients(setup)}: {show_bytes(result.gradient_bytes)} in total. At the peak "
+            f"{show_bytes(result.gpu.gradients)} are allocated. "
+            "Source: PyTorch's autograd makes a gradient when backward reaches its weight and keeps it for "
             "the optimizer."
         ),
         "gpu-optimizer_state": f"{state} Source: {optimizer.source}.",
@@ -75,13 +75,23 @@ def _weights(setup: Setup, result: Estimate) -> str:
     lora = lora_of(setup, resolve(setup))
     trained = show_count(result.trained_parameters)
     if lora is None:
-        return f"{trained} parameters × {2 if setup.precision in ('bf16', 'fp16') else 4} bytes"
+        whole = f"{trained} parameters × {2 if setup.precision in ('bf16', 'fp16') else 4} bytes"
+        if setup.sharding not in ("zero-2", "zero-3"):
+            return whole
+        return f"{whole} / {setup.gpus} GPUs, in whole rows, and the weights that are gathered from them at the peak"
     frozen = show_count(result.parameters - result.trained_parameters)
     adapters = f"{trained} parameters of adapters × {lora.adapter_itemsize} bytes"
     if lora.base_bits == 4:
         scales = f"in linear layers half a byte and scales (NF4, double quantization), else {lora.rest_itemsize} bytes"
         return f"{frozen} frozen parameters: {scales}; {adapters}"
     return f"{frozen} frozen parameters × {lora.rest_itemsize} bytes, {adapters}"
+
+
+def _gradients(setup: Setup) -> str:
+    if setup.sharding in ("zero-2", "zero-3"):
+        return "As many values as this GPU's share of the weights, and whole ones until they are summed over the GPUs"
+    buckets = ", and as many in DDP's buckets" if setup.gpus > 1 else ""
+    return f"As many values as {'adapters have' if setup.lora_rank else 'weights'}{buckets}"
 
 
 def _overhead(result: Estimate) -> str:

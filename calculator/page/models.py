@@ -18,6 +18,7 @@ def own_values(model: Architecture) -> dict:
         "reversible": model.reversible,
         "two_stacks": bool(model.num_decoder_layers),
         "text_to_image": model.family == "text-to-image",
+        **({} if model.family == "text-to-image" or model.shared_groups else {"divisible": True}),
         **({"adapters": True} if model.family in FAMILIES_WITH_ADAPTERS else {}),
     }
 

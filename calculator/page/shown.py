@@ -40,8 +40,11 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Fit | 
         saving = f", {percent} % {'less' if total < plain_total else 'more'} than plain"
     unified = verdict is not None and device_named(verdict.gpu).unified
     stands, figures = judgement(verdict, result) if verdict else ("", "")
+    several = f"each of {setup.gpus} GPUs"
     texts = {
         "total": show_bytes(total),
+        "where": f"on {several}" if setup.gpus > 1 else "of GPU memory",
+        "bar-own": "Each" + several[4:] if setup.gpus > 1 else "This setup",
         "saving": saving,
         "plain-total": show_bytes(plain_total),
         "host-total": show_bytes(host.total),
@@ -68,12 +71,12 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Fit | 
     whole = max(longest, room) if room < 3 * longest else longest
     return {
         "texts": texts,
-        "spoken": f"{show_bytes(total)} of GPU memory{saving}.{f' {stands}.' if stands else ''}",
+        "spoken": f"{show_bytes(total)} {texts['where']}{saving}.{f' {stands}.' if stands else ''}",
         "standing": verdict.standing if verdict else "",
         "on_host": host.total > 0,
         "bars": [_pieces(gpu, whole), _pieces(plain.gpu, whole)],
         "limit": round(100 * room / whole, 2) if 0 < room <= whole else None,
-        "bars_label": f"This setup: {show_bytes(total)}; plain: {show_bytes(plain_total)}",
+        "bars_label": f"{texts['bar-own']}: {show_bytes(total)}; plain: {show_bytes(plain_total)}",
         "timeline": timeline_rows(result.timeline, total),
         "pin": {"total": total, "gpu": {part: getattr(gpu, part) for part in PARTS}, "host": host.total},
     }

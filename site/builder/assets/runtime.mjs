@@ -75,10 +75,13 @@ with zipfile.ZipFile(library) as archive:
     for origin in wanted:
         name = origin.removeprefix(library + "/")
         stdlib[name + "c"] = compiled(archive.read(name), origin)
+# Without the modules that only the command line or a peer imports.
 program = {
-    str(file.relative_to("/source").with_suffix(".pyc")): compiled(file.read_bytes(), str(file))
-    for file in pathlib.Path("/source").rglob("*.py")
-    if file.name != "__main__.py" and not file.name.endswith("_report.py")  # the command line
+    str(pathlib.Path(spec.origin).relative_to("/source").with_suffix(".pyc")): compiled(
+        pathlib.Path(spec.origin).read_bytes(), spec.origin
+    )
+    for spec in imported.values()
+    if spec.origin and spec.origin.startswith("/source/")
 }
 pathlib.Path("/imported.txt").write_text(" ".join(name for name in imported if name != "__main__"))
 pathlib.Path("/stdlib.zip").write_bytes(stored_zip(stdlib))

@@ -27,6 +27,12 @@ CARD_GIB = "20"
 
 CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", "3": "every 3rd", "4": "every 4th"}
 BASE_BITS = {"": "as the precision", "16": "16 bits", "4": "4 bits (QLoRA)"}
+SHARDING = {
+    "none": "nothing (DDP)",
+    "zero-1": "optimizer state (ZeRO-1)",
+    "zero-2": "gradients too (FSDP2, ZeRO-2)",
+    "zero-3": "gathered weights too (FSDP2, ZeRO-3)",
+}
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 
 
@@ -73,6 +79,7 @@ def page_data() -> dict:
             "reversible",
             "lora_rank",
             "base_bits",
+            "sharding",
             "optimizer_impl",
             "delta_rule",
             "pcie_generation",
@@ -93,6 +100,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
                 _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use."),
                 _card(),
+                _number("gpus", "GPUs", "How many train together, each on its own samples."),
             ],
         },
         {
@@ -116,6 +124,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 ),
                 _number("lora_rank", "LoRA, rank", "Trains adapters of this rank and freezes the model."),
                 _choice("base_bits", "Frozen weights", _options(BASE_BITS)),
+                _choice("sharding", "Divided among the GPUs", _options(SHARDING)),
             ],
         },
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from pathlib import Path
+from statistics import median
 
 from builder.benchmark_records import record, recorded
 from builder.folders import RESULTS
@@ -20,6 +21,14 @@ DECODERS = RESULTS.parent / "decoder_steps.json"
 """The same for today's decoders."""
 ADAPTERS = RESULTS.parent / "lora_steps.json"
 """The same with LoRA's adapters."""
+SHARDED = RESULTS.parent / "sharded_steps.json"
+"""Steps on one of several GPUs (benchmarks/sharded_steps.py)."""
+SHARDINGS = {
+    "none": "DDP",
+    "zero-1": "DDP, ZeroRedundancyOptimizer (ZeRO-1)",
+    "zero-2": "FSDP2 without resharding (ZeRO-2)",
+    "zero-3": "FSDP2 (ZeRO-3)",
+}
 ANOTHER_8B_GB = 21
 """What another calculator gave for a QLoRA of Llama 3.1 8B "instead of 9 GB" (unsloth pull request 10815)."""
 CACHES = (
@@ -76,6 +85,21 @@ def adapter_table() -> str:
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
 
+def sharded_table() -> str:
+    """HTML table: for each way to divide a model among GPUs, how many steps were traced, and the errors of the peak."""
+    errors: dict[str, list[float]] = {name: [] for name in SHARDINGS}
+    for step in _steps(SHARDED):
+        ours = estimate(setup_from(step["setup"])).gpu.total
+        errors[step["setup"].get("sharding", "none")].append(abs(ours / step["peak"] - 1) * 100)
+    rows = [
+        (html.escape(SHARDINGS[name]), str(len(found)), _percent(median(found)), _percent(max(found)))
+        for name, found in errors.items()
+        if found
+    ]
+    heads = ("on each GPU", "steps", "peak: median error, %", "peak: largest error, %")
+    return table("Errors on one of several GPUs", heads, rows, kind="numbers")
+
+
 def _steps(path: Path) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -129,6 +153,7 @@ def accuracy_counts() -> dict[str, int]:
         "later": len(_steps(LATER)),
         "decoders": len(_steps(DECODERS)),
         "adapters": len(_steps(ADAPTERS)),
+        "sharded": len(_steps(SHARDED)),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }
 

@@ -94,6 +94,7 @@ def _calls() -> dict:
         "cache_table": accuracy.cache_table,
         "family_table": accuracy.family_table,
         "adapter_table": accuracy.adapter_table,
+        "sharded_table": accuracy.sharded_table,
         "qlora_8b": accuracy.qlora_8b,
         "accuracy_table": accuracy.accuracy_table,
         "bans_every_seconds": f"{BANS_EVERY_SECONDS:g}",

@@ -17,6 +17,7 @@
  * @property {boolean} [text_to_image]
  * @property {boolean} [two_stacks]
  * @property {boolean} [reversible]
+ * @property {boolean} [divisible] whether several GPUs can divide it
  * @property {boolean} [adapters] whether LoRA is counted for its family
  *
  * @typedef {(values: Values) => Own} OwnOf
@@ -44,6 +45,7 @@ export function fitting(values, own) {
       model: values.config && "The pasted config.json is in use; remove it to choose a model.",
       checkpointing: own.text_to_image && reversible && "Reversible layers keep no activations: nothing is left to checkpoint.",
       sequence_length: own.text_to_image && "Fixed by the model's text length and image grid.",
+      sharding: undividable(values, own),
       offload_optimizer: paged && "A paged optimizer moves its state to the host by itself.",
     },
     needless: {
@@ -52,12 +54,21 @@ export function fitting(values, own) {
       reversible: !own.text_to_image,
       lora_rank: !own.adapters,
       base_bits: !own.adapters || !values.lora_rank,
+      sharding: ["", "1"].includes(values.gpus),
       optimizer_impl: values.optimizer !== "adamw",
       embeddings_32bit: !values.optimizer.includes("8bit"),
       delta_rule: !offloaded,
       pcie_generation: !offloaded,
     },
   };
+}
+
+/** Why several GPUs cannot divide a setup; false if they can. */
+function undividable({ optimizer, offload_optimizer, lora_rank, shared_groups }, own) {
+  if (!["adamw", "sgd"].includes(optimizer)) return "Counted with the optimizers AdamW and SGD.";
+  if (offload_optimizer === "true") return "A divided optimizer works on its GPU; switch offloading off.";
+  if (own.adapters && lora_rank) return "Not counted with LoRA; empty its rank.";
+  return !own.divisible || shared_groups ? "FSDP2 refuses layers that share weights." : false;
 }
 
 /** The fields that apply to a setup. */

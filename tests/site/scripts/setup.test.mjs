@@ -50,6 +50,19 @@ test("adapters are for models for which they are counted, and frozen weights for
   assert.ok(!needless(true, "16").base_bits);
 });
 
+test("what GPUs divide applies to several of them, and says which choices it cannot be combined with", () => {
+  const own = { placeholders: {}, divisible: true, adapters: true };
+  const values = { ...DEFAULTS, gpus: "4", shared_groups: "", lora_rank: "" };
+  const reason = (changes, model = own) => fitting({ ...values, ...changes }, model).impossible.sharding;
+  assert.ok(fitting({ ...values, gpus: "1" }, own).needless.sharding && !fitting(values, own).needless.sharding);
+  assert.equal(reason({}), false);
+  assert.match(reason({ optimizer: "adamw8bit" }), /AdamW and SGD/);
+  assert.match(reason({ offload_optimizer: "true" }), /offloading/);
+  assert.match(reason({ lora_rank: "16" }), /LoRA/);
+  assert.match(reason({ shared_groups: "4" }), /share weights/);
+  assert.match(reason({}, { placeholders: {} }), /share weights/);
+});
+
 test("a card that is given by its memory differs from a card with a name", () => {
   assert.equal(memoryOf("cuda-20gb"), "20");
   assert.equal(memoryOf("cuda-gb"), "");
