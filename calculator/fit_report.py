@@ -179,7 +179,7 @@ def in_trainer(technique: Technique) -> bool:
     changes = technique.changes
     other_precision = changes.get("precision", PRECISIONS_OF_TRAINER[0]) not in PRECISIONS_OF_TRAINER
     every_kth = not isinstance(changes.get("checkpointing", True), bool)
-    other = {"offload_optimizer", "shared_groups", "reversible"} & changes.keys()
+    other = {"offload_optimizer", "shared_groups", "reversible", "gpus", "sharding"} & changes.keys()
     return not (other_precision or every_kth or other)
 
 
