@@ -420,6 +420,9 @@ def main() -> int:
         what, *rest = chosen.measure
         print(json.dumps(MEASUREMENTS[what](*rest)), flush=True)
         os._exit(0)  # threads of the streams would be waited for
+    if chosen.only and chosen.json and not Path(chosen.json).is_file():
+        print(f"Error: {chosen.json} is no record whose other results could be kept; omit --only.", file=sys.stderr)
+        return 2
     sides = ["ours"]
     if not chosen.ours_only:
         try:

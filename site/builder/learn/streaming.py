@@ -32,10 +32,9 @@ def one_pass_table() -> str:
     """HTML table: the share of samples that simulated peers repeat while they share a pass."""
     rows = []
     for one in record("one_pass")["results"]:
-        ours = f"{100 * one['max']:.2f} %"
-        rows.append((str(one["peers"]), show_count(one["samples"]), f"{100 * one['leaving']:.0f} %", ours))
-    titles = ("Peers", "Samples", "Peers that leave, and as many that join", "Repeated samples, at most")
-    return stacked("A shared pass", titles, rows)
+        case = f"{one['peers']} peers, {one['samples'] / 1e6:g} million samples"
+        rows.append((case, f"{100 * one['leaving']:.0f} %", f"{100 * one['max']:.2f} %"))
+    return stacked("A shared pass", ("Swarm and set", "Leave, as many join", "Repeated"), rows)
 
 
 def one_pass_facts() -> str:
