@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -391,10 +392,21 @@ def tried(name: str, count: int, seed: int) -> dict:
         return {"tried": 0, "refused": 0, "broken": [broken], "slowest_seconds": 0.0}
 
 
+def told(name: str, facts: dict) -> dict:
+    """Prints what came of a reader's inputs; the result for the record."""
+    print(f"{name:25} {facts['tried']:8} tried, {facts['refused']:8} refused, {len(facts['broken'])} broken, ", end="")
+    print(f"slowest {facts['slowest_seconds']:.3f} s", flush=True)
+    for one in facts["broken"][:MOST_BROKEN_SHOWN]:
+        print(f"    {one['error']}\n    {one['input']}", flush=True)
+    rest = {key: facts[key] for key in ("tried", "refused", "slowest_seconds")}
+    return result(f"broken by malformed inputs: {name}", "", len(facts["broken"]), **rest)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="of the inputs of each reader")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="readers that are tried at the same time")
     parser.add_argument("--only", nargs="*", choices=READERS, default=list(READERS))
     parser.add_argument("--json", type=Path, help="write the record here")
     for hidden, kind in (("--reader", str), ("--count", int), ("--folder", Path)):
@@ -403,18 +415,11 @@ def main() -> None:
     if arguments.reader:
         try_reader(arguments.reader, arguments.count, arguments.seed, arguments.folder)
         return
-    measured, total, broken = [], 0, 0
-    for name in arguments.only:
-        facts = tried(name, max(1, int(READERS[name][1] * arguments.share)), arguments.seed)
-        total, broken = total + facts["tried"], broken + len(facts["broken"])
-        print(
-            f"{name:25} {facts['tried']:8} tried, {facts['refused']:8} refused, {len(facts['broken'])} broken, ", end=""
-        )
-        print(f"slowest {facts['slowest_seconds']:.3f} s", flush=True)
-        for one in facts["broken"][:MOST_BROKEN_SHOWN]:
-            print(f"    {one['error']}\n    {one['input']}", flush=True)
-        rest = {key: facts[key] for key in ("tried", "refused", "slowest_seconds")}
-        measured.append(result(f"broken by malformed inputs: {name}", "", len(facts["broken"]), **rest))
+    counts = {name: max(1, int(READERS[name][1] * arguments.share)) for name in arguments.only}
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = pool.map(lambda name: tried(name, counts[name], arguments.seed), counts)
+        measured = [told(name, facts) for name, facts in zip(counts, found, strict=True)]
+    total, broken = sum(one["tried"] for one in measured), sum(one["ours"] for one in measured)
     measured.insert(0, result("malformed inputs tried", "", total))
     measured.insert(1, result("malformed inputs that broke a reader", "", broken))
     if arguments.json:

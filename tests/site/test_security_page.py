@@ -83,3 +83,10 @@ def test_the_record_of_checks_keeps_what_the_page_says(open_page):
     text = open_page("challenges/security/", scripts=False).locator("main").text_content()
     assert f"{checked('averages until a reducer that lies to all')['ours']:.0f}\u00a0average" in text
     assert "An average of 4\u202f000\u202f000 numbers" in text
+
+
+def test_the_record_of_malformed_inputs_has_none_that_broke_a_reader():
+    record = json.loads((ROOT / "benchmarks" / "results" / "malformed.json").read_text(encoding="utf-8"))
+    found = {one["metric"]: one["ours"] for one in record["results"]}
+    assert found["malformed inputs tried"] >= 1_000_000
+    assert found["malformed inputs that broke a reader"] == 0

@@ -430,7 +430,7 @@ def read_shard(path: Path) -> Iterator[Sample]:
                 ids, captions = batch.column("id").to_pylist(), batch.column("caption").to_pylist()
                 for row, (name, caption) in enumerate(zip(ids, captions, strict=True)):
                     yield Sample(id=name, caption=caption, codes=flat[offsets[row] : offsets[row + 1]])
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is no readable shard: {error}.", cure="Fetch or prepare the shards again.") from None
 
 

@@ -79,7 +79,7 @@ def read_addresses(lists: Path) -> Iterator[Row | str]:
                 for batch in opened.iter_batches(batch_size=4096, columns=[names[name] for name in wanted]):
                     for values in zip(*(batch.column(names[name]).to_pylist() for name in wanted), strict=True):
                         yield _address_row(dict(zip(wanted, values, strict=True)))
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise BadInput(f"{file} cannot be read: {reason_of(error)}. Give a Parquet file with --urls.") from None
 
 

@@ -35,6 +35,7 @@ MAIN_FIGURES = {
     "audits": "lies to all",
     "byzantine": "5 of 25 hostile: ALIE",
     "figures": "all figures: new drawing",
+    "malformed": "inputs that broke",
     "memory_accuracy": "peak on the GPU: worst error",
     "simulation": "worst error of a case",
     "swarm": "throughput over ideal",

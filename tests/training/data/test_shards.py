@@ -5,6 +5,7 @@ import json
 import struct
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -74,6 +75,14 @@ def test_a_broken_shard_is_named(shard, damage):
         list(read_shard(shard))
     with pytest.raises(BadInput, match=r"train-00000\.parquet is broken: it has \d+ bytes"):
         check_file(shard, entry, source=str(shard))
+
+
+def test_a_shard_whose_captions_are_no_text_is_named(shard):
+    table = pq.read_table(shard)
+    broken = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"a\xff"))
+    pq.write_table(table.slice(0, 1).set_column(1, table.schema.field("caption"), broken), shard)
+    with pytest.raises(BadInput, match=r"train-00000\.parquet is no readable shard: 'utf-8' codec"):
+        list(read_shard(shard))
 
 
 def test_one_flipped_bit_is_found(shard):
