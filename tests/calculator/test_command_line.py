@@ -12,7 +12,7 @@ from calculator.__main__ import main
 from tests.programs import run_program
 
 KEYS = {
-    "model", "parameters", "parameters_by_part", "trained_parameters", "gpu", "saved_activations",
+    "model", "gpus", "parameters", "parameters_by_part", "trained_parameters", "gpu", "saved_activations",
     "autocast_weight_copies", "gradient_bytes", "optimizer_state_bytes", "host", "peak", "timeline", "transfer",
     "overhead", "notes",
 }  # fmt: skip
