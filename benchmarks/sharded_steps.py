@@ -215,12 +215,13 @@ def make_optimizer(setup: Setup, parameters: Iterable[torch.nn.Parameter]):
 
 
 def most_loaded(setup: Setup) -> int:
-    """The member of the group to which ZeroRedundancyOptimizer gives the most values; the first, if it is not used."""
+    """The member to which ZeroRedundancyOptimizer gives the most bytes; the first, if it is not used."""
     if setup.sharding != "zero-1":
         return 0
     with group_of(setup.gpus):
         parts = make_optimizer(setup, build(setup).parameters())._partition_parameters()
-    sizes = [sum(p.numel() for group in part for p in group["params"]) for part in parts]
+    # Parts with as many values take different numbers of blocks.
+    sizes = [sum(rounded(p.numel() * p.itemsize) for group in part for p in group["params"]) for part in parts]
     return sizes.index(max(sizes))
 
 

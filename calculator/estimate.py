@@ -16,7 +16,7 @@ from calculator.parameters import FAMILIES, ParameterTensor, count_parameters, p
 from calculator.recording import Levels
 from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
 from calculator.sharding import Course, gradient_bytes, largest_part, play_sharded, shards
-from calculator.timeline import Instant, Options, play
+from calculator.timeline import Instant, Options, Timeline, play
 
 CUDA_CONTEXT_BYTES = 500 * 2**20
 """The driver's own memory, which no figure of PyTorch includes: 300 MiB to 1 GiB, depending on GPU and driver. Other
@@ -170,32 +170,16 @@ def estimate(setup: Setup) -> Estimate:
     """
     architecture = resolve(setup)
     shared = architecture.shared_groups if setup.shared_groups is None else setup.shared_groups
-    itemsize = 2 if setup.precision in ("bf16", "fp16") else 4
     optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
     lora = lora_of(setup, architecture)
-    trained_itemsize = lora.adapter_itemsize if lora else itemsize
-    options = _options(setup, architecture, shared, lora.rest_itemsize if lora else itemsize, lora)
-    course = _course(setup, itemsize)
-    if course:
-        # The whole gradients of a micro-batch are always new ones; only their sums are added to those of earlier ones.
-        options = replace(options, accumulating=False, itemsize=course.computed, autocast=False)
-        fixed = _fixed_shards(architecture, setup.gpus, itemsize, optimizer)
-        timeline = play_sharded(architecture, options, course)
-        # The gradients of a layer are parts of one block.
-        gradients = gradient_bytes(architecture, course)
-    else:
-        fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
-        timeline = play(architecture, options)
-        # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
-        gradients = fixed.trained_bytes
-    if setup.sharding == "zero-1":
-        fixed = _with_largest_state(fixed, architecture, shared, setup.gpus, itemsize, optimizer)
+    course, fixed, timeline, gradients = _played(setup, architecture, shared, optimizer, lora)
 
     inputs = _input_bytes(setup, architecture)
     state = 0 if setup.offload_optimizer else fixed.state_bytes
     weights = fixed.frozen_bytes + fixed.trained_bytes + _buffer_bytes(setup, architecture)
     # With FSDP2, the timeline has them.
     accumulated = gradients if setup.accumulation_steps > 1 and not course else 0
+    trained_itemsize = lora.adapter_itemsize if lora else _itemsize(setup)
     buckets = 0 if course or setup.gpus == 1 else allocated_bytes(fixed.values, trained_itemsize)
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = timeline.after_backward
@@ -230,6 +214,32 @@ def estimate(setup: Setup) -> Estimate:
             *_group_notes(setup, architecture, buckets),
         ),
     )
+
+
+def _itemsize(setup: Setup) -> int:
+    return 2 if setup.precision in ("bf16", "fp16") else 4
+
+
+def _played(
+    setup: Setup, architecture: Architecture, shared: int, optimizer: Optimizer, lora: Lora | None
+) -> tuple[Course | None, _Fixed, Timeline, int]:
+    """FSDP2's course if it divides the weights, the sizes that the step does not change, the step, all gradients."""
+    itemsize = _itemsize(setup)
+    options = _options(setup, architecture, shared, lora.rest_itemsize if lora else itemsize, lora)
+    course = _course(setup, itemsize)
+    if course:
+        # The whole gradients of a micro-batch are always new ones; only their sums are added to those of earlier ones.
+        options = replace(options, accumulating=False, itemsize=course.computed, autocast=False)
+        fixed = _fixed_shards(architecture, setup.gpus, itemsize, optimizer)
+        # The gradients of a layer are parts of one block.
+        return course, fixed, play_sharded(architecture, options, course), gradient_bytes(architecture, course)
+    trained_itemsize = lora.adapter_itemsize if lora else itemsize
+    fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
+    # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
+    gradients = fixed.trained_bytes
+    if setup.sharding == "zero-1":
+        fixed = _with_largest_state(fixed, architecture, shared, setup.gpus, itemsize, optimizer)
+    return None, fixed, play(architecture, options), gradients
 
 
 def estimate_around(

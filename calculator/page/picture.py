@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from html import escape
 
 from calculator.estimate import Estimate
 from calculator.page.shown import PARTS
@@ -39,10 +38,15 @@ def picture(title: str, result: Estimate, verdict: str = "") -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" font-family="system-ui, sans-serif" fill="{INK}"><title>{escape(title)}</title>'
+        f'role="img" font-family="system-ui, sans-serif" fill="{INK}"><title>{_escaped(title)}</title>'
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{PAPER}"/>{head}{"".join(shapes)}</svg>\n'
     )
 
 
+def _escaped(words: str) -> str:
+    """Like `html.escape`, whose module also has the names of all characters: 0.3 MB in the browser."""
+    return words.translate({ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"})
+
+
 def _text(x: int, y: int, size: int, words: str) -> str:
-    return f'<text x="{x}" y="{y}" font-size="{size}">{escape(words)}</text>'
+    return f'<text x="{x}" y="{y}" font-size="{size}">{_escaped(words)}</text>'

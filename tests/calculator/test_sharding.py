@@ -9,6 +9,7 @@ import importlib.util
 import json
 import random
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def test_step(step):
     assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
     assert result.gradient_bytes == pytest.approx(step["gradient_bytes"], abs=1024)
     assert result.gpu.total == pytest.approx(step["peak"], rel=0.03)
+
+
+def test_enough_steps_of_each_kind_were_drawn():
+    kinds = Counter(step["setup"].get("sharding", "none") for step in STEPS)
+    assert len(STEPS) >= 60 and min(kinds[kind] for kind in ("none", "zero-1", "zero-2", "zero-3")) >= 5
+    assert len({step["setup"]["config"]["model_type"] for step in STEPS}) >= 8
 
 
 def test_half_of_all_peaks_are_right_to_the_byte():
