@@ -29,9 +29,9 @@ CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", 
 BASE_BITS = {"": "as the precision", "16": "16 bits", "4": "4 bits (QLoRA)"}
 SHARDING = {
     "none": "nothing (DDP)",
-    "zero-1": "optimizer state (ZeRO-1)",
-    "zero-2": "gradients too (FSDP2, ZeRO-2)",
-    "zero-3": "gathered weights too (FSDP2, ZeRO-3)",
+    "zero-1": "ZeRO-1: state",
+    "zero-2": "ZeRO-2: gradients too",
+    "zero-3": "ZeRO-3: weights too",
 }
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 
@@ -124,7 +124,12 @@ def _groups(catalogue: dict) -> list[dict]:
                 ),
                 _number("lora_rank", "LoRA, rank", "Trains adapters of this rank and freezes the model."),
                 _choice("base_bits", "Frozen weights", _options(BASE_BITS)),
-                _choice("sharding", "Divided among the GPUs", _options(SHARDING)),
+                _choice(
+                    "sharding",
+                    "Divided among GPUs",
+                    _options(SHARDING),
+                    "The optimizer's state, its gradients, the weights; as PyTorch's FSDP2 does it.",
+                ),
             ],
         },
         {
