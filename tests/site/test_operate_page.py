@@ -236,7 +236,7 @@ def test_every_state_that_the_dashboard_shows_is_explained():
 
 def test_the_fields_that_may_change_are_named():
     fields = (
-        "`title`, `description`, `data.shards`, `swarm.max_epochs_alone`, everything in `[monitor]` and everything in "
-        "`[membership]`"
+        "`title`, `description`, `data.order`, `data.shards`, `swarm.max_epochs_alone`, everything in `[monitor]` and "
+        "everything in `[membership]`"
     )
     assert changeable_fields() == fields

@@ -277,8 +277,18 @@ def test_volunteers_resume_join_die_and_leave(run):
     assert {"data_waiting_seconds", "data_skipped_samples", "data_repeated_samples"} <= run.event("ada", "epoch").keys()
 
 
-def test_peers_share_a_pass(run):
+@pytest.fixture
+def own_run(tmp_path, shards):
+    """A run in which nobody has trained yet."""
+    with Programs() as programs:
+        run = Run(tmp_path, shards, programs)
+        run.bootstrap()
+        yield run
+
+
+def test_peers_share_a_pass(own_run):
     """Of 64 samples, which they pass many times."""
+    run = own_run
     shared = run.folder / "shared.toml"
     shared.write_text(tiny_recipe(**{'order = "own"': 'order = "shared"'}))
     programs = {name: run.join(name, recipe=shared) for name in ("carl", "dora")}
