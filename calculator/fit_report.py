@@ -12,6 +12,7 @@ from calculator.architectures import PRESETS
 from calculator.devices import Device, device_named
 from calculator.errors import BadSetup
 from calculator.fit import Fit, largest_micro_batch, suggestions, verdict
+from calculator.inference_report import add_model_flags, model_or_config
 from calculator.setups import PRECISIONS, Setup, resolve
 from calculator.techniques import Technique
 
@@ -84,8 +85,7 @@ HUB = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
-    parser.add_argument("model", nargs="?", help="a preset")
-    parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
+    add_model_flags(parser)
     parser.add_argument(
         "--gpu", required=True, metavar="NAME", help="what it must fit; cuda-20gb is any card of 20 GiB"
     )
@@ -110,14 +110,13 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     Raises:
         BadSetup: If nothing that `Trainer` can do makes the model fit.
     """
-    as_json, path, device = flags.pop("json"), flags.pop("config"), device_named(flags.pop("gpu"))
-    if (flags["model"] is None) == (path is None):
-        raise BadSetup("Give a model or --config FILE, one of the two; `python -m calculator --help` lists the models.")
-    if path is None and flags["model"] in PRESETS and flags["model"] not in HUB:
+    as_json, device = flags.pop("json"), device_named(flags.pop("gpu"))
+    named = model_or_config(flags.pop("model"), flags.pop("config"), read)
+    if named.get("model") in PRESETS.keys() - HUB.keys():
         raise BadSetup(
-            f"No weights of {flags['model']} are published, so there is nothing to load; give another model."
+            f"No weights of {named['model']} are published, so there is nothing to load; give another model."
         )
-    setup = _first_setup(device, config=None if path is None else read(path), **flags)
+    setup = _first_setup(device, **named, **flags)
     setup, judged, techniques = best(setup, device)
     code = snippet(setup, HUB.get(setup.model, "path/to/the/model"))
     if as_json:

@@ -16,10 +16,26 @@ from calculator.page.words import show_bytes
 from calculator.setups import Setup, resolve
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of the command."""
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of which `model_or_config` takes one."""
     parser.add_argument("model", nargs="?", help="a preset")
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
+
+
+def model_or_config(name: str | None, path: str | None, read: Callable[[str], object]) -> dict[str, object]:
+    """The field of a setup that says which model it is: `model` or `config`.
+
+    Raises:
+        BadSetup: If both are given, or none.
+    """
+    if (name is None) == (path is None):
+        raise BadSetup("Give a model or --config FILE, one of the two; `python -m calculator --help` lists the models.")
+    return {"model": name} if path is None else {"config": read(path)}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command."""
+    add_model_flags(parser)
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once")
     parser.add_argument("--length", type=int, metavar="T", help="tokens of each, prompt and answer (at most 4096)")
     parser.add_argument("--weights", choices=ITEMSIZES, default="bf16")
@@ -45,9 +61,8 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
 
 
 def _model(name: str | None, path: str | None, read: Callable[[str], object]) -> Architecture:
-    if (name is None) == (path is None):
-        raise BadSetup("Give a model or --config FILE, one of the two; `python -m calculator --help` lists the models.")
-    return resolve(Setup(model=name)) if path is None else from_config(read(path))
+    given = model_or_config(name, path, read)
+    return resolve(Setup(**given)) if "model" in given else from_config(given["config"])
 
 
 def answered(architecture: Architecture, gpu: str | None, *, length: int | None = None, **options: object) -> dict:

@@ -251,8 +251,7 @@ class _Step:
 
     def _add(self, segment: Segment, place: str, phase: str) -> None:
         self._note(phase, place, None, 0, segment.peak)
-        change = segment.change
-        self.level += change
+        self.level += segment.change
 
     def _reduce(self, group: Group, gradients: int, place: str) -> None:
         """The whole gradients of a group become this GPU's share."""

@@ -24,25 +24,30 @@ def write_shards(folder: Path, run: RunConfig) -> Path:
     ids = [str(number) for number in range(SAMPLES)]
     write_shard(folder / "train-00000.parquet", ids=ids, captions=captions, codes=codes.astype(np.uint16))
     Tokenizer.train(captions, 64).save(folder / "tokenizer.json")
+    write_manifest(folder, run, ("train-00000.parquet",), SAMPLES)
+    return folder
+
+
+def write_manifest(folder: Path, run: RunConfig, names: tuple[str, ...], samples: int) -> None:
+    """The manifest of these shards of a folder, which holds all other files already."""
     manifest = Manifest(
         run_id=run.run_id,
         input_digest="a" * 64,
         image_seq_len=run.model.image_seq_len,
         image_vocab_size=run.model.image_vocab_size,
-        text_vocab_size=7,
+        text_vocab_size=Tokenizer.from_file(folder / "tokenizer.json").vocab_size,
         codec_digest="b" * 64,
         reconstruction_error=0.0,
-        pictures=SAMPLES,
+        pictures=samples,
         left_out={},
         splits={
-            "train": SplitEntry(samples=SAMPLES, shards=("train-00000.parquet",)),
+            "train": SplitEntry(samples=samples, shards=names),
             "held-out": SplitEntry(samples=0, shards=()),
         },
         files={path.name: describe_file(path) for path in folder.iterdir()},
-        index={"train-00000.parquet": describe_shard(folder / "train-00000.parquet")},
+        index={name: describe_shard(folder / name) for name in names},
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
-    return folder
 
 
 def _write_text(folder: Path, run: LanguageRun) -> Path:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tests.programs import ROOT, until
+from tests.random_shards import write_manifest
 from tests.training.volunteer.sharing_peer import CODES
 from training.config import load_recipe
 from training.data import shards as shards_module
-from training.data.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
+from training.data.shards import write_shard
 from training.data.tokenizer import Tokenizer
 
 SAMPLES, SHARDS = 2400, 4
@@ -21,30 +22,16 @@ SAMPLES, SHARDS = 2400, 4
 def write_numbered(folder: Path, monkeypatch) -> None:
     """Samples whose first two codes say which they are, in row groups of 24."""
     monkeypatch.setattr(shards_module, "ROW_GROUP", 24)
-    model = load_recipe("demo").model
+    run = load_recipe("demo")
     folder.mkdir()
     names, captions = [], ["a red circle"] * (SAMPLES // SHARDS)
     for numbers in np.array_split(np.arange(SAMPLES), SHARDS):
-        codes = np.zeros((len(numbers), model.image_seq_len), dtype=np.uint16)
+        codes = np.zeros((len(numbers), run.model.image_seq_len), dtype=np.uint16)
         codes[:, 0], codes[:, 1] = np.divmod(numbers, CODES)
         names.append(f"train-{len(names):05d}.parquet")
         write_shard(folder / names[-1], ids=[str(number) for number in numbers], captions=captions, codes=codes)
     Tokenizer.train(captions, 64).save(folder / "tokenizer.json")
-    manifest = Manifest(
-        run_id="demo",
-        input_digest="a" * 64,
-        image_seq_len=model.image_seq_len,
-        image_vocab_size=model.image_vocab_size,
-        text_vocab_size=6,
-        codec_digest="b" * 64,
-        reconstruction_error=0.0,
-        pictures=SAMPLES,
-        left_out={},
-        splits={"train": SplitEntry(samples=SAMPLES, shards=tuple(names))},
-        files={path.name: describe_file(path) for path in folder.iterdir()},
-        index={name: describe_shard(folder / name) for name in names},
-    )
-    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    write_manifest(folder, run, tuple(names), SAMPLES)
 
 
 class Swarm:
