@@ -29,9 +29,9 @@ CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", 
 BASE_BITS = {"": "as the precision", "16": "16 bits", "4": "4 bits (QLoRA)"}
 SHARDING = {
     "none": "nothing (DDP)",
-    "zero-1": "ZeRO-1: state",
-    "zero-2": "ZeRO-2: gradients too",
-    "zero-3": "ZeRO-3: weights too",
+    "zero-1": "ZeRO-1",
+    "zero-2": "ZeRO-2",
+    "zero-3": "ZeRO-3",
 }
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 
@@ -128,7 +128,7 @@ def _groups(catalogue: dict) -> list[dict]:
                     "sharding",
                     "Divided among GPUs",
                     _options(SHARDING),
-                    "The optimizer's state, its gradients, the weights; as PyTorch's FSDP2 does it.",
+                    "ZeRO-1: the optimizer's state; ZeRO-2: gradients too; ZeRO-3: weights too.",
                 ),
             ],
         },
