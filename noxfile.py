@@ -60,9 +60,13 @@ NOT_APPLICABLE = (
 """Tests of hivemind that do not apply to this project's classes."""
 COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate", "trust")
 WITH_PEERS = ("doctor", "swarm")
-IN_PARALLEL = ("tests/calculator", *(f"tests/training/{folder}" for folder in (*COMPUTING_ONLY, *WITH_PEERS)))
-"""Tests that run beside the others: first those that compute in one thread, then those that mostly wait for peers. The
-others mostly wait for browsers and programs, and take about as long."""
+WITH_PROGRAMS = ("commands", "demo", "processes", "roles", "storage", "volunteer")
+IN_PARALLEL = (
+    ("tests/calculator", *(f"tests/training/{folder}" for folder in (*COMPUTING_ONLY, *WITH_PEERS))),
+    ("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS)),
+)
+"""Two lists of tests that run beside the others and beside each other, because most tests wait more than they compute.
+The first computes in one thread, then waits for peers; the second waits for programs. The others wait for browsers."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -90,8 +94,10 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         _pytest(session, *session.posargs, env=environment)
         return
-    with _in_parallel(session, *IN_PARALLEL, env=environment):
-        _pytest(session, *(f"--ignore={tests}" for tests in IN_PARALLEL), env=environment)
+    with contextlib.ExitStack() as beside:
+        for lane in IN_PARALLEL:
+            beside.enter_context(_in_parallel(session, *lane, env=environment))
+        _pytest(session, *(f"--ignore={tests}" for lane in IN_PARALLEL for tests in lane), env=environment)
 
 
 @nox.session
