@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import ClassVar
 
 from hivemind.dht import DHT
@@ -66,6 +68,14 @@ class Node(DHT):
         self._held.add(task)
         task.add_done_callback(self._held.discard)
 
+    def run(self) -> None:
+        """The node's process."""
+        self._inner_pipe = _Requests(self._inner_pipe)
+        super().run()
+
+    async def _nothing(self) -> None:
+        """A request whose maker has ended."""
+
     async def _run_coroutine(self, coro: Callable, future: MPFuture) -> None:
         task = asyncio.current_task()
         self._held.add(task)
@@ -73,6 +83,26 @@ class Node(DHT):
             await super()._run_coroutine(coro, future)
         finally:
             self._held.discard(task)
+
+
+class _Requests:
+    """The node's end of the pipe through which this peer's processes ask it.
+
+    A request names a file that the process which made it hands over when the request is read. If that process has been
+    killed meanwhile, hivemind's node ends with an EOFError, and all who wait for its answers wait for ever.
+    """
+
+    def __init__(self, pipe: Connection):
+        self._pipe = pipe
+        self.fileno, self.poll = pipe.fileno, pipe.poll
+
+    def recv(self) -> tuple[str, list, dict]:
+        """The method, and its arguments; EOFError if nobody can ask any more."""
+        request = self._pipe.recv_bytes()
+        try:
+            return ForkingPickler.loads(request)
+        except (EOFError, OSError):
+            return Node._nothing.__name__, [], {}
 
 
 def start_dht(

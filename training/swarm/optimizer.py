@@ -305,8 +305,9 @@ class SwarmOptimizer:
         self.progress.shutdown()
 
     def shutdown(self) -> None:
-        """Ends the averagers' processes; a role's processes end with the role."""
+        """Ends the averagers' processes and the background's thread; those of a role end with the role."""
         self.say_goodbye()
+        self.updates.end()
         for averager in (self.gradients, self.parameters):
             averager.shutdown()
 

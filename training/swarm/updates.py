@@ -121,6 +121,10 @@ class Updates:
             reports.append(self._reports.get_nowait())
         return reports
 
+    def end(self) -> None:
+        """Ends the background's thread after what is under way."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
     def _give_up_idle_search(self) -> None:
         searches = self._round is not None and self._round.started and self._round.stage is Stage.SEARCHING
         if searches and time.monotonic() - self._round.began >= self._search_seconds:

@@ -87,7 +87,8 @@ def test_honest_reducers_are_checked_and_nobody_is_accused(honest, kind):
     """One of the three accepts no connections."""
     for name, one in honest[kind].items():
         assert not one.caught, (name, one.caught)
-        assert len(one.checks) > ROUNDS, name
+        # They are drawn: about 11 where there are the fewest parts, and under 3 less often than in one of 1000 tests.
+        assert len(one.checks) >= 3, name
         assert max(one.checks) < 0.5, name
         assert all(report.senders == 3 and not report.torn and not report.repeated for report in one.reports)
 
