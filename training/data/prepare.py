@@ -51,6 +51,8 @@ CODEC_PICTURES = 8192
 """The number of random pictures on which a codec is trained."""
 LARGEST_WORD_VOCABULARY = 4096
 """The most text ids for which a word-level tokenizer is trained; recipes with more need a tokenizer file."""
+DECODED_EVERY = 32
+"""One of so many pictures is decoded again, to see how much the codec loses: that takes as long as encoding it."""
 LEFT_OUT_FILE = "left-out.jsonl"
 """Names the pictures that were left out, with the reasons."""
 NEAR_DUPLICATE = "near-duplicate"
@@ -196,7 +198,7 @@ class _Work:
             image_vocab_size=self.run.model.image_vocab_size,
             text_vocab_size=tokenizer.vocab_size,
             codec_digest=json.loads((self.folder / CONFIG_FILE).read_text())["digest"],
-            reconstruction_error=totals.squared_error / totals.samples,
+            reconstruction_error=totals.squared_error / totals.decoded,
             pictures=self.table.read,
             picture_bytes=totals.picture_bytes,
             near_duplicates=totals.near_duplicates,
@@ -327,7 +329,8 @@ class _Note:
         self.rows = self.samples = self.picture_bytes = self.near_duplicates = 0
         self.marked = 0
         """Pictures of this shard and all before it that `NearDuplicates` has kept."""
-        self.squared_error = 0.0
+        self.squared_error, self.decoded = 0.0, 0
+        """Sum of the mean squared errors of the pictures that were decoded again, and how many these are."""
         self.left_out: Counter[str] = Counter() if left_out is None else left_out
         self.listed: list[dict[str, str]] = []
         """The pictures that were left out; of one shard only."""
@@ -341,14 +344,17 @@ class _Note:
         """Codes of pictures, uint16 (n, image tokens)."""
         pixels = torch.from_numpy(np.stack([picture.pixels for picture in pictures])).float() / 255
         codes = codec.encode(pixels)
-        self.squared_error += float((codec.decode(codes) - pixels).square().mean(dim=(1, 2, 3)).sum())
+        sample = slice(-self.samples % DECODED_EVERY, None, DECODED_EVERY)
+        errors = (codec.decode(codes[sample]) - pixels[sample]).square() if len(pixels[sample]) else pixels[:0]
+        self.squared_error += float(errors.mean(dim=(1, 2, 3)).sum())
+        self.decoded += len(errors)
         self.samples += len(pictures)
         self.picture_bytes += sum(picture.file_bytes for picture in pictures)
         return codes.numpy().astype(np.uint16)
 
     def add(self, other: _Note) -> None:
         """Adds the counts of another note."""
-        for name in ("rows", "samples", "picture_bytes", "near_duplicates", "squared_error"):
+        for name in ("rows", "samples", "picture_bytes", "near_duplicates", "squared_error", "decoded"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.left_out.update(other.left_out)
 
@@ -359,8 +365,8 @@ class _Note:
     @classmethod
     def read(cls, path: Path) -> _Note:
         """A kept note."""
-        note = cls()
-        vars(note).update(json.loads(path.read_text()))
+        note, kept = cls(), json.loads(path.read_text())
+        vars(note).update({"decoded": kept["samples"], **kept})  # versions before 2026-11-23 decoded all
         note.left_out = Counter(note.left_out)
         return note
 

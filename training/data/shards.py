@@ -123,7 +123,7 @@ class Manifest(AnyManifest):
     codec_digest: str
     """Digest of the codec whose codes the shards contain; see `digest_of` in `training.model.codec`."""
     reconstruction_error: float
-    """Mean squared error between pictures in [0, 1] and the codec's reconstructions."""
+    """Mean squared error between pictures in [0, 1] and the codec's reconstructions, of a part of the pictures."""
     pictures: int
     """Rows of captions or addresses, those left out included."""
     picture_bytes: Annotated[int, Field(ge=0)] = 0

@@ -63,6 +63,22 @@ def write_rows(folder, rows):
     (folder / "captions.jsonl").write_text(lines, encoding="utf-8-sig")  # as Windows' editors write
 
 
+def test_the_codecs_error_is_that_of_one_picture_in_32(make, drawn, codec_folder, tmp_path, monkeypatch):
+    """Decoding takes as long as encoding, so that not all are decoded; each shard begins with one that is."""
+    monkeypatch.setattr(pictures_module, "OPENED_TOGETHER", 10)
+    manifest, _ = make()
+    codec, errors, samples = load_codec(codec_folder, RUN.codec), [], 0
+    for name in (name for entry in manifest.splits.values() for name in entry.shards):
+        for number, sample in enumerate(read_shard(tmp_path / "shards" / name)):
+            samples += 1
+            if number % 32 == 0:
+                pixels = np.asarray(Image.open(drawn / sample.id), dtype=np.float32).transpose(2, 0, 1)[None] / 255
+                decoded = codec.decode(torch.from_numpy(sample.codes.astype(np.int64))[None]).numpy()
+                errors.append(np.square(decoded - pixels).mean())
+    assert 3 <= len(errors) < samples / 10
+    assert manifest.reconstruction_error == pytest.approx(np.mean(errors), rel=1e-4)
+
+
 def test_codes_captions_and_splits_are_those_of_the_pictures(make, drawn, codec_folder, tmp_path):
     manifest, made = make()
     assert made and manifest == read_manifest(tmp_path / "shards")

@@ -1,0 +1,168 @@
+"""Encoding pictures with `prepare`: what it costs beside the codec, and how img2dataset resizes the same pictures.
+
+    pip install --no-deps img2dataset==1.47.0    # in an environment of its own: it pins old versions of other packages
+    pip install "albumentations<2" "opencv-python-headless<5"
+    python benchmarks/prepare.py --peer-python THAT/bin/python --json benchmarks/results/prepare.json
+
+The codec has the size of the 2021 run's VQ-GAN (f = 8, 8192 entries, pictures of 256 x 256) and random weights; so it
+takes the same time. Pictures are drawn JPEG files of 640 x 480, with the noise of a photo. All of it runs in one
+process with one thread, in turn: all of `prepare` (its rows, near-duplicates, tokenizer, shards and data card
+included), the codec's `encode` alone on the same pictures, opening and cutting the pictures as `prepare` does it, and
+img2dataset's `Resizer` (center crop, area, JPEG of quality 95, its default). Times are CPU seconds, the median of the
+rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from memory_report import record, result  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from training.config import load_recipe  # noqa: E402
+from training.data.pictures import Picture, Pictures  # noqa: E402
+from training.data.prepare import Input, prepare  # noqa: E402
+from training.data.rows import Row  # noqa: E402
+from training.data.tokenizer import Tokenizer  # noqa: E402
+from training.model.codec import load_codec, save_codec  # noqa: E402
+from training.model.vqgan import VqGan, VqGanShape  # noqa: E402
+
+SHAPE = VqGanShape(
+    widths=(128, 128, 256, 512),
+    blocks_per_level=2,
+    attention=(False, False, False, True),
+    map_width=256,
+    entry_width=256,
+    codebook_size=8192,
+)
+"""Of the published weights."""
+SIZE, SIDE = (640, 480), 256
+RESIZES = 20
+"""The peer and our opening repeat their work: one picture takes milliseconds."""
+PEER = """
+import importlib.util, io, json, sys, time, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+file = importlib.util.find_spec("img2dataset").submodule_search_locations[0] + "/resizer.py"
+spec = importlib.util.spec_from_file_location("resizer", file)  # the package itself imports Spark and others
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+resize = module.Resizer(int(sys.argv[2]), "center_crop", False)
+pictures = [path.read_bytes() for path in sorted(Path(sys.argv[1]).glob("*.jpg"))]
+assert resize(io.BytesIO(pictures[0]))[-1] is None
+began = time.process_time()
+for _ in range(int(sys.argv[3])):
+    for picture in pictures:
+        resize(io.BytesIO(picture))
+print(json.dumps((time.process_time() - began) / len(pictures) / int(sys.argv[3])))
+"""
+
+
+def draw(folder: Path, count: int) -> None:
+    """Pictures with captions beside them."""
+    numbers = np.random.default_rng(0)
+    for number in range(count):
+        coarse = Image.fromarray(numbers.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize(SIZE, Image.BICUBIC)
+        noisy = np.asarray(coarse) + numbers.normal(0, 6, (SIZE[1], SIZE[0], 3))
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / f"{number:04d}.jpg", quality=90)
+        (folder / f"{number:04d}.txt").write_text(f"picture {number} of some colours")
+
+
+def cpu_seconds(work) -> float:
+    """What the call takes, in all threads of this process."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def measured(folder: Path, count: int, rounds: int, peer_python: str | None) -> dict[str, list[float]]:
+    """CPU seconds a picture: `all`, `encode`, `open`, and `peer` if there is one; of each round."""
+    run, images = load_recipe("dalle-2021"), folder / "images"
+    images.mkdir()
+    draw(images, count)
+    codec_folder, tokenizer = folder / "codec", folder / "tokenizer.json"
+    codec_folder.mkdir()
+    torch.manual_seed(0)
+    save_codec(VqGan(SHAPE, run.codec).eval().requires_grad_(False), codec_folder)
+    Tokenizer.train([path.read_text() for path in images.glob("*.txt")], 4096).save(tokenizer)
+    codec = load_codec(codec_folder / "codec.safetensors", run.codec)
+    rows = [Row(file=path.name, caption="", split="train") for path in sorted(images.glob("*.jpg"))]
+    opened = [one for batch in Pictures(images, run, workers=1).batches(rows) for one in batch]
+    assert all(isinstance(one, Picture) for one in opened)
+    pixels = torch.from_numpy(np.stack([one.pixels for one in opened])).float() / 255
+
+    def make(number: int) -> None:
+        out = folder / f"out{number}"
+        prepare(
+            Input(images=images),
+            out,
+            run,
+            codec_file=codec_folder / "codec.safetensors",
+            tokenizer_file=tokenizer,
+            workers=1,
+        )
+
+    def reopen() -> None:
+        for _ in range(RESIZES):
+            list(Pictures(images, run, workers=1).batches(rows))
+
+    found: dict[str, list[float]] = {"all": [], "encode": [], "open": [], "peer": []}
+    for number in range(rounds):
+        found["all"].append(cpu_seconds(lambda: make(number)) / count)  # noqa: B023 - called at once
+        found["encode"].append(cpu_seconds(lambda: codec.encode(pixels)) / count)
+        found["open"].append(cpu_seconds(reopen) / count / RESIZES)
+        if peer_python:
+            command = [peer_python, "-c", PEER, str(images), str(SIDE), str(RESIZES)]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            found["peer"].append(json.loads(done.stdout))
+        print(
+            f"round {number + 1}: " + ", ".join(f"{name} {times[-1]:.4f} s" for name, times in found.items() if times)
+        )
+    return found
+
+
+def main() -> int:
+    """Measures, prints and, if asked, records; returns the exit code."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--pictures", type=int, default=64, metavar="N", help="pictures to prepare (64)")
+    arguments.add_argument("--rounds", type=int, default=3, metavar="N", help="measurements (3)")
+    arguments.add_argument("--peer-python", metavar="FILE", help="Python of an environment with img2dataset")
+    arguments.add_argument("--json", metavar="FILE", help="record the results")
+    chosen = arguments.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        found = measured(Path(folder), chosen.pictures, chosen.rounds, chosen.peer_python)
+    middle = {name: statistics.median(times) for name, times in found.items() if times}
+    shares = [1 - encode / everything for everything, encode in zip(found["all"], found["encode"], strict=True)]
+    spread = {"runs": len(shares), "min": min(shares), "max": max(shares)}
+    peer = {"peer": middle["peer"], "peer_name": "img2dataset's Resizer"} if "peer" in middle else {}
+    rows = [
+        result("pictures prepared, one core", "pictures per CPU second", 1 / middle["all"]),
+        result("share of the CPU time that is not the codec's", "1", statistics.median(shares), **spread),
+        result("opening and cutting a picture", "CPU s", middle["open"], **peer),
+    ]
+    for row in rows:
+        print(f"{row['metric']:<50} {row['ours']:>10.4f} {row['peer'] or '':<10.6} {row['unit']}")
+    if chosen.json:
+        versions = {name: metadata.version(name) for name in ("torch", "pillow", "diffusers")}
+        record(Path(chosen.json), "prepare", versions, rows, pictures=chosen.pictures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
