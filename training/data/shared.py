@@ -15,7 +15,8 @@ it claims the lowest that are free. So a pass ends with what others have left be
 
 A piece is a window of the order, and towards the end of a pass a part of one that takes its peer a small share of the
 time left: otherwise the others would have nothing to do while a slow peer trains on its last window ("guided
-self-scheduling", Polychronopoulos and Kuck 1987). Who finds nothing free in a pass begins the next one.
+self-scheduling", Polychronopoulos and Kuck 1987). Who finds nothing free in a pass takes what a peer holds of which
+nothing was heard lately, and then begins the next pass, with small pieces as long as something is left of this one.
 
 A peer that cannot reach the others goes on from a random place of its own. Nobody checks what a peer says. One that
 lies about what is done makes the others leave samples out, in one look at most those of `HORIZON_PASSES`. If it goes
@@ -30,7 +31,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ CLAIM_SECONDS = 45.0
 """A claim ends so long after its peer has announced it last."""
 REPORT_SECONDS = 10.0
 """How often a peer announces how far it has come. If it is killed, what it has done since then is done again."""
+LATE_SECONDS = 15.0
+"""A peer that has announced nothing for so long may be gone; at the end of a pass others take what it holds."""
 SETTLE_SECONDS = 1.5
 """Between a wish and the look whether somebody else has the same; every node answers within this time."""
 AHEAD_SECONDS = 15.0
@@ -59,8 +62,13 @@ CHOICES_PER_PEER = 2
 """A peer chooses among so many free pieces for each peer."""
 PARTS_LEFT = 8
 """A piece takes its peer at most one of so many parts of the time that is left of the pass."""
-LEAST_SAMPLES = 8
-"""Of such a piece: each costs a look at what others announce."""
+LEAST_SECONDS, FIRST_SAMPLES = 0.5, 8
+"""A piece takes its peer at least so long: each costs a look at what others announce. Those of a newcomer, whose speed
+is not known, have at least so many samples."""
+SLOWER = 10
+"""How many times slower than the mean of all peers a newcomer may be."""
+PIECES_IN_STREAM = 2
+"""One that the stream gives, and one that it fetches meanwhile."""
 MOST_RANGES = 400
 """Ranges of done samples that a peer announces, the lowest; five bytes each, or less."""
 STALE_SECONDS = 1800.0
@@ -125,8 +133,12 @@ class Ledger:
         self.wishes: list[Piece] = []
         self.reached = 0
         """Samples that this peer has done."""
+        self.computed = 0
+        """Samples that it has computed, those included that are not yet averaged with the others."""
+        self._handed: deque[int] = deque()
         self._done_before: int | None = None
         self._others: dict[str, Word] = {}
+        self._late: set[str] = set()
         self._changed: dict[str, tuple[tuple[Piece, ...], float]] = {}
 
     @property
@@ -149,22 +161,25 @@ class Ledger:
         self._done_before = self.done.total - self.reached if self._done_before is None else self._done_before
         known = self._others | {word.peer: word for word in words}
         self._others = {name: word for name, word in known.items() if self._is_held(word, now)}
+        self._late = {
+            name for name, word in self._others.items() if word.claimed_until < now + CLAIM_SECONDS - LATE_SECONDS
+        }
         self._changed = {name: self._changed[name] for name in known}
-        held = [word for word in self._others.values() if word.peer < self.peer]
+        words = [word for word in self._others.values() if word.peer not in self._late]
+        held = [word for word in words if word.peer < self.peer]
         # Two peers may both have claimed a piece if one's look was late; the lower id keeps it then as well.
         self.claims = deque(_without(self.claims, self.done, self._pieces(held, "claims")))
-        all_claimed = self._pieces(self._others.values(), "claims")
+        all_claimed = self._pieces(words, "claims")
         self.wishes = _without(self.wishes, self.done, all_claimed, self._pieces(held, "wishes"))
 
-    def wish(self, samples: int, *, start: int | None = None) -> None:
+    def wish(self, samples: int, *, least: int = 1, start: int | None = None) -> None:
         """Wishes for free pieces of so many samples together, the lowest of all, or the lowest behind `start`; for one
-        at least, and for no more than a peer may announce."""
-        taken = self.done.copy()
-        for what in ("claims", "wishes"):
-            taken.update(self._pieces(self._others.values(), what))
-        taken.update((*self.given, *self.claims, *self.wishes))
+        at least, and for no more than a peer may announce. A piece has `least` samples, or fewer if a window ends."""
+        taken = self._taken()
+        if taken.floor // self.order.samples > self.done.floor // self.order.samples:  # nothing is free in this pass
+            taken = self._taken(but=self._late)
         while samples > 0:
-            choices = self._free(taken, taken.floor if start is None else start)
+            choices = self._free(taken, taken.floor if start is None else start, least)
             piece = self.chance.choice(choices)
             self.wishes.append(piece)
             taken.add(*piece)
@@ -172,14 +187,23 @@ class Ledger:
             if self.held >= MOST_CLAIMS:
                 return
 
+    def own_part(self) -> float:
+        """Samples that this peer will compute of those that are free in the pass, if all keep their speed."""
+        taken = self._taken()
+        return self._rest(taken, taken.floor) * self._share
+
     def keep(self) -> None:
-        """Claims what it wished for."""
-        self.claims.extend(self.wishes)
+        """Claims what it wished for; what is left of an earlier pass comes first."""
+        self.claims = deque(sorted((*self.claims, *self.wishes), key=lambda piece: piece[0] // self.order.samples))
         self.wishes = []
 
     def give(self) -> Piece:
         """The next piece for the stream; there must be one."""
         piece = self.claims.popleft()
+        # The stream fetches one piece while it gives another, so those before have been given.
+        self._handed.append(piece[1] - piece[0])
+        if len(self._handed) > PIECES_IN_STREAM:
+            self.computed += self._handed.popleft()
         self.given.append(piece)
         return piece
 
@@ -218,17 +242,33 @@ class Ledger:
 
     @property
     def _share(self) -> float:
-        """This peer's share of all samples that were done since its first look, at most; a newcomer's is not known."""
-        if not self.reached or self._done_before is None:
-            return 1 / (2 * self.peers)
-        return min(1.0, self.reached / max(self.done.total - self._done_before, 1))
+        """This peer's share of all samples that were done since its first look. That of a newcomer is not known: it may
+        be much slower than the others."""
+        if self._done_before is None or not self.computed:
+            return 1 / (SLOWER * self.peers)
+        by_others = self.done.total - self._done_before - self.reached
+        return self.computed / max(self.computed + by_others, 1)
 
-    def _free(self, taken: Ranges, start: int) -> list[Piece]:
+    def _taken(self, but: Collection[str] = ()) -> Ranges:
+        """What is done, or claimed or wished for by a peer that is none of some."""
+        taken, words = self.done.copy(), [word for name, word in self._others.items() if name not in but]
+        for what in ("claims", "wishes"):
+            taken.update(self._pieces(words, what))
+        taken.update((*self.given, *self.claims, *self.wishes))
+        return taken
+
+    def _rest(self, taken: Ranges, start: int) -> int:
+        """Free samples from the first behind `start` to the end of its pass."""
+        first, samples = next(taken.gaps(start, _ENDLESS))[0], self.order.samples
+        return sum(end - begin for begin, end in taken.gaps(first, (first // samples + 1) * samples))
+
+    def _free(self, taken: Ranges, start: int, least: int) -> list[Piece]:
         """The lowest free pieces behind a sample, as many as a peer chooses among."""
         samples, found = self.order.samples, []
         first = next(taken.gaps(start, _ENDLESS))[0]
-        rest = sum(end - begin for begin, end in taken.gaps(first, (first // samples + 1) * samples))
-        most = max(LEAST_SAMPLES, round(rest * self._share / PARTS_LEFT))
+        # As long as something is left of the pass before, this peer may be needed for it soon.
+        is_early = first // samples > self.done.floor // samples
+        most = least if is_early else max(least, round(self._rest(taken, start) * self._share / PARTS_LEFT))
         for begin, end in taken.gaps(first, (first // samples + 1) * samples):
             while begin < end:
                 stop = min(end, begin + most, self.order.window_around(self.seed, begin)[1])
@@ -320,7 +360,7 @@ class SharedPass:
             self._came.wait_for(lambda: self._ledger.claims or self._closed.is_set(), patience)
         with self._lock:
             if not self._ledger.claims:
-                self._ledger.wish(1, start=self._random_sample())
+                self._ledger.wish(1, least=self._least, start=self._random_sample())
                 self._ledger.keep()
             return self._ledger.give()
 
@@ -340,7 +380,7 @@ class SharedPass:
                 self._ledger.hear(words, now)
             self._ledger.keep()  # what is left of the wishes of the last step
             if (missing := self._missing()) > 0:
-                self._ledger.wish(missing, start=self._alone_from)
+                self._ledger.wish(missing, least=self._least, start=self._alone_from)
                 if words is None:
                     self._ledger.keep()
             is_waiting = bool(self._ledger.wishes)
@@ -369,16 +409,28 @@ class SharedPass:
             self._tell("The other peers answer again: this peer shares the pass over the samples with them.")
         return words
 
+    @property
+    def _rate(self) -> float:
+        """Samples that this peer computes in a second."""
+        return self._ledger.computed / max(self._now() - self._began, AHEAD_SECONDS)
+
+    @property
+    def _least(self) -> int:
+        """Samples of a piece, at least."""
+        return max(1, round(self._rate * LEAST_SECONDS)) if self._ledger.computed else FIRST_SAMPLES
+
     def _missing(self) -> int:
         """Samples that should be claimed beyond those that are."""
         ledger = self._ledger
-        rate = ledger.reached / max(self._now() - self._began, AHEAD_SECONDS)
-        claimed = sum(end - begin for begin, end in (*ledger.claims, *ledger.wishes))
         if ledger.held >= MOST_CLAIMS:
             return 0
+        claimed = sum(end - begin for begin, end in (*ledger.claims, *ledger.wishes))
+        # What a peer holds at the end of a pass, the others cannot do for it; but to claim takes some time.
+        part = max(ledger.own_part() / PARTS_LEFT, self._rate * SETTLE_SECONDS)
+        ahead = round(min(self._rate * AHEAD_SECONDS, part))
         if len(ledger.claims) + len(ledger.wishes) < LEAST_AHEAD:
-            return max(1, round(rate * AHEAD_SECONDS) - claimed)
-        return round(rate * AHEAD_SECONDS) - claimed
+            return max(1, ahead - claimed)
+        return ahead - claimed
 
     def _random_sample(self) -> int:
         """Of the pass in which the lowest sample is that is not done."""

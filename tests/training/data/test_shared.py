@@ -15,6 +15,7 @@ from training.data.ranges import Ranges
 from training.data.shared import (
     CLAIM_SECONDS,
     HORIZON_SAMPLES,
+    LATE_SECONDS,
     MOST_CLAIMS,
     REPORT_SECONDS,
     SETTLE_SECONDS,
@@ -65,9 +66,9 @@ class Peer:
     def step(self):
         return self.shared.step()
 
-    def compute(self, count):
-        """Computes so many samples, if it has them; they enter an update."""
-        while count > 0 and (self.piece or self.ledger.claims):
+    def compute(self, count, *, insists=False):
+        """Computes so many samples, if it has them or takes them without asking; they enter an update."""
+        while count > 0 and (self.piece or self.ledger.claims or insists):
             begin, end = self.piece or self.shared.piece(0)
             stop = min(end, begin + count)
             self.computed += range(begin, stop)
@@ -152,9 +153,9 @@ def test_of_two_that_wish_for_the_same_the_lower_id_gets_it(air):
     ada, bob = (Peer(air, name, order=order) for name in ("ada", "bob"))
     for peer in (bob, ada):  # each has looked before the other has said anything
         peer.ledger.hear([], air.now)
-        peer.ledger.wish(16)
+        peer.ledger.wish(16, least=16)
     assert Ranges(ada.ledger.wishes) == Ranges(bob.ledger.wishes) == Ranges([(0, 16)])
-    words = [peer.ledger.word(air.now + 9) for peer in (ada, bob)]
+    words = [peer.ledger.word(air.now + CLAIM_SECONDS) for peer in (ada, bob)]
     for peer in (ada, bob):
         peer.ledger.hear(words, air.now)
         peer.ledger.keep()
@@ -224,10 +225,44 @@ def test_a_killed_peers_claim_ends_and_somebody_goes_on_where_it_stopped(air):
     assert max(counts.values()) == 1  # what it had announced is not done again
 
 
+@pytest.mark.parametrize("silent_seconds", [LATE_SECONDS - 3, LATE_SECONDS + 1])
+def test_at_the_end_of_a_pass_others_take_what_a_silent_peer_holds(air, silent_seconds):
+    """Before that, its claims are its own for as long as it said; and its pieces come before those of the next pass."""
+    ada, bob = Peer(air, "ada"), Peer(air, "bob")
+    settle(air, bob, ada)
+    held = {sample for piece in (*bob.ledger.given, *bob.ledger.claims) for sample in range(*piece)}
+    ada.ledger.done.update([(0, min(held)), (max(held) + 1, SAMPLES)])
+    air.now += silent_seconds
+    ada.step()
+    wished = {sample for piece in (*ada.ledger.wishes, *ada.ledger.claims) for sample in range(*piece)}
+    assert held and bool(held & wished) == (silent_seconds > LATE_SECONDS)
+    for _ in range(3):
+        turn(air, [ada])
+    passes = [begin // SAMPLES for begin, _ in ada.ledger.claims]
+    assert passes == sorted(passes)
+
+
+def test_a_newcomer_takes_little_until_its_speed_is_known(air):
+    """At the end of a pass, all others would wait for the last piece of one that is slow."""
+    order = Order([256] * 1000, window_samples=8192)
+    ada = Peer(air, "ada", order=order)
+    for number in range(9):
+        lie(air, claims=[(order.samples - 1 - number, order.samples - number)], name=str(number))
+    ada.step()
+    assert 8 <= sum(end - begin for begin, end in ada.ledger.wishes) <= order.samples / 10 / 10 / 8
+    while ada.ledger.computed < 20_000:
+        ada.compute(2000)
+        turn(air, [ada], seconds=REPORT_SECONDS)
+        for number in range(9):
+            lie(air, claims=[(order.samples - 1 - number, order.samples - number)], name=str(number))
+    ada.shared.step()
+    assert sum(end - begin for begin, end in ada.ledger.claims) > 2000
+
+
 def test_who_leaves_gives_its_claims_back_at_once(air):
     ada, bob = Peer(air, "ada"), Peer(air, "bob")
     settle(air, ada, bob)
-    ada.compute(20)
+    ada.compute(4)
     held = Ranges([*ada.ledger.given, *ada.ledger.claims])
     ada.shared.close()
     bob.step()
@@ -308,7 +343,7 @@ def test_who_cannot_reach_the_others_goes_on_and_shares_again_later(air):
     ada.board.fault = TimeoutError("no answer")
     for _ in range(6):
         turn(air, [ada, bob], seconds=REPORT_SECONDS)
-        ada.compute(40)
+        ada.compute(40, insists=True)
         bob.compute(40)
     assert len(ada.computed) >= 200
     ada.board.fault = None
