@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from calculator.autograd import rounded  # noqa: E402
 from calculator.setups import Setup, resolve, setup_from  # noqa: E402
+from calculator.tensor_parallel import TENSOR_SHARDINGS  # noqa: E402
 
 DROPOUTS = (
     "resid_pdrop", "attn_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
@@ -72,10 +73,13 @@ class Held(TorchDispatchMode):
         return self.phase == "optimizer" and not tensor.dim() and not self.steps_on_device
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        from torch.distributed._functional_collectives import AsyncCollectiveTensor
         from torch.distributed.tensor import DTensor
 
-        if DTensor in types:
+        if DTensor in types or AsyncCollectiveTensor in types:
             return NotImplemented  # its own dispatch calls the operation on the local tensors, which comes here again
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # as on a GPU; for fake tensors, PyTorch makes another one
         if self.paused:
             return func(*args, **(kwargs or {}))
         in_place = self._would_be_in_place(func, args)
@@ -173,6 +177,51 @@ def shard(model: torch.nn.Module, setup: Setup, mesh) -> None:
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
+def divide(model: torch.nn.Module, setup: Setup, mesh) -> None:
+    """Tensor parallelism as torchtitan applies it to Llama; with "tensor-sequence", also by tokens."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )  # fmt: skip
+
+    by_tokens = setup.sharding == "tensor-sequence"
+    between = Shard(1) if by_tokens else Replicate()
+    by_inputs = RowwiseParallel(output_layouts=between)
+    plan = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "model.layers.*.self_attn.o_proj": by_inputs,
+        "model.layers.*.mlp.down_proj": by_inputs,
+        "lm_head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+    }
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
+        plan[f"model.layers.*.{name}"] = ColwiseParallel()
+    if by_tokens:
+        for name in ("norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm"):
+            plan[f"model.{name}"] = SequenceParallel()
+        whole = {"hidden_states": Replicate()}
+        plan["model.layers.*.self_attn"] = PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts=whole
+        )
+        plan["model.layers.*.mlp"] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    parallelize_module(model, mesh, plan)
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+
+
+def in_groups(parameters: Iterable[torch.nn.Parameter]) -> list[dict]:
+    """Parameters that are DTensors and others apart, since `foreach` refuses a mixture."""
+    from torch.distributed.tensor import DTensor
+
+    groups: dict[bool, list] = {}
+    for parameter in parameters:
+        groups.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+    return [{"params": group} for group in groups.values()]
+
+
 @contextmanager
 def group_of(size: int, rank: int = 0) -> Iterator:
     """A process group whose collectives do nothing, as one of its members sees it: the mesh of its devices."""
@@ -231,8 +280,9 @@ def trace(setup: Setup) -> dict:
     FSDP2 runs on fake tensors. DDP, which is written in C++, needs tensors that have a content.
     """
     architecture = resolve(setup)
-    divided = setup.sharding in ("zero-2", "zero-3")
-    fake = FakeTensorMode(allow_non_fake_inputs=True) if divided or setup.gpus == 1 else nullcontext()
+    divided, together = setup.sharding in ("zero-2", "zero-3"), setup.sharding in TENSOR_SHARDINGS
+    faked = divided or together or setup.gpus == 1
+    fake = FakeTensorMode(allow_non_fake_inputs=True) if faked else nullcontext()
     held = Held(steps_on_device=setup.optimizer_impl == "fused")
     with group_of(setup.gpus, most_loaded(setup)) as mesh, fake, held, seen_by(held):
         model = build(setup)
@@ -240,9 +290,11 @@ def trace(setup: Setup) -> dict:
         run = model
         if divided:
             shard(model, setup, mesh)
+        elif together:
+            divide(model, setup, mesh)
         elif setup.gpus > 1:
             run = replicated(model)
-        optimizer = make_optimizer(setup, model.parameters())
+        optimizer = make_optimizer(setup, in_groups(model.parameters()) if together else model.parameters())
         length = setup.sequence_length or architecture.sequence_length
         held.phase = "before"
         for last in (False, True):
@@ -277,12 +329,27 @@ def _step(setup: Setup, held: Held, model, optimizer, length: int) -> None:
     for _ in range(setup.accumulation_steps):
         loss = None
         held.phase = "forward"
-        with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=autocast):
-            loss = model(input_ids=ids, labels=labels).loss
-        held.phase = "backward"
-        loss.backward()
+        with _parallel_loss(setup):
+            with torch.autocast("cpu", dtype=half or torch.bfloat16, enabled=autocast):
+                loss = model(input_ids=ids, labels=labels, **_given(setup, length)).loss
+            held.phase = "backward"
+            loss.backward()
     held.phase = "optimizer"
     optimizer.step()
+
+
+def _parallel_loss(setup: Setup):
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    return loss_parallel() if setup.sharding in TENSOR_SHARDINGS else nullcontext()
+
+
+def _given(setup: Setup, length: int) -> dict[str, torch.Tensor]:
+    """What a model would otherwise make by the length of its hidden states, which is a part of the tokens here."""
+    if setup.sharding != "tensor-sequence":
+        return {}
+    mask = torch.zeros((setup.micro_batch_size, 1, length, length), dtype=HALF.get(setup.precision))
+    return {"position_ids": torch.arange(length)[None], "attention_mask": mask}
 
 
 SIZES = (2, 3, 4, 8)
@@ -293,6 +360,41 @@ FAMILIES = (
     "llama", "llama", "qwen3", "mistral", "phi3", "gemma2", "gemma3_text", "qwen3_moe", "gpt2", "gptj", "bert",
 )  # fmt: skip
 """Model types of a drawn step; the first is drawn twice as often."""
+
+
+def draw_together(chance: random.Random) -> Setup:
+    """A random setup of tensor parallelism."""
+    gpus, kind = chance.choice((2, 4)), chance.choice(("llama", "llama", "mistral", "qwen2", "qwen3"))
+    heads, width = chance.choice((4, 8, 12)), chance.choice((16, 24, 40))
+    config = {
+        "model_type": kind,
+        "vocab_size": gpus * chance.randint(30, 2000),
+        "hidden_size": heads * 8 * chance.randint(1, 6),
+        "intermediate_size": gpus * chance.randint(40, 400),
+        "num_hidden_layers": chance.randint(1, 6),
+        "num_attention_heads": heads,
+        "num_key_value_heads": chance.choice((4, heads)),
+        "head_dim": width,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }
+    if kind == "qwen2":
+        config["hidden_size"], config["head_dim"] = heads * width, width
+    if kind == "mistral":
+        config["sliding_window"] = None
+    values = {
+        "config": config,
+        "micro_batch_size": chance.randint(1, 5),
+        "sequence_length": chance.choice((16, 64, 96, 132, 248)),
+        "precision": chance.choice(("fp32", "bf16")),
+        "attention": "eager",
+        "dropout": 0.0,
+        "checkpointing": chance.choice((False, False, True)),
+        "optimizer": "adamw",
+        "gpus": gpus,
+        "sharding": chance.choice(TENSOR_SHARDINGS),
+    }
+    return setup_from(values)
 
 
 def draw(chance: random.Random) -> Setup:
@@ -362,17 +464,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--together", action="store_true", help="draw steps of tensor parallelism only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
     flags = parser.parse_args(arguments)
     chance = random.Random(flags.seed)
     steps = []
     for _ in range(flags.cases):
-        setup = draw(chance)
+        setup = (draw_together if flags.together else draw)(chance)
         step = {"setup": _written(setup), **trace(setup)}
         steps.append(step)
         difference = estimate(setup).gpu.total - step["peak"]
         shown = {key: value for key, value in step["setup"].items() if key != "config"}
-        print(f"{difference:+10d} of {step['peak']:,} in {step['peak_phase']}: {setup.config['model_type']} {shown}")
+        share = 100 * difference / step["peak"]
+        at = f"{step['peak']:,} in {step['peak_phase']}"
+        print(f"{difference:+10d} ({share:+.2f} %) of {at}: {setup.config['model_type']} {shown}", flush=True)
         if flags.json:
             lines = ",\n".join(json.dumps(step) for step in steps)
             flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

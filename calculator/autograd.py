@@ -165,7 +165,19 @@ class FrozenWeight(Matrix):
 class Node:
     """A node of the backward graph: what it keeps, which nodes get its results, and what it allocates when it runs."""
 
-    __slots__ = ("backward", "edges", "fits", "frame", "name", "pending", "saved", "segment", "sequence", "slots")
+    __slots__ = (
+        "apart",
+        "backward",
+        "edges",
+        "fits",
+        "frame",
+        "name",
+        "pending",
+        "saved",
+        "segment",
+        "sequence",
+        "slots",
+    )
 
     def __init__(self, name: str, edges: tuple, backward: Callable | None, saved: tuple) -> None:
         self.name = name
@@ -176,6 +188,7 @@ class Node:
         self.slots: list = [None]
         self.fits: tuple = ()
         self.frame: Frame | None = None
+        self.apart = False  # whether its gradients are never added in place
 
 
 class Frame:
@@ -457,9 +470,13 @@ class Tape:
         if waiting is None:
             gradient.holders += 1
             slots[slot] = gradient
-        elif waiting.holders == 1:  # only this slot holds it: the new gradient is added to it in place
+        elif (
+            waiting.holders == 1 and not target.apart
+        ):  # only this slot holds it: the new gradient is added to it in place
             return
-        elif gradient.holders == 0 and not shared:  # nothing else holds the new one: the sum is made in it
+        elif gradient.holders == 0 and not (
+            shared or target.apart
+        ):  # nothing else holds the new one: the sum is made in it
             waiting.holders -= 1
             gradient.holders = 1
             slots[slot] = gradient

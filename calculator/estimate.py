@@ -16,6 +16,7 @@ from calculator.parameters import FAMILIES, ParameterTensor, count_parameters, p
 from calculator.recording import Levels
 from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
 from calculator.sharding import Course, gradient_bytes, largest_part, play_sharded, shards
+from calculator.tensor_parallel import TENSOR_SHARDINGS, part_of_model
 from calculator.timeline import Instant, Options, Timeline, play
 
 CUDA_CONTEXT_BYTES = 500 * 2**20
@@ -180,7 +181,8 @@ def estimate(setup: Setup) -> Estimate:
     # With FSDP2, the timeline has them.
     accumulated = gradients if setup.accumulation_steps > 1 and not course else 0
     trained_itemsize = lora.adapter_itemsize if lora else _itemsize(setup)
-    buckets = 0 if course or setup.gpus == 1 else allocated_bytes(fixed.values, trained_itemsize)
+    together = setup.sharding in TENSOR_SHARDINGS
+    buckets = 0 if course or together or setup.gpus == 1 else allocated_bytes(fixed.values, trained_itemsize)
     step = 0 if setup.offload_optimizer else fixed.step_bytes
     after = timeline.after_backward
     # In the update, activations are gone; `after.live` without its gradients is the loss, which stays until the end.
@@ -197,7 +199,7 @@ def estimate(setup: Setup) -> Estimate:
         gpus=setup.gpus,
         parameters=whole + added,
         parameters_by_part=parameters_by_part(architecture, shared) | ({"adapters": added} if lora else {}),
-        trained_parameters=whole if course else fixed.values,
+        trained_parameters=whole if course or together else fixed.values,
         gpu=gpu,
         saved_activations=timeline.after_forward.activations,
         autocast_weight_copies=timeline.after_forward.weight_copies,
@@ -233,10 +235,17 @@ def _played(
         fixed = _fixed_shards(architecture, setup.gpus, itemsize, optimizer)
         # The gradients of a layer are parts of one block.
         return course, fixed, play_sharded(architecture, options, course), gradient_bytes(architecture, course)
+    if setup.sharding in TENSOR_SHARDINGS:
+        architecture = part_of_model(architecture, setup.gpus)
+        options = replace(options, together=setup.gpus, by_tokens=setup.sharding == "tensor-sequence")
     trained_itemsize = lora.adapter_itemsize if lora else itemsize
     fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
     # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
     gradients = fixed.trained_bytes
+    if options.together:
+        # That of the embedding is whole on every GPU.
+        table = architecture.vocab_size * architecture.hidden_size
+        gradients += allocated_bytes(table * setup.gpus, itemsize) - allocated_bytes(table, itemsize)
     if setup.sharding == "zero-1":
         fixed = _with_largest_state(fixed, architecture, shared, setup.gpus, itemsize, optimizer)
     return None, fixed, play(architecture, options), gradients
@@ -561,6 +570,11 @@ def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iter
         )
     if setup.sharding == "zero-1":
         yield "ZeroRedundancyOptimizer deals out whole parameters; counted is the GPU with the largest state."
+    if setup.sharding in TENSOR_SHARDINGS:
+        yield (
+            "The GPUs compute each micro-batch together (Megatron's division, by torch.distributed.tensor.parallel). "
+            "PyTorch makes the embedding's gradient whole on every GPU."
+        )
     if setup.sharding in ("zero-2", "zero-3"):
         yield (
             "FSDP2 divides every layer, and the rest of the model, by rows; counted is the first GPU, whose shares are "

@@ -50,6 +50,10 @@ class Operations(Tape):
 
     # -- matrix products ---------------------------------------------------------------------------------------
 
+    def entered(self, x: Tensor) -> Tensor:
+        """A divided layer's input, itself where one GPU computes all of it (`calculator.tensor_parallel`)."""
+        return x
+
     def linear(self, x: Tensor, weight: Matrix, bias: Matrix | None = None, name: str = "linear") -> Tensor:
         """y = x Wᵀ (+ b) with W stored as (out, in): keeps x and the copy of W that it used."""
         if type(weight) is FrozenWeight:

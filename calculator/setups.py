@@ -9,13 +9,14 @@ from calculator.adapters import ALL_LINEAR, FAMILIES_WITH_ADAPTERS, Lora, module
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.errors import BadSetup
 from calculator.optimizers import ADAMW, OPTIMIZERS
+from calculator.tensor_parallel import TENSOR_SHARDINGS, undivided
 
 PRECISIONS = ("amp-bf16", "amp-fp16", "fp32", "bf16", "fp16")
 ATTENTIONS = ("sdpa", "eager")
 BASE_BITS, ADAPTER_BITS = (4, 16, 32), (16, 32)
 MOST_RANK = 65_536
 """Adapters of a higher rank are refused; the matrices beside which they stand are narrower."""
-SHARDINGS = ("none", "zero-1", "zero-2", "zero-3")
+SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", *TENSOR_SHARDINGS)
 MOST_GPUS = 65_536
 SHARDED_OPTIMIZERS = ("adamw", "sgd")
 """Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
@@ -69,7 +70,8 @@ class Setup:
     """GPUs that train together, each on its own micro-batches."""
     sharding: str = "none"
     """One of `SHARDINGS`: what the GPUs divide among them. "zero-1": the optimizer's state; "zero-2": also gradients
-    and, outside of the step, weights; "zero-3": the same, and each layer's weights are gathered only while it runs."""
+    and, outside of the step, weights; "zero-3": the same, and each layer's weights are gathered only while it runs;
+    "tensor": they compute each micro-batch together, every matrix divided; "tensor-sequence": also norms by tokens."""
     lora_rank: int | None = None
     """Rank of LoRA's adapters, beside which the model is frozen; None: all parameters are trained."""
     lora_targets: str = ALL_LINEAR
@@ -274,10 +276,41 @@ def _check_sharding(setup: Setup, architecture: Architecture) -> None:
         )
     if setup.sharding == "zero-1":
         return
+    if setup.sharding in TENSOR_SHARDINGS:
+        _check_tensor_parallel(setup, architecture)
+        return
     if setup.shared_groups or architecture.shared_groups:
         raise BadSetup("FSDP2 refuses layers that share weights; omit shared_groups, or choose sharding zero-1.")
     if architecture.family == "text-to-image":
         raise BadSetup(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
+
+
+def _check_tensor_parallel(setup: Setup, architecture: Architecture) -> None:
+    joined = architecture.joined_projections or architecture.output_bias or architecture.feed_forward_bias
+    if architecture.family != "llama" or joined:
+        raise BadSetup(
+            f"Tensor parallelism is counted for Llama, Mistral, Qwen2 and Qwen3 without biases after a sum; "
+            f"{architecture.name} is another model, so choose sharding zero-3."
+        )
+    if setup.shared_groups:
+        raise BadSetup("Tensor parallelism is not counted for layers that share weights; omit shared_groups.")
+    odd = undivided(architecture, setup.gpus)
+    length = setup.sequence_length or architecture.sequence_length
+    if not odd and setup.sharding == "tensor-sequence" and length % setup.gpus:
+        odd = f"{length} tokens of a sequence"
+    if odd:
+        raise BadSetup(f"{setup.gpus} GPUs cannot divide {odd} evenly; choose other gpus, or sharding zero-3.")
+    if setup.precision.startswith("amp"):
+        raise BadSetup("Tensor parallelism is counted without autocast; choose precision bf16, fp16 or fp32.")
+    if setup.accumulation_steps > 1:
+        raise BadSetup("Tensor parallelism is counted without accumulation; choose accumulation_steps 1.")
+    if setup.optimizer != "adamw":
+        raise BadSetup(f"Tensor parallelism is counted with the optimizer adamw, not {setup.optimizer}.")
+    if architecture.tied_embeddings:
+        raise BadSetup(
+            f"Tensor parallelism is not counted where head and embedding share a matrix, as in {architecture.name}; "
+            "choose sharding zero-3."
+        )
 
 
 def plain(setup: Setup) -> Setup:

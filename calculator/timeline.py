@@ -24,6 +24,7 @@ from calculator.operations import Operations
 from calculator.parameters import FAMILIES, distinct_layers
 from calculator.recording import Levels, Recording, Segment
 from calculator.sizes import Formulas
+from calculator.tensor_parallel import DividedOperations, part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,10 @@ class Options:
     """Whether layers that cost the same are played once; otherwise every layer is played."""
     lora: Lora | None = None
     """None: all parameters are trained."""
+    together: int = 0
+    """GPUs that compute a micro-batch together (tensor parallelism); 0: each computes its own."""
+    by_tokens: bool = False
+    """Whether these also divide the tokens between their matrices."""
 
     @property
     def lora_rank(self) -> int:
@@ -190,6 +195,8 @@ def _without_lengths(options: Options) -> Options:
         reversible=options.reversible,
         accumulating=options.accumulating,
         lora=options.lora and _without_rank(options.lora),
+        together=options.together,
+        by_tokens=options.by_tokens,
     )
 
 
@@ -319,7 +326,10 @@ def _groups(architecture: Architecture, shared_groups: int, layers: int) -> tupl
 
 def _record(architecture: Architecture, options: Options, plans: dict[str, Plan], formulas: Formulas) -> Recording:
     """Plays a short model with one layer of each kind."""
-    tape = Operations(
+    kind = Operations
+    if options.together:
+        kind = partial(DividedOperations, gpus=options.together, by_tokens=options.by_tokens)
+    tape = kind(
         formulas,
         itemsize=options.itemsize,
         autocast=options.autocast,
@@ -330,7 +340,8 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
     architecture = replace(
         architecture, **dict(zip(GIVEN_BY_MODEL, formulas.given[len(GIVEN_BY_SETUP) :], strict=True))
     )
-    making = partial(_made, itemsize=options.itemsize, lora=options.lora, rank=lengths.pop("lora_rank"))
+    one = part if options.together else _whole
+    making = partial(_made, itemsize=options.itemsize, lora=options.lora, rank=lengths.pop("lora_rank"), one=one)
     outside, stacks = _weighted(architecture, plans, making)
     context = Context(
         tape=tape,
@@ -393,9 +404,13 @@ def _play_through(context: Context) -> None:
     tape.forget()
 
 
-def _made(group: ParameterGroup, itemsize: int, lora: Lora | None, rank: int) -> dict[str, Matrix]:
+def _whole(name: str, shape: tuple[int, ...], itemsize: int) -> Parameter:
+    return Parameter(shape, itemsize)
+
+
+def _made(group: ParameterGroup, itemsize: int, lora: Lora | None, rank: int, one: Callable) -> dict[str, Matrix]:
     if lora is None:
-        return {name: Parameter(shape, itemsize) for name, shape in group.shapes.items()}
+        return {name: one(name, shape, itemsize) for name, shape in group.shapes.items()}
     return {name: _frozen(name, shape, lora, rank) for name, shape in group.shapes.items()}
 
 

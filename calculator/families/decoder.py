@@ -68,7 +68,9 @@ def decoder_forward(c: Context, block_of: Callable[[str], Callable]) -> tuple[Te
         block_of: The function that plays a layer, for its kind.
     """
     hidden = _body(c, block_of)
-    logits = c.tape.linear(hidden, c.weights.get("head.weight", c.weights["embedding.tokens"]), name="output head")
+    logits = c.tape.linear(
+        c.tape.entered(hidden), c.weights.get("head.weight", c.weights["embedding.tokens"]), name="output head"
+    )
     return causal_loss(c, logits), logits
 
 
@@ -186,6 +188,7 @@ def grouped_attention(
         The result, and the weights of separate operations, which the code of transformers holds until the layer ends.
     """
     t, shape = c.tape, attention_shape(c)
+    hidden = t.entered(hidden)
     query, key, value = split(c, w, hidden, shape)
     if cosine is not None:
         turn = partly_rotated if c.architecture.joined_projections else rotated
@@ -250,6 +253,7 @@ def gated_feed_forward(c: Context, w: dict, hidden: Tensor) -> Tensor:
     t = c.tape
     if c.architecture.joined_projections:
         return _joined_feed_forward(c, w, hidden)
+    hidden = t.entered(hidden)
     gate = t.activation(
         t.linear(hidden, w["feed_forward.gate.weight"], w.get("feed_forward.gate.bias")), c.architecture.activation
     )

@@ -11,6 +11,7 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -22,6 +23,7 @@ from calculator.sharding import shard_shape
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = json.loads((BENCHMARKS / "sharded_steps.json").read_text())
+TOGETHER = json.loads((BENCHMARKS / "tensor_steps.json").read_text())
 LLAMA = Setup(model="llama-3.2-1b", sequence_length=1024, gpus=4)
 
 
@@ -43,6 +45,14 @@ def test_step(step):
     assert result.parameters == result.trained_parameters == step["parameters"]
     assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
     assert result.gradient_bytes == pytest.approx(step["gradient_bytes"], abs=1024)
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.03)
+
+
+@pytest.mark.parametrize("step", TOGETHER, ids=_name)
+def test_step_of_tensor_parallelism(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.parameters == step["parameters"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
     assert result.gpu.total == pytest.approx(step["peak"], rel=0.03)
 
 
@@ -104,6 +114,13 @@ def test_parts_add_up_at_every_instant():
             assert result.gpu.total == max(instant.bytes for instant in result.timeline)
 
 
+def test_enough_steps_of_tensor_parallelism_were_drawn():
+    kinds = Counter(step["setup"]["sharding"] for step in TOGETHER)
+    assert len(TOGETHER) >= 20 and min(kinds["tensor"], kinds["tensor-sequence"]) >= 8
+    errors = [abs(estimate(setup_from(step["setup"])).gpu.total / step["peak"] - 1) for step in TOGETHER]
+    assert median(errors) < 0.005
+
+
 def test_a_share_is_padded_to_the_first_one():
     assert shard_shape((10, 3), 4) == (3, 3)
     assert shard_shape((1,), 8) == (1,)
@@ -112,7 +129,7 @@ def test_a_share_is_padded_to_the_first_one():
 REFUSED = {
     "divides memory among several GPUs; give gpus 2 or more": {"sharding": "zero-3", "gpus": 1},
     "gpus is a whole number from 1": {"gpus": 0},
-    "sharding is one of none, zero-1, zero-2, zero-3": {"sharding": "fsdp"},
+    "sharding is one of none, zero-1, zero-2, zero-3, tensor, tensor-sequence": {"sharding": "fsdp"},
     "works on its GPU; omit offload_optimizer": {"sharding": "zero-1", "offload_optimizer": True},
     "Sharding is not counted with LoRA": {"sharding": "zero-2", "lora_rank": 8},
     "Sharding is counted with the optimizers adamw and sgd, not adamw8bit": {
@@ -120,6 +137,20 @@ REFUSED = {
     },
     "FSDP2 refuses layers that share weights": {"sharding": "zero-3", "shared_groups": 2},
     "FSDP2 refuses layers that share": {"sharding": "zero-2", "model": "dalle-2021", "sequence_length": None},
+    "8 GPUs cannot divide 12 heads evenly": {"sharding": "tensor", "gpus": 8, "model": None, "config": {
+        "model_type": "llama", "hidden_size": 768, "num_attention_heads": 12}},
+    "64 GPUs cannot divide 32 heads evenly": {"sharding": "tensor", "gpus": 64},
+    "16 GPUs cannot divide 8 heads of keys evenly": {"sharding": "tensor", "gpus": 16},
+    "4 GPUs cannot divide 1023 tokens of a sequence evenly": {"sharding": "tensor-sequence", "sequence_length": 1023},
+    "Tensor parallelism is counted for Llama": {"sharding": "tensor", "model": "gpt2"},
+    "Tensor parallelism is not counted for layers that share": {"sharding": "tensor", "shared_groups": 2},
+    "Tensor parallelism is counted without autocast": {"sharding": "tensor"},
+    "Tensor parallelism is counted without accumulation": {
+        "sharding": "tensor", "precision": "bf16", "accumulation_steps": 2},
+    "Tensor parallelism is counted with the optimizer adamw, not sgd": {
+        "sharding": "tensor", "precision": "bf16", "optimizer": "sgd"},
+    "not counted where head and embedding share a matrix, as in llama-3.2-1b": {
+        "sharding": "tensor", "precision": "bf16"},
 }  # fmt: skip
 
 

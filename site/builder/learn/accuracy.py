@@ -23,11 +23,15 @@ ADAPTERS = RESULTS.parent / "lora_steps.json"
 """The same with LoRA's adapters."""
 SHARDED = RESULTS.parent / "sharded_steps.json"
 """Steps on one of several GPUs (benchmarks/sharded_steps.py)."""
+TOGETHER = RESULTS.parent / "tensor_steps.json"
+"""The same with tensor parallelism."""
 SHARDINGS = {
     "none": "DDP",
     "zero-1": "DDP, ZeroRedundancyOptimizer (ZeRO-1)",
     "zero-2": "FSDP2 without resharding (ZeRO-2)",
     "zero-3": "FSDP2 (ZeRO-3)",
+    "tensor": "tensor parallelism",
+    "tensor-sequence": "tensor and sequence parallelism",
 }
 ANOTHER_8B_GB = 21
 """What another calculator gave for a QLoRA of Llama 3.1 8B "instead of 9 GB" (unsloth pull request 10815)."""
@@ -88,7 +92,7 @@ def adapter_table() -> str:
 def sharded_table() -> str:
     """HTML table: for each way to divide a model among GPUs, how many steps were traced, and the errors of the peak."""
     errors: dict[str, list[float]] = {name: [] for name in SHARDINGS}
-    for step in _steps(SHARDED):
+    for step in (*_steps(SHARDED), *_steps(TOGETHER)):
         ours = estimate(setup_from(step["setup"])).gpu.total
         errors[step["setup"].get("sharding", "none")].append(abs(ours / step["peak"] - 1) * 100)
     rows = [
@@ -153,7 +157,7 @@ def accuracy_counts() -> dict[str, int]:
         "later": len(_steps(LATER)),
         "decoders": len(_steps(DECODERS)),
         "adapters": len(_steps(ADAPTERS)),
-        "sharded": len(_steps(SHARDED)),
+        "sharded": len(_steps(SHARDED)) + len(_steps(TOGETHER)),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }
 
