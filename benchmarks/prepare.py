@@ -6,10 +6,11 @@
 
 The codec has the size of the 2021 run's VQ-GAN (f = 8, 8192 entries, pictures of 256 x 256) and random weights; so it
 takes the same time. Pictures are drawn JPEG files of 640 x 480, with the noise of a photo. All of it runs in one
-process with one thread, in turn: all of `prepare` (its rows, near-duplicates, tokenizer, shards and data card
-included), the codec's `encode` alone on the same pictures, opening and cutting the pictures as `prepare` does it, and
-img2dataset's `Resizer` (center crop, area, JPEG of quality 95, its default). Times are CPU seconds, the median of the
-rounds.
+process with one thread, in turn: `prepare` of 16 pictures and of all, whose difference is what further pictures cost
+(rows, near-duplicates, shards and a look at the codec's error included; the codec's weights and the 16 decoded pictures
+of the data card come once in a set), the codec's `encode` alone on all pictures, opening and cutting them as `prepare`
+does it, and img2dataset's `Resizer` (center crop, area, JPEG of quality 95, its default). Times are CPU seconds, the
+median of the rounds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -51,6 +53,8 @@ SHAPE = VqGanShape(
 )
 """Of the published weights."""
 SIZE, SIDE = (640, 480), 256
+FEW = 16
+"""Pictures of the smaller set; the data card shows as many."""
 RESIZES = 20
 """The peer and our opening repeat their work: one picture takes milliseconds."""
 PEER = """
@@ -91,9 +95,10 @@ def cpu_seconds(work) -> float:
 
 def measured(folder: Path, count: int, rounds: int, peer_python: str | None) -> dict[str, list[float]]:
     """CPU seconds a picture: `all`, `encode`, `open`, and `peer` if there is one; of each round."""
-    run, images = load_recipe("dalle-2021"), folder / "images"
-    images.mkdir()
-    draw(images, count)
+    run, images, few = load_recipe("dalle-2021"), folder / "images", folder / "few"
+    for where, number in ((images, count), (few, FEW)):
+        where.mkdir()
+        draw(where, number)
     codec_folder, tokenizer = folder / "codec", folder / "tokenizer.json"
     codec_folder.mkdir()
     torch.manual_seed(0)
@@ -105,10 +110,10 @@ def measured(folder: Path, count: int, rounds: int, peer_python: str | None) -> 
     assert all(isinstance(one, Picture) for one in opened)
     pixels = torch.from_numpy(np.stack([one.pixels for one in opened])).float() / 255
 
-    def make(number: int) -> None:
-        out = folder / f"out{number}"
+    def make(where: Path, number: int) -> None:
+        out = folder / f"{where.name}-{number}"
         prepare(
-            Input(images=images),
+            Input(images=where),
             out,
             run,
             codec_file=codec_folder / "codec.safetensors",
@@ -122,7 +127,8 @@ def measured(folder: Path, count: int, rounds: int, peer_python: str | None) -> 
 
     found: dict[str, list[float]] = {"all": [], "encode": [], "open": [], "peer": []}
     for number in range(rounds):
-        found["all"].append(cpu_seconds(lambda: make(number)) / count)  # noqa: B023 - called at once
+        smaller, larger = (cpu_seconds(partial(make, where, number)) for where in (few, images))
+        found["all"].append((larger - smaller) / (count - FEW))
         found["encode"].append(cpu_seconds(lambda: codec.encode(pixels)) / count)
         found["open"].append(cpu_seconds(reopen) / count / RESIZES)
         if peer_python:
@@ -139,7 +145,7 @@ def measured(folder: Path, count: int, rounds: int, peer_python: str | None) -> 
 def main() -> int:
     """Measures, prints and, if asked, records; returns the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--pictures", type=int, default=64, metavar="N", help="pictures to prepare (64)")
+    arguments.add_argument("--pictures", type=int, default=48, metavar="N", help="pictures to prepare (48)")
     arguments.add_argument("--rounds", type=int, default=3, metavar="N", help="measurements (3)")
     arguments.add_argument("--peer-python", metavar="FILE", help="Python of an environment with img2dataset")
     arguments.add_argument("--json", metavar="FILE", help="record the results")

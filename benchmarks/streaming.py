@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -257,8 +258,8 @@ def measure_large(side: str, source: str, cache: str) -> dict:
 def _disk_bytes(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
-        if path.is_file():
-            total += path.stat().st_size
+        with suppress(FileNotFoundError):  # the cache has deleted it meanwhile
+            total += path.stat().st_size if path.is_file() else 0
     return total
 
 

@@ -65,6 +65,8 @@ PARTS_LEFT = 8
 LEAST_SECONDS, FIRST_SAMPLES = 0.5, 8
 """A piece takes its peer at least so long: each costs a look at what others announce. Those of a newcomer, whose speed
 is not known, have at least so many samples."""
+LARGE_SAMPLES = 100_000
+"""From so many samples on, a pass takes so long that its end is shared with care."""
 SLOWER = 10
 """How many times slower than the mean of all peers a newcomer may be."""
 PIECES_IN_STREAM = 2
@@ -187,6 +189,11 @@ class Ledger:
             if self.held >= MOST_CLAIMS:
                 return
 
+    @property
+    def is_careful(self) -> bool:
+        """Whether the end of a pass is worth some care: looks would take longer than the pass of a small set."""
+        return self.order.samples >= LARGE_SAMPLES
+
     def own_part(self) -> float:
         """Samples that this peer will compute of those that are free in the pass, if all keep their speed."""
         taken = self._taken()
@@ -267,7 +274,7 @@ class Ledger:
         samples, found = self.order.samples, []
         first = next(taken.gaps(start, _ENDLESS))[0]
         # As long as something is left of the pass before, this peer may be needed for it soon.
-        is_early = first // samples > self.done.floor // samples
+        is_early = self.is_careful and first // samples > self.done.floor // samples
         most = least if is_early else max(least, round(self._rest(taken, start) * self._share / PARTS_LEFT))
         for begin, end in taken.gaps(first, (first // samples + 1) * samples):
             while begin < end:
@@ -417,7 +424,8 @@ class SharedPass:
     @property
     def _least(self) -> int:
         """Samples of a piece, at least."""
-        return max(1, round(self._rate * LEAST_SECONDS)) if self._ledger.computed else FIRST_SAMPLES
+        knows = self._ledger.computed and self._ledger.is_careful
+        return max(1, round(self._rate * LEAST_SECONDS)) if knows else FIRST_SAMPLES
 
     def _missing(self) -> int:
         """Samples that should be claimed beyond those that are."""
@@ -425,9 +433,11 @@ class SharedPass:
         if ledger.held >= MOST_CLAIMS:
             return 0
         claimed = sum(end - begin for begin, end in (*ledger.claims, *ledger.wishes))
-        # What a peer holds at the end of a pass, the others cannot do for it; but to claim takes some time.
-        part = max(ledger.own_part() / PARTS_LEFT, self._rate * SETTLE_SECONDS)
-        ahead = round(min(self._rate * AHEAD_SECONDS, part))
+        ahead = self._rate * AHEAD_SECONDS
+        if ledger.is_careful:
+            # What a peer holds at the end of a pass, the others cannot do for it; but to claim takes some time.
+            ahead = min(ahead, max(ledger.own_part() / PARTS_LEFT, self._rate * SETTLE_SECONDS))
+        ahead = round(ahead)
         if len(ledger.claims) + len(ledger.wishes) < LEAST_AHEAD:
             return max(1, ahead - claimed)
         return ahead - claimed
