@@ -1,4 +1,5 @@
-"""Streams of shuffled, tokenized samples: this project's, the 2021 run's pipeline, and plain `datasets`, in turn.
+"""Streams of shuffled, tokenized samples: this project's, the 2021 run's pipeline, plain `datasets`, LitData's and
+MosaicML Streaming's, in turn.
 
     python benchmarks/streaming.py --json benchmarks/results/streaming.json
 
@@ -6,11 +7,20 @@
 under which load, they were measured.
 
 The set has 50 000 samples of 1024 random codes in 8192 values, and captions of 5 to 20 words. All streams read the same
-Parquet shards, mix 8192 samples, and give batches of 16 as tensors with the same tokenizer. Each measurement is a
-process of its own, with one thread for PyTorch; the streams take turns. The 2021 pipeline is written anew with the same
-steps (`load_dataset` in streaming mode, `shuffle`, `map` over 256 samples that decodes, filters and tokenizes,
-`DataLoader`), since the original does not run with today's `datasets`. A process that has loaded PyTorch and a recipe
-counts as idle.
+Parquet shards, mix 8192 samples, and give batches of 16 as tensors with the same tokenizer; LitData and MosaicML
+Streaming read the same samples in their own formats, and mix them as their `shuffle` does by default. Each measurement
+is a process of its own, with one thread for PyTorch; the streams take turns. The 2021 pipeline is written anew with the
+same steps (`load_dataset` in streaming mode, `shuffle`, `map` over 256 samples that decodes, filters and tokenizes,
+`DataLoader`), since the original does not run with today's `datasets`. LitData and MosaicML Streaming do not read from
+an ordinary HTTP server, so they are not measured over the link. A process that has loaded PyTorch and a recipe counts
+as idle.
+
+A peer that is not installed is left out. The last two, beside PyTorch's CPU build:
+
+    pip install --no-deps litdata mosaicml-streaming lightning-utilities boto3 botocore s3transfer jmespath obstore \
+        tifffile xxhash python-snappy cramjam zstd catalogue torchvision==0.15.2
+
+MosaicML Streaming imports torchvision for its pictures only; later versions of it ask for their own build of PyTorch.
 
 The link is a server in this program's process: 50 Mbit/s for all connections together, and 25 ms for each request. The
 stream of 20 GB is a set of 2865 shards that are all the same file under different names.
@@ -30,10 +40,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +58,18 @@ from tests.shard_server import ShardServer, shard_server  # noqa: E402
 SAMPLES, ROWS_PER_SHARD, CODES, VOCABULARY, TEXT = 50_000, 4096, 1024, 8192, 128
 MIXED, BATCH = 8192, 16
 LINK = {"bytes_per_second": 50e6 / 8, "latency_seconds": 0.025}
-PEERS = {"2021": "the 2021 pipeline", "datasets": "plain datasets"}
+PEERS = {
+    "2021": "the 2021 pipeline",
+    "datasets": "plain datasets",
+    "litdata": "LitData",
+    "streaming": "MosaicML Streaming",
+}
+PACKAGES = {"2021": "datasets", "datasets": "datasets", "litdata": "litdata", "streaming": "mosaicml-streaming"}
+"""What each peer needs."""
+OWN_FORMATS = ("litdata", "streaming")
+"""Peers that read no Parquet here, and nothing from an HTTP server."""
+CHUNK_BYTES = 1 << 26
+"""Of the peers' own formats: both libraries' usual size."""
 RATE = 500
 """Samples a second of the trainer that waits."""
 WAITING_SAMPLES = 12_000
@@ -187,7 +209,84 @@ def stream_of_2021(source: str, cache: str):
         yield batch["input_ids"], batch["image"].long()
 
 
-STREAMS = {"ours": our_stream, "2021": stream_of_2021, "datasets": datasets_stream}
+def _rows(small: Path) -> Iterator[dict]:
+    """All samples of the set."""
+    import numpy as np
+    import pyarrow.parquet as parquet
+
+    for name in _files(str(small)):
+        table = parquet.read_table(name, columns=["caption", "codes"])
+        for caption, codes in zip(table["caption"].to_pylist(), table["codes"], strict=True):
+            yield {"caption": caption, "codes": np.array(codes.values, dtype=np.uint16)}
+
+
+def _collated(source: str):
+    """A function that makes tensors of a batch's rows."""
+    import numpy as np
+    import torch
+
+    tokenizer = _tokenizer(source)
+    tokenizer.enable_padding(length=TEXT)
+    tokenizer.enable_truncation(TEXT)
+
+    def collate(rows: list[dict]) -> tuple:
+        encoded = tokenizer.encode_batch_fast([row["caption"] for row in rows])
+        codes = np.stack([row["codes"] for row in rows]).astype(np.int64)
+        return torch.tensor([one.ids for one in encoded]), torch.from_numpy(codes)
+
+    return collate
+
+
+def write_litdata(small: Path, folder: Path) -> None:
+    """The set in LitData's chunks."""
+    import litdata
+
+    litdata.optimize(
+        _rows, [small], output_dir=str(folder), chunk_bytes=CHUNK_BYTES, num_workers=1, reorder_files=False
+    )
+
+
+def litdata_stream(source: str, cache: str):
+    """LitData's own dataset and loader."""
+    import litdata
+
+    rows = litdata.StreamingDataset(f"{source}-litdata", shuffle=True, seed=1)
+    return iter(litdata.StreamingDataLoader(rows, batch_size=BATCH, num_workers=0, collate_fn=_collated(source)))
+
+
+def _mosaicml():
+    """MosaicML's package, whose name is this program's."""
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT / "benchmarks"]
+    import streaming
+
+    return streaming
+
+
+def write_streaming(small: Path, folder: Path) -> None:
+    """The set in MosaicML Streaming's shards."""
+    columns = {"caption": "str", "codes": f"ndarray:uint16:{CODES}"}
+    with _mosaicml().MDSWriter(out=str(folder), columns=columns, size_limit=CHUNK_BYTES) as out:
+        for row in _rows(small):
+            out.write(row)
+
+
+def mosaicml_stream(source: str, cache: str):
+    """MosaicML Streaming's own dataset, and PyTorch's loader."""
+    import torch
+
+    settings = {"shuffle": True, "shuffle_seed": 1, "batch_size": BATCH}
+    rows = _mosaicml().StreamingDataset(local=f"{source}-streaming", **settings)
+    return iter(torch.utils.data.DataLoader(rows, batch_size=BATCH, collate_fn=_collated(source)))
+
+
+STREAMS = {
+    "ours": our_stream,
+    "2021": stream_of_2021,
+    "datasets": datasets_stream,
+    "litdata": litdata_stream,
+    "streaming": mosaicml_stream,
+}
+WRITERS = {"litdata": write_litdata, "streaming": write_streaming}
 
 
 # -- measurements, each in a process of its own -----------------------------------------------------------------------
@@ -279,7 +378,13 @@ def stream_until_killed(side: str, source: str, cache: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+def write_for_peer(side: str, source: str, cache: str) -> None:
+    """Writes the set in a peer's own format beside it."""
+    WRITERS[side](Path(source), Path(f"{source}-{side}"))
+
+
 MEASUREMENTS = {
+    "written": write_for_peer,
     "whole": measure_whole,
     "first": measure_first,
     "waiting": measure_waiting,
@@ -347,6 +452,10 @@ def measured(
     small = folder / "small"
     small.mkdir()
     make_set(small)
+    for side in sides:
+        if side in WRITERS and "whole" in parts:
+            in_own_process("written", side, str(small), small)
+    over_http = [side for side in sides if side not in OWN_FORMATS]
     rows = []
     if "whole" in parts:
         whole = compared(sides, rounds, "whole", str(small), small)
@@ -358,10 +467,10 @@ def measured(
         rows += rows_of("memory above an idle process", "bytes", whole, "memory")
     with shard_server(small, **LINK) as server:
         if "first" in parts:
-            first = compared(sides, rounds, "first", server.url, small)
+            first = compared(over_http, rounds, "first", server.url, small)
             rows += rows_of("first batch over 50 Mbit/s", "s", first, "first_seconds")
         if "waiting" in parts:
-            waiting = compared(sides, rounds, "waiting", server.url, small)
+            waiting = compared(over_http, rounds, "waiting", server.url, small)
             rows += rows_of(f"share of waiting at {RATE} samples/s over 50 Mbit/s", "1", waiting, "share")
     if "killed" in parts:
         kills = after_two_kills(small)
@@ -424,15 +533,11 @@ def main() -> int:
     if chosen.only and chosen.json and not Path(chosen.json).is_file():
         print(f"Error: {chosen.json} is no record whose other results could be kept; omit --only.", file=sys.stderr)
         return 2
-    sides = ["ours"]
-    if not chosen.ours_only:
-        try:
-            import datasets
-        except ImportError:
-            print("Error: datasets is missing: run `pip install datasets`, or give --ours-only.", file=sys.stderr)
-            return 2
-        sides += list(PEERS)
-        versions = {"datasets": datasets.__version__}
+    versions = {} if chosen.ours_only else _versions()
+    if not (chosen.ours_only or versions):
+        print("Error: datasets is missing: run `pip install datasets`, or give --ours-only.", file=sys.stderr)
+        return 2
+    sides = ["ours", *(side for side in PEERS if PACKAGES[side] in versions)]
     with tempfile.TemporaryDirectory() as folder:
         parts = chosen.only or PARTS
         large = {"large_bytes": chosen.large_bytes, "large_seconds": chosen.large_seconds}
@@ -446,9 +551,17 @@ def main() -> int:
     elif chosen.json:
         import pyarrow
 
-        versions = {"pyarrow": pyarrow.__version__} | (versions if len(sides) > 1 else {})
-        record(Path(chosen.json), "streaming", versions, rows)
+        record(Path(chosen.json), "streaming", {"pyarrow": pyarrow.__version__, **versions}, rows)
     return 0
+
+
+def _versions() -> dict[str, str]:
+    """Of the peers' packages that are installed."""
+    found = {}
+    for package in dict.fromkeys(PACKAGES.values()):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 if __name__ == "__main__":
