@@ -470,13 +470,11 @@ class Tape:
         if waiting is None:
             gradient.holders += 1
             slots[slot] = gradient
-        elif (
-            waiting.holders == 1 and not target.apart
-        ):  # only this slot holds it: the new gradient is added to it in place
+        elif waiting.holders == 1 and not target.apart:
+            # Only this slot holds the waiting gradient: the new one is added to it in place.
             return
-        elif gradient.holders == 0 and not (
-            shared or target.apart
-        ):  # nothing else holds the new one: the sum is made in it
+        elif gradient.holders == 0 and not (shared or target.apart):
+            # Nothing else holds the new gradient: the sum is made in it.
             waiting.holders -= 1
             gradient.holders = 1
             slots[slot] = gradient

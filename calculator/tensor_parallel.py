@@ -104,19 +104,13 @@ class DividedOperations(Operations):
         count, whole, itemsize = x.count, x.count * self.gpus, x.itemsize
 
         def backward(grad: Storage) -> tuple:
-            reordered = self.new(whole, itemsize)
-            result = self.new(count, itemsize)
-            del reordered
-            return (result,)
+            return (self._copied(whole, count, itemsize),)
 
         self.apart = True
         node = self.record("gathering of the tokens", (x,), (), backward)
         self.apart = False
         self.name = "gathering of the tokens"
-        gathered = self.new(whole, itemsize)
-        result = self.new(whole, itemsize)
-        del gathered
-        return Tensor(result, whole, itemsize, node)
+        return Tensor(self._copied(whole, whole, itemsize), whole, itemsize, node)
 
     def linear(self, x: Tensor, weight: Matrix, *others: object, **named: object) -> Tensor:
         """A product with a part of a matrix, and the sums over the GPUs that belong to it."""
@@ -140,18 +134,19 @@ class DividedOperations(Operations):
             return Tensor(self.new(count, itemsize), count, itemsize, node)
 
         def backward(grad: Storage) -> tuple:
-            gathered = self.new(count, itemsize)
-            result = self.new(count, itemsize)
-            del gathered
-            return (result,)
+            return (self._copied(count, count, itemsize),)
 
         node = self.record(name, (x,), (), backward)
         self.name = name
-        reordered = self.new(count, itemsize)
         own = count // self.gpus
-        result = self.new(own, itemsize)
-        del reordered
-        return Tensor(result, own, itemsize, node)
+        return Tensor(self._copied(count, own, itemsize), own, itemsize, node)
+
+    def _copied(self, between: int, count: int, itemsize: int) -> Storage:
+        """What a gathering or sum of tokens gives: while it is made, there is a copy in another order beside it."""
+        in_other_order = self.new(between, itemsize)
+        result = self.new(count, itemsize)
+        del in_other_order
+        return result
 
     def rms_norm(self, x: Tensor, weight: Matrix) -> Tensor:
         """On this GPU's tokens."""

@@ -174,7 +174,7 @@ class Ledger:
         all_claimed = self._pieces(words, "claims")
         self.wishes = _without(self.wishes, self.done, all_claimed, self._pieces(held, "wishes"))
 
-    def wish(self, samples: int, *, least: int = 1, start: int | None = None) -> None:
+    def wish(self, samples: int, *, least: int, start: int | None = None) -> None:
         """Wishes for free pieces of so many samples together, the lowest of all, or the lowest behind `start`; for one
         at least, and for no more than a peer may announce. A piece has `least` samples, or fewer if a window ends."""
         taken = self._taken()

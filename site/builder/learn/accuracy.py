@@ -92,7 +92,7 @@ def adapter_table() -> str:
 def sharded_table() -> str:
     """HTML table: for each way to divide a model among GPUs, how many steps were traced, and the errors of the peak."""
     errors: dict[str, list[float]] = {name: [] for name in SHARDINGS}
-    for step in (*_steps(SHARDED), *_steps(TOGETHER)):
+    for step in _sharded_steps():
         ours = estimate(setup_from(step["setup"])).gpu.total
         errors[step["setup"].get("sharding", "none")].append(abs(ours / step["peak"] - 1) * 100)
     rows = [
@@ -102,6 +102,10 @@ def sharded_table() -> str:
     ]
     heads = ("on each GPU", "steps", "peak: median error, %", "peak: largest error, %")
     return table("Errors on one of several GPUs", heads, rows, kind="numbers")
+
+
+def _sharded_steps() -> list[dict]:
+    return [*_steps(SHARDED), *_steps(TOGETHER)]
 
 
 def _steps(path: Path) -> list[dict]:
@@ -157,7 +161,7 @@ def accuracy_counts() -> dict[str, int]:
         "later": len(_steps(LATER)),
         "decoders": len(_steps(DECODERS)),
         "adapters": len(_steps(ADAPTERS)),
-        "sharded": len(_steps(SHARDED)) + len(_steps(TOGETHER)),
+        "sharded": len(_sharded_steps()),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }
 

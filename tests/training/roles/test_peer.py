@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -115,11 +116,18 @@ class Run:
         return until(found, within=240, said=lambda: f"no {kind} of {name}:\n{self.log(name)}")[0]
 
 
+@contextmanager
+def begun(kind, folder, shards):
+    """A run whose bootstrap peer runs; its programs end with it."""
+    with Programs() as programs:
+        run = kind(folder, shards, programs)
+        run.bootstrap()
+        yield run
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, shards):
-    with Programs() as programs:
-        run = Run(tmp_path_factory.mktemp("run"), shards, programs)
-        run.bootstrap()
+    with begun(Run, tmp_path_factory.mktemp("run"), shards) as run:
         yield run
 
 
@@ -280,9 +288,7 @@ def test_volunteers_resume_join_die_and_leave(run):
 @pytest.fixture
 def own_run(tmp_path, shards):
     """A run in which nobody has trained yet."""
-    with Programs() as programs:
-        run = Run(tmp_path, shards, programs)
-        run.bootstrap()
+    with begun(Run, tmp_path, shards) as run:
         yield run
 
 

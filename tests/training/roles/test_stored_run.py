@@ -10,7 +10,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from tests.programs import Programs, run_program, until
+from tests.programs import run_program, until
 from tests.training.roles import test_peer
 from training.checkpoints.checkpoint import checkpoint_epoch, list_checkpoints, load_checkpoint
 from training.publish.history import HistoryReader
@@ -68,9 +68,7 @@ class StoredRun(test_peer.Run):
 
 @pytest.fixture
 def run(tmp_path, shards):
-    with Programs() as programs:
-        run = StoredRun(tmp_path, shards, programs)
-        run.bootstrap()
+    with test_peer.begun(StoredRun, tmp_path, shards) as run:
         yield run
 
 

@@ -91,6 +91,7 @@ def test_honest_reducers_are_checked_and_nobody_is_accused(honest, kind):
         assert len(one.checks) >= 3, name
         assert max(one.checks) < 0.5, name
         assert all(report.senders == 3 and not report.torn and not report.repeated for report in one.reports)
+    assert sum(len(one.checks) for one in honest[kind].values()) > len(ALL_THREE) * ROUNDS
 
 
 @pytest.mark.swarm
