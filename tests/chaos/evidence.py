@@ -214,22 +214,28 @@ def _epochs(events: list[dict], notes: list[dict]) -> list[Epoch]:
     return found
 
 
+_REFUSALS = {"clock": "clock", "jump": "clock", "cut": "No initial peer answers"}
+"""What a volunteer that a fault has hit may say when it does not start."""
+
+
 def _gave_up(chronicle: list[dict], accidents: list[Accident]) -> list[str]:
     """What ended although nobody asked it to, or did not end when it was asked to.
 
-    A volunteer with a wrong clock may refuse to start, if it says why in one sentence.
+    A volunteer with a wrong clock may refuse to start, and one whose link is cut may find no run, if they say so in one
+    sentence.
     """
     found = []
     for line in chronicle:
         if line["event"] != "ended":
             continue
-        wrong_clock = any(
-            accident.kind in ("clock", "jump")
-            and line["name"] in accident.volunteers
-            and accident.began < line["time"] < accident.ended + AGAIN_SECONDS
+        causes = {
+            accident.kind
             for accident in accidents
-        )
-        if not (wrong_clock and line["said"].startswith("Error: ") and "clock" in line["said"]):
+            if line["name"] in accident.volunteers and accident.began < line["time"] < accident.ended + AGAIN_SECONDS
+        }
+        if not any(
+            line["said"].startswith("Error: ") and _REFUSALS.get(cause, "\0") in line["said"] for cause in causes
+        ):
             found.append(f"{line['name']} ended by itself with code {line['code']}: {line['said']}")
     found += [f"{line['name']} did not end when it was asked to" for line in chronicle if line["event"] == "stays"]
     left = [line for line in chronicle if line["event"] == "left" and line["code"]]

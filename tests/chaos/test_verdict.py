@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos import verdict
-from tests.chaos.evidence import Accident, Epoch, Evidence, Life, Weights
+from tests.chaos.evidence import Accident, Epoch, Evidence, Life, Weights, _gave_up
 
 NAMES = ("ada", "grace", "alan")
 BEGAN, CALM_UNTIL, ENDED = 1000.0, 1100.0, 1400.0
@@ -170,3 +170,14 @@ def test_programs_that_give_up_and_files_that_stay_are_wrong(good):
     good.gave_up.append("the monitor ended by itself with code 1")
     good.remains.append("/dev/shm/torch_1_2")
     assert wrong(good) == {"programs that gave up", "processes and files left behind"}
+
+
+def test_a_volunteer_without_a_link_may_find_no_run_and_say_so():
+    accidents = [Accident(kind="cut", began=1000.0, ended=1020.0, volunteers=("ada",))]
+    ended = {"event": "ended", "name": "ada", "time": 1010.0, "code": 1}
+    said = {"said": "Error: No initial peer answers (/ip4/10.0.0.1: No route to host)."}
+    assert _gave_up([ended | said], accidents) == []
+    assert len(_gave_up([ended | said | {"time": 1040.0}], accidents)) == 1
+    assert len(_gave_up([ended | said | {"name": "grace"}], accidents)) == 1
+    assert len(_gave_up([ended | {"said": "Error: the clock is 300 s ahead."}], accidents)) == 1
+    assert len(_gave_up([ended | {"said": "Traceback: No initial peer answers"}], accidents)) == 1

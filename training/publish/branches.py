@@ -89,7 +89,7 @@ class Branches:
                 member_of = others  # it has caught up with them
             elif epoch > self._newest(others) and others == self.current:
                 self._make_current(member_of)  # they were cut off, and are further than those who resumed the run
-        self._reach(member_of, epoch)
+        self.reach(member_of, epoch)
         return member_of
 
     def branch_of_report(self, member_of: int | None, lineage: str | None, base: int, epoch: int) -> tuple[int, bool]:
@@ -108,7 +108,7 @@ class Branches:
             if number == self.current:
                 self._make_current(resumed)
             number = resumed
-        self._reach(number, epoch)
+        self.reach(number, epoch)
         return number, begins
 
     def newest_before(self, lineage: str | None) -> int:
@@ -121,6 +121,11 @@ class Branches:
         while row["parent"] is not None and epoch <= row["parent_epoch"]:
             row = self._row(row["parent"])
         return row["number"]
+
+    def reach(self, number: int, epoch: int) -> None:
+        """Somebody has ended an epoch of this branch."""
+        query = "UPDATE branches SET newest_epoch = max(newest_epoch, ?) WHERE number = ?"
+        self._connection.execute(query, (epoch, number))
 
     def _is_anybody_there(self, number: int) -> bool:
         query = "SELECT 1 FROM peers WHERE branch = ? AND active AND last_seen >= ?"
@@ -139,7 +144,3 @@ class Branches:
 
     def _newest(self, number: int) -> int:
         return self._row(number)["newest_epoch"]
-
-    def _reach(self, number: int, epoch: int) -> None:
-        query = "UPDATE branches SET newest_epoch = max(newest_epoch, ?) WHERE number = ?"
-        self._connection.execute(query, (epoch, number))

@@ -45,6 +45,10 @@ from training.task import Shown
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
 
 
+SAME_EPOCH_SECONDS = 10.0
+"""Peers of a group end an epoch within this time of each other. It is done again only after all have left."""
+
+
 class PeerReport(Protocol):
     """The fields of a peer's metric record that the history reads; `training.swarm.metrics.PeerRecord` has them."""
 
@@ -439,6 +443,8 @@ class History(HistoryReader):
                 connection.execute(
                     "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)", (holder, epoch, *key, loss, given)
                 )
+        elif base is None:
+            reported = self._fill_gaps(connection, branches, report, now)
         connection.execute(
             """UPDATE peers SET last_seen = max(last_seen, ?), active = ?, record_time = ?, samples = max(samples, ?),
             seconds = max(seconds, ?), samples_per_second = ?, since_epoch = ?, since_samples = ?, branch = ?
@@ -458,6 +464,29 @@ class History(HistoryReader):
             ),
         )
         return reported
+
+    def _fill_gaps(
+        self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
+    ) -> dict[tuple[int, int], float]:
+        """Takes in epochs that a peer ended before it was started again, if no monitor watched then.
+
+        Others may have done the same epoch again since, from a checkpoint. Then it ended at another time, and the
+        peer's samples are not among those of the weights that the run has now.
+        """
+        number = branches.of_lineage(report.lineage)
+        told: dict[tuple[int, int], float] = {}
+        for epoch, loss, given, by_its_clock in report.recent:
+            holder, ended_at = branches.holder(number, epoch), now - max(0.0, report.time - by_its_clock)
+            query = "SELECT time FROM epochs WHERE branch = ? AND epoch = ?"
+            known = connection.execute(query, (holder, epoch)).fetchone()
+            is_another = known is not None and abs(known["time"] - ended_at) > SAME_EPOCH_SECONDS
+            if epoch > report.epoch or not given or is_another:
+                continue
+            row = (holder, epoch, report.name, report.peer_id, loss, given)
+            if connection.execute("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
+                told[holder, epoch] = ended_at
+                branches.reach(number, epoch)
+        return told
 
     def _known(self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float) -> sqlite3.Row:
         """What is known of a peer; it is entered if nothing is.

@@ -38,6 +38,7 @@ from training.volunteer.preparation import (
     choose_settings,
     model_on_device,
 )
+from training.volunteer.recent import RECENT_FILE, RecentEpochs
 from training.volunteer.reporter import PeerStatus, Reporter
 from training.volunteer.samples import PLACE_FILE, own_samples, sample_seed
 from training.volunteer.settings import PeerSettings
@@ -114,6 +115,7 @@ def run_peer(
         micro_batch_size=choices.micro_batch_size,
         tokens=tokens,
         belonging=belonging,
+        recent=RecentEpochs(state_dir / RECENT_FILE),
     )
     contribution_file = state_dir / "contribution.json"
     reporter.update(PeerStatus(contribution=Contribution.read(contribution_file)))

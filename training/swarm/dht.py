@@ -28,6 +28,7 @@ from training.swarm.addresses import check_full, parse, place_of
 from training.swarm.admission import Admission
 from training.swarm.bounds import MOST_RECORD_BYTES, record_bounds
 from training.swarm.identity import Identity, peer_id_of
+from training.swarm.nearest import remember_nearest_nodes
 from training.swarm.receipts import Signer
 from training.swarm.record_tickets import MOST_TICKET_BYTES, TicketValidator, keep_out_strangers
 
@@ -43,8 +44,17 @@ LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
 """Characters of the longest announcement, and of the longest of a lineage or a site, which servers make."""
 
 
+ASKED_NODES = 8
+"""A record lies on the five nodes nearest to its key. A look for it asks these, and some more in case that some of them
+have just died. hivemind asks 20, each of which answers with the records of all peers."""
+
+_NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0}
+"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records, so
+nobody reads what is kept."""
+
+
 class Node(DHT):
-    """hivemind's node, whose coroutines run to their end, and which knows under which key it signs.
+    """hivemind's node, whose coroutines run to their end, which asks few others, and knows under which key it signs.
 
     hivemind keeps no reference to the task that runs a coroutine, and asyncio keeps a weak one. While such a task waits
     for an answer of the network daemon, nothing else refers to it either: the garbage collector may end it, and its
@@ -62,6 +72,10 @@ class Node(DHT):
     def __init__(self, *, public_key: bytes, admission: Admission | None, signer: Signer, **settings):
         self.public_key, self.admission, self.signer = public_key, admission, signer
         super().__init__(**settings)
+
+    def get(self, key: str, *args, **kwargs):
+        """See hivemind; asks the `ASKED_NODES` nodes nearest to the key."""
+        return super().get(key, *args, **{"beam_size": ASKED_NODES, **kwargs})
 
     def hold(self, task: asyncio.Task) -> None:
         """Keeps a task of the node's process until it ends."""
@@ -150,11 +164,13 @@ def start_dht(
             # state folder (`identity`) has checked that.
             check_if_identity_free=False,
             client_mode=client_mode,
+            **_NO_CACHE,
             startup_timeout=START_SECONDS,
             start=True,
             await_ready=False,  # DHT's own wait has no time-out
         )
         dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
+        dht.run_coroutine(remember_nearest_nodes)
         if admission is not None:
             keep_out_strangers(dht)
     except (P2PDaemonError, ValidationError, RuntimeError, OSError, TimeoutError) as error:

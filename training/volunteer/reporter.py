@@ -6,7 +6,6 @@ import importlib.metadata
 import math
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -14,10 +13,11 @@ from training.config import RunConfig
 from training.swarm.dht import DHT, WORD_SECONDS, post_recipe
 from training.swarm.identity import Identity
 from training.swarm.lineage import Word, post_lineage
-from training.swarm.metrics import LARGEST_LOSS, RECENT_EPOCHS, MetricsBoard, PeerRecord, RecentEpoch
+from training.swarm.metrics import LARGEST_LOSS, MetricsBoard, PeerRecord, RecentEpoch
 from training.swarm.tokens import tell_tokens
 from training.volunteer.belonging import Belonging
 from training.volunteer.contribution import Contribution
+from training.volunteer.recent import RecentEpochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,14 @@ class Reporter:
         micro_batch_size: int,
         tokens: str,
         belonging: Belonging,
+        recent: RecentEpochs,
     ):
         self._run, self._dht, self._identity, self._belonging = run, dht, identity, belonging
         self._name, self.micro_batch_size, self._tokens = name, micro_batch_size, tokens
         self._board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
         self._version = importlib.metadata.version("training-transformers-together") if _installed() else "checkout"
         self.status = PeerStatus()
-        self._recent: deque[tuple[str, RecentEpoch]] = deque(maxlen=RECENT_EPOCHS)
+        self._recent = recent
         self._news, self._finished = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="reporter")
         self._thread.start()
@@ -70,13 +71,8 @@ class Reporter:
             status = replace(status, loss=None)  # others would refuse the record
         if status.loss is not None:
             ended = RecentEpoch(epoch=status.epoch, loss=status.loss, samples=samples, time=time.time())
-            self._recent.append((self._belonging.lineage.id, ended))
+            self._recent.add(self._belonging.lineage.id, ended)
         self.update(status)
-
-    def _recent_epochs(self, lineage: str, last: int) -> list[RecentEpoch]:
-        """Epochs of a lineage up to one. One that was done again, by a peer that went back, counts as it was last."""
-        done = {one.epoch: one for of, one in list(self._recent) if of == lineage and one.epoch <= last}
-        return [done[epoch] for epoch in sorted(done)]
 
     def leave(self, timeout_seconds: float = 1.5) -> None:
         """Posts a last record, which says that the peer leaves, and withdraws its tokens."""
@@ -122,7 +118,7 @@ class Reporter:
             bytes_received=done.bytes_received,
             version=self._version,
             time=time.time(),
-            recent=self._recent_epochs(lineage, status.epoch),
+            recent=self._recent.until(lineage, status.epoch),
         )
         return self._board.post(record, self._identity)
 

@@ -431,3 +431,34 @@ def test_a_full_disk_loses_one_observation_and_no_more(history):
     connection.execute("PRAGMA max_page_count = 100000")
     history.set_run_value("long", "y")
     assert history.run_value("long") == "y"
+
+
+def test_epochs_that_a_volunteer_ended_before_it_was_started_again_fill_the_gaps(history):
+    """All left while no monitor watched, and came back with the weights that they had; epoch 4 is told by both."""
+    begin(history)
+    before = Report(epoch=2, samples=20, time=100, recent=recent(1, 2, until=99))
+    history.observe([before, replace(before, **ALAN)])
+    history.observe(
+        [Report(status="joining", samples=40, time=200), Report(status="joining", samples=40, time=200, **ALAN)]
+    )
+    assert [row["epoch"] for row in history.epochs()] == [1, 2]
+    back = Report(epoch=4, samples=40, loss=None, time=210, recent=recent(1, 2, 3, 4, until=195))
+    history.observe([back, replace(back, **ALAN, recent=recent(1, 2, 4, until=195))])
+    told = {row["epoch"]: (row["samples"], row["time"]) for row in history.epochs()}
+    assert told == {1: (20, 998.0), 2: (20, 999.0), 3: (10, 984.0), 4: (20, 985.0)}
+    history.observe([Report(epoch=5, samples=50, time=220, recent=recent(5, until=219))])
+    assert [(row["epoch"], row["samples"]) for row in history.epochs()][-2:] == [(4, 20), (5, 10)]
+    assert history.total_samples() == 90 and len(history.branches()) == 1
+
+
+def test_epochs_that_others_have_done_again_are_not_told_by_one_who_comes_back_later(history):
+    """Its samples of them are not among those of the weights that the run has now."""
+    begin(history)
+    history.observe(
+        [Report(epoch=2, samples=20, time=1000, recent=recent(1, 2, until=1000)), Report(time=1000, **ALAN)]
+    )
+    history.observe([Report(epoch=4, samples=40, time=1001, recent=recent(1, 2, 3, 4, until=1000))])
+    late = Report(epoch=4, loss=None, samples=30, time=1001, recent=recent(3, 4, until=900), **ALAN)
+    history.observe([Report(status="joining", samples=30, time=1000.5, **ALAN)])
+    history.observe([late])
+    assert {row["epoch"]: row["samples"] for row in history.epochs()} == {1: 10, 2: 10, 3: 10, 4: 10}

@@ -1,5 +1,6 @@
 """A peer's node in the DHT, as a process of its own."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -88,3 +89,62 @@ def test_a_coroutine_that_waits_is_not_collected_as_garbage(tmp_path):
 @pytest.mark.swarm
 def test_a_process_that_is_killed_while_it_asks_does_not_end_the_node(tmp_path):
     assert printed_by(KILLED, tmp_path) == "None"
+
+
+STORED = """
+from functools import partial
+from training.swarm.dht import full_addresses, posted_words, post_word
+
+calls = 0
+
+async def count_searches(_dht, node):
+    # Counts what this node asks of others, in its process.
+    ask = node.protocol.call_find
+    async def call_find(*arguments):
+        global calls
+        calls += 1
+        return await ask(*arguments)
+    node.protocol.call_find = call_find
+
+async def searches(_dht, node):
+    return calls
+
+def node_of(name, initial_peers):
+    folder = Path(sys.argv[1]) / name
+    identity = Identity(folder)
+    dht = start_dht(load_recipe("demo"), identity, host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=initial_peers)
+    return dht, identity
+
+def role(stop):
+    first, _ = node_of("first", [])
+    known = full_addresses(first)[:1]
+    others = [node_of(f"other{number}", known)[0] for number in range(3)]
+    writer, identity = node_of("writer", known)
+    writer.run_coroutine(count_searches)
+
+    def store(word):
+        before = writer.run_coroutine(searches)
+        post_word(writer, "demo_tokens", word, identity)
+        while set(posted_words(others[0], "demo_tokens").values()) != {word}:
+            time.sleep(0.1)
+        return writer.run_coroutine(searches) - before
+
+    asked = [store(f"word{number}") for number in range(5)]
+    newcomer, _ = node_of("newcomer", known)
+    # It makes itself known to nodes near it as it starts; here to all.
+    asked_for_newcomer = store("again")
+    print([asked, asked_for_newcomer, set(posted_words(newcomer, "demo_tokens").values())], flush=True)
+
+run_role(role)
+"""
+
+
+@pytest.mark.swarm
+def test_a_store_goes_to_the_nodes_that_an_earlier_one_has_found(tmp_path):
+    """Otherwise each store would ask all nodes near the key, which answer with all records of the key.
+
+    A node that comes is found by a new search.
+    """
+    first, again, read = ast.literal_eval(printed_by(STORED, tmp_path))
+    assert first == [4, 0, 0, 0, 0]
+    assert again == 5 and read == {"again"}
