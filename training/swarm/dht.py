@@ -170,9 +170,7 @@ def start_dht(
             await_ready=False,  # DHT's own wait has no time-out
         )
         dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
-        dht.run_coroutine(remember_nearest_nodes)
-        if admission is not None:
-            keep_out_strangers(dht)
+        _prepare_node(dht, admission)
     except (P2PDaemonError, ValidationError, RuntimeError, OSError, TimeoutError) as error:
         _blame_clock(str(error))
         raise TrainingError(
@@ -180,6 +178,12 @@ def start_dht(
             "Check the addresses in --initial-peers (the id at the end included) and that the port is free."
         ) from None
     return dht
+
+
+def _prepare_node(dht: DHT, admission: Admission | None) -> None:
+    dht.run_coroutine(remember_nearest_nodes)
+    if admission is not None:
+        keep_out_strangers(dht)
 
 
 class _Words(BaseModel):
