@@ -84,7 +84,7 @@ class Round:
             self._send(Start(self.number, float(weight)))
 
     def expect_fewer(self, gone: int) -> None:
-        """Lets it wait for fewer peers, since so many of those that it expects are gone."""
+        """Lets it wait for fewer peers, since so many of those that it expects are gone; negative: they are back."""
         self._send(Fewer(self.number, gone))
 
     def cancel(self) -> None:

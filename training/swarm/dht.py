@@ -49,8 +49,8 @@ ASKED_NODES = 8
 have just died. hivemind asks 20, each of which answers with the records of all peers."""
 
 _NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0}
-"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records, so
-nobody reads what is kept."""
+"""hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records,
+so nobody reads what is kept."""
 
 
 class Node(DHT):

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 
+from calculator.swarm import PATIENCE_WINDOWS
 from training.config import SwarmConfig
 from training.swarm.alignment import AlignmentState, Event
 from training.swarm.averager import AveragingFailedError, Round
@@ -103,12 +104,15 @@ class Exchange:
         return search
 
     def _watch_for_the_dead(self, search: Round, expected: int) -> None:
-        """In a thread while a group is looked for: it need not wait for peers that have died or left since then."""
+        """In a thread while a group is looked for: it need not wait for peers that have died or left since then.
+
+        Those that answer again are expected again.
+        """
         window = self._swarm.matchmaking_seconds
         while search.stage is Stage.SEARCHING and not search.done():
             self._progress.give_up_the_silent(window * SILENT_SHARE, window)
             left = self.expected_peers
-            if left < expected:
+            if left != expected:
                 search.expect_fewer(expected - left)
             expected = left
             time.sleep(window * LOOK_SHARE)
@@ -193,6 +197,7 @@ class Exchange:
             group = await_group(
                 round_,
                 usual_seconds=self._swarm.matchmaking_seconds + self._swarm.request_timeout_seconds,
+                lonely_seconds=self._seconds_until_lonely(epoch_end.others),
                 timeout_seconds=self._swarm.averaging_timeout_seconds,
                 newest_epoch=epoch_end.epoch + self._epochs_apart,
                 look_around=self._progress.look_around,
@@ -205,6 +210,12 @@ class Exchange:
         if group.report.senders > 1:
             self.averager.is_new = False
         return group
+
+    def _seconds_until_lonely(self, others: int) -> float:
+        """How long a peer looks for a group before it believes that all others are gone."""
+        # That several have died at once is less likely than that this peer's own link is at fault for a moment.
+        windows = PATIENCE_WINDOWS if others > 1 else 1
+        return windows * self._swarm.matchmaking_seconds + self._swarm.request_timeout_seconds
 
     def _average_with_the_rest(self, group: AveragedGroup, epoch_end: EpochEnd) -> AveragedGroup:
         """Looks for another group with the same gradients if this peer is the last of its group, and others train.

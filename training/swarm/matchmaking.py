@@ -34,6 +34,12 @@ AVOIDED_SECONDS = 60.0
 """A leader that has said nothing more is not asked again for so long; it may still follow others."""
 MOST_IDLE = 2
 """After so many times, with no group of it in between, it counts as one that spoils; once it may be a busy machine."""
+MAJORITY_WINDOWS = 2
+"""After `PATIENCE_WINDOWS`, a group needs only the majority of the expected peers, for so many windows. If any two
+could go on then, one peer with a bad link would make the others part in pairs, with weights that differ."""
+MUTE_WINDOWS = 1.5
+"""A leader that does not answer in time is not asked again for so many windows, if there may be others. Else each
+window would be spent on the one peer whose link is full."""
 _LOOK_SECONDS = 0.1
 """Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
 
@@ -60,7 +66,8 @@ class PatientMatchmaking(Matchmaking):
     hivemind's groups always wait for the end of a window, and start then with whoever has come: a peer that computes
     for longer than the window is left out. Here a group starts as soon as all expected peers have come, and a smaller
     one only after some windows. The number is a hint: if it is too low, the peers form two groups for a round; if it is
-    too high, for example after a peer's death, the group waits for `PATIENCE_WINDOWS` windows.
+    too high, for example after a peer's death, the group waits for `PATIENCE_WINDOWS` windows, and then for
+    `MAJORITY_WINDOWS` if it has fewer than the most of them.
 
     Args:
         min_group_size: A smaller group does not average.
@@ -73,7 +80,7 @@ class PatientMatchmaking(Matchmaking):
 
     def __init__(self, *args, min_group_size: int, target_group_size: int | None, epochs_apart: int = 0, **kwargs):
         self._least, self._most, self._epochs_apart = min_group_size, target_group_size, epochs_apart
-        self._expected, self._patient_until = 0, -math.inf
+        self._expected, self._began = 0, -math.inf
         self._arrivals: dict[int, float] = {}
         self.left_out: frozenset[PeerID] = frozenset()
         """Peers that this one neither leads nor follows; see `standing`."""
@@ -81,6 +88,7 @@ class PatientMatchmaking(Matchmaking):
         self._following_until = math.inf
         self._idle: Counter[PeerID] = Counter()
         self._idle_at: dict[PeerID, float] = {}
+        self._mute_at: dict[PeerID, float] = {}
         self._spoilers: set[PeerID] = set()
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
         # hivemind's constructor has made a manager, and gives no way to pass another one.
@@ -99,12 +107,15 @@ class PatientMatchmaking(Matchmaking):
             expected_peers: How many peers the group should have; 0: nobody knows.
         """
         self._expected = min(expected_peers, self._most or expected_peers)
-        self._patient_until = time.monotonic() + PATIENCE_WINDOWS * self.min_matchmaking_time
+        self._began = time.monotonic()
         window_ends = get_dht_time() + self.min_matchmaking_time
         return await self.look_for_group(Search(data_for_gather=told, deadline=deadline, scheduled_time=window_ends))
 
     async def expect_fewer(self, gone: int) -> None:
-        """So many of the expected peers are gone: a group that lacks nobody else starts now."""
+        """So many of the expected peers are gone: a group that lacks nobody else starts now.
+
+        A negative number: so many that were taken for dead have answered.
+        """
         if not self.is_looking_for_group:
             return
         self._expected = max(self._expected - gone, 0)
@@ -132,7 +143,11 @@ class PatientMatchmaking(Matchmaking):
     @property
     def min_group_size(self) -> int:
         """A group of this size starts at the end of a window."""
-        return max(self._expected, self._least) if time.monotonic() < self._patient_until else self._least
+        windows = (time.monotonic() - self._began) / self.min_matchmaking_time
+        if windows < PATIENCE_WINDOWS:
+            return max(self._expected, self._least)
+        majority = self._expected // 2 + 1 if windows < PATIENCE_WINDOWS + MAJORITY_WINDOWS else 0
+        return max(majority, self._least)
 
     @min_group_size.setter
     def min_group_size(self, value: int) -> None:
@@ -153,22 +168,27 @@ class PatientMatchmaking(Matchmaking):
             self._following_until = time.monotonic() + left
 
     async def _request_join_group(self, leader: PeerID) -> GroupInfo | None:
-        """Asks a peer to lead this one; notes a leader that has accepted and then said nothing more.
+        """Asks a peer to lead this one; notes a leader that does not answer, or accepts and then says nothing more.
 
         An honest one starts its group when its window ends, or sends its followers away.
         """
-        self._following_until, answered = math.inf, False
+        self._following_until, answered, asked_at = math.inf, False, time.monotonic()
         try:
             group = await super()._request_join_group(leader)
             answered = group is not None
+            accepted = math.isfinite(self._following_until)
+            if not (answered or accepted) and time.monotonic() - asked_at >= self.request_timeout:
+                self._mute_at[leader] = time.monotonic()
         finally:  # also if the search is given up meanwhile, because the others have gone on
             if not answered and time.monotonic() >= self._following_until + LATE_SECONDS:
                 self._note_idle(leader)
         return group
 
     def _follows(self, leader: PeerID) -> bool:
-        is_idle = time.monotonic() - self._idle_at.get(leader, -math.inf) < AVOIDED_SECONDS
-        return leader not in self.left_out and not is_idle
+        now, muted = time.monotonic(), MUTE_WINDOWS * self.min_matchmaking_time
+        is_idle = now - self._idle_at.get(leader, -math.inf) < AVOIDED_SECONDS
+        is_mute = self._expected > 2 and now - self._mute_at.get(leader, -math.inf) < muted
+        return leader not in self.left_out and not (is_idle or is_mute)
 
     def _note_idle(self, leader: PeerID) -> None:
         self._idle[leader] += 1

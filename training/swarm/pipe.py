@@ -106,7 +106,7 @@ class Fewer:
 
     number: int
     gone: int
-    """How many."""
+    """How many; negative: so many are back."""
 
 
 @dataclass(frozen=True, slots=True)

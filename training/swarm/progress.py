@@ -137,6 +137,7 @@ class Progress:
         self._others_seen = -math.inf
         self._given_up: dict[bytes, float] = {}
         self._heard_of: dict[bytes, float] = {}
+        self._silent: frozenset[bytes] = frozenset()
         self.left_out: frozenset[str] = frozenset()
         """Peers whose records do not count; see `standing`."""
         self._others: list[PeerProgress] = []
@@ -253,6 +254,8 @@ class Progress:
     def give_up_the_silent(self, silent_seconds: float, answer_seconds: float) -> None:
         """Asks the peers that a group waits for, and that have told nothing lately, for a sign of life.
 
+        Those that have not answered the last time are asked again: a full link delays answers, and is not death.
+
         Args:
             silent_seconds: A peer whose last word is older is asked.
             answer_seconds: One that does not answer within this time is given up.
@@ -263,12 +266,15 @@ class Progress:
             record.peer_id
             for record in self._others
             if self._is_lively(record, now) and not record.client_mode and now - heard[record.peer_id] > silent_seconds
-        }
+        } | {record.peer_id for record in self._others if record.peer_id in self._silent}
         if not asked:
             return
         with suppress(TimeoutError):  # this peer's own node is busy; that says nothing of the others
             silent = silent_peers(self.dht, asked, answer_seconds)
             self._heard_of = dict.fromkeys(asked - silent, get_dht_time())
+            for peer in self._silent & asked - silent:
+                self._given_up.pop(peer, None)
+            self._silent = silent
             self._give_up(silent)
 
     def _give_up(self, peers: Iterable[bytes]) -> None:

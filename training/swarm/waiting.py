@@ -28,6 +28,7 @@ def await_group(
     round_: Round,
     *,
     usual_seconds: float,
+    lonely_seconds: float,
     timeout_seconds: float,
     newest_epoch: int,
     look_around: Callable[[], tuple[int, int]],
@@ -37,13 +38,14 @@ def await_group(
     Args:
         round_: The round; it is cancelled when this peer gives up.
         usual_seconds: A group is found within this time if there is one.
+        lonely_seconds: If nobody else is seen for so long, they are gone.
         timeout_seconds: The longest wait.
         newest_epoch: If the others are at a newer one, they no longer look for a group for this one.
         look_around: The newest epoch of all peers and how many others train; raises TimeoutError if that is not known.
 
     Raises:
         LeftBehindError: If no group was found and the others have begun a newer epoch by now.
-        NobodyElseError: If nobody else is left after the usual time.
+        NobodyElseError: If nobody else is left after `lonely_seconds`.
         TimeoutError: If there is no average in time.
     """
     began, looks = time.monotonic(), 0
@@ -65,6 +67,6 @@ def await_group(
             if epoch > newest_epoch:
                 round_.cancel()
                 raise LeftBehindError("the others have gone on without this peer") from None
-            if not others and waited >= usual_seconds:
+            if not others and waited >= lonely_seconds:
                 round_.cancel()
                 raise NobodyElseError("nobody else trains any more") from None

@@ -20,10 +20,11 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.serializer import MSGPackSerializer
 
+from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.averager import Averager
 from training.swarm.coroutine import wait_for_result
 from training.swarm.gradients import GradientAverager
-from training.swarm.matchmaking import PatientMatchmaking
+from training.swarm.matchmaking import MAJORITY_WINDOWS, PatientMatchmaking
 from training.swarm.pipe import AveragerSettings, Stage
 from training.swarm.service import Service
 
@@ -35,6 +36,8 @@ class Seeker(ServicerBase):
 
     idle = False
     """Whether it accepts whoever asks, and says nothing more."""
+    mute = False
+    """Whether it does not answer at all."""
 
     def __init__(self, dht: DHT, *, window_seconds: float = WINDOW_SECONDS, request_seconds: float = REQUEST_SECONDS):
         self.dht, self._window_seconds, self._request_seconds = dht, window_seconds, request_seconds
@@ -59,6 +62,8 @@ class Seeker(ServicerBase):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        if self.mute:
+            await asyncio.sleep(WINDOW_SECONDS)
         if self.idle:
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
             await asyncio.sleep(WINDOW_SECONDS)
@@ -139,6 +144,20 @@ def test_a_leader_that_says_nothing_more_is_not_asked_again_and_counts_as_a_spoi
     spoilers = wait_for_result(follow_an_idle_leader(seeker, leader, times=2))
     assert spoilers == [set(), {str(new_nodes[1].peer_id)}]
     assert not seeker.matchmaking._follows(new_nodes[1].peer_id)
+
+
+@pytest.mark.swarm
+def test_a_leader_that_does_not_answer_is_left_alone_for_a_while_if_there_may_be_others(new_nodes):
+    seeker, leader = (Seeker(node, window_seconds=1.0, request_seconds=0.6) for node in new_nodes)
+    leader.mute = True
+    assert wait_for_result(follow_an_idle_leader(seeker, leader, times=1)) == [set()]
+    matchmaking, peer = seeker.matchmaking, new_nodes[1].peer_id
+    matchmaking._expected = 2
+    assert matchmaking._follows(peer)
+    matchmaking._expected = 3
+    assert not matchmaking._follows(peer)
+    time.sleep(1.5)
+    assert matchmaking._follows(peer)
 
 
 async def send_part(node: DHT, peer: PeerID) -> averaging_pb2.AveragingData:
@@ -229,3 +248,16 @@ def test_a_peer_that_has_waited_long_for_an_answer_may_have_given_up(monkeypatch
     leader._arrivals[id(context)] = time.monotonic() - leader.request_timeout
     answer = leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, False, 2])), context)
     assert answer.code == averaging_pb2.NOT_LOOKING_FOR_GROUP
+
+
+@pytest.mark.parametrize(
+    "expected, needed",
+    [(0, (2, 2, 2)), (2, (2, 2, 2)), (3, (3, 2, 2)), (4, (4, 3, 2)), (5, (5, 3, 2)), (64, (64, 33, 2))],
+)
+def test_a_group_waits_for_all_then_for_the_majority_and_then_for_anybody(expected, needed):
+    """So peers do not part in pairs because one of them has a bad link."""
+    leader = object.__new__(PatientMatchmaking)
+    leader._expected, leader._least, leader.min_matchmaking_time = expected, 2, 100.0
+    for windows, least in zip((1, PATIENCE_WINDOWS + 1, PATIENCE_WINDOWS + MAJORITY_WINDOWS + 1), needed, strict=True):
+        leader._began = time.monotonic() - 100.0 * windows
+        assert leader.min_group_size == least

@@ -206,14 +206,23 @@ def neighbour(node):
 
 @pytest.mark.swarm
 def test_a_peer_that_computes_long_answers_a_ping_and_one_whose_machine_sleeps_does_not(progress, node, neighbour):
-    long_ago = record(neighbour.peer_id.to_bytes(), age=LIVELY_SECONDS - 2)
+    long_ago = record(neighbour.peer_id.to_bytes(), age=LIVELY_SECONDS / 3)
     ask = partial(progress.give_up_the_silent, silent_seconds=1.0, answer_seconds=1.0)
-    see(progress, record(node.peer_id.to_bytes()), long_ago, record(b"nobody has this id", age=0.5))
+    see(progress, record(node.peer_id.to_bytes()), long_ago, record(b"nobody has this id", age=-5))
     ask()
     assert progress.lively_peers == 3  # the last one has told something lately, so it is not asked
     os.kill(neighbour.pid, signal.SIGSTOP)
     ask()
     assert progress.lively_peers == 3  # it has just answered
+    progress._heard_of.clear()
+    ask()
+    assert progress.lively_peers == 2
+    ask()
+    assert progress.lively_peers == 2
+    os.kill(neighbour.pid, signal.SIGCONT)
+    ask()
+    assert progress.lively_peers == 3  # it answers again
+    os.kill(neighbour.pid, signal.SIGSTOP)
     progress._heard_of.clear()
     ask()
     assert progress.lively_peers == 2

@@ -28,7 +28,7 @@ class Round:
         self.cancelled = True
 
 
-def wait(round_, *seen):
+def wait(round_, *seen, lonely_seconds=0.0):
     """What comes of waiting where each look at the others sees this: an error, or the newest epoch and how many."""
     looks = iter(seen)
 
@@ -37,7 +37,8 @@ def wait(round_, *seen):
             raise what
         return what
 
-    return await_group(round_, usual_seconds=0, timeout_seconds=60, newest_epoch=7, look_around=look_around)
+    seconds = {"usual_seconds": 0, "lonely_seconds": lonely_seconds, "timeout_seconds": 60}
+    return await_group(round_, **seconds, newest_epoch=7, look_around=look_around)
 
 
 def test_a_look_that_is_not_answered_is_no_reason_to_go_on_alone():
@@ -50,3 +51,8 @@ def test_a_peer_stops_waiting_when_the_others_have_gone_on_or_are_gone(seen, err
     with pytest.raises(error):
         wait(round_, (7, 2), seen)
     assert round_.cancelled
+
+
+def test_a_peer_believes_only_after_a_while_that_all_others_are_gone():
+    """Two looks at nobody, and then somebody: it was this peer's own link."""
+    assert wait(Round(3), (7, 0), (7, 0), (7, 2), lonely_seconds=60.0) == "a group"
