@@ -36,6 +36,7 @@ from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
 from training.publish.push import Pusher, Target, open_target
 from training.publish.watch import Watch
+from training.storage.room import await_room
 from training.swarm.addresses import address_to_tell, id_of, widest
 from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
@@ -117,8 +118,11 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     target = open_target(flags.push_to, run.monitor) if flags.push_to is not None else None
     codec_digest = codec_of_run(run, shards, flags.run_dir)
     torch.set_num_threads(1)
-    identity = Identity(flags.run_dir / STATE_FOLDER)
     events = EventLog(flags.log_json)
+    await_room(flags.run_dir, stop.wait, partial(_warn, events))
+    if stop.asked:
+        return
+    identity = Identity(flags.run_dir / STATE_FOLDER)
     membership = _membership(flags, run, identity, events)
     # hivemind forks processes that inherit open files, so we take the history's lock and the port only after the DHT
     # has started; otherwise a leftover child would keep both.
@@ -152,6 +156,11 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     history.close()
     if membership.refusal is not None:
         raise membership.refusal
+
+
+def _warn(events: EventLog, text: str) -> None:
+    print(text, flush=True)
+    events.write("warning", text=text)
 
 
 def _membership(flags: MonitorFlags, run: RunConfig, identity: Identity, events: EventLog) -> Membership:

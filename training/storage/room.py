@@ -1,0 +1,30 @@
+"""Waits for room on a disk before a program begins to write to it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+LEAST_BYTES = 4 << 20
+"""So much is room enough to begin: the history, a key, and what is in writing."""
+LOOK_SECONDS = 2.0
+
+
+def await_room(folder: Path, wait: Callable[[float], bool], tell: Callable[[str], None]) -> None:
+    """Returns when the disk of a folder has room, or when the program is asked to stop.
+
+    A server that starts on a full disk would otherwise end at once, while one that runs already only stops writing.
+
+    Args:
+        folder: It need not exist yet.
+        wait: Sleeps for so many seconds, or until the program is asked to stop; whether it is.
+        tell: Gets one sentence if the disk is full.
+    """
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    asked, told = False, False
+    while shutil.disk_usage(there).free < LEAST_BYTES and not asked:
+        if not told:
+            tell(f"The disk of {folder} is full: make room, {LEAST_BYTES >> 20} MiB at least, and this program begins.")
+            told = True
+        asked = wait(LOOK_SECONDS)
