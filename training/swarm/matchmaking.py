@@ -40,8 +40,10 @@ could go on then, one peer with a bad link would make the others part in pairs, 
 MUTE_WINDOWS = 1.5
 """A leader that does not answer in time is not asked again for so many windows, if there may be others. Else each
 window would be spent on the one peer whose link is full."""
-_LOOK_SECONDS = 0.1
-"""Pause between two looks for a group; hivemind's own loop asks the DHT without pause and keeps a core busy."""
+_LOOK_SECONDS, _LOOK_SHARE = 0.1, 0.25
+"""Shortest pause before a look for leaders, and the pause's share of the time that the search has lasted; half a window
+at most. hivemind's own loop asks the DHT without pause: it keeps a core busy, and fills the links of those who answer.
+Peers that come late look often, and find those who wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +97,12 @@ class PatientMatchmaking(Matchmaking):
         manager = self.group_key_manager
         self._admission = admission_of(manager.dht)
         self.group_key_manager = PatientKeyManager(
-            manager.dht, manager.prefix, manager.group_bits, manager.target_group_size, follows=self._follows
+            manager.dht,
+            manager.prefix,
+            manager.group_bits,
+            manager.target_group_size,
+            follows=self._follows,
+            pause=self._pause_between_looks,
         )
 
     async def find_group(self, told: bytes, *, deadline: float, expected_peers: int) -> GroupInfo | None:
@@ -189,6 +196,10 @@ class PatientMatchmaking(Matchmaking):
         is_idle = now - self._idle_at.get(leader, -math.inf) < AVOIDED_SECONDS
         is_mute = self._expected > 2 and now - self._mute_at.get(leader, -math.inf) < muted
         return leader not in self.left_out and not (is_idle or is_mute)
+
+    def _pause_between_looks(self) -> float:
+        lasted = time.monotonic() - self._began
+        return min(max(_LOOK_SECONDS, _LOOK_SHARE * lasted), max(self.min_matchmaking_time / 2, _LOOK_SECONDS))
 
     def _note_idle(self, leader: PeerID) -> None:
         self._idle[leader] += 1
@@ -332,10 +343,11 @@ class PatientKeyManager(GroupKeyManager):
     Args:
         args: hivemind's.
         follows: Whether this peer would follow another one.
+        pause: Seconds to the next look.
     """
 
-    def __init__(self, *args, follows: Callable[[PeerID], bool]):
-        self._follows = follows
+    def __init__(self, *args, follows: Callable[[PeerID], bool], pause: Callable[[], float]):
+        self._follows, self._pause = follows, pause
         super().__init__(*args)
 
     # hivemind takes the subkey of an announcement for a peer id. Ours is the key that signs it, so that nobody can
@@ -345,7 +357,7 @@ class PatientKeyManager(GroupKeyManager):
         return await super().declare_averager(group_key, PeerID(own_subkey(self.dht)), *args, **kwargs)
 
     async def get_averagers(self, group_key: str, only_active: bool) -> list:
+        await asyncio.sleep(self._pause())
         announced = await super().get_averagers(group_key, only_active)
-        await asyncio.sleep(_LOOK_SECONDS)
         averagers = [(announced_peer(self.dht, subkey.to_bytes()), until) for subkey, until in announced]
         return [(peer, until) for peer, until in averagers if peer is not None and self._follows(peer)]

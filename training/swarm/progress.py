@@ -226,9 +226,10 @@ class Progress:
             self._reports.hurry()
 
     def still_here(self) -> None:
-        """Renews this peer's record while it computes nothing, so that newcomers wait for it when they form a group."""
-        self._local = self._local.copy(update={"time": get_dht_time()})
-        self._reports.set()
+        """Renews this peer's record now and then while it computes nothing, so that groups wait for it."""
+        if (now := get_dht_time()) - self._local.time >= self.lively_seconds / LIVELY_REPORTS:
+            self._local = self._local.copy(update={"time": now})
+            self._reports.set()
         # Otherwise the time that it waited would count as that of its next micro-batch.
         self.performance.reset_timer()
 

@@ -12,8 +12,9 @@ from training.swarm.pipe import Stage
 
 LOOK_SECONDS = 0.5
 """A peer without a group checks this often whether it has one."""
-LOOKS = 5
-"""In the usual time of waiting, a peer looks so often at what the others do; later it looks at the same pace."""
+LOOKS = 2
+"""In the usual time of waiting, a peer looks so often at what the others do; later it looks at that pace. All answer
+each look, so many looks would fill a slow link, for which the group may be waiting."""
 
 
 class LeftBehindError(TrainingError):
