@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from training.storage.whole import write_whole
+from training.storage.whole import whole_file
 from training.swarm.metrics import RECENT_EPOCHS, RecentEpoch
 
 RECENT_FILE = "recent_epochs.json"
@@ -44,7 +44,9 @@ class RecentEpochs:
         self._before = [(of, one) for of, one in self._before if of != lineage or one.epoch < ended.epoch]
         self._own.append((lineage, ended))
         with suppress(OSError):  # on a full disk a restart loses them; training goes on
-            write_whole(self._path, json.dumps([*self._before, *self._own][-RECENT_EPOCHS:]))
+            # Not flushed: training would wait for the disk. After a power cut the file may be damaged, then it is empty.
+            with whole_file(self._path, flushed=False) as draft:
+                draft.write_text(json.dumps([*self._before, *self._own][-RECENT_EPOCHS:]), encoding="utf-8")
 
     def until(self, lineage: str, last: int) -> list[RecentEpoch]:
         """The epochs of a lineage up to one, in their order; an epoch that was done again, as it was done last.
