@@ -43,8 +43,8 @@ class RecentEpochs:
         # A peer that went back does epochs again: what it did of these before belongs to a branch that was given up.
         self._before = [(of, one) for of, one in self._before if of != lineage or one.epoch < ended.epoch]
         self._own.append((lineage, ended))
-        # Not flushed, since training would wait for the disk. A power cut may damage the file; then it counts as empty. On
-        # a full disk a restart loses these epochs, and training goes on.
+        # Not flushed, since training would wait for the disk. A power cut may damage the file; then it counts as empty.
+        # On a full disk a restart loses these epochs, and training goes on.
         with suppress(OSError), whole_file(self._path, flushed=False) as draft:
             draft.write_text(json.dumps([*self._before, *self._own][-RECENT_EPOCHS:]), encoding="utf-8")
 
