@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tests.chaos.stage import BOOTSTRAP, MONITOR, Stage
 from tests.chaos.table import console, say
-from tests.chaos.volunteer import FAILING_ROUNDS
+from tests.chaos.volunteer import FAILING_ROUNDS, FORGIVING
 from tests.programs import Programs
 
 VOLUNTEERS = ("ada", "grace", "alan")
@@ -36,8 +36,9 @@ WARM_UP = 0.2
 MEASUREMENTS = 50
 LARGEST_GROWTH = 0.05
 """From the first third of what is measured after the warm-up to the last."""
-SMALL = {"memory": 4 << 20, "open files": 4, "disk": 64 << 10}
-"""Growth below this does not count: a few pages, or a connection that happens to be open."""
+SMALL = {"memory": 4 << 20, "open files": 4, "disk": 256 << 10}
+"""Growth below this does not count: a few pages, a connection that happens to be open, or one checkpoint more, which is
+kept because it is the best."""
 SECONDS_PER_EPOCH = 15.0
 """Longest, on average, before the soak gives up."""
 
@@ -48,7 +49,8 @@ class Use:
 
     epoch: int
     memory: int
-    """Proportional set size in bytes: pages that processes share count once."""
+    """Bytes of its own pages; those that its processes share count once. Pages of files, such as PyTorch's libraries, do
+    not count: the system drops and loads them, and shares them with all other programs."""
     files: int
     """Open files of all its processes."""
     disk: int
@@ -57,7 +59,8 @@ class Use:
 
 def soak(folder: Path, programs: Programs, *, epochs: int) -> bool:
     """Runs so many epochs and prints what grew; returns whether nothing did, and enough rounds failed."""
-    failing = {FAILING: {FAILING_ROUNDS: str(SHARE)}}
+    # Else the others would soon leave it out of their groups, and no more rounds would fail.
+    failing = {name: {FORGIVING: "1"} for name in VOLUNTEERS} | {FAILING: {FAILING_ROUNDS: str(SHARE)}}
     stage = Stage(
         folder, programs, changes=RECIPE, volunteers=VOLUNTEERS, environment=failing, sample_seconds=SAMPLE_SECONDS
     )
@@ -97,7 +100,7 @@ def measure(stage: Stage, name: str, epoch: int) -> Use:
 
 def _proportional_bytes(process_id: int) -> int:
     lines = Path(f"/proc/{process_id}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 def _bytes_in(folder: Path) -> int:
