@@ -127,19 +127,17 @@ def training(session: nox.Session) -> None:
     session.run("python", "-m", "training", *session.posargs, interrupt_timeout=10)
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def container(session: nox.Session) -> None:
-    """Build the image of deploy/Containerfile and run a command in it; needs Podman or Docker, and a registry.
+    """Build the image of deploy/Containerfile and test what runs in it; needs Podman or Docker, and a registry.
 
     Arguments go to the build: `nox -s container -- --build-arg BASE=IMAGE`.
     """
-    engine = next(filter(shutil.which, ("podman", "docker")), None)
-    if engine is None:
-        session.error("Building an image needs Podman or Docker (Debian: apt-get install podman).")
+    engine = _container_engine(session)
+    _install(session, "builder", "tests")
     build = ("build", "--file", "deploy/Containerfile", "--tag", "training-together", *session.posargs, ".")
     session.run(engine, *build, external=True)
-    # Imports torch, and reads a recipe that is part of the image.
-    session.run(engine, "run", "--rm", "training-together", "plan", "--recipe", "demo", "--gpu", "t4", external=True)
+    _pytest(session, "tests/deploy/test_image.py", env={"CONTAINER_ENGINE": engine, **END_WITH_NOX})
 
 
 @nox.session
@@ -337,6 +335,14 @@ def _browser(session: nox.Session) -> str:
         if found := shutil.which("chromium"):
             return found
     session.error("The browser tests need Chromium. Install it (Debian: apt-get install chromium), or set CHROMIUM.")
+
+
+def _container_engine(session: nox.Session) -> str:
+    """Podman, or Docker if its daemon answers."""
+    for engine in filter(shutil.which, ("podman", "docker")):
+        if subprocess.run([engine, "info"], capture_output=True).returncode == 0:
+            return engine
+    session.error("Building an image needs Podman (Debian: apt-get install podman), or Docker with a running daemon.")
 
 
 def _server_tools(session: nox.Session) -> dict[str, str]:
