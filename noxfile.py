@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -62,11 +63,17 @@ COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish"
 WITH_PEERS = ("doctor", "swarm")
 WITH_PROGRAMS = ("commands", "demo", "processes", "roles", "storage", "volunteer")
 IN_PARALLEL = (
-    ("tests/calculator", *(f"tests/training/{folder}" for folder in (*COMPUTING_ONLY, *WITH_PEERS))),
-    ("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS)),
+    (
+        ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING_ONLY)),
+        tuple(f"tests/training/{folder}" for folder in WITH_PEERS),
+    ),
+    (("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS)),),
 )
 """Two lists of tests that run beside the others and beside each other, because most tests wait more than they compute.
-The first computes in one thread, then waits for peers; the second waits for programs. The others wait for browsers."""
+The first computes in one thread, then waits for peers; the second waits for programs. The others wait for browsers.
+
+Each entry of a list is a process of its own, one after another: tests that compute leave a process of 2 GB, which is
+slow to fork, and peers are forked."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -97,7 +104,8 @@ def tests(session: nox.Session) -> None:
     with contextlib.ExitStack() as beside:
         for lane in IN_PARALLEL:
             beside.enter_context(_in_parallel(session, *lane, env=environment))
-        _pytest(session, *(f"--ignore={tests}" for lane in IN_PARALLEL for tests in lane), env=environment)
+        elsewhere = (tests for lane in IN_PARALLEL for process in lane for tests in process)
+        _pytest(session, *(f"--ignore={tests}" for tests in elsewhere), env=environment)
 
 
 @nox.session
@@ -252,12 +260,20 @@ def _kept_bytecode(session: nox.Session) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _in_parallel(session: nox.Session, *tests: str, env: dict[str, str]) -> Iterator[None]:
-    """Runs tests while the block runs; then prints their output, and fails the session if they failed."""
+def _in_parallel(session: nox.Session, *processes: tuple[str, ...], env: dict[str, str]) -> Iterator[None]:
+    """Runs tests while the block runs; then prints their output, and fails the session if they failed.
+
+    Args:
+        session: Its environment has the packages.
+        processes: The tests of each process; the next one starts when one has ended, whether its tests failed or not.
+        env: Environment variables, beside those of nox.
+    """
     if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
         yield
         return
-    command = [str(Path(session.bin, "python")), "-m", "pytest", *tests]
+    pytest = (str(Path(session.bin, "python")), "-m", "pytest")
+    in_turn = [f"{shlex.join((*pytest, *tests))} || failed=1" for tests in processes]
+    command = ["sh", "-c", "\n".join(["failed=0", *in_turn, "exit $failed"])]
     environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
     # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
     with tempfile.TemporaryFile("w+") as printed:
@@ -272,7 +288,7 @@ def _in_parallel(session: nox.Session, *tests: str, env: dict[str, str]) -> Iter
             printed.seek(0)
             print(printed.read(), flush=True)
     if failed:
-        session.error(f"Tests in {', '.join(tests)} have failed; their output is above.")
+        session.error(f"Tests in {', '.join(sum(processes, ()))} have failed; their output is above.")
 
 
 def _install(session: nox.Session, *extras: str) -> None:
