@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -62,11 +63,17 @@ COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish"
 WITH_PEERS = ("doctor", "swarm")
 WITH_PROGRAMS = ("commands", "demo", "processes", "roles", "storage", "volunteer")
 IN_PARALLEL = (
-    ("tests/calculator", *(f"tests/training/{folder}" for folder in (*COMPUTING_ONLY, *WITH_PEERS))),
-    ("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS)),
+    (
+        ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING_ONLY)),
+        tuple(f"tests/training/{folder}" for folder in WITH_PEERS),
+    ),
+    (("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS)),),
 )
 """Two lists of tests that run beside the others and beside each other, because most tests wait more than they compute.
-The first computes in one thread, then waits for peers; the second waits for programs. The others wait for browsers."""
+The first computes in one thread, then waits for peers; the second waits for programs. The others wait for browsers.
+
+Each entry of a list is a process of its own, one after another: tests that compute leave a process of 2 GB, which is
+slow to fork, and peers are forked."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -97,7 +104,8 @@ def tests(session: nox.Session) -> None:
     with contextlib.ExitStack() as beside:
         for lane in IN_PARALLEL:
             beside.enter_context(_in_parallel(session, *lane, env=environment))
-        _pytest(session, *(f"--ignore={tests}" for lane in IN_PARALLEL for tests in lane), env=environment)
+        elsewhere = (tests for lane in IN_PARALLEL for process in lane for tests in process)
+        _pytest(session, *(f"--ignore={tests}" for tests in elsewhere), env=environment)
 
 
 @nox.session
@@ -127,19 +135,17 @@ def training(session: nox.Session) -> None:
     session.run("python", "-m", "training", *session.posargs, interrupt_timeout=10)
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def container(session: nox.Session) -> None:
-    """Build the image of deploy/Containerfile and run a command in it; needs Podman or Docker, and a registry.
+    """Build the image of deploy/Containerfile and test what runs in it; needs Podman or Docker, and a registry.
 
     Arguments go to the build: `nox -s container -- --build-arg BASE=IMAGE`.
     """
-    engine = next(filter(shutil.which, ("podman", "docker")), None)
-    if engine is None:
-        session.error("Building an image needs Podman or Docker (Debian: apt-get install podman).")
+    engine = _container_engine(session)
+    _install(session, "builder", "tests")
     build = ("build", "--file", "deploy/Containerfile", "--tag", "training-together", *session.posargs, ".")
     session.run(engine, *build, external=True)
-    # Imports torch, and reads a recipe that is part of the image.
-    session.run(engine, "run", "--rm", "training-together", "plan", "--recipe", "demo", "--gpu", "t4", external=True)
+    _pytest(session, "tests/deploy/test_image.py", env={"CONTAINER_ENGINE": engine, **END_WITH_NOX})
 
 
 @nox.session
@@ -254,12 +260,20 @@ def _kept_bytecode(session: nox.Session) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _in_parallel(session: nox.Session, *tests: str, env: dict[str, str]) -> Iterator[None]:
-    """Runs tests while the block runs; then prints their output, and fails the session if they failed."""
+def _in_parallel(session: nox.Session, *processes: tuple[str, ...], env: dict[str, str]) -> Iterator[None]:
+    """Runs tests while the block runs; then prints their output, and fails the session if they failed.
+
+    Args:
+        session: Its environment has the packages.
+        processes: The tests of each process; the next one starts when one has ended, whether its tests failed or not.
+        env: Environment variables, beside those of nox.
+    """
     if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
         yield
         return
-    command = [str(Path(session.bin, "python")), "-m", "pytest", *tests]
+    pytest = (str(Path(session.bin, "python")), "-m", "pytest")
+    in_turn = [f"{shlex.join((*pytest, *tests))} || failed=1" for tests in processes]
+    command = ["sh", "-c", "\n".join(["failed=0", *in_turn, "exit $failed"])]
     environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
     # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
     with tempfile.TemporaryFile("w+") as printed:
@@ -274,7 +288,7 @@ def _in_parallel(session: nox.Session, *tests: str, env: dict[str, str]) -> Iter
             printed.seek(0)
             print(printed.read(), flush=True)
     if failed:
-        session.error(f"Tests in {', '.join(tests)} have failed; their output is above.")
+        session.error(f"Tests in {', '.join(sum(processes, ()))} have failed; their output is above.")
 
 
 def _install(session: nox.Session, *extras: str) -> None:
@@ -337,6 +351,14 @@ def _browser(session: nox.Session) -> str:
         if found := shutil.which("chromium"):
             return found
     session.error("The browser tests need Chromium. Install it (Debian: apt-get install chromium), or set CHROMIUM.")
+
+
+def _container_engine(session: nox.Session) -> str:
+    """Podman, or Docker if its daemon answers."""
+    for engine in filter(shutil.which, ("podman", "docker")):
+        if subprocess.run([engine, "info"], capture_output=True).returncode == 0:
+            return engine
+    session.error("Building an image needs Podman (Debian: apt-get install podman), or Docker with a running daemon.")
 
 
 def _server_tools(session: nox.Session) -> dict[str, str]:

@@ -49,8 +49,8 @@ class Use:
 
     epoch: int
     memory: int
-    """Bytes of its own pages; those that its processes share count once. Pages of files, such as PyTorch's libraries, do
-    not count: the system drops and loads them, and shares them with all other programs."""
+    """Bytes of its own pages; those that its processes share count once. Pages of files, such as PyTorch's libraries,
+    do not count: the system drops and loads them, and shares them with all other programs."""
     files: int
     """Open files of all its processes."""
     disk: int

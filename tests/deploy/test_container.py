@@ -1,6 +1,6 @@
 """The container's files: the image gets a whole trainer, and the commands in them are understood.
 
-No image is built here, since its base comes from a registry. `nox -s container` builds it and runs a command in it.
+No image is built here, since its base comes from a registry. `nox -s container` builds it and runs test_image.py.
 """
 
 from __future__ import annotations

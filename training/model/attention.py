@@ -209,7 +209,10 @@ class AttentionPattern:
 
 
 def _bias(allowed: Tensor, reference: Tensor) -> Tensor:
-    return reference.new_zeros(allowed.shape).masked_fill_(~allowed.to(reference.device), float("-inf"))
+    zeros = reference.new_zeros(allowed.shape)
+    if reference.is_meta:
+        return zeros  # it has no numbers, and to find that out torch would load SymPy, which takes half a second
+    return zeros.masked_fill_(~allowed.to(reference.device), float("-inf"))
 
 
 def _band(allowed: Tensor, start: int, stop: int, first: int, grid: int, reference: Tensor) -> Band:

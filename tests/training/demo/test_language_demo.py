@@ -1,7 +1,6 @@
 """The demo with a recipe that trains a language model: stories, shards, a real swarm, and what people do with it."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -21,10 +20,17 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 OPENING = "Kate has a red key. She puts it in the drawer."
 
 
-def train(*arguments: object) -> subprocess.CompletedProcess:
+def train(*arguments: object) -> None:
+    """Runs the demo, with all its programs."""
     done = run_program([sys.executable, "-m", "training", *map(str, arguments)], within=500)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done
+
+
+def call(*arguments: object) -> str:
+    """What a command prints. It runs in this process: each program would load PyTorch and transformers for itself."""
+    done = CliRunner().invoke(build_app(), [*map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +68,9 @@ def test_two_volunteers_train_it_and_the_monitor_shows_what_it_writes(run_dir):
 
 
 def test_its_checkpoint_writes_and_is_judged(run_dir):
-    written = train("generate", OPENING, "--checkpoint", run_dir, "--tokens", 5).stdout
+    written = call("generate", OPENING, "--checkpoint", run_dir, "--tokens", 5)
     assert written.startswith(OPENING) and len(written) > len(OPENING) + 1
-    found = json.loads(train("evaluate", "--checkpoint", run_dir, "--count", 5, "--json").stdout)
+    found = json.loads(call("evaluate", "--checkpoint", run_dir, "--count", 5, "--json"))
     assert found["run_id"] == "stories" and set(found["kinds"]) == {"seen", "unseen", "never combined"}
     assert all(one["count"] == 5 and one["right"] == 0 for one in found["kinds"].values())
 
@@ -72,14 +78,14 @@ def test_its_checkpoint_writes_and_is_judged(run_dir):
 def test_it_goes_to_transformers_and_back(run_dir, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    train("convert", run_dir, tmp_path / "theirs")
+    call("convert", run_dir, tmp_path / "theirs")
     network = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     ids = AutoTokenizer.from_pretrained(tmp_path / "theirs")(OPENING, return_tensors="pt")["input_ids"]
     ours = load_checkpoint(find_checkpoint(run_dir))
     with torch.no_grad():
         torch.testing.assert_close(network(ids).logits, ours.model.logits(ids), rtol=1e-5, atol=1e-6)
     recipe, shards = find_checkpoint(run_dir) / "recipe.toml", run_dir / "shards"
-    train("convert", tmp_path / "theirs", tmp_path / "ours", "--recipe", recipe, "--shards", shards)
+    call("convert", tmp_path / "theirs", tmp_path / "ours", "--recipe", recipe, "--shards", shards)
     back = load_checkpoint(tmp_path / "ours" / "epoch-000000").model.state_dict()
     assert all(torch.equal(tensor, back[name]) for name, tensor in ours.model.state_dict().items())
 
@@ -91,7 +97,7 @@ def test_two_volunteers_train_adapters_for_it(run_dir, tmp_path):
     from transformers import AutoModelForCausalLM
 
     base = tmp_path / "base"
-    train("convert", run_dir, base)
+    call("convert", run_dir, base)
     before = (find_checkpoint(run_dir) / "recipe.toml").read_text()
     first, _, rest = before.partition("[model.architecture]")
     digest = digest_of(load_file(base / "model.safetensors"))
@@ -110,9 +116,9 @@ def test_two_volunteers_train_adapters_for_it(run_dir, tmp_path):
     assert len(saved) == 7 and all("lora_B" in name for name in saved)
     assert any(tensor.any() for tensor in saved.values()), "nothing was trained"
     assert path.joinpath("optimizer.safetensors").stat().st_size < 100_000
-    assert train("generate", OPENING, "--checkpoint", path, "--tokens", 5).stdout.startswith(OPENING)
-    train("convert", path, tmp_path / "whole")
-    train("convert", path, tmp_path / "adapters", "--adapters")
+    assert call("generate", OPENING, "--checkpoint", path, "--tokens", 5).startswith(OPENING)
+    call("convert", path, tmp_path / "whole")
+    call("convert", path, tmp_path / "adapters", "--adapters")
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapters").eval()
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
     ids = torch.randint(640, (1, 20), generator=torch.Generator().manual_seed(0))

@@ -7,8 +7,10 @@ uninvited.
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import test_members_only
@@ -53,23 +55,26 @@ STORED = {
 """Records that peers store, beside the announcements that hivemind stores for `PatientKeyManager`."""
 
 
-def trees():
+@functools.cache
+def calls():
+    """For each name of a method or function, file and node of its calls; read once, since it takes a second or two."""
+    found = defaultdict(list)
     gc.collect()  # Python 3.11 cannot parse code while hivemind's objects are finalized
     gc.disable()
     try:
-        return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "training").rglob("*.py"))}
+        for path in sorted((ROOT / "training").rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+                    found[called].append((path, node))
     finally:
         gc.enable()
+    return found
 
 
 def calls_of(name):
     """File and node of each call of a method or function of this name."""
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-                if called == name:
-                    yield path, node
+    return calls().get(name, [])
 
 
 def test_each_call_that_others_can_make_has_a_test_with_the_uninvited():
@@ -87,7 +92,7 @@ def test_nothing_else_answers_calls():
         ("service.py", "self._states.add_p2p_handlers"),
     }
     for name in ("add_protobuf_handler", "add_binary_stream_handler", "add_unary_handler", "stream_handler"):
-        assert not list(calls_of(name))
+        assert not calls_of(name)
 
 
 def test_each_record_is_stored_under_a_key_that_is_known_here():
