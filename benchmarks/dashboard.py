@@ -257,7 +257,7 @@ def use(page) -> None:
     for summary in page.locator("main details > summary").all():
         summary.click()
         page.wait_for_timeout(500)
-    for name in ("More rows", "Pictures of all", "More of the"):
+    for name in ("More rows", "Pictures of", "More of the"):
         page.get_by_role("button", name=name).first.click()
         page.wait_for_timeout(1000)
     page.get_by_role("button", name="Switch to dark colours").click()

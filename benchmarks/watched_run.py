@@ -7,16 +7,15 @@ speed: a sleep of 0.125 s per sample takes the place of a GPU, because on one ma
 slow a volunteer that computes, which it does not where readers and volunteers have their own machines. What remains is
 what a loaded monitor could do to a run: answer volunteers late in the DHT, or average late.
 
-Times without and with readers follow each other (A/B/A/B ...). In each, the samples of the epochs that volunteers have
-logged are counted from the first epoch's end to the last one's, after some seconds in which the change takes effect;
-and the CPU seconds of the monitor with its child processes. The readers run at the lowest priority, so this is no
+Phases without and with readers follow each other (A/B/A/B ...). In each, after some seconds in which the change takes
+effect, the samples of so many epochs are counted from the end of an epoch to the end of another, as the volunteers log
+them, and the CPU seconds of the monitor with its child processes. The readers run at the lowest priority, so this is no
 measurement of how soon they get their answers: `dashboard.py` is.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -43,7 +42,8 @@ from training.config import parse_recipe  # noqa: E402
 VOLUNTEERS = ("ada", "grace")
 BATCH = 64
 """Samples of an epoch: both volunteers compute them in four seconds."""
-SETTLE_SECONDS = 8.0
+SETTLE_SECONDS = 5.0
+LONGEST_PHASE_SECONDS = 300.0
 START_SECONDS = 240.0
 
 
@@ -52,11 +52,8 @@ class Phase:
     """What was measured while there were readers, or none."""
 
     samples_per_second: float
-    epochs: int
     monitor_cores: float
     """CPU seconds of the monitor's processes per second."""
-    answers_per_second: float
-    """Of the API, to all readers; the states of the streams are not counted."""
 
 
 class Run:
@@ -115,27 +112,39 @@ class Run:
         return sum(times.user + times.system for times in (process.cpu_times() for process in family))
 
 
-def measure(run: Run, seconds: float, *, readers: bool) -> Phase:
-    """One phase, after the time in which it takes effect."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "readers.py"), str(run.port), str(seconds + SETTLE_SECONDS)]
-    asking = subprocess.Popen(["nice", "-n", "19", *command], stdout=subprocess.PIPE, text=True) if readers else None
-    time.sleep(SETTLE_SECONDS)
-    began, used, clock = time.time(), run.monitor_seconds(), time.monotonic()
-    time.sleep(seconds)
-    cores = (run.monitor_seconds() - used) / (time.monotonic() - clock)
-    rates, epochs = zip(*(rate_since(run.events(name, "epoch"), began) for name in VOLUNTEERS), strict=True)
-    answers = len(json.loads(asking.communicate()[0])["milliseconds"]) if asking else 0
-    return Phase(statistics.mean(rates), sum(epochs), cores, answers / (seconds + SETTLE_SECONDS))
+def measure(run: Run, epochs: int, *, readers: bool) -> Phase:
+    """One phase of so many epochs, after the time in which it takes effect."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "readers.py"), str(run.port), str(LONGEST_PHASE_SECONDS)]
+    asking = subprocess.Popen(["nice", "-n", "19", *command], stdout=subprocess.DEVNULL) if readers else None
+    try:
+        time.sleep(SETTLE_SECONDS)
+        began, used, clock = time.time(), run.monitor_seconds(), time.monotonic()
+        rates = [None]
+        while None in rates:
+            if time.monotonic() > clock + LONGEST_PHASE_SECONDS:
+                raise TimeoutError(f"The run has not done {epochs} epochs in {LONGEST_PHASE_SECONDS:.0f} s.")
+            time.sleep(0.5)
+            rates = [rate_since(run.events(name, "epoch"), began, epochs) for name in VOLUNTEERS]
+        cores = (run.monitor_seconds() - used) / (time.monotonic() - clock)
+        if asking is not None and asking.poll() is not None:
+            raise RuntimeError("The readers have ended early; their message is above.")
+    finally:
+        if asking is not None:
+            asking.terminate()
+            asking.wait()
+    return Phase(statistics.mean(rates), cores)
 
 
-def rate_since(epochs: list[dict], began: float) -> tuple[float, int]:
-    """Samples per second from the end of the first epoch after `began` to that of the last, and how many epochs.
+def rate_since(logged: list[dict], began: float, epochs: int) -> float | None:
+    """Samples per second from the end of the first epoch after `began` to that of the last of so many; None: not yet.
 
-    >>> rate_since([{"time": time, "samples": 64} for time in (8, 12, 16, 20)], 10)
-    (16.0, 2)
+    >>> rate_since([{"time": time, "samples": 64} for time in (8, 12, 16, 20, 90)], 10, 2)
+    16.0
     """
-    first, *later = [one for one in epochs if one["time"] > began]
-    return sum(one["samples"] for one in later) / (later[-1]["time"] - first["time"]), len(later)
+    first, *later = [one for one in logged if one["time"] > began][: epochs + 1] or [None]
+    if len(later) < epochs:
+        return None
+    return sum(one["samples"] for one in later) / (later[-1]["time"] - first["time"])
 
 
 def results(phases: list[tuple[Phase, Phase]]) -> list[dict]:
@@ -143,10 +152,7 @@ def results(phases: list[tuple[Phase, Phase]]) -> list[dict]:
     without, watched = ([pair[place] for pair in phases] for place in (0, 1))
     ratios = [after.samples_per_second / before.samples_per_second for before, after in phases]
     words = f"{READERS} readers and {STREAMS} streams"
-    rates, cores, answers = (
-        [getattr(phase, name) for phase in watched]
-        for name in ("samples_per_second", "monitor_cores", "answers_per_second")
-    )
+    rates, cores = ([getattr(phase, name) for phase in watched] for name in ("samples_per_second", "monitor_cores"))
     return [
         result(
             f"samples per second with {words}",
@@ -176,21 +182,13 @@ def results(phases: list[tuple[Phase, Phase]]) -> list[dict]:
             min=min(cores),
             max=max(cores),
         ),
-        result(
-            f"answers per second to {words}",
-            "1/s",
-            statistics.median(answers),
-            runs=len(phases),
-            min=min(answers),
-            max=max(answers),
-        ),
     ]
 
 
 def main() -> int:
     """Measures, prints the table, and writes the JSON if asked; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of a phase (60)")
+    parser.add_argument("--epochs", type=int, default=8, help="length of a phase (8)")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of phases (4)")
     parser.add_argument("--json", metavar="FILE", help="also write the results")
     chosen = parser.parse_args()
@@ -200,9 +198,9 @@ def main() -> int:
         run = Run(Path(folder), programs)
         run.open()
         for number in range(chosen.pairs):
-            pair = tuple(measure(run, chosen.seconds, readers=readers) for readers in (False, True))
+            pair = tuple(measure(run, chosen.epochs, readers=readers) for readers in (False, True))
             phases.append(pair)
-            told = " and ".join(f"{phase.samples_per_second:.2f} samples/s in {phase.epochs} epochs" for phase in pair)
+            told = " and ".join(f"{phase.samples_per_second:.2f} samples/s" for phase in pair)
             print(f"Pair {number + 1} (load {os.getloadavg()[0]:.1f}): {told}", flush=True)
     rows = results(phases)
     for row in rows:

@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { lossLines, lossSummary, lossTable, seriesOf, speedLines, volunteerLines, volunteerTable } from "../../../site/javascripts/dashboard/lines.mjs";
 import { tilesOf } from "../../../site/javascripts/dashboard/page.mjs";
 import { eventsToTell, volunteerTexts } from "../../../site/javascripts/dashboard/people.mjs";
-import { altOf, chosenOf, columnsIn, marksOf } from "../../../site/javascripts/dashboard/pictures.mjs";
+import { altOf, chosenOf, columnsIn, epochsTold, marksOf } from "../../../site/javascripts/dashboard/pictures.mjs";
 import { emptyFeed } from "../../../site/javascripts/feed.mjs";
 import { curvePaths } from "../../../site/javascripts/glance.mjs";
 
@@ -62,6 +62,7 @@ test("as many pictures as fit are shown: the newest first, the oldest last, even
   assert.deepEqual(chosenOf(epochs, 4), [9, 6, 3, 0]);
   assert.deepEqual(chosenOf(epochs, 10), epochs.toReversed());
   assert.equal(epochs[0], 0, "the given list is not changed");
+  assert.deepEqual([epochsTold(40), epochsTold(100), epochsTold(1312)], ["all 40 epochs", "all 100 epochs", "100 of 1\u202f312 epochs"]);
 });
 
 test("a picture's text says whether shape and colour are right", () => {
