@@ -132,11 +132,11 @@ def measure(run: Run, epochs: int, *, readers: bool) -> Phase:
         if asking is not None:
             asking.terminate()
             asking.wait()
-    return Phase(statistics.mean(rates), cores)
+    return Phase(sum(rates), cores)
 
 
 def rate_since(logged: list[dict], began: float, epochs: int) -> float | None:
-    """Samples per second from the end of the first epoch after `began` to that of the last of so many; None: not yet.
+    """A volunteer's samples per second in so many epochs after the first that has ended since `began`; None: not yet.
 
     >>> rate_since([{"time": time, "samples": 64} for time in (8, 12, 16, 20, 90)], 10, 2)
     16.0
