@@ -38,6 +38,20 @@ class Reader:
     async def ask(self, name: str) -> bytes:
         """The answer to a request for /live/NAME; empty if it has not changed."""
         began = time.monotonic()
+        try:
+            status, headers, content = await self._exchange(name)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            # As a browser does: the server closes connections on which nothing was asked for some seconds.
+            self._opened = None
+            status, headers, content = await self._exchange(name)
+        self.milliseconds.append(1000 * (time.monotonic() - began))
+        if status not in ("200", "304"):
+            raise RuntimeError(f"{name}: {status}")
+        self._etags[name] = headers["etag"]
+        return content
+
+    async def _exchange(self, name: str) -> tuple[str, dict[str, str], bytes]:
+        """Status, headers and content of an answer."""
         if self._opened is None:
             self._opened = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._opened
@@ -46,12 +60,7 @@ class Reader:
         writer.write(head.encode())
         status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {key.lower(): value for key, _, value in (line.partition(": ") for line in lines if line)}
-        content = await reader.readexactly(int(headers.get("content-length", 0)))
-        self.milliseconds.append(1000 * (time.monotonic() - began))
-        if status.split()[1] not in ("200", "304"):
-            raise RuntimeError(f"{name}: {status}")
-        self._etags[name] = headers["etag"]
-        return content
+        return status.split()[1], headers, await reader.readexactly(int(headers.get("content-length", 0)))
 
     async def read(self, number: int, until: float) -> None:
         """Asks as a page without a stream does."""
