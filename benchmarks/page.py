@@ -44,6 +44,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "site"), str(ROOT), str(ROOT / "tests" / "site"), str(ROOT / "benchmarks")]
 
+from freezes import TRACED, tasks_of  # noqa: E402
 from memory_report import percentile, record, result  # noqa: E402
 
 from site_server import SiteServer  # noqa: E402
@@ -332,7 +333,7 @@ def longest_task(server: SiteServer, address: str, script: str) -> tuple[float, 
                 "--no-first-run",
                 "--disable-gpu",
                 f"--user-data-dir={folder}/profile",
-                "--trace-startup=toplevel,devtools.timeline",
+                f"--trace-startup={','.join(TRACED)}",
                 f"--trace-startup-file={trace}",
                 f"--trace-startup-duration={TRACED_S}",
                 "--trace-startup-format=json",
@@ -346,37 +347,9 @@ def longest_task(server: SiteServer, address: str, script: str) -> tuple[float, 
         finally:
             program.terminate()
             program.wait()
-    mains = {
-        (event["pid"], event["tid"])
-        for event in events
-        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
-    }
-    spans = [event for event in events if event.get("ph") == "X" and (event["pid"], event["tid"]) in mains]
-    shown = {span["pid"] for span in spans if script in json.dumps(span.get("args", {}))}
-    opened = min(span["ts"] for span in spans if address in json.dumps(span.get("args", {}))) - OPENING_US
-    freezes = [_freezes([span for span in spans if span["pid"] == pid and span["ts"] > opened]) for pid in shown]
-    walls, cpus = zip(*(freeze for of_process in freezes for freeze in of_process), strict=True)
-    return max(walls) / 1000, max(cpus) / 1000
-
-
-def _freezes(spans: list[dict]) -> list[tuple[int, int]]:
-    """Microseconds by the clock and of CPU time for each task of a thread, including the promises that it starts.
-
-    Chromium traces the promises as an event of its own after the task. In the page that runs Python on its main thread,
-    Python starts there, so without them its freeze would not be counted.
-    """
-    freezes: list[tuple[int, int]] = []
-    ended = 0
-    for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
-        if span["ts"] < ended:
-            continue  # a part of the event before
-        wall, cpu = span["dur"], span.get("tdur", 0)
-        if span["name"].endswith("PerformMicrotaskCheckpoint") and freezes:
-            freezes[-1] = (freezes[-1][0] + wall, freezes[-1][1] + cpu)
-        else:
-            freezes.append((wall, cpu))
-        ended = span["ts"] + span["dur"]
-    return freezes
+    opened = min(event["ts"] for event in events if address in json.dumps(event.get("args", {}))) - OPENING_US
+    tasks = [task for task in tasks_of(events, script) if task.began_us > opened]
+    return max(task.wall_ms for task in tasks), max(task.cpu_ms for task in tasks)
 
 
 def _written(trace: Path) -> list[dict]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from calculator.page.words import show_count
+
 Status = Literal["waiting", "running", "slow", "split", "stopped", "failed", "finished"]
 
 STATUSES: tuple[Status, ...] = ("waiting", "running", "slow", "split", "stopped", "failed", "finished")
@@ -309,10 +311,15 @@ def _slow(facts: Facts) -> Standing | None:
     people = round(statistics.median(row["active_peers"] for row in rows))
     return Standing(
         status="slow",
-        cause=f"The run computes {now:.3g} samples per second, {100 * now / usual:.0f} % of its usual {usual:.3g}; "
-        f"{_people(facts.active_peers)} {_are(facts.active_peers)} there, usually {people}.",
+        cause=f"The run computes {_rate(now)} samples per second, {100 * now / usual:.0f} % of its usual "
+        f"{_rate(usual)}; {_people(facts.active_peers)} {_are(facts.active_peers)} there, usually {people}.",
         remedy=f"More volunteers make it faster. {_JOIN}",
     )
+
+
+def _rate(per_second: float) -> str:
+    """Three significant digits; from 1000 on all digits, not an exponent."""
+    return show_count(round(per_second)) if per_second >= 1000 else f"{per_second:.3g}"
 
 
 def _names(volunteers: Sequence[Volunteer]) -> str:

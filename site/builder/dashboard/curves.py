@@ -1,4 +1,4 @@
-"""Curves as SVG, which pages show without JavaScript and until the library for charts is loaded.
+"""Curves as SVG, which pages show without JavaScript and until javascripts/dashboard/chart.mjs draws its own.
 
 Their colours are the site's CSS variables, so that they change with the palette.
 """

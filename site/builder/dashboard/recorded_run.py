@@ -74,7 +74,7 @@ def load_recorded(docs: Path) -> dict | None:
             {
                 "name": one["name"],
                 "samples": show_count(one["samples"]),
-                "share": "–" if one["share"] is None else f"{100 * one['share']:.0f} %",
+                "share": _share(one["share"]),
                 "time": _duration(one["seconds"]),
             }
             for one in volunteers
@@ -109,6 +109,13 @@ def _shown_snapshots(document: dict) -> list[dict]:
         }
         for place in sorted(places, reverse=True)
     ]
+
+
+def _share(share: float | None) -> str:
+    """A share in percent, as javascripts/dashboard/people.mjs shows it."""
+    if share is None:
+        return "–"
+    return f"{100 * share:.1g} %" if share < 0.01 else f"{100 * share:.0f} %"
 
 
 def _duration(seconds: float) -> str:

@@ -34,6 +34,7 @@ MOST_OPEN_ROWS = 4
 MAIN_FIGURES = {
     "audits": "lies to all",
     "byzantine": "5 of 25 hostile: ALIE",
+    "dashboard": "is opened, CPU time alone",
     "figures": "all figures: new drawing",
     "malformed": "inputs that broke",
     "memory_accuracy": "peak on the GPU: worst error",

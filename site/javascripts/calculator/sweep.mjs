@@ -1,7 +1,8 @@
 // Memory over a range of one number, as a chart and as a table. The charts' library is fetched when the reader opens
 // it.
 
-import { colour, drawChart, makeChart, makeTable, stopChart } from "../charts.mjs";
+import { colour, drawChart, makeChart, stopChart } from "../charts.mjs";
+import { makeTable } from "../numbers.mjs";
 
 const PARTS = ["weights", "gradients", "optimizer_state", "activations", "temporary"];
 const GIB = 2 ** 30;

@@ -1,6 +1,5 @@
 // The dashboard's numbers: the charts' lines and the tables' rows for a run.
 
-import { plain } from "../charts.mjs";
 import { showClock, showCount, showNumber } from "../format.mjs";
 
 /** Number of colours for volunteers; the ninth volunteer gets the first colour again. */
@@ -21,35 +20,26 @@ export function namesOf({ volunteers, peers }) {
 }
 
 /**
- * Plotly's lines of the losses: a thin line for each volunteer, a thick one for the whole run.
+ * The lines of the losses (see chart.mjs): a thin one for each volunteer, a strong one for the whole run.
  *
  * @param {object} feed see feed.mjs
  * @param {string[]} seen see seriesOf
- * @param {(name: string) => string} colour looks up a colour of the palette
  */
-export function lossLines(feed, seen, colour) {
-  const volunteers = Object.entries(feed.peers).map(([name, points]) => ({
-    x: points.map((point) => point[0]),
-    y: points.map((point) => point[1]),
-    name: plain(name),
-    mode: points.length > 1 ? "lines" : "markers",
-    line: { color: colour(`series-${seriesOf(seen, name)}`), width: 1.2 },
-    opacity: 0.75,
-  }));
-  return [...volunteers, { ...lineOf(feed, "loss"), name: "all", line: { color: colour("ink"), width: 2.6 } }];
+export function lossLines(feed, seen) {
+  const volunteers = Object.entries(feed.peers).map(([name, points]) => ({ name, points, colour: `series-${seriesOf(seen, name)}` }));
+  return [...volunteers, { name: "all", points: pointsOf(feed, "loss"), colour: "ink", strong: true }];
 }
 
-export function volunteerLines(feed, colour) {
-  const steps = { color: colour("series-1"), shape: "hv", width: 2 };
-  return [{ ...lineOf(feed, "active_peers"), name: "volunteers", line: steps, fill: "tozeroy", fillcolor: colour("shade") }];
+export function volunteerLines(feed) {
+  return [{ name: "volunteers", points: pointsOf(feed, "active_peers"), colour: "series-1", steps: true }];
 }
 
-export function speedLines(feed, colour) {
-  return [{ ...lineOf(feed, "samples_per_second"), name: "samples per second", line: { color: colour("series-2"), width: 2 } }];
+export function speedLines(feed) {
+  return [{ name: "samples per second", points: pointsOf(feed, "samples_per_second"), colour: "series-2", strong: true }];
 }
 
-function lineOf({ epochs }, key) {
-  return { x: epochs.map((row) => row.epoch), y: epochs.map((row) => row[key]), mode: "lines" };
+function pointsOf({ epochs }, key) {
+  return epochs.map((row) => [row.epoch, row[key]]);
 }
 
 /** {head, body}, the newest epoch first. */

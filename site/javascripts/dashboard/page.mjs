@@ -4,14 +4,16 @@
 // At a change   `show` updates the status; if more than the times has changed, also the numbers: `showRun` shows each part
 //               of the page in a task of its own, so that a long run does not keep the browser from answering the reader.
 
-import { colour, drawChart, makeChart, makeTable, stopChart } from "../charts.mjs";
 import { describe, emptyFeed, isOver } from "../feed.mjs";
 import { showCount, showDuration, showNumber } from "../format.mjs";
 import { followRun } from "../live.mjs";
+import { makeTable } from "../numbers.mjs";
 import { inOwnTask } from "../pieces.mjs";
+import { makeChart } from "./chart.mjs";
 import { lossLines, lossSummary, lossTable, speedLines, volunteerLines, volunteerTable } from "./lines.mjs";
 import { showBoard, showEvents, showMoreButton } from "./people.mjs";
 import { showPictures } from "./pictures.mjs";
+import { showViews, startViews } from "./views.mjs";
 
 const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
 
@@ -22,7 +24,8 @@ const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
  * @property {string} announced the kind of status that a screen reader was told last
  * @property {string} drawn what the charts show
  * @property {string[]} seen the volunteers in the order in which they came, which sets their colours
- * @property {object[]} charts see charts.mjs
+ * @property {object[]} charts see chart.mjs
+ * @property {object} view the epochs that all charts show; see chart.mjs
  * @property {(() => void)[]} tables each function fills a table if it is open
  * @property {Set<string>} waiting names of the parts that are to be shown and are not yet
  * @property {boolean} stopped
@@ -31,8 +34,9 @@ const DOCUMENTS = ["losses", "leaderboard", "pictures", "events"];
 /** Starts the page; returns what stops it. */
 export function start(root) {
   const slot = (name) => root.querySelector(`[data-slot="${name}"]`);
-  const page = { slot, feed: emptyFeed("loading"), announced: "", drawn: "", seen: [], charts: [], tables: [], waiting: new Set(), stopped: false };
-  page.charts = makeCharts(page, new URL(root.dataset.plotly, document.baseURI).href);
+  const page = { slot, feed: emptyFeed("loading"), announced: "", drawn: "", seen: [], charts: [], view: { last: null, range: null }, tables: [], waiting: new Set(), stopped: false };
+  page.charts = makeCharts(page);
+  startViews(slot("views"), page.view, () => changeView(page));
   page.tables = [
     makeTable(slot("loss-table"), () => lossTable(page.feed)),
     makeTable(slot("peers-table"), () => volunteerTable(page.feed)),
@@ -45,20 +49,27 @@ export function start(root) {
   return () => {
     page.stopped = true;
     stopFollowing();
-    page.charts.forEach(stopChart);
+    page.charts.forEach((chart) => chart.stop());
     wider.disconnect();
   };
 }
 
-function makeCharts(page, plotly) {
-  const known = (lines) => () => (page.feed.phase === "known" ? lines(page.feed) : null);
-  const chart = (name, y, lines, from) =>
-    makeChart(page.slot(name), { plotly, axes: { x: "Epoch", y }, traces: known(lines), from });
+function makeCharts(page) {
+  const known = (lines) => () => (page.feed.phase === "known" && page.feed.epochs.length ? lines(page.feed) : null);
+  const { view } = page;
+  const chart = (name, title, lines, fromZero) =>
+    makeChart(page.slot(name), { title, lines: known(lines), fromZero, view, onView: () => changeView(page) });
   return [
-    chart("loss-chart", "Loss", (feed) => lossLines(feed, page.seen, colour)),
-    chart("peers-chart", "Volunteers", (feed) => volunteerLines(feed, colour), 0),
-    chart("speed-chart", "Samples/s", (feed) => speedLines(feed, colour), 0),
+    chart("loss-chart", "Loss", (feed) => lossLines(feed, page.seen), false),
+    chart("peers-chart", "Volunteers", volunteerLines, true),
+    chart("speed-chart", "Samples per second", speedLines, true),
   ];
+}
+
+/** Shows other epochs in all charts. */
+function changeView({ slot, view, feed, charts }) {
+  showViews(slot("views"), view, feed.epochs);
+  charts.forEach((chart) => chart.redraw());
 }
 
 function togglePictures(page, button) {
@@ -95,8 +106,9 @@ function showRun(page, feed) {
   const { slot, charts, tables, seen } = page;
   showTiles(slot, feed);
   const drawn = JSON.stringify([feed.epochs.slice(-3), feed.epochs.length, Object.keys(feed.peers)]);
-  if (page.drawn !== drawn) charts.forEach(drawChart); // each in a task of its own
+  if (page.drawn !== drawn) charts.forEach((chart) => chart.redraw()); // in tasks of their own
   page.drawn = drawn;
+  later(page, "views", () => showViews(slot("views"), page.view, page.feed.epochs));
   later(page, "tables", () => tables.forEach((fill) => fill()));
   later(page, "summary", () => showSummary(slot("loss-chart"), page.feed));
   later(page, "pictures", () => showPictures(slot, page.feed.snapshots));

@@ -38,7 +38,13 @@ function volunteerRow(name, cells, series) {
 /** A volunteer's cells: samples, share, time, and its speed or when it left. */
 export function volunteerTexts(volunteer, feed) {
   const { samples, share, seconds } = volunteer;
-  return [showCount(samples), share === null ? "–" : `${Math.round(100 * share)} %`, showDuration(seconds), nowOf(volunteer, feed)];
+  return [showCount(samples), showShare(share), showDuration(seconds), nowOf(volunteer, feed)];
+}
+
+/** A share in percent; in a run of hundreds all are below 1 %. */
+function showShare(share) {
+  if (share === null) return "–";
+  return `${share < 0.01 ? showNumber(100 * share, 1) : Math.round(100 * share)} %`;
 }
 
 function nowOf({ active, samples_per_second, last_seen }, feed) {

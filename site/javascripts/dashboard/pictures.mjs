@@ -2,6 +2,7 @@
 
 import { siteURL } from "../address.mjs";
 import { element, heading } from "../elements.mjs";
+import { showCount } from "../format.mjs";
 import { nextFrame } from "../pieces.mjs";
 
 /** Column widths of the table in pixels. The style sheet makes both narrower on phones, where two columns fit. */
@@ -10,6 +11,8 @@ const PICTURE_WIDTH = 130;
 const TEXT_WIDTH = 260;
 /** Rows with together so many pictures are made in one task and laid out in one frame, or else one row. */
 const PIECE = 80;
+/** Of more epochs so many are shown, evenly spread: with thousands of pictures each frame takes a twentieth of a second. */
+const MOST_EPOCHS = 100;
 
 const SOME =
   "The same prompts, drawn again as the run goes on; the newest epoch comes first. A tick means that the shape or colour matches the prompt, judged by a rule that looks at the pixels; stray objects count as wrong.";
@@ -18,7 +21,7 @@ const SOME_TEXTS =
   "The same prompts, continued again as the run goes on; the newest epoch comes first. A tick means that the text is right, judged by a rule that knows the stories of this project; other texts have no mark.";
 
 /**
- * Fills the table with as many epochs as fit, or with all if the reader has pressed the button.
+ * Fills the table with as many epochs as fit, or with more if the reader has pressed the button.
  *
  * @param {(name: string) => HTMLElement} slot
  * @param {object[]} snapshots {epoch, pictures: [{prompt, file, shape, colour} or {prompt, text, good}]}, the oldest first
@@ -27,7 +30,7 @@ export function showPictures(slot, snapshots) {
   const table = slot("pictures");
   const writes = areTexts(snapshots);
   const room = columnsIn(table.closest(".scroll").clientWidth, writes ? TEXT_WIDTH : PICTURE_WIDTH);
-  const chosen = chosenOf(snapshots, showsAll(slot("pictures-all"), snapshots.length, room, writes) ? snapshots.length : room);
+  const chosen = chosenOf(snapshots, showsMore(slot("pictures-all"), snapshots.length, room, writes) ? MOST_EPOCHS : room);
   // Filling the table with the same pictures again would make the browser decode them again.
   const state = JSON.stringify(chosen.map(({ epoch }) => epoch));
   if (table.dataset.state === state) return;
@@ -58,11 +61,16 @@ function spread(list, most) {
   return Array.from({ length: most }, (_, place) => list[Math.round((place * (list.length - 1)) / (most - 1))]);
 }
 
-/** Updates the button that shows all epochs; returns whether it is pressed. */
-function showsAll(button, count, room, writes) {
+/** Updates the button that shows all epochs, or many of them; returns whether it is pressed. */
+function showsMore(button, count, room, writes) {
   button.hidden = count <= room;
-  button.textContent = `${writes ? "Texts" : "Pictures"} of all ${count} epochs`;
+  button.textContent = `${writes ? "Texts" : "Pictures"} of ${epochsTold(count)}`;
   return button.getAttribute("aria-pressed") === "true";
+}
+
+/** How many epochs the table has if the reader wants more than fit. */
+export function epochsTold(count) {
+  return count > MOST_EPOCHS ? `${MOST_EPOCHS} of ${showCount(count)} epochs` : `all ${count} epochs`;
 }
 
 function head(snapshots) {

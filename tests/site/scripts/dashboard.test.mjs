@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { lossLines, lossSummary, lossTable, seriesOf, speedLines, volunteerLines, volunteerTable } from "../../../site/javascripts/dashboard/lines.mjs";
 import { tilesOf } from "../../../site/javascripts/dashboard/page.mjs";
 import { eventsToTell, volunteerTexts } from "../../../site/javascripts/dashboard/people.mjs";
-import { altOf, chosenOf, columnsIn, marksOf } from "../../../site/javascripts/dashboard/pictures.mjs";
+import { altOf, chosenOf, columnsIn, epochsTold, marksOf } from "../../../site/javascripts/dashboard/pictures.mjs";
 import { emptyFeed } from "../../../site/javascripts/feed.mjs";
 import { curvePaths } from "../../../site/javascripts/glance.mjs";
 
@@ -18,13 +18,11 @@ const FEED = {
   peers: { ada: [[2, 3.5], [3, 2.5]], "<b>": [[3, 9]] },
   volunteers: [{ name: "cy" }, { name: "ada" }],
 };
-const colour = (name) => name;
-
-test("each volunteer has a line, names are escaped, and the last line is the whole run's", () => {
-  const [ada, tags, all] = lossLines(FEED, ["cy"], colour);
-  assert.deepEqual([ada.x, ada.y, ada.mode, ada.line.color], [[2, 3], [3.5, 2.5], "lines", "series-2"]);
-  assert.deepEqual([tags.name, tags.mode], ["&lt;b&gt;", "markers"], "one point is shown as a marker");
-  assert.deepEqual([all.name, all.x, all.y], ["all", [1, 2, 3], [null, 3, 2]]);
+test("each volunteer has a line, and the last line is the whole run's", () => {
+  const [ada, tags, all] = lossLines(FEED, ["cy"]);
+  assert.deepEqual(ada, { name: "ada", points: [[2, 3.5], [3, 2.5]], colour: "series-2" });
+  assert.deepEqual([tags.name, tags.points], ["<b>", [[3, 9]]]);
+  assert.deepEqual(all, { name: "all", points: [[1, null], [2, 3], [3, 2]], colour: "ink", strong: true });
 });
 
 test("a volunteer keeps its colour, and the ninth gets the first colour again", () => {
@@ -34,8 +32,8 @@ test("a volunteer keeps its colour, and the ninth gets the first colour again", 
 });
 
 test("volunteers and speed are lines over the epochs", () => {
-  assert.deepEqual(volunteerLines(FEED, colour)[0].y, [1, 2, 3]);
-  assert.deepEqual(speedLines(FEED, colour)[0].y, [10, 10, 10]);
+  assert.deepEqual(volunteerLines(FEED)[0].points, [[1, 1], [2, 2], [3, 3]]);
+  assert.deepEqual(speedLines(FEED)[0].points, [[1, 10], [2, 10], [3, 10]]);
 });
 
 test("tables begin with the newest epoch, and show a dash for an unknown value", () => {
@@ -64,6 +62,7 @@ test("as many pictures as fit are shown: the newest first, the oldest last, even
   assert.deepEqual(chosenOf(epochs, 4), [9, 6, 3, 0]);
   assert.deepEqual(chosenOf(epochs, 10), epochs.toReversed());
   assert.equal(epochs[0], 0, "the given list is not changed");
+  assert.deepEqual([epochsTold(40), epochsTold(100), epochsTold(1312)], ["all 40 epochs", "all 100 epochs", "100 of 1\u202f312 epochs"]);
 });
 
 test("a picture's text says whether shape and colour are right", () => {
@@ -78,6 +77,7 @@ test("a volunteer's cells show its speed, or when it left", () => {
   const texts = (more, feed = FEED) => volunteerTexts({ samples: 1000, share: 0.126, seconds: 3725, active: true, samples_per_second: 50, ...more }, feed);
   assert.deepEqual(texts({}), ["1\u202f000", "13 %", "1 h 2 min", "50 samples/s"]);
   assert.deepEqual([texts({ samples_per_second: null })[3], texts({ share: null })[1]], ["active", "–"]);
+  assert.deepEqual([0.00097, 0.0062, 0.0151, 0].map((share) => texts({ share })[1]), ["0.1 %", "0.6 %", "2 %", "0 %"]);
   const gone = { active: false, last_seen: 940 };
   assert.equal(texts(gone)[3], "gone 1 min ago");
   assert.equal(texts(gone, { ...FEED, state: { status: "finished" } })[3], "gone");

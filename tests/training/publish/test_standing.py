@@ -96,6 +96,17 @@ CASES = {
         "12 samples per second, 20 % of its usual 60; 1 volunteer is there, usually 3",
         "More volunteers",
     ),
+    "far below a speed of thousands": (
+        replace(
+            RUNNING,
+            epochs=[{**row, "samples_per_second": 3200.0} for row in rows()[:-3]]
+            + [{**row, "samples_per_second": 400.0} for row in rows()[-3:]],
+            samples_per_second=400.0,
+        ),
+        "slow",
+        "400 samples per second, 12 % of its usual 3\u202f200; 3 volunteers are there, usually 3",
+        "More volunteers",
+    ),
     "slow for a moment": (replace(RUNNING, samples_per_second=12.0), "running", "", ""),
     "two groups": (
         replace(RUNNING, sight=replace(SIGHT, groups=TWO_GROUPS, apart_since=NOON - 30)),
