@@ -63,6 +63,7 @@ def flags_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--micro-batch-size", type=int, default=1, metavar="N", help="sequences per forward pass")
     parser.add_argument("--sequence-length", type=int, metavar="T", help="tokens per sequence (the model's own)")
+    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="side of a picture (the model's own)")
     parser.add_argument("--target-length", type=int, metavar="T", help="decoder tokens per sequence (the model's own)")
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="amp-bf16", help="amp-*: autocast; others: everything"

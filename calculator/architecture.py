@@ -121,6 +121,16 @@ class Architecture:
     """Kinds of layers, repeated over all layers (text-to-image: over all but the last)."""
     last_attention: str = ""
     """Attention mask of the last layer (text-to-image)."""
+    image_height: int = 0
+    """Pixels of a picture, of models that read pictures."""
+    image_width: int = 0
+    """The same across."""
+    patch_size: int = 0
+    """Pixels of a patch's side; each patch is a token."""
+    channels: int = 0
+    """Numbers per pixel of what a model of pictures reads."""
+    num_labels: int = 0
+    """Classes among which a model chooses (ViT)."""
     conv_kernel_size: int = 0
     """Rows of image tokens that a convolution-like layer attends to (text-to-image)."""
 
@@ -131,6 +141,11 @@ class Architecture:
         if self.last_attention and layer == self.num_layers - 1:
             return self.last_attention
         return self.attention_cycle[layer % len(self.attention_cycle)]
+
+    @property
+    def fixed_length(self) -> bool:
+        """Whether a setup cannot choose the number of tokens."""
+        return self.family == "text-to-image" or bool(self.patch_size)
 
     @property
     def mixed(self) -> bool:

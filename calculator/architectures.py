@@ -8,6 +8,7 @@ from calculator.architecture import Architecture
 from calculator.config_values import activation_of, flag, head_width, share, size, switched_off, tied
 from calculator.decoders import DECODER_READERS, DECODER_SIGNS, DECODERS
 from calculator.errors import BadSetup
+from calculator.picture_models import PICTURE_MODELS, PICTURE_READERS, PICTURE_SIGNS
 
 LARGEST_GRID = 512
 """Largest side of the square of image tokens: pictures of 4096 pixels with a codec that reduces them 8 times. Masks are
@@ -187,6 +188,7 @@ PRESETS: dict[str, Architecture] = {
             image_vocab_size=8192,
         ),
         *DECODERS,
+        *PICTURE_MODELS,
     )
 }
 
@@ -207,6 +209,7 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         "gptj": _gptj_config,
         "text-to-image": _recipe_config,
         **DECODER_READERS,
+        **PICTURE_READERS,
     }
     if not isinstance(kind, str) or kind not in readers:
         raise BadSetup(
@@ -231,7 +234,7 @@ def _nearest(config: Mapping[str, object]) -> str:
     >>> _nearest({"model_type": "olmo", "hidden_size": 2048, "num_key_value_heads": 16})
     'llama'
     """
-    signs = (*DECODER_SIGNS, *_SIGNS)
+    signs = (*DECODER_SIGNS, *PICTURE_SIGNS, *_SIGNS)
     return next((name for name, keys in signs if any(config.get(key) is not None for key in keys)), "llama")
 
 

@@ -491,6 +491,7 @@ class Tape:
         if self.accumulating and not leaf.saved:
             return  # added in place to `.grad`, which the estimate counts from the start of the step
         if gradient.holders > 1:  # something else holds it, so PyTorch copies it instead of taking it over
+            gradient.holders -= 1
             gradient = Storage(self, gradient.size_id)
         self.leaves.append(gradient)
         if leaf.saved:

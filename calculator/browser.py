@@ -79,6 +79,7 @@ FAMILY_TITLES = {
     "gemma": "Gemma",
     "mixtral": "Mixtral",
     "deepseek": "DeepSeek",
+    "vit": "ViT",
 }
 
 

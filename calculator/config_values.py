@@ -23,6 +23,14 @@ def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
     return default
 
 
+def even(config: Mapping[str, object], default: int | None, name: str) -> int:
+    """A size that rotary embeddings split in half."""
+    value = size(config, default, name)
+    if value % 2:
+        raise BadSetup(f"{name} in config is an even number, not {value}.")
+    return value
+
+
 def share(config: Mapping[str, object], default: float, name: str) -> float:
     """The probability under this name."""
     value = config.get(name, default)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from calculator.architecture import Architecture
-from calculator.config_values import activation_of, flag, head_width, share, size, switched_off, tied
+from calculator.config_values import activation_of, even, flag, head_width, share, size, switched_off, tied
 from calculator.errors import BadSetup
 
 USUAL_LENGTH = 4096
@@ -384,14 +384,6 @@ def _heads(config: Mapping[str, object], kind: str, hidden_size: int) -> tuple[i
     if config.get("head_dim") is None and own is None:
         return num_heads, key_heads, head_width(hidden_size, num_heads)
     return num_heads, key_heads, even(config, own, "head_dim")
-
-
-def even(config: Mapping[str, object], default: int | None, name: str) -> int:
-    """A size that rotary embeddings split in half."""
-    value = size(config, default, name)
-    if value % 2:
-        raise BadSetup(f"{name} in config is an even number, not {value}.")
-    return value
 
 
 def _rotary_dim(config: Mapping[str, object], head_dim: int) -> int:

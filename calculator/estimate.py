@@ -242,6 +242,10 @@ def _played(
     fixed = _fixed(architecture, shared, trained_itemsize, optimizer, setup.embeddings_32bit, lora)
     # A gradient has its parameter's shape and type, so the gradients of all take as many bytes as what is trained.
     gradients = fixed.trained_bytes
+    if architecture.family == "vit" and setup.micro_batch_size == 1:
+        # PyTorch takes over the gradient of a single picture's class token, which is a view of those of all tokens.
+        tokens = architecture.sequence_length * architecture.hidden_size
+        gradients += allocated_bytes(tokens, itemsize) - allocated_bytes(architecture.hidden_size, itemsize)
     if options.together:
         # That of the embedding is whole on every GPU.
         table = architecture.vocab_size * architecture.hidden_size
@@ -456,7 +460,11 @@ def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: in
 
 
 def _input_bytes(setup: Setup, architecture: Architecture) -> int:
-    """Bytes of token ids and labels, 64-bit integers."""
+    """Bytes of token ids and labels, 64-bit integers; or of pictures, in 32 bits, and their labels."""
+    if architecture.family == "vit":
+        pixels = architecture.channels * architecture.image_height * architecture.image_width
+        pictures = allocated_bytes(setup.micro_batch_size * pixels, 4)
+        return pictures + allocated_bytes(setup.micro_batch_size, 8)
     length = setup.sequence_length or architecture.sequence_length
     ids = allocated_bytes(setup.micro_batch_size * length, 8)
     if architecture.family == "text-to-image":

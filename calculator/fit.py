@@ -140,7 +140,7 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
     None if the model's length is fixed. For a model with two stacks it is the encoder's length.
     """
     architecture = resolve(setup)
-    if architecture.family == "text-to-image":
+    if architecture.fixed_length:
         return None
     most = architecture.max_positions or LONGEST
     return _largest(lambda length: need_bytes(replace(setup, sequence_length=length), device), most, device)

@@ -112,6 +112,8 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
     """
     as_json, device = flags.pop("json"), device_named(flags.pop("gpu"))
     named = model_or_config(flags.pop("model"), flags.pop("config"), read)
+    if resolve(Setup(**named)).patch_size:
+        raise BadSetup("The code of this command trains language models; give one of them.")
     if named.get("model") in PRESETS.keys() - HUB.keys():
         raise BadSetup(
             f"No weights of {named['model']} are published, so there is nothing to load; give another model."

@@ -36,8 +36,13 @@ def forward_flops(architecture: Architecture, length: int | None = None) -> int:
     """
     if architecture.family == "text-to-image":
         return _text_to_image_flops(architecture)
+    if architecture.family == "vit":
+        return _vit_flops(architecture)
     if architecture.family not in DECODERS:
-        raise BadSetup(f"Operations are counted for text-to-image models and decoders, not for {architecture.name}.")
+        raise BadSetup(
+            f"Operations are counted for text-to-image models, vision transformers and decoders, not for "
+            f"{architecture.name}."
+        )
     return _decoder_flops(architecture, length or architecture.sequence_length)
 
 
@@ -64,6 +69,17 @@ def _causal_pairs(length: int, window: int) -> int:
     """
     window = min(window, length)
     return window * (window + 1) // 2 + (length - window) * window
+
+
+def _vit_flops(a: Architecture) -> int:
+    """Every token sees every other; the class's token is not a patch, and it alone is classified."""
+    shapes = [tensor for tensor in parameter_tensors(a) if len(tensor.shape) >= 2]
+    layers = sum(tensor.copies * tensor.count for tensor in shapes if tensor.part in ("attention", "feed-forward"))
+    patches = a.hidden_size * a.channels * a.patch_size**2 * (a.sequence_length - 1)
+    pairs = a.num_layers * a.sequence_length**2
+    return 2 * (layers * a.sequence_length + patches + a.num_labels * a.hidden_size) + (
+        4 * a.num_heads * a.head_dim * pairs
+    )
 
 
 def _text_to_image_flops(a: Architecture) -> int:

@@ -50,6 +50,29 @@ class Operations(Tape):
 
     # -- matrix products ---------------------------------------------------------------------------------------
 
+    def patches(self, x: Tensor, weight: Matrix, bias: Matrix, rows: int, name: str = "patches") -> Tensor:
+        """A convolution whose windows do not overlap, with `rows` results per channel: keeps its input and weight.
+
+        cuDNN's backward copies a gradient that lies in another memory order, as that of tokens does (pytorch,
+        aten/src/ATen/native/cudnn/ConvShared.cpp, cudnn_convolution_backward). The workspace that cuDNN itself chooses
+        is not counted.
+        """
+        bias = self.lowered(bias)
+        weight = self.lowered(weight)
+        x = self.lowered(x)
+        itemsize, count = x.itemsize, rows * bias.count
+        weight_count, bias_count = weight.count, bias.count
+
+        def backward(grad: Storage) -> tuple:
+            to_weight, to_bias = self.new(weight_count, itemsize), self.new(bias_count, itemsize)
+            if rows > 1:
+                self.workspace(rounded(count * itemsize))
+            return to_weight, to_bias
+
+        node = self.record(name, (weight, bias), (x.storage, weight.storage), backward)
+        self.name = name
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
     def entered(self, x: Tensor) -> Tensor:
         """A divided layer's input, itself where one GPU computes all of it (`calculator.tensor_parallel`)."""
         return x

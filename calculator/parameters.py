@@ -8,7 +8,7 @@ from math import prod
 from types import ModuleType
 
 from calculator.architectures import Architecture
-from calculator.families import bert, deepseek, gemma, gpt2, gptj, llama, mixture, t5, text_to_image
+from calculator.families import bert, deepseek, gemma, gpt2, gptj, llama, mixture, t5, text_to_image, vit
 
 FAMILIES: dict[str, ModuleType] = {
     "bert": bert,
@@ -20,6 +20,7 @@ FAMILIES: dict[str, ModuleType] = {
     "mixture": mixture,
     "deepseek": deepseek,
     "text-to-image": text_to_image,
+    "vit": vit,
 }
 """Each family's module: `parameters(architecture)` and `forward(context)`."""
 
@@ -45,7 +46,7 @@ class ParameterTensor:
     @property
     def is_embedding(self) -> bool:
         """Whether it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
-        return self.part == "embeddings" or "relative_bias" in self.name
+        return self.name.startswith("embedding.") or "relative_bias" in self.name
 
 
 def part_of(name: str, shape: tuple[int, ...]) -> str:
@@ -59,6 +60,7 @@ def part_of(name: str, shape: tuple[int, ...]) -> str:
     first = name.split(".")[0]
     return {
         "embedding": "embeddings",
+        "patches": "embeddings",
         "attention": "attention",
         "cross_attention": "attention",
         "feed_forward": "feed-forward",

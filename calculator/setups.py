@@ -9,6 +9,7 @@ from calculator.adapters import ALL_LINEAR, FAMILIES_WITH_ADAPTERS, Lora, module
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.errors import BadSetup
 from calculator.optimizers import ADAMW, OPTIMIZERS
+from calculator.picture_models import LARGEST_PICTURE, with_picture
 from calculator.tensor_parallel import TENSOR_SHARDINGS, undivided
 
 PRECISIONS = ("amp-bf16", "amp-fp16", "fp32", "bf16", "fp16")
@@ -38,6 +39,8 @@ class Setup:
     """B, sequences per forward pass on one device."""
     sequence_length: int | None = None
     """T, tokens per sequence; of the encoder, if there are two stacks. None: the model's own length."""
+    image_size: int | None = None
+    """Pixels of a picture's side, of models of pictures; None: the model's own. ViT is built for this size."""
     target_length: int | None = None
     """Tokens per sequence of the decoder, if there are two stacks. None: the model's own length."""
     precision: str = "amp-bf16"
@@ -117,6 +120,7 @@ def resolve(setup: Setup) -> Architecture:
     else:
         _one_of("model", setup.model, tuple(PRESETS))
         architecture = PRESETS[setup.model]
+    architecture = _with_pictures(setup, architecture)
     _one_of("precision", setup.precision, PRECISIONS)
     _one_of("attention", setup.attention, ATTENTIONS)
     _one_of("optimizer", setup.optimizer, tuple(OPTIMIZERS))
@@ -223,15 +227,23 @@ def _check_base_precision(setup: Setup) -> None:
         raise BadSetup(f"precision {setup.precision} makes everything 16-bit; omit rest_32bit, or choose amp-bf16.")
 
 
+def _with_pictures(setup: Setup, architecture: Architecture) -> Architecture:
+    """The model for the setup's pictures."""
+    if setup.image_size is None:
+        return architecture
+    if not architecture.patch_size:
+        raise BadSetup(f"image_size is for models of pictures, which {architecture.name} is not; omit it.")
+    _whole("image_size", setup.image_size, 1, LARGEST_PICTURE)
+    return with_picture(architecture, setup.image_size, setup.image_size)
+
+
 def _check_lengths(setup: Setup, architecture: Architecture) -> None:
     longest = architecture.max_positions or 1_000_000
-    if architecture.family == "text-to-image":
+    if architecture.fixed_length:
         longest = architecture.sequence_length
         if setup.sequence_length not in (None, longest):
-            raise BadSetup(
-                f"sequence_length of {architecture.name} is fixed at {longest} by its text length and image grid; "
-                f"omit it."
-            )
+            by = "the size of its pictures" if architecture.patch_size else "its text length and image grid"
+            raise BadSetup(f"sequence_length of {architecture.name} is fixed at {longest} by {by}; omit it.")
     if setup.sequence_length is not None:
         _whole("sequence_length", setup.sequence_length, 1, longest)
     if setup.target_length is not None:
@@ -281,7 +293,7 @@ def _check_sharding(setup: Setup, architecture: Architecture) -> None:
         return
     if setup.shared_groups or architecture.shared_groups:
         raise BadSetup("FSDP2 refuses layers that share weights; omit shared_groups, or choose sharding zero-1.")
-    if architecture.family == "text-to-image":
+    if architecture.fixed_length:
         raise BadSetup(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
 
 
@@ -323,6 +335,7 @@ def plain(setup: Setup) -> Setup:
         config=setup.config,
         micro_batch_size=setup.micro_batch_size,
         sequence_length=setup.sequence_length,
+        image_size=setup.image_size,
         target_length=setup.target_length,
         dropout=setup.dropout,
         accumulation_steps=setup.accumulation_steps,

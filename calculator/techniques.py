@@ -175,7 +175,7 @@ def _lengths(length: int) -> tuple[int, ...]:
 
 def _shorter(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
     """Shorter sequences, where the model's length is not fixed; both stacks keep their proportion."""
-    if architecture.family in ("text-to-image", "vit"):
+    if architecture.fixed_length:
         return
     own = setup.sequence_length or architecture.sequence_length
     target = setup.target_length or architecture.target_length

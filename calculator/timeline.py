@@ -140,6 +140,11 @@ GIVEN_BY_MODEL = (
     "value_dim",
     "relative_buckets",
     "image_vocab_size",
+    "image_height",
+    "image_width",
+    "patch_size",
+    "channels",
+    "num_labels",
 )
 """Sizes that are free in a recording; everything else is part of the key under which `_recordings` keeps it."""
 RECORDINGS = 16

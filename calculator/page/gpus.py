@@ -41,7 +41,7 @@ def _row(setup: Setup, result: Estimate, device: Device) -> dict:
 
 def _pace(setup: Setup, device: Device) -> tuple[str, str]:
     architecture = resolve(setup)
-    length = None if architecture.family == "text-to-image" else setup.sequence_length
+    length = None if architecture.fixed_length else setup.sequence_length
     adapters = setup.lora_rank is not None
     try:
         speed = samples_per_second(

@@ -11,6 +11,7 @@ def own_values(model: Architecture) -> dict:
     return {
         "placeholders": {
             "sequence_length": str(model.sequence_length),
+            "image_size": str(model.image_height or ""),
             "target_length": str(model.target_length or ""),
             "dropout": str(model.dropout),
             "shared_groups": str(model.shared_groups or "none shared"),
@@ -18,7 +19,8 @@ def own_values(model: Architecture) -> dict:
         "reversible": model.reversible,
         "two_stacks": bool(model.num_decoder_layers),
         "text_to_image": model.family == "text-to-image",
-        **({} if model.family == "text-to-image" or model.shared_groups else {"divisible": True}),
+        **({"pictures": True} if model.patch_size else {}),
+        **({} if model.fixed_length or model.shared_groups else {"divisible": True}),
         **({"adapters": True} if model.family in FAMILIES_WITH_ADAPTERS else {}),
     }
 
@@ -31,7 +33,10 @@ def used_part(config: dict) -> dict:
     """
     watched = _Watched(config)
     from_config(watched)
-    return {key: config[key] for key in watched.asked if key in config}
+    used = {key: config[key] for key in watched.asked if key in config}
+    # Of a thousand names of classes, only their number counts, and an address has no room for the names.
+    names = used.pop("id2label", None)
+    return used | ({"num_labels": len(names)} if names is not None else {})
 
 
 class _Watched(dict):

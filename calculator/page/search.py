@@ -50,6 +50,9 @@ NUMBERS = (
     ("lora_rank", rf"(?:rank|r){GAP}=?{GAP}{NUMBER}(?![\w.])"),
     ("micro_batch_size", rf"(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])"),
     ("micro_batch_size", rf"{NUMBER}(k?){GAP}(?:samples?|sequences?)(?!\w)"),
+    ("image_size", rf"{NUMBER}{GAP}(?:x{GAP}\d+{GAP})?(?:px|pixels?)(?!\w)"),
+    ("image_size", rf"{NUMBER}{GAP}x{GAP}\d+(?!\w)"),
+    ("image_size", rf"(?:image|picture|resolution)s?(?:{GAP}size)?(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(?![\w.])"),
     ("sequence_length", rf"{NUMBER}(k?){GAP}(?:tokens?|context|ctx)(?!\w)"),
     (
         "sequence_length",
@@ -144,6 +147,8 @@ def said(found: dict) -> str:
         parts.append(f"micro-batch of {setup['micro_batch_size']}")
     if "sequence_length" in setup:
         parts.append(f"{setup['sequence_length']} tokens")
+    if "image_size" in setup:
+        parts.append(f"pictures of {setup['image_size']} pixels")
     parts += [WORDS_OF_VALUES[name][setup[name]] for name in WORDS_OF_VALUES if name in setup]
     if found["gpu"]:
         parts.append(f"GPU {found['gpu']}")

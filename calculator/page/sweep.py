@@ -14,7 +14,12 @@ from calculator.setups import Setup, plain, resolve
 POINTS = 16
 """The most points of a sweep."""
 
-TITLES = {"micro_batch_size": "Micro-batch", "sequence_length": "Sequence length", "shared_groups": "Layer groups"}
+TITLES = {
+    "micro_batch_size": "Micro-batch",
+    "sequence_length": "Sequence length",
+    "image_size": "Picture size",
+    "shared_groups": "Layer groups",
+}
 
 
 def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
@@ -50,9 +55,14 @@ def swept(setup: Setup, along: object, device: Device | None = None) -> dict:
         points.append(point)
     if len(points) < 2:
         raise BadSetup(f"{TITLES[along]} is fixed for this model: there is nothing to sweep.")
-    own = getattr(setup, along) or getattr(resolve(setup), along, None)
+    own = getattr(setup, along) or _own(setup, along)
     present = {"value": own, "total": estimate(setup).gpu.total} if own else None
     return {"title": TITLES[along], "points": points, "present": present, "gpu": device.title if device else ""}
+
+
+def _own(setup: Setup, along: str) -> int | None:
+    """The model's own value."""
+    return getattr(resolve(setup), "image_height" if along == "image_size" else along, None)
 
 
 def _values(setup: Setup, along: str) -> list[int]:
@@ -63,6 +73,9 @@ def _values(setup: Setup, along: str) -> list[int]:
         return _spread(1, layers)
     if along == "micro_batch_size":
         return _spread(1, max(16, 2 * setup.micro_batch_size))
+    if along == "image_size":
+        side = model.image_height or 1
+        return [side * step // 8 for step in range(1, 17)]
     own = setup.sequence_length or model.sequence_length
     longest = model.max_positions or 4 * own
     return _spread(max(1, longest // POINTS), longest)

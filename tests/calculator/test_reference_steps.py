@@ -6,7 +6,8 @@ calculator comes from them; those with `held_out` were drawn at random after it 
 these, some checkpoint every k-th block and some share layers. `later_steps.json` holds steps that were drawn after the
 last rule was changed: none of them has taught the calculator anything. The same holds for `decoder_steps.json`, with
 the families of today's decoders, and for `lora_steps.json`, where peft 0.21 puts LoRA's adapters on them. There, a
-model in 4 bits runs bitsandbytes 0.50's own code; only the launches of its kernels do nothing.
+model in 4 bits runs bitsandbytes 0.50's own code; only the launches of its kernels do nothing. `picture_steps.json`
+holds models of pictures.
 """
 
 import json
@@ -20,7 +21,7 @@ from calculator.setups import setup_from
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = [
     step
-    for name in ("reference_steps", "later_steps", "decoder_steps", "lora_steps")
+    for name in ("reference_steps", "later_steps", "decoder_steps", "picture_steps", "lora_steps")
     for step in json.loads((BENCHMARKS / f"{name}.json").read_text())
 ]
 

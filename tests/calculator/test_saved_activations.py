@@ -51,7 +51,7 @@ class _FusedAttention(torch.autograd.Function):
 class CudaRules(torch.overrides.TorchFunctionMode):
     """CUDA's dropout, fused attention and, if asked, autocast (torch 2.13, aten/src/ATen/autocast_mode.h)."""
 
-    LOWERED = frozenset({"linear", "matmul", "__matmul__", "addmm", "bmm"})
+    LOWERED = frozenset({"linear", "conv2d", "matmul", "__matmul__", "addmm", "bmm"})
     RAISED = frozenset({"layer_norm", "pow", "__pow__", "rsqrt", "softmax"})
 
     def __init__(self, autocast: "torch.dtype | None"):
@@ -100,7 +100,7 @@ class CudaRules(torch.overrides.TorchFunctionMode):
         return _FusedAttention.apply(query, key, value, attn_mask, scale)
 
 
-def _saved_bytes(model, run, rules=None) -> int:
+def saved_bytes(model, run, rules=None) -> int:
     """Bytes of the storages that the graph of `run(model)` keeps; it is not run backwards."""
     rules = rules or CudaRules(None)
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
@@ -261,10 +261,10 @@ def test_routing_does_not_change_what_a_mixture_keeps():
     step = _language_step(3, 20, 50)
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.mlp.gate.weight)  # equal chances: the first two are taken for every token
-    uneven = _saved_bytes(model, step)
+    uneven = saved_bytes(model, step)
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.mlp.gate.weight)
-    assert _saved_bytes(model, step) == uneven
+    assert saved_bytes(model, step) == uneven
     assert any("most uneven routing" in note for note in estimate(Setup(config=config.to_dict())).notes)
 
 
@@ -282,7 +282,7 @@ def test_saved_activations_of_transformers(seed):
     model = make(config).to(torch.bfloat16 if s["precision"] == "bf16" else torch.float32).train()
     target = s["target"] if build is _t5 else None
     step = _language_step(s["batch"], s["length"], s["vocab"], target)
-    expected = _saved_bytes(model, step, CudaRules(autocast))
+    expected = saved_bytes(model, step, CudaRules(autocast))
     result = estimate(
         Setup(
             config=config.to_dict(),
@@ -338,7 +338,7 @@ def test_saved_activations_of_adapters(seed, freeze_a):
     targets = draw.sample(modules, draw.randint(1, len(modules)))
     rank, dropout = draw.choice((1, 5, 16)), draw.choice((0.0, 0.1))
     _adapt(model, targets, rank, dropout, torch.bfloat16 if adapter_bits == 16 else torch.float32, freeze_a)
-    expected = _saved_bytes(model, _language_step(s["batch"], s["length"], s["vocab"]), CudaRules(autocast))
+    expected = saved_bytes(model, _language_step(s["batch"], s["length"], s["vocab"]), CudaRules(autocast))
     setup = Setup(
         config=config.to_dict(), micro_batch_size=s["batch"], sequence_length=s["length"], precision=s["precision"],
         attention=s["attention"], dropout=s["dropout"], lora_rank=rank, lora_targets=",".join(targets),
@@ -373,4 +373,4 @@ def test_saved_activations_of_the_runs_model(reversible, batch, grid):
         fused_attention=True, dropout=0, attention_dropout=0, checkpoint_every=0, shared_groups=3,
         reversible=reversible, accumulating=False,
     )  # fmt: skip
-    assert play(architecture, options).after_forward.activations == _saved_bytes(model, run)
+    assert play(architecture, options).after_forward.activations == saved_bytes(model, run)

@@ -75,6 +75,7 @@ def page_data() -> dict:
         "utilisation": UTILISATION,
         "hidden": [
             "card",
+            "image_size",
             "target_length",
             "reversible",
             "lora_rank",
@@ -97,6 +98,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 _search("model", "Model", _models(catalogue), "Type to search."),
                 _number("micro_batch_size", "Micro-batch", "Samples in one forward pass."),
                 _number("sequence_length", "Sequence length", "Tokens per sample."),
+                _number("image_size", "Picture size", "Pixels of a picture's side."),
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
                 _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use."),
                 _card(),

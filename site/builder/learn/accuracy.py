@@ -19,6 +19,8 @@ LATER = RESULTS.parent / "later_steps.json"
 """Training steps that were drawn after the last change of a rule (tests/calculator/test_reference_steps.py)."""
 DECODERS = RESULTS.parent / "decoder_steps.json"
 """The same for today's decoders."""
+PICTURES = RESULTS.parent / "picture_steps.json"
+"""The same for models of pictures."""
 ADAPTERS = RESULTS.parent / "lora_steps.json"
 """The same with LoRA's adapters."""
 SHARDED = RESULTS.parent / "sharded_steps.json"
@@ -77,7 +79,7 @@ def worst_cases() -> str:
 
 def family_table() -> str:
     """HTML table: for each family, how many steps were drawn last, and the largest errors there."""
-    steps = [step for path in (LATER, DECODERS) for step in _steps(path)]
+    steps = [step for path in (LATER, DECODERS, PICTURES) for step in _steps(path)]
     names = [step["setup"]["config"]["model_type"] for step in steps]
     return _errors_table("Errors of each family on steps drawn last", "model_type", names, steps)
 
@@ -160,6 +162,7 @@ def accuracy_counts() -> dict[str, int]:
         "held_out": sum(case["held_out"] for case in cases),
         "later": len(_steps(LATER)),
         "decoders": len(_steps(DECODERS)),
+        "pictures": len(_steps(PICTURES)),
         "adapters": len(_steps(ADAPTERS)),
         "sharded": len(_sharded_steps()),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),

@@ -15,6 +15,7 @@
  * @typedef {object} Own a model's own values, from calculator/page/models.py
  * @property {Record<string, string>} placeholders
  * @property {boolean} [text_to_image]
+ * @property {boolean} [pictures] whether it reads pictures, whose size decides the number of tokens
  * @property {boolean} [two_stacks]
  * @property {boolean} [reversible]
  * @property {boolean} [divisible] whether several GPUs can divide it
@@ -50,6 +51,8 @@ export function fitting(values, own) {
     },
     needless: {
       card: memoryOf(values.gpu) === null,
+      sequence_length: Boolean(own.pictures),
+      image_size: !own.pictures,
       target_length: !own.two_stacks,
       reversible: !own.text_to_image,
       lora_rank: !own.adapters,
@@ -68,6 +71,7 @@ function undividable({ optimizer, offload_optimizer, lora_rank, shared_groups },
   if (!["adamw", "sgd"].includes(optimizer)) return "Counted with the optimizers AdamW and SGD.";
   if (offload_optimizer === "true") return "A divided optimizer works on its GPU; switch offloading off.";
   if (own.adapters && lora_rank) return "Not counted with LoRA; empty its rank.";
+  if (own.pictures) return "Not counted for models of pictures.";
   return !own.divisible || shared_groups ? "FSDP2 refuses layers that share weights." : false;
 }
 

@@ -50,6 +50,15 @@ test("adapters are for models for which they are counted, and frozen weights for
   assert.ok(!needless(true, "16").base_bits);
 });
 
+test("models of pictures have a size of pictures in place of a length, and are not divided", () => {
+  const own = { placeholders: {}, pictures: true };
+  const { needless, impossible } = fitting({ ...DEFAULTS, gpus: "2" }, own);
+  assert.ok(needless.sequence_length && !needless.image_size);
+  assert.match(impossible.sharding, /models of pictures/);
+  const others = fitting(DEFAULTS, ownOf(DEFAULTS)).needless;
+  assert.ok(!others.sequence_length && others.image_size);
+});
+
 test("what GPUs divide applies to several of them, and says which choices it cannot be combined with", () => {
   const own = { placeholders: {}, divisible: true, adapters: true };
   const values = { ...DEFAULTS, gpus: "4", shared_groups: "", lora_rank: "" };
