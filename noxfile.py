@@ -34,6 +34,7 @@ ALL = ("builder", "site", "zensical", "training", "tests")
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 TORCH = "torch==2.13.0"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+ATHERIS = "atheris==3.0.0"
 SBOM_TOOL = "cyclonedx-bom==7.5.0"
 HIVEMINDS_TESTS = ("auth", "allreduce", "allreduce_fault_tolerance", "averaging", "optimizer", "compression")
 HIVEMINDS_RUNNER = "pytest-asyncio==1.5.0"
@@ -172,6 +173,18 @@ def hivemind(session: nox.Session) -> None:
     options += [f"--deselect={test}" for test in NOT_APPLICABLE]
     with session.chdir(folder):
         _pytest(session, "--timeout=240", *options, env={"PYTHONPATH": paths, **END_WITH_NOX})
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Feed malformed inputs, guided by coverage, to all that reads what others send (Linux); `-- --seconds 600`."""
+    if platform.system() != "Linux":
+        session.error(
+            "atheris, which guides the inputs, has wheels for Linux only; benchmarks/malformed.py needs none."
+        )
+    _install(session, *ALL)
+    session.install("--no-deps", ATHERIS)
+    session.run("python", "benchmarks/guided.py", *session.posargs)
 
 
 @nox.session

@@ -2,12 +2,15 @@
 
 import re
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
 
 from tests.programs import run_program
+from training import config
 from training.config import RECIPES, load_recipe, parse_recipe, read_recipe, recipe_names
 from training.errors import BadInput
 
@@ -106,7 +109,26 @@ def test_blocks_of_one_token_which_predict_nothing_are_refused():
 
 def test_a_recipe_of_lists_in_lists_is_refused_in_words():
     with pytest.raises(BadInput, match="tables or lists in each other without end"):
-        parse_recipe("a = " + "[" * 99_999)
+        parse_recipe("a = " + "[" * 60_000)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("seed = " + "9" * 5000, "a number of thousands of digits"),
+        ("a" + ".a" * 500_000 + " = 1", "more than 65536 characters"),
+        ("a" + ".a" * 30_000 + " = 1", "without end"),
+        ("a" + ".a" * 900 + " = 1", "without end"),
+        ("[[a" + ".a" * 30_000 + "]]", "without end"),
+    ],
+    ids=["number", "long key", "key", "deep key", "table"],
+)
+def test_a_recipe_that_would_take_python_long_is_refused_soon(text, said):
+    """tomllib takes half an hour for the long key."""
+    began = time.process_time()
+    with pytest.raises(BadInput, match=said):
+        parse_recipe(text)
+    assert time.process_time() - began < 2
 
 
 def test_a_recipe_without_membership_is_open():
@@ -198,6 +220,47 @@ def test_an_address_without_a_recipe_is_refused_in_words(answer):
         Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(BadInput, match="Check address and network"):
             load_recipe(f"http://127.0.0.1:{server.server_port}/recipe.toml")
+
+
+class Misleading(BaseHTTPRequestHandler):
+    """What a hostile site may do instead of sending a recipe."""
+
+    def do_GET(self):
+        if self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "ftp://127.0.0.1/recipe.toml")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            while self.path == "/long":
+                self.wfile.write(b"#" * 10_000)
+            while True:
+                self.wfile.write(b"#")
+                time.sleep(0.1)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    "path, said",
+    [
+        ("long", "it has more than 65536 bytes"),
+        ("slow", "it has not arrived within 0 s"),
+        ("elsewhere", "which is less safe"),
+    ],
+)
+def test_a_site_cannot_keep_who_asks_for_a_recipe_nor_send_them_elsewhere(monkeypatch, path, said):
+    """Redirects from the Internet into a private network have their own tests, of what reads checkpoints."""
+    monkeypatch.setattr(config, "RECIPE_SECONDS", 0.3)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Misleading) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(BadInput, match=said):
+            load_recipe(f"http://127.0.0.1:{server.server_port}/{path}")
+        server.shutdown()
 
 
 @pytest.mark.parametrize("address", ["http://[::1", "http://a b/", "http://127.0.0.1:port/"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import tomllib
 import urllib.request
 from collections.abc import Mapping
@@ -34,9 +35,16 @@ from calculator.settings import (
 from calculator.setups import MOST_RANK
 from calculator.swarm import PATIENCE_WINDOWS
 from training.errors import BadInput, reason_of
+from training.processes.redirects import CheckedRedirects
 
 RECIPES = Path(__file__).parent / "recipes"
-LARGEST_RECIPE_BYTES = 1 << 20
+LARGEST_RECIPE_BYTES = 1 << 16
+"""Ours have 5000."""
+MOST_DOTS, DEEPEST = 1000, 20
+"""In a line, and tables in each other. `tomllib` takes a time that grows with the square of a dotted key's parts: half
+an hour for a key of 1 MiB."""
+RECIPE_SECONDS, SILENCE_SECONDS = 60.0, 20.0
+"""Within the first a recipe must have come; after the second a server that sends nothing is given up."""
 LARGEST_BLOCK = 65_536
 """Largest `OptimizerConfig.block_size`; the optimizer updates one block at a time."""
 ONLY_FOR = {
@@ -648,14 +656,9 @@ def load_recipe(source: str) -> RunConfig:
 
 def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
     """A recipe from its TOML text; see `load_recipe`."""
+    fields = _fields(text, source)
     try:
-        return run_of(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(
-            f"{source} is not valid TOML: {error}.", cure="Correct the place that the message names."
-        ) from None
-    except RecursionError:
-        raise BadInput(f"{source} has tables or lists in each other without end.", cure="Give a recipe.") from None
+        return run_of(fields)
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, fault['loc'])) or 'recipe'}: {fault['msg'].removeprefix('Value error, ')}"
@@ -668,16 +671,46 @@ def parse_recipe(text: str, *, source: str = "recipe") -> RunConfig:
         ) from None
 
 
+def _fields(text: str, source: str) -> dict[str, Any]:
+    """A recipe's fields.
+
+    Raises:
+        BadInput: If the text is too long, or no TOML.
+    """
+    if len(text) > LARGEST_RECIPE_BYTES:
+        raise BadInput(f"{source} has more than {LARGEST_RECIPE_BYTES} characters.", cure="Give a recipe.")
+    endless = BadInput(f"{source} has tables or lists in each other without end.", cure="Give a recipe.")
+    if max((line.count(".") for line in text.splitlines()), default=0) > MOST_DOTS:
+        raise endless
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(
+            f"{source} is not valid TOML: {error}.", cure="Correct the place that the message names."
+        ) from None
+    except RecursionError:
+        raise endless from None
+    except ValueError:  # of Python's own, which reads no number of more than 4300 digits
+        raise BadInput(f"{source} has a number of thousands of digits.", cure="Give a recipe.") from None
+    if _is_deep(fields):  # its text, which messages quote, would be longer than Python can make
+        raise endless
+    return fields
+
+
+def _is_deep(fields: dict[str, Any]) -> bool:
+    """Whether tables and lists are in each other to more than `DEEPEST` levels."""
+    level: list[object] = [fields]
+    for _ in range(DEEPEST):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [value for values in inner for value in values]
+    return any(isinstance(one, dict | list) for one in level)
+
+
 def read_recipe(source: str) -> str:
     """The recipe's text, unparsed; arguments as in `load_recipe`."""
     if source.startswith(("http://", "https://")):
         try:
-            with urllib.request.urlopen(source, timeout=20) as response:
-                text = response.read(LARGEST_RECIPE_BYTES)
-                # Bytes that the server has announced but not sent: `read` raises no error if the connection ends early.
-                if response.length:
-                    raise ValueError("it is too long, or the connection broke off")
-                return text.decode("utf-8-sig")
+            return _fetched(source).decode("utf-8-sig")
         except (OSError, ValueError, HTTPException) as error:  # no answer, not text, not an address
             raise BadInput(f"The recipe at {source} cannot be read: {error}. Check address and network.") from None
     named = RECIPES / f"{source}.toml"
@@ -689,3 +722,24 @@ def read_recipe(source: str) -> str:
             f"No recipe {source!r}: {reason_of(error)}. "
             f"Give a TOML file, its URL, or one of: {', '.join(recipe_names())}."
         ) from None
+
+
+def _fetched(address: str) -> bytes:
+    """What is at an address.
+
+    Raises:
+        OSError, ValueError, HTTPException: If it does not answer, sends too much or too slowly, or breaks off.
+    """
+    content, deadline = b"", time.monotonic() + RECIPE_SECONDS
+    with urllib.request.build_opener(CheckedRedirects()).open(address, timeout=SILENCE_SECONDS) as response:
+        # In pieces: a server that sends a byte now and then would otherwise be waited for without end.
+        while piece := response.read1(LARGEST_RECIPE_BYTES):
+            content += piece
+            if len(content) > LARGEST_RECIPE_BYTES:
+                raise ValueError(f"it has more than {LARGEST_RECIPE_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise ValueError(f"it has not arrived within {RECIPE_SECONDS:.0f} s")
+        # Bytes that the server has announced but not sent: `read1` raises no error if the connection ends early.
+        if response.length:
+            raise ValueError("the connection broke off")
+    return content

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Size, Tensor
 
+from training.checkpoints.folders import FACTS_FILE, NAME, checkpoint_epoch, list_checkpoints
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.errors import BadInput, TrainingError, first_line, reason_of
 from training.model.trained import count_trained, load_trained_state, trained_state
@@ -32,12 +33,35 @@ if TYPE_CHECKING:  # it loads hivemind, which those who only read checkpoints do
 
 FORMAT = 1
 """Version of the folder's format; other versions are refused."""
-_NAME = re.compile(r"epoch-(\d{6,})")
 MODEL_FILE, _EXTRA, RECIPE_FILE = "model.safetensors", "optimizer.safetensors", "recipe.toml"
-FACTS_FILE = "checkpoint.json"
-"""Written last, with the digests of the other files."""
+MOST_EPOCHS = 10**18
+"""Largest epoch that is read; a folder's name has at most so many digits."""
 FILES = (MODEL_FILE, _EXTRA, RECIPE_FILE, FACTS_FILE)
 """All that a checkpoint's folder may hold."""
+
+
+class StoredFile(BaseModel):
+    """A file of a checkpoint, as its facts and the index of a site describe it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    bytes: Annotated[int, Field(ge=0)]
+
+
+class _Facts(BaseModel):
+    """The fields of `checkpoint.json` that programs rely on; there may be others."""
+
+    # Strict: otherwise a number in quotes would pass here, and fail later.
+    model_config = ConfigDict(strict=True)
+
+    files: dict[Literal[MODEL_FILE, _EXTRA, RECIPE_FILE], StoredFile]
+    epoch: Annotated[int, Field(ge=0, le=MOST_EPOCHS)]
+    metrics: dict[str, object]
+    shards: str
+    codec_digest: str | None = None
+    lineage: str | None = None
+    ancestors: list[tuple[str, int]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +210,6 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
         ) from None
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest epoch first; none if there is no such folder."""
-    found = [path for path in folder.glob("epoch-*") if _NAME.fullmatch(path.name) and (path / FACTS_FILE).is_file()]
-    return sorted(found, key=checkpoint_epoch)
-
-
 def latest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the highest epoch, or None."""
     return (list_checkpoints(folder) or [None])[-1]
@@ -216,7 +234,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bo
             raise BadInput(f"{path} lacks {name}; use another checkpoint.")
         if _sha256(file) != expected["sha256"]:
             raise BadInput(f"{file} is damaged: its digest differs from the recorded one; use another checkpoint.")
-    recipe_toml = (path / RECIPE_FILE).read_text(encoding="utf-8")
+    recipe_toml = read_recipe(str(path / RECIPE_FILE))
     config = parse_recipe(recipe_toml, source=str(path / RECIPE_FILE))
     if recipe is not None and recipe.digest != config.digest:
         raise BadInput(
@@ -228,6 +246,8 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bo
     try:
         _load_weights(model, path / MODEL_FILE)
         extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
+    except OSError as error:  # such as that it was deleted meanwhile
+        raise BadInput(f"{path} cannot be read: {reason_of(error)}.", cure="Use another checkpoint.") from None
     except (SafetensorError, RuntimeError) as error:
         raise BadInput(
             f"{path / MODEL_FILE} does not match the recipe in the same folder: {first_line(error).rstrip('.')}.",
@@ -322,7 +342,7 @@ def find_checkpoint(source: Path) -> Path:
     """
     if (source / FACTS_FILE).is_file():
         return source
-    found = [path.parent for path in source.glob(f"**/epoch-*/{FACTS_FILE}") if _NAME.fullmatch(path.parent.name)]
+    found = [path.parent for path in source.glob(f"**/epoch-*/{FACTS_FILE}") if NAME.fullmatch(path.parent.name)]
     if not found:
         what = "has no checkpoint yet" if source.is_dir() else "is no folder" if source.exists() else "does not exist"
         raise BadInput(
@@ -338,8 +358,9 @@ def read_facts(path: Path) -> dict:
         BadInput: If it is not that of a checkpoint.
     """
     try:
-        facts = json.loads((path / FACTS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = (path / FACTS_FILE).read_text(encoding="utf-8")
+        facts = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:  # the last one if lists are deep in each other
         raise BadInput(
             f"{path} is no checkpoint: {reason_of(error)}.",
             cure="Give the folder of a checkpoint, or of a run that has written one.",
@@ -360,12 +381,20 @@ def read_facts(path: Path) -> dict:
             f"{path} is not a complete checkpoint: its {FACTS_FILE} lacks {', '.join(sorted(missing))}.",
             cure="Use another checkpoint.",
         )
+    _check_facts(path, text)
     return facts
 
 
-def checkpoint_epoch(path: Path) -> int:
-    """The epoch in a checkpoint folder's name."""
-    return int(_NAME.fullmatch(path.name)[1])
+def _check_facts(path: Path, text: str) -> None:
+    """Raises BadInput if a field is not what programs rely on: the file may come from elsewhere, with its digest."""
+    try:
+        lacks = {MODEL_FILE, RECIPE_FILE} - _Facts.model_validate_json(text).files.keys()
+        wrong = f"it lists no {', '.join(sorted(lacks))}" if lacks else ""
+    except ValidationError as error:
+        first = error.errors()[0]
+        wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if wrong:
+        raise BadInput(f"{path} is no checkpoint: its {FACTS_FILE} is wrong ({wrong}).", cure="Use another checkpoint.")
 
 
 def _sha256(path: Path) -> str:

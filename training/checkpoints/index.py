@@ -11,18 +11,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from training.checkpoints.checkpoint import FACTS_FILE, FILES, RECIPE_FILE, describe, list_checkpoints, read_facts
+from training.checkpoints.checkpoint import (
+    FACTS_FILE,
+    FILES,
+    RECIPE_FILE,
+    StoredFile,
+    describe,
+    list_checkpoints,
+    read_facts,
+)
 from training.config import parse_recipe
 from training.errors import BadInput
-
-
-class ServedFile(BaseModel):
-    """One file of a checkpoint."""
-
-    model_config = ConfigDict(frozen=True)
-
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    bytes: Annotated[int, Field(ge=0)]
 
 
 class ServedCheckpoint(BaseModel):
@@ -38,7 +37,7 @@ class ServedCheckpoint(BaseModel):
     recipe_digest: str
     written_at: float
     """Seconds since the epoch."""
-    files: dict[str, ServedFile]
+    files: dict[str, StoredFile]
 
     @property
     def bytes(self) -> int:

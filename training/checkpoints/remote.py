@@ -7,15 +7,12 @@ the recipe in the checkpoint. A download that breaks off is resumed, also by the
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import shutil
-import socket
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -23,11 +20,12 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from training.checkpoints.checkpoint import FILES, RECIPE_FILE, read_facts
-from training.checkpoints.index import Index, ServedCheckpoint, ServedFile
+from training.checkpoints.checkpoint import FILES, RECIPE_FILE, StoredFile, read_facts
+from training.checkpoints.index import Index, ServedCheckpoint
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.trained import count_trained
+from training.processes.redirects import CheckedRedirects, RefusedRedirect
 from training.storage.whole import is_disk_fault, replace_folder
 from training.task import task_of
 
@@ -225,7 +223,7 @@ class _Transfer:
                 cure="Make room on that disk, or give a folder on another disk with --state-dir.",
             )
 
-    def take(self, name: str, file: ServedFile) -> None:
+    def take(self, name: str, file: StoredFile) -> None:
         """Downloads one file, or the rest of it, and compares its digest.
 
         Raises:
@@ -240,7 +238,7 @@ class _Transfer:
         if not _is_whole(path, file):
             raise _Unusable(f"{name} is damaged: its digest differs from the index")
 
-    def _complete(self, path: Path, file: ServedFile) -> None:
+    def _complete(self, path: Path, file: StoredFile) -> None:
         """Asks for what is missing until it is there; gives up after failures in a row."""
         failures = 0
         path.touch()
@@ -273,7 +271,7 @@ class _Transfer:
                 )
             self._pause(PAUSE_SECONDS * 2 ** (failures - 1))
 
-    def _receive(self, path: Path, file: ServedFile) -> None:
+    def _receive(self, path: Path, file: StoredFile) -> None:
         """Appends what one request brings, at most as much as the index says."""
         begun = _size(path)
         address = f"{self._site.url}/checkpoints/{self._entry.name}/{path.name}"
@@ -304,7 +302,7 @@ def _open(address: str, begin: int = 0) -> HTTPResponse:
     headers = {"User-Agent": "training-transformers-together", "Accept-Encoding": "identity"}
     if begin:
         headers["Range"] = f"bytes={begin}-"
-    opener = urllib.request.build_opener(_Redirects())
+    opener = urllib.request.build_opener(CheckedRedirects())
     return opener.open(urllib.request.Request(address, headers=headers), timeout=REQUEST_SECONDS)
 
 
@@ -331,44 +329,7 @@ def _reason(error: Exception) -> str:
     return reason_of(inner if isinstance(inner, Exception) else error)
 
 
-class RefusedRedirect(OSError):
-    """A site has sent us to an address that we do not ask."""
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but for those that `check_redirect` refuses."""
-
-    def redirect_request(self, req, fp, code, msg, headers, newurl):
-        check_redirect(req.full_url, newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def check_redirect(source: str, target: str) -> None:
-    """Refuses a redirect from a site on the Internet into the volunteer's own network, and one that gives up TLS.
-
-    A site could otherwise make volunteers send requests to their routers and other machines behind their firewalls.
-    The target's name is looked up here and again for the connection, so a name server may still lie the second time.
-
-    Raises:
-        RefusedRedirect: If it is such a redirect.
-    """
-    before, after = urllib.parse.urlsplit(source), urllib.parse.urlsplit(target)
-    if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
-        raise RefusedRedirect(f"it is redirected to {target}, which is less safe than the address that was given")
-    if _is_public(before) and not _is_public(after):
-        raise RefusedRedirect(f"it is redirected to {target}, an address within a private network")
-
-
-def _is_public(address: urllib.parse.SplitResult) -> bool:
-    """Whether all addresses of a host are on the Internet; a host that has none is not."""
-    found = []
-    with suppress(OSError, ValueError):
-        found = socket.getaddrinfo(address.hostname, address.port or 0, type=socket.SOCK_STREAM)
-    addresses = [ipaddress.ip_address(entry[4][0].partition("%")[0]) for entry in found]
-    return bool(addresses) and all((getattr(ip, "ipv4_mapped", None) or ip).is_global for ip in addresses)
-
-
-def _is_whole(path: Path, file: ServedFile) -> bool:
+def _is_whole(path: Path, file: StoredFile) -> bool:
     if _size(path) != file.bytes or not path.is_file():
         return False
     with path.open("rb") as content:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from training.checkpoints.folders import check_has
 from training.errors import BadInput
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def run(
     from training.trust.moderation import Moderation
 
     _check(action, name, reason, uses, days)
-    _check_revert(action, revert_to, run_dir, bootstrap_dir or ())
+    _check_revert(action, revert_to, run_dir)
     register = Moderation(state_dir / REGISTER_FILE)
     who = os.environ.get("SUDO_USER") or getpass.getuser()
     match action:
@@ -114,26 +115,27 @@ def _check(action: str, name: str | None, reason: str | None, uses: int | None, 
         raise BadInput(f"--uses and --days are for `moderate invite`, not for `moderate {action}`; omit both of them.")
 
 
-def _check_revert(action: str, revert_to: int | None, run_dir: Path | None, bootstrap_dirs: Sequence[Path]) -> None:
-    """Before anybody is banned: the checkpoint to go back to must be there, and sound."""
+def _check_revert(action: str, revert_to: int | None, run_dir: Path | None) -> None:
+    """Before anybody is banned: the checkpoint to go back to must be there. Whether it is sound is found out after the
+    ban: that takes seconds, or a minute with a large model, in which the banned would go on."""
     if (revert_to is None) != (run_dir is None) or (revert_to is not None and action != "ban"):
         raise BadInput("--revert-to EPOCH and --run-dir DIR go together, with `moderate ban`; give both or omit both.")
     if revert_to is not None:
-        from training.processes.environment import prepare_environment
-
-        prepare_environment()  # before torch is imported, which reads the environment
-        from training.publish.restore import check_restore
-
-        check_restore(run_dir, revert_to, state_dirs=bootstrap_dirs)
+        check_has(run_dir / "checkpoints", revert_to)
 
 
 def _revert(run_dir: Path, epoch: int, bootstrap_dirs: Sequence[Path]) -> None:
-    from training.publish.restore import order_restore
+    begun = time.monotonic()
+    from training.processes.environment import prepare_environment
+
+    prepare_environment()  # before torch is imported, which reads the environment
+    from training.publish.restore import check_restore, order_restore
     from training.swarm.admission import LATE_NEWS_SECONDS
 
-    wait = f"in {LATE_NEWS_SECONDS:.0f} s, when all peers have heard of the ban"
-    print(f"The run goes back to epoch {epoch} {wait}.", flush=True)
-    time.sleep(LATE_NEWS_SECONDS)
+    check_restore(run_dir, epoch, state_dirs=bootstrap_dirs)
+    left = max(0.0, begun + LATE_NEWS_SECONDS - time.monotonic())
+    print(f"The run goes back to epoch {epoch} in {left:.0f} s, when all peers have heard of the ban.", flush=True)
+    time.sleep(left)
     for line in order_restore(run_dir, epoch, state_dirs=tuple(bootstrap_dirs)):
         print(line)
 

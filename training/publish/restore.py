@@ -12,12 +12,11 @@ from pathlib import Path
 from training.checkpoints.branches import STATE_FOLDER
 from training.checkpoints.checkpoint import (
     ancestors_of,
-    checkpoint_epoch,
     latest_checkpoint,
     lineage_of,
-    list_checkpoints,
     load_checkpoint,
 )
+from training.checkpoints.folders import check_has, checkpoint_epoch, list_checkpoints
 from training.errors import BadInput
 from training.swarm.identity import is_in_use
 from training.swarm.lineage import BRANCH_FILE, Lineage, Word, keep, read_kept
@@ -83,15 +82,10 @@ def check_restore(run_dir: Path, epoch: int, *, state_dirs: Sequence[Path] = ())
 
 def _check_checkpoint(run_dir: Path, epoch: int) -> None:
     folder = run_dir / "checkpoints"
-    there = {checkpoint_epoch(path): path for path in list_checkpoints(folder)}
-    if epoch in there:
-        load_checkpoint(there[epoch], computes=False)
-    elif epoch:
-        what = f"only those of epochs {', '.join(map(str, there))}" if there else "none at all"
-        raise BadInput(
-            f"{folder} has no checkpoint of epoch {epoch}, {what}.",
-            cure="Give --to the epoch of one of these, or 0 to begin anew.",
-        )
+    check_has(folder, epoch)
+    for path in list_checkpoints(folder):
+        if checkpoint_epoch(path) == epoch:
+            load_checkpoint(path, computes=False)
 
 
 def _lineage_of_run(run_dir: Path) -> Lineage:

@@ -94,6 +94,27 @@ class BlockwiseCodec(CompressionBase):
         return (8 + 32 / BLOCK_SIZE) / torch.finfo(info.descriptor.dtype).bits
 
 
+class _TypeChecked:
+    """Comes before a codec of hivemind's: its messages name a type of PyTorch's.
+
+    hivemind lets NumPy read the name. NumPy knows "S100000" as well, texts of so many bytes, and would make gigabytes
+    of a message of some kilobytes.
+    """
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> Tensor:
+        """Decodes a message; raises ValueError if it is of no numbers."""
+        if not isinstance(getattr(torch, serialized_tensor.dtype, None), torch.dtype):
+            raise ValueError(f"{serialized_tensor.dtype!r:.40} is no type of numbers")
+        return super().extract(serialized_tensor)
+
+
+def with_checked_type(codec: CompressionBase) -> CompressionBase:
+    """The codec, but messages that are of no numbers are refused before anything is allocated."""
+    if isinstance(codec, _TypeChecked):
+        return codec
+    return type(type(codec).__name__, (_TypeChecked, type(codec)), {})()
+
+
 def _faulty_blocks(values: Tensor) -> Tensor:
     """Indices of the blocks with non-finite values; sets these values to 0."""
     if bool(values.dot(values).isfinite()):  # fast check; large finite squares may overflow, then we check each value

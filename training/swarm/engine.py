@@ -40,7 +40,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from training.errors import TrainingError
 from training.swarm import bounds
-from training.swarm.codecs import BlockwiseCodec
+from training.swarm.codecs import BlockwiseCodec, with_checked_type
 
 HIVEMIND_VERSION = "1.1.12"
 """As in pyproject.toml. What is overridden, and why, was read in this version's source."""
@@ -70,6 +70,8 @@ def prepare() -> None:
     check_version()
     # Every part of hivemind unpacks with this, the values within values too; the processes that it forks inherit it.
     MSGPackSerializer.loads = staticmethod(bounds.unpack)
+    for name, codec in _BASE_COMPRESSION_TYPES.items():
+        _BASE_COMPRESSION_TYPES[name] = with_checked_type(codec)
     # Tensors on the wire name their codec by a number that hivemind looks up in this table. Its own codec for the
     # block-wise number needs bitsandbytes, sends its code table with every part, and turns a NaN into a number.
     _BASE_COMPRESSION_TYPES["BLOCKWISE_8BIT"] = BlockwiseCodec()

@@ -1,5 +1,6 @@
 """Checkpoints: the same bits come back, or a sentence says why not."""
 
+import hashlib
 import json
 import resource
 import subprocess
@@ -102,6 +103,47 @@ def test_folders_without_a_checkpoint_are_named(tmp_path, model):
     save(tmp_path / "checkpoints", model, 3)
     path = save(tmp_path / "checkpoints", model, 20)
     assert find_checkpoint(tmp_path) == find_checkpoint(path) == path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": {"../recipe.toml": {"sha256": "0" * 64, "bytes": 1}}},
+        {"files": {"model.safetensors": "x", "recipe.toml": "x"}},
+        {"files": {}},
+        {"epoch": "40"},
+        {"epoch": -1},
+        {"epoch": 10**30},
+        {"metrics": None},
+        {"shards": 7},
+        {"lineage": ["a"]},
+        {"ancestors": 3},
+        "[" * 100_000,
+        '{"format": ' + "1" * 5000 + "}",
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_facts_in_another_form_are_refused_in_one_sentence(tmp_path, model, change):
+    """A site sends them to newcomers; each of these ended the program by an error of Python's, or passed."""
+    facts = save(tmp_path, model) / "checkpoint.json"
+    if isinstance(change, dict):
+        change = json.dumps(json.loads(facts.read_text()) | change)
+    facts.write_text(change)
+    with pytest.raises(BadInput) as refused:
+        load_checkpoint(facts.parent)
+    assert "is no checkpoint: " in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_recipe_that_is_no_text_is_refused(tmp_path, model):
+    """Its digest fits."""
+    facts = save(tmp_path, model) / "checkpoint.json"
+    raw, told = b"\xff\xfe\x00", json.loads(facts.read_text())
+    (facts.parent / "recipe.toml").write_bytes(raw)
+    told["files"]["recipe.toml"] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
+    facts.write_text(json.dumps(told))
+    with pytest.raises(BadInput, match=r"recipe\.toml"):
+        load_checkpoint(facts.parent)
 
 
 def test_a_killed_writer_leaves_whole_checkpoints_only(tmp_path, programs):

@@ -19,10 +19,11 @@ from tests.programs import run_program
 from tests.serving import serving
 from training.checkpoints import remote
 from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from training.checkpoints.remote import RefusedRedirect, check_redirect, fetch_latest
+from training.checkpoints.remote import fetch_latest
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
+from training.processes.redirects import RefusedRedirect, check_redirect
 from training.publish.offered import checkpoint_routes
 
 RECIPE = (RECIPES / "demo.toml").read_text()

@@ -8,6 +8,9 @@ import time
 
 import httpx
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import checks
 
 from tests.serving import serving
 from tests.training.publish.test_history import Clock, Report
@@ -263,3 +266,57 @@ def test_empty_run_has_every_document(tmp_path):
     assert documents["leaderboard"] == {"volunteers": [], "total": 0}
     assert all(live.render(document) for document in documents.values())
     history.close()
+
+
+def described(name, where, kind):
+    return {"name": name, "in": where, "required": where == "path", "schema": kind}
+
+
+def operation(*parameters, answers=(200, 404), json_too=()):
+    """A GET of the description below; `json_too` are the statuses whose answer is a JSON object."""
+    content = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    responses = {str(status): {"description": "", **(content if status in json_too else {})} for status in answers}
+    return {"get": {"parameters": list(parameters), "responses": responses}}
+
+
+WORDS = {"type": "string", "maxLength": 60}
+NUMBERS = [described(name, "query", {"type": "integer", "minimum": least}) for name, least in live.LEAST.items()]
+RANGES = described("Range", "header", WORDS), described("If-None-Match", "header", WORDS)
+DESCRIPTION = {
+    "openapi": "3.1.0",
+    "info": {"title": "the live API", "version": "1"},
+    "paths": {
+        "/live/{name}.json": operation(
+            described("name", "path", {"enum": [*live.DOCUMENTS, "x"]}),
+            *NUMBERS,
+            *RANGES,
+            answers=(200, 304, 404, 422),
+            json_too=(200, 422),
+        ),
+        "/recipe.toml": operation(*RANGES, answers=(200,)),
+        "/live/pictures/{file}": operation(
+            described("file", "path", WORDS), *RANGES, answers=(200, 206, 304, 404, 416)
+        ),
+        "/shards/{file}": operation(
+            described("file", "path", {"anyOf": [{"const": "train-00000.parquet"}, WORDS]}),
+            *RANGES,
+            answers=(200, 206, 304, 400, 404, 416),
+        ),
+    },
+}
+"""By hand: the documents have routes of Starlette's, which FastAPI describes none of."""
+PROMISED = [checks.not_a_server_error, checks.status_code_conformance, checks.response_schema_conformance]
+
+
+@pytest.mark.parametrize("path", DESCRIPTION["paths"])
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.name)
+def test_no_request_breaks_the_api(address, path, mode):
+    """Requests that schemathesis draws from the description, and such as are against it."""
+    drawn = schemathesis.openapi.from_dict(DESCRIPTION)[path]["GET"].as_strategy(generation_mode=mode)
+
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(drawn)
+    def ask(case):
+        case.call_and_validate(base_url=address, checks=PROMISED, timeout=20)
+
+    ask()

@@ -47,6 +47,16 @@ def relative_error(tensor, expected):
     return float((tensor.double() - expected.double()).norm() / expected.double().norm())
 
 
+@pytest.mark.parametrize("kind", runtime_pb2.CompressionType.values())
+@pytest.mark.parametrize("named", ["S1000000", "U1000", "O", "V9", "", "Tensor", "f4"])
+def test_a_message_that_is_of_no_numbers_is_refused_before_anything_is_made_of_it(kind, named):
+    """Of 32 kB in 16 bits, whose type says a million bytes for each number, NumPy would make 16 GB."""
+    message = serialize_torch_tensor(torch.zeros(16_000), kind)
+    message.dtype = named
+    with pytest.raises(ValueError, match=r"is no type of numbers|do not make a tensor"):
+        deserialize_torch_tensor(message)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-20, 1e20])
 @pytest.mark.parametrize("gradient, bound", [(gaussian, 0.015), (student_t, 0.02)])
 def test_error_is_small_on_light_and_heavy_tails_at_any_scale(gradient, bound, scale):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -429,6 +430,24 @@ def test_no_request_breaks_the_server(server, data):
 def test_no_address_breaks_the_server(server, path, method, query):
     answer = HTTP.request(method, f"{server.url}{path}", params=query)
     assert answer.status_code in (200, 401, 404, 405, 422)
+
+
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.name)
+@pytest.mark.parametrize("method, path", [("GET", "/challenge"), ("POST", "/tickets"), ("GET", "/bans")])
+def test_no_request_that_is_drawn_from_the_schema_breaks_the_server(server, method, path, mode):
+    """Nor one that is against it. The server keeps its schema to itself; FastAPI makes it of the types all the same."""
+    drawn = schemathesis.openapi.from_dict(server.app.openapi())[path][method].as_strategy(generation_mode=mode)
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(drawn)
+    def ask(case):
+        answer = case.call(base_url=server.url, timeout=20)
+        assert answer.status_code in (200, 403, 404, 405, 409, 422, 429)
+        if answer.status_code not in (200, 404, 405):
+            assert json.loads(answer.text)["refused"] in REASONS
+            assert set(json.loads(answer.text)) <= {"refused", "seconds"}
+
+    ask()
 
 
 @pytest.mark.parametrize(

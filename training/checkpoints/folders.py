@@ -1,0 +1,39 @@
+"""Which checkpoints a folder has, by their names alone: without torch, whose import takes seconds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from training.errors import BadInput
+
+FACTS_FILE = "checkpoint.json"
+"""Written last, with the digests of the other files."""
+NAME = re.compile(r"epoch-(\d{6,})")
+"""Of a checkpoint's folder."""
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest epoch first; none if there is no such folder."""
+    found = [path for path in folder.glob("epoch-*") if NAME.fullmatch(path.name) and (path / FACTS_FILE).is_file()]
+    return sorted(found, key=checkpoint_epoch)
+
+
+def checkpoint_epoch(path: Path) -> int:
+    """The epoch in a checkpoint folder's name."""
+    return int(NAME.fullmatch(path.name)[1])
+
+
+def check_has(folder: Path, epoch: int) -> None:
+    """Checks that a folder has a checkpoint of an epoch, or that the epoch is 0, which needs none.
+
+    Raises:
+        BadInput: If it has not.
+    """
+    there = [checkpoint_epoch(path) for path in list_checkpoints(folder)]
+    if epoch and epoch not in there:
+        what = f"only those of epochs {', '.join(map(str, there))}" if there else "none at all"
+        raise BadInput(
+            f"{folder} has no checkpoint of epoch {epoch}, {what}.",
+            cure="Give --to the epoch of one of these, or 0 to begin anew.",
+        )

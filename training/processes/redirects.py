@@ -1,0 +1,46 @@
+"""Redirects that a site may send us to: none from the Internet into a private network, and none that gives up TLS."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import urllib.parse
+import urllib.request
+from contextlib import suppress
+
+
+class RefusedRedirect(OSError):
+    """A site has sent us to an address that we do not ask."""
+
+
+class CheckedRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but for those that `check_redirect` refuses."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        check_redirect(req.full_url, newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def check_redirect(source: str, target: str) -> None:
+    """Refuses a redirect from a site on the Internet into the volunteer's own network, and one that gives up TLS.
+
+    A site could otherwise make volunteers send requests to their routers and other machines behind their firewalls.
+    The target's name is looked up here and again for the connection, so a name server may still lie the second time.
+
+    Raises:
+        RefusedRedirect: If it is such a redirect.
+    """
+    before, after = urllib.parse.urlsplit(source), urllib.parse.urlsplit(target)
+    if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
+        raise RefusedRedirect(f"it is redirected to {target}, which is less safe than the address that was given")
+    if _is_public(before) and not _is_public(after):
+        raise RefusedRedirect(f"it is redirected to {target}, an address within a private network")
+
+
+def _is_public(address: urllib.parse.SplitResult) -> bool:
+    """Whether all addresses of a host are on the Internet; a host that has none is not."""
+    found = []
+    with suppress(OSError, ValueError):
+        found = socket.getaddrinfo(address.hostname, address.port or 0, type=socket.SOCK_STREAM)
+    addresses = [ipaddress.ip_address(entry[4][0].partition("%")[0]) for entry in found]
+    return bool(addresses) and all((getattr(ip, "ipv4_mapped", None) or ip).is_global for ip in addresses)
