@@ -44,9 +44,9 @@ LONGEST_WORD, LONGEST_SERVER_WORD = 64, 256
 """Characters of the longest announcement, and of the longest of a lineage or a site, which servers make."""
 
 
-ASKED_NODES = 8
-"""A record lies on the five nodes nearest to its key. A look for it asks these, and some more in case that some of them
-have just died. hivemind asks 20, each of which answers with the records of all peers."""
+ASKED_NODES = 5
+"""A record lies on the five nodes nearest to its key. A look for it asks these; one of them that lives is enough.
+hivemind asks 20, each of which answers with the records of all peers."""
 
 _NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0}
 """hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records,
