@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -77,3 +77,29 @@ def record(path: Path, name: str, versions: dict[str, str], results: list[dict],
     versions = {"python": platform.python_version(), **versions}
     content = {"name": name, "date": date, "machine": machine(gpu), "versions": versions, "results": results, **more}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def renew(
+    path: Path,
+    results: list[dict],
+    versions: dict[str, str],
+    *,
+    figure: Callable[[dict], str] = lambda row: row["metric"],
+) -> None:
+    """Puts results into a record in the place of earlier ones of the same figures; each says when it was measured.
+
+    Args:
+        path: Of the record.
+        results: As made by `result`.
+        versions: Of the packages that these were measured with.
+        figure: What a result is of.
+    """
+    now = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 2)}
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    figures = {figure(row) for row in results}
+    places = [at for at, row in enumerate(kept["results"]) if figure(row) in figures]
+    first = min(places, default=len(kept["results"]))
+    others = [row for row in kept["results"] if figure(row) not in figures]
+    kept["versions"] |= versions
+    kept["results"] = [*others[:first], *(row | now for row in results), *others[first:]]
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

