@@ -79,6 +79,8 @@ HUB = {
     "gemma-3-4b": "google/gemma-3-4b-pt",
     "gemma-3-12b": "google/gemma-3-12b-pt",
     "gemma-3-27b": "google/gemma-3-27b-pt",
+    "vit-base": "google/vit-base-patch16-224",
+    "vit-large": "google/vit-large-patch16-224",
 }
 """Presets with published weights, as the Hugging Face Hub names them."""
 
