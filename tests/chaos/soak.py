@@ -87,15 +87,16 @@ def _epoch(stage: Stage) -> int:
 
 def measure(stage: Stage, name: str, epoch: int) -> Use:
     """What a program takes now."""
-    memory = files = 0
+    memory, files = {}, 0
     root = psutil.Process(stage.programs[name].process.pid)
     for process in [root, *root.children(recursive=True)]:
         with suppress(psutil.Error, OSError):
-            memory += _proportional_bytes(process.pid)
+            memory[f"{process.pid} {process.name()}"] = _proportional_bytes(process.pid)
             files += process.num_fds()
+    stage.note("memory", name=name, epoch=epoch, bytes=memory)  # to see which process grows, and when
     folders = [stage.folder / "temporary" / name]
     folders.append(stage.disk / "run" / "checkpoints" if name == MONITOR else stage.folder / "state" / name)
-    return Use(epoch=epoch, memory=memory, files=files, disk=sum(map(_bytes_in, folders)))
+    return Use(epoch=epoch, memory=sum(memory.values()), files=files, disk=sum(map(_bytes_in, folders)))
 
 
 def _proportional_bytes(process_id: int) -> int:
