@@ -51,6 +51,7 @@ class Exchange:
         self._epochs_apart, self._standing = epochs_apart, standing
         self._search: Round | None = None
         self._running: Round | None = None
+        self._expected = 0
         self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
         """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
@@ -91,7 +92,7 @@ class Exchange:
         # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
         is_due = self.parameters_wanted_at > epoch
         self._standing.refresh()
-        expected = self.expected_peers
+        self._expected = expected = self.expected_peers
         search = self.averager.look_for_group(
             epoch,
             wants_weights=self._alignment.drifted and not is_due,
@@ -271,7 +272,12 @@ class Exchange:
             epoch_end.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
         if report.refused:
             epoch_end.notes.append(f"what {', '.join(report.refused)} sent was not finite and was left out")
-        if report.torn:  # the others' update is another one
+        if is_minority := report.senders > 1 and 2 * report.group_size <= self._expected:
+            epoch_end.notes.append(
+                f"its group had {report.group_size} of {self._expected} volunteers; another group may have averaged as "
+                "well, so it asks for a round of parameters"
+            )
+        if report.torn or is_minority:  # the others' update is another one
             self._alignment.note(Event.AVERAGE_TORN)
 
     def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:

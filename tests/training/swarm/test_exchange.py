@@ -70,10 +70,15 @@ class PlayedAverager:
         return SAMPLES
 
 
-def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None):
+def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None, peers=2):
     """A peer's exchange whose rounds come out like this, while so many others train; its averager, its alignment."""
     played = SimpleNamespace(
-        lively_peers=2, num_peers=2, give_up=lambda peers: None, look_around=lambda: (7, others()), seconds_left=0.0
+        lively_peers=peers,
+        num_peers=peers,
+        give_up=lambda peers: None,
+        look_around=lambda: (7, others()),
+        seconds_left=0.0,
+        give_up_the_silent=lambda *seconds: None,
     )
     averager, alignment = PlayedAverager(*outcomes), AlignmentState()
     standing = Standing(lambda peers: None)
@@ -132,6 +137,15 @@ def test_a_peer_asks_for_the_weights_of_the_others_once(epochs_apart):
 def test_a_torn_average_leaves_other_weights_and_says_so():
     exchange, _, alignment = exchange_of(averaged(torn=True, group_size=3, lost=("one",)))
     assert "lost in the middle" in average(exchange).fault and alignment.drifted
+
+
+@pytest.mark.parametrize("peers, drifted", [(3, False), (4, True), (5, True)])
+def test_a_group_without_the_majority_may_not_be_the_only_one(peers, drifted):
+    """The others may have averaged as well, with other gradients."""
+    exchange, _, alignment = exchange_of(averaged(group_size=2), peers=peers)
+    end = average(exchange)
+    assert alignment.drifted is drifted and end.fault is None
+    assert [f"2 of {peers} volunteers" in note for note in end.notes] == [True] * drifted
 
 
 def test_a_repeated_average_and_numbers_that_are_not_finite_are_noted():
