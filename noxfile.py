@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import tarfile
@@ -21,7 +20,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import nox
 
@@ -284,20 +285,32 @@ def _in_parallel(session: nox.Session, *processes: tuple[str, ...], env: dict[st
     if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
         yield
         return
-    pytest = (str(Path(session.bin, "python")), "-m", "pytest")
-    in_turn = [f"{shlex.join((*pytest, *tests))} || failed=1" for tests in processes]
-    command = ["sh", "-c", "\n".join(["failed=0", *in_turn, "exit $failed"])]
+    commands = [(str(Path(session.bin, "python")), "-m", "pytest", *tests) for tests in processes]
     environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+    running: list[subprocess.Popen] = []
+    interrupted = threading.Event()
+
+    def run_in_turn(printed: IO[str]) -> bool:
+        """Whether any tests have failed. nox starts each process itself: tests end when their parent is another one."""
+        failed = False
+        for command in commands:
+            if not interrupted.is_set():
+                running.append(subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT))
+                failed |= bool(running[-1].wait())
+        return failed
+
     # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
-    with tempfile.TemporaryFile("w+") as printed:
-        running = subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+    with tempfile.TemporaryFile("w+") as printed, ThreadPoolExecutor(1) as beside:
+        lane = beside.submit(run_in_turn, printed)
         try:
             yield
         except KeyboardInterrupt:
-            running.kill()
+            interrupted.set()
+            for process in running:
+                process.kill()
             raise
         finally:
-            failed = running.wait()
+            failed = lane.result()
             printed.seek(0)
             print(printed.read(), flush=True)
     if failed:
