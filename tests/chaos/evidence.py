@@ -12,6 +12,8 @@ from tests.chaos.stage import AGAIN_SECONDS, BOOTSTRAP, MONITOR, read_lines
 
 RECOVERY_SECONDS = 30.0
 """A volunteer that a fault has hit counts as present again after its first epoch, at the latest after this time."""
+CUT_EPOCH_SECONDS = 15.0
+"""An epoch that a fault or the end of the run cuts short was begun within this time before; else its volunteer hung."""
 
 Interval = tuple[float, float]
 
@@ -97,12 +99,23 @@ class Evidence:
     """Processes and files that were left behind."""
 
     def disturbed(self, name: str) -> list[Interval]:
-        """When faults had hit a volunteer, its recovery included."""
-        return [
-            (accident.began, self._recovered(name, accident.ended))
+        """When faults had hit a volunteer, its recovery included.
+
+        The epoch in which a fault hits it counts as hit from its beginning: its samples are lost with it, or spread
+        over the fault's time. So does the epoch that the end of the run cuts short.
+        """
+        hit = [
+            (self._epoch_began(name, accident.began), self._recovered(name, accident.ended))
             for accident in self.accidents
             if name in accident.volunteers
         ]
+        return [*hit, (self._epoch_began(name, self.ended), self.ended)]
+
+    def _epoch_began(self, name: str, at: float) -> float:
+        """When the epoch began in which a volunteer is at this time; the time itself if that was long ago."""
+        joined = [life.joined for life in self.lives[name] if life.joined is not None]
+        marks = [mark for mark in (*joined, *(epoch.time for epoch in self.epochs.get(name, []))) if mark <= at]
+        return max(marks) if marks and at - max(marks) <= CUT_EPOCH_SECONDS else at
 
     def _recovered(self, name: str, fault_over: float) -> float:
         latest = fault_over + RECOVERY_SECONDS

@@ -69,6 +69,22 @@ def test_what_a_fault_costs_its_own_volunteer_is_not_the_survivors_loss(good):
     assert wrong(good) == set()
 
 
+def test_an_epoch_that_its_volunteers_own_fault_cuts_short_is_not_the_survivors_loss(good):
+    """Ten times it is killed 4 s after an epoch's end, and trains again 1 s later: 40 s of which no sample is left."""
+    for number in range(10):
+        hit = 1209.0 + 10 * number
+        good.accidents.append(Accident(kind="kill", began=hit, ended=hit + 0.5, volunteers=("ada",)))
+        cut_out(good, "ada", hit, hit + 2.0)
+    assert verdict.throughput(good).good
+    assert sum(ended - began for began, ended in good.present("ada")) == pytest.approx(400.0 - 10 * 10.0 - 5.0)
+
+
+def test_a_volunteer_that_hangs_before_a_fault_hits_it_has_hung(good):
+    good.accidents.append(Accident(kind="stop", began=1250.0, ended=1255.0, volunteers=("ada",)))
+    cut_out(good, "ada", 1200.0, 1256.0)
+    assert len(verdict.hangs(good)) == 1
+
+
 def test_an_update_alone_beside_others_counts_for_nothing(good):
     epochs = good.epochs["ada"]
     alone = {"senders": 1, "others": 2, "update_samples": 50.0, "fault": "no group"}
