@@ -53,4 +53,5 @@ def _value(value: float, unit: str) -> str:
         return show_bytes(round(value))
     if unit == "1":
         return f"{100 * value:.1f} %"
-    return show_count(round(value)) if value >= 1000 or value == round(value) else f"{value:.2f} {unit}"
+    # Counts have their unit in the name of the figure; only times are so small.
+    return show_count(round(value)) if value >= 100 or value == round(value) else f"{value:.2f} {unit}"
