@@ -10,8 +10,8 @@ gradient from there on, in order:
    peers together have `target_batch_size` samples; peers of any speed contribute what they have by then.
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers (exchange.py
    asks for it; averager.py, pipe.py and service.py are the trainer's handle, the pipe and the process; matchmaking.py
-   forms the group). It waits for peers that answer a ping (signs_of_life.py), and leaves out those that have spoiled
-   averages (standing.py).
+   forms the group). It waits for peers that answer a ping (signs_of_life.py), then for the majority of them, and leaves
+   out those that have spoiled averages (standing.py).
 4. **The all-reduce.** The group waits until the trainer has written its mean gradient to shared memory and starts the
    round. The tensors are cut into parts; each peer is the reducer of some: it gets them from all, averages them
    weighted by samples, and answers (rounds.py, allreduce.py, reducer.py). Large tensors travel in 8 bit (codecs.py)
@@ -75,7 +75,7 @@ it on disk and announce it with the newest epoch that they have seen (server_lin
   what others have (witnesses.py).
 - Records in the DHT: dht.py (recipe), tokens.py, lineage.py, metrics.py, progress.py, shared_pass.py (samples that are
   done or claimed, if the peers share a pass), and hivemind's own keys for groups and offers of states, which peers sign
-  as well (matchmaking.py, serving.py).
+  as well (matchmaking.py, serving.py). nearest.py remembers on which nodes they lie.
 
 # hivemind
 
