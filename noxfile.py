@@ -399,10 +399,12 @@ def _server_tools(session: nox.Session) -> dict[str, str]:
     if missing and shutil.which("apt-get") and shutil.which("dpkg"):
         folder.mkdir(parents=True, exist_ok=True)
         with session.chdir(folder):
-            session.run("apt-get", "download", "-q", *missing, external=True, success_codes=[0, 100])
+            # logrotate needs popt, which not every machine has.
+            session.run("apt-get", "download", "-q", *missing, "libpopt0", external=True, success_codes=[0, 100])
             for package in folder.glob("*.deb"):
                 session.run("dpkg", "--extract", str(package), str(folder), external=True)
-    return {"PATH": path}
+    libraries = {str(library.parent) for library in folder.rglob("libpopt.so.0")}
+    return {"PATH": path} | ({"LD_LIBRARY_PATH": os.pathsep.join(sorted(libraries))} if libraries else {})
 
 
 @contextlib.contextmanager

@@ -46,7 +46,9 @@ class ParameterTensor:
     @property
     def is_embedding(self) -> bool:
         """Whether it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
-        return self.name.startswith("embedding.") or "relative_bias" in self.name
+        # Patches of a picture are embedded by a convolution.
+        is_table = self.part == "embeddings" and not self.name.startswith("patches.")
+        return is_table or "relative_bias" in self.name
 
 
 def part_of(name: str, shape: tuple[int, ...]) -> str:

@@ -40,7 +40,7 @@ could go on then, one peer with a bad link would make the others part in pairs, 
 MUTE_WINDOWS = 1.5
 """A leader that does not answer in time is not asked again for so many windows, if there may be others. Else each
 window would be spent on the one peer whose link is full."""
-_LOOK_SECONDS, _LOOK_SHARE = 0.1, 0.25
+_LOOK_SECONDS, _PAUSE_SHARE = 0.1, 0.25
 """Shortest pause before a look for leaders, and the pause's share of the time that the search has lasted; half a window
 at most. hivemind's own loop asks the DHT without pause: it keeps a core busy, and fills the links of those who answer.
 Peers that come late look often, and find those who wait."""
@@ -199,7 +199,7 @@ class PatientMatchmaking(Matchmaking):
 
     def _pause_between_looks(self) -> float:
         lasted = time.monotonic() - self._began
-        return min(max(_LOOK_SECONDS, _LOOK_SHARE * lasted), max(self.min_matchmaking_time / 2, _LOOK_SECONDS))
+        return min(max(_LOOK_SECONDS, _PAUSE_SHARE * lasted), max(self.min_matchmaking_time / 2, _LOOK_SECONDS))
 
     def _note_idle(self, leader: PeerID) -> None:
         self._idle[leader] += 1

@@ -49,15 +49,38 @@ sys.path.append("/source")
 ${exercise("every")}
 imported = {name: module.__spec__ for name, module in list(sys.modules.items()) if getattr(module, "__spec__", None)}
 
+import ast
 import importlib.util
 import io
+import marshal
 import pathlib
 import zipfile
+from types import CodeType
+
+class Bare(ast.NodeTransformer):
+    """Removes annotations of functions. Those of classes stay: dataclasses read them."""
+
+    def visit_FunctionDef(self, node):
+        self.generic_visit(node)
+        node.returns = None
+        given = node.args
+        for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
+            if argument:
+                argument.annotation = None
+        return node
+
+def without_lines(code):
+    """The same code without the table of its line numbers, which takes a fifth of it; only tracebacks show them."""
+    constants = [without_lines(one) if isinstance(one, CodeType) else one for one in code.co_consts]
+    return code.replace(co_linetable=b"", co_consts=tuple(constants))
 
 def compiled(source, shown_as):
     """Bytes of a .pyc that is never checked against its source."""
-    import marshal
-    code = compile(source, shown_as, "exec", dont_inherit=True, optimize=2)
+    tree = ast.parse(source)
+    # Parts of the standard library, such as functools.singledispatch, read annotations of functions.
+    if shown_as.startswith("/source/"):
+        tree = ast.fix_missing_locations(Bare().visit(tree))
+    code = without_lines(compile(tree, shown_as, "exec", dont_inherit=True, optimize=2))
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
 
 def stored_zip(files):
