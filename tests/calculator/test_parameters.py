@@ -5,6 +5,7 @@ import pytest
 from calculator.architectures import PRESETS, from_config
 from calculator.decoders import DECODERS
 from calculator.parameters import count_parameters, parameters_by_part
+from calculator.picture_models import PICTURE_MODELS
 
 PUBLISHED = {
     # released checkpoints, huggingface.co/google-bert, masked-language head on tied embeddings, without pooler
@@ -130,8 +131,8 @@ def test_every_preset_equals_the_model_of_transformers():
         assert count_parameters(architecture) == expected, architecture.name
         assert count_parameters(from_config(config_of_one)) == expected, architecture.name
         compared += 1
-    # The run's own model is compared below; tests/calculator/test_decoders.py compares the models of DECODERS.
-    assert compared == len(PRESETS) - 1 - len(DECODERS)
+    # The run's own model is compared below, those of DECODERS in test_decoders.py, of PICTURE_MODELS in test_pictures.py.
+    assert compared == len(PRESETS) - 1 - len(DECODERS) - len(PICTURE_MODELS)
 
 
 def _depth_key(config) -> str:
