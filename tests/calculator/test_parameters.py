@@ -131,7 +131,7 @@ def test_every_preset_equals_the_model_of_transformers():
         assert count_parameters(architecture) == expected, architecture.name
         assert count_parameters(from_config(config_of_one)) == expected, architecture.name
         compared += 1
-    # The run's own model is compared below, those of DECODERS in test_decoders.py, of PICTURE_MODELS in test_pictures.py.
+    # The run's own model is compared below, those of DECODERS in test_decoders.py, the others in test_pictures.py.
     assert compared == len(PRESETS) - 1 - len(DECODERS) - len(PICTURE_MODELS)
 
 
