@@ -35,26 +35,11 @@ from calculator import browser
 for ask, request in json.loads(open("/requests.json").read())["${which}"]:
     getattr(browser, ask)(json.dumps(request))
 `;
-const { loadPyodide } = await import(pathToFileURL(path.join(pyodideFolder, "pyodide.mjs")).href);
-
-await makeSnapshot(await makeZips());
-
-async function makeZips() {
-  const python = await loadPyodide({ indexURL: pyodideFolder + path.sep });
-  copyIn(python, calculatorFolder, "/source/calculator");
-  python.FS.writeFile("/requests.json", fs.readFileSync(requestsFile));
-  python.runPython(`
-import sys
-sys.path.append("/source")
-${exercise("every")}
-imported = {name: module.__spec__ for name, module in list(sys.modules.items()) if getattr(module, "__spec__", None)}
-
+/** Python: `compiled(source, shown_as)`. */
+const COMPILING = `
 import ast
 import importlib.util
-import io
 import marshal
-import pathlib
-import zipfile
 from types import CodeType
 
 class Bare(ast.NodeTransformer):
@@ -82,6 +67,25 @@ def compiled(source, shown_as):
         tree = ast.fix_missing_locations(Bare().visit(tree))
     code = without_lines(compile(tree, shown_as, "exec", dont_inherit=True, optimize=2))
     return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
+`;
+const { loadPyodide } = await import(pathToFileURL(path.join(pyodideFolder, "pyodide.mjs")).href);
+
+await makeSnapshot(await makeZips());
+
+async function makeZips() {
+  const python = await loadPyodide({ indexURL: pyodideFolder + path.sep });
+  copyIn(python, calculatorFolder, "/source/calculator");
+  python.FS.writeFile("/requests.json", fs.readFileSync(requestsFile));
+  python.runPython(`
+import sys
+sys.path.append("/source")
+${exercise("every")}
+imported = {name: module.__spec__ for name, module in list(sys.modules.items()) if getattr(module, "__spec__", None)}
+
+import io
+import pathlib
+import zipfile
+${COMPILING}
 
 def stored_zip(files):
     memory = io.BytesIO()

@@ -5,7 +5,6 @@ import functools
 import gc
 import importlib.metadata
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import hivemind
 import pytest
 
+from tests.programs import run_program
 from training.errors import TrainingError
 from training.swarm import engine
 
@@ -161,5 +161,5 @@ os.wait()
 def test_a_collection_of_garbage_does_not_copy_what_forks_share(prepares):
     """The node and the averagers are forks; without the preparation, each takes 59 MB more after its first one."""
     program = FORKED.replace("PREPARE", "engine.prepare()" if prepares else "")
-    printed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert (int(printed.stdout) < 8 << 10) is prepares, printed.stdout
+    printed = run_program([sys.executable, "-c", program])
+    assert (int(printed.stdout) < 8 << 10) is prepares, printed
