@@ -152,35 +152,25 @@ def results(phases: list[tuple[Phase, Phase]]) -> list[dict]:
     without, watched = ([pair[place] for pair in phases] for place in (0, 1))
     ratios = [after.samples_per_second / before.samples_per_second for before, after in phases]
     words = f"{READERS} readers and {STREAMS} streams"
-    rates, cores = ([getattr(phase, name) for phase in watched] for name in ("samples_per_second", "monitor_cores"))
+
+    def row(metric: str, unit: str, values: list[float], *, peer: list[float] | None = None) -> dict:
+        beside = {"peer": statistics.median(peer), "peer_name": "without readers"} if peer else {}
+        facts = {"runs": len(values), "min": min(values), "max": max(values)}
+        return result(metric, unit, statistics.median(values), **beside, **facts)
+
     return [
-        result(
+        row(
             f"samples per second with {words}",
             "1/s",
-            statistics.median(rates),
-            peer=statistics.median(phase.samples_per_second for phase in without),
-            peer_name="without readers",
-            runs=len(phases),
-            min=min(rates),
-            max=max(rates),
+            [phase.samples_per_second for phase in watched],
+            peer=[phase.samples_per_second for phase in without],
         ),
-        result(
-            "ratio of each pair of phases",
-            "",
-            statistics.median(ratios),
-            runs=len(phases),
-            min=min(ratios),
-            max=max(ratios),
-        ),
-        result(
+        row("ratio of each pair of phases", "", ratios),
+        row(
             f"CPU of the monitor with {words}",
             "cores",
-            statistics.median(cores),
-            peer=statistics.median(phase.monitor_cores for phase in without),
-            peer_name="without readers",
-            runs=len(phases),
-            min=min(cores),
-            max=max(cores),
+            [phase.monitor_cores for phase in watched],
+            peer=[phase.monitor_cores for phase in without],
         ),
     ]
 

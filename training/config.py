@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 import tomllib
 import urllib.request
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ from calculator.settings import (
 from calculator.setups import MOST_RANK
 from calculator.swarm import PATIENCE_WINDOWS
 from training.errors import BadInput, reason_of
-from training.processes.redirects import CheckedRedirects
+from training.processes.redirects import CheckedRedirects, read_short
 
 RECIPES = Path(__file__).parent / "recipes"
 LARGEST_RECIPE_BYTES = 1 << 16
@@ -730,16 +729,5 @@ def _fetched(address: str) -> bytes:
     Raises:
         OSError, ValueError, HTTPException: If it does not answer, sends too much or too slowly, or breaks off.
     """
-    content, deadline = b"", time.monotonic() + RECIPE_SECONDS
     with urllib.request.build_opener(CheckedRedirects()).open(address, timeout=SILENCE_SECONDS) as response:
-        # In pieces: a server that sends a byte now and then would otherwise be waited for without end.
-        while piece := response.read1(LARGEST_RECIPE_BYTES):
-            content += piece
-            if len(content) > LARGEST_RECIPE_BYTES:
-                raise ValueError(f"it has more than {LARGEST_RECIPE_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise ValueError(f"it has not arrived within {RECIPE_SECONDS:.0f} s")
-        # Bytes that the server has announced but not sent: `read1` raises no error if the connection ends early.
-        if response.length:
-            raise ValueError("the connection broke off")
-    return content
+        return read_short(response, most_bytes=LARGEST_RECIPE_BYTES, seconds=RECIPE_SECONDS)

@@ -25,7 +25,7 @@ from training.checkpoints.index import Index, ServedCheckpoint
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.trained import count_trained
-from training.processes.redirects import CheckedRedirects, RefusedRedirect
+from training.processes.redirects import CheckedRedirects, RefusedRedirect, read_short
 from training.storage.whole import is_disk_fault, replace_folder
 from training.task import task_of
 
@@ -134,7 +134,8 @@ class _Site:
         address = f"{self.url}/checkpoints/index.json"
         try:
             with _open(address) as response:
-                found = Index.model_validate_json(_read(response)).checkpoints
+                answer = read_short(response, most_bytes=LARGEST_INDEX_BYTES, seconds=2 * REQUEST_SECONDS)
+            found = Index.model_validate_json(answer).checkpoints
         except (OSError, HTTPException, ValueError) as error:  # pydantic's errors are ValueErrors
             reason = "it is not a list of checkpoints" if isinstance(error, ValidationError) else _reason(error)
             raise TrainingError(
@@ -304,24 +305,6 @@ def _open(address: str, begin: int = 0) -> HTTPResponse:
         headers["Range"] = f"bytes={begin}-"
     opener = urllib.request.build_opener(CheckedRedirects())
     return opener.open(urllib.request.Request(address, headers=headers), timeout=REQUEST_SECONDS)
-
-
-def _read(response: HTTPResponse) -> bytes:
-    """A short answer.
-
-    Raises:
-        ValueError: If it is too long, too slow, or the connection broke off.
-    """
-    content, deadline = b"", time.monotonic() + 2 * REQUEST_SECONDS
-    while chunk := response.read1(_CHUNK):
-        content += chunk
-        if len(content) > LARGEST_INDEX_BYTES:
-            raise ValueError(f"it has more than {LARGEST_INDEX_BYTES:,} bytes")
-        if time.monotonic() > deadline:
-            raise ValueError(f"it has not arrived within {2 * REQUEST_SECONDS:.0f} s")
-    if response.length:
-        raise ValueError("the connection broke off")
-    return content
 
 
 def _reason(error: Exception) -> str:

@@ -1,12 +1,19 @@
-"""Redirects that a site may send us to: none from the Internet into a private network, and none that gives up TLS."""
+"""What a site may do to a program that asks it: where it may send the program, how much it may send, and how slowly.
+
+No redirect leads from the Internet into a private network, and none gives up TLS.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+import time
 import urllib.parse
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPResponse
+
+_PIECE_BYTES = 1 << 16
 
 
 class RefusedRedirect(OSError):
@@ -35,6 +42,26 @@ def check_redirect(source: str, target: str) -> None:
         raise RefusedRedirect(f"it is redirected to {target}, which is less safe than the address that was given")
     if _is_public(before) and not _is_public(after):
         raise RefusedRedirect(f"it is redirected to {target}, an address within a private network")
+
+
+def read_short(response: HTTPResponse, *, most_bytes: int, seconds: float) -> bytes:
+    """A short answer, whole.
+
+    Raises:
+        ValueError: If it is longer, takes longer, or the connection broke off.
+    """
+    content, deadline = b"", time.monotonic() + seconds
+    # In pieces: a server that sends a byte now and then would otherwise be waited for without end.
+    while piece := response.read1(_PIECE_BYTES):
+        content += piece
+        if len(content) > most_bytes:
+            raise ValueError(f"it has more than {most_bytes} bytes")
+        if time.monotonic() > deadline:
+            raise ValueError(f"it has not arrived within {seconds:.0f} s")
+    # Bytes that the server has announced but not sent: `read1` raises no error if the connection ends early.
+    if response.length:
+        raise ValueError("the connection broke off")
+    return content
 
 
 def _is_public(address: urllib.parse.SplitResult) -> bool:
