@@ -119,6 +119,7 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
         return {volunteer["name"]: volunteer for volunteer in live("leaderboard")["volunteers"]}
 
     while_it_runs(demo, lambda: (live("state")["epoch"] or 0) >= 1, log)
+    while_it_runs(demo, lambda: "grace" in volunteers(), log)  # the others can make an epoch without her
 
     command = shlex.split(live("run")["join_command"])
     with (tmp_path / "dorothy.log").open("w") as output:
