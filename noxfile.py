@@ -1,7 +1,8 @@
 """The project's tasks: `nox -l` lists them, `nox -s NAME` installs what a task needs and runs it.
 
-Each session keeps its environment in .nox, with the versions pinned in constraints/. Arguments after `--` are passed
-to the program: `nox -s demo -- --epochs 20`.
+Each session keeps its environment in .nox, with the versions pinned in constraints/. What pip downloads must have the
+hashes in constraints/hashes.txt, except PyTorch, which has several builds. Arguments after `--` are passed to the
+program: `nox -s demo -- --epochs 20`.
 
 On a machine with an NVIDIA GPU a session installs PyTorch's default build, on others its smaller build for CPUs, and
 prints which. TORCH_BUILD=cpu or TORCH_BUILD=default overrides this.
@@ -11,15 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -34,6 +38,10 @@ ALL = ("builder", "site", "zensical", "training", "tests")
 """The optional dependencies (see pyproject.toml) that the tests need; the last one names the file in constraints/."""
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 TORCH = "torch==2.13.0"
+PINS = Path("constraints")
+HASHES = PINS / "hashes.txt"
+"""Of all files of the pinned versions, in all sets of extras."""
+PACKAGE_INDEX = "https://pypi.org/simple"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 ATHERIS = "atheris==3.0.0"
 SBOM_TOOL = "cyclonedx-bom==7.5.0"
@@ -234,6 +242,45 @@ def constraints(session: nox.Session) -> None:
         # Without "+cpu", which names a build of PyTorch and would forbid all others.
         pins = [line.split("+")[0] for line in frozen.splitlines() if "==" in line and not line.startswith("pip==")]
         Path("constraints", f"{profile}.txt").write_text("\n".join(sorted(pins, key=str.lower)) + "\n")
+    _write_hashes(sorted({pin for pins in PINS.glob("*.txt") if pins != HASHES for pin in _pins(pins)}, key=str.lower))
+
+
+def _pins(file: Path) -> list[str]:
+    """The pins of a file in constraints/, without PyTorch's: its builds have other hashes than PyPI's files."""
+    return [pin for pin in file.read_text().splitlines() if pin != TORCH]
+
+
+def _write_hashes(pins: Sequence[str]) -> None:
+    """Writes the hashes of all files of pinned versions: a requirement of pip in each line.
+
+    All files, because the machines on which they are installed have other systems and versions of Python.
+    """
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(_hashes_of, pins)
+    lines = [
+        " ".join([pin, *(f"--hash=sha256:{one}" for one in hashes)]) for pin, hashes in zip(pins, found, strict=True)
+    ]
+    HASHES.write_text("\n".join(lines) + "\n")
+
+
+def _hashes_of(pin: str) -> list[str]:
+    """The SHA-256 of a pinned version's files, as the package index says (PEP 691); sorted."""
+    name, version = pin.split("==")
+    url = f"{PACKAGE_INDEX}/{re.sub('[-_.]+', '-', name).lower()}/"
+    request = urllib.request.Request(url, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        files = json.load(answer)["files"]
+    ours = [file for file in files if version == _version_in(file["filename"])]
+    if not ours:
+        raise ValueError(f"{url} lists no file of {pin}.")
+    return sorted(file["hashes"]["sha256"] for file in ours)
+
+
+def _version_in(filename: str) -> str:
+    """Of a wheel (NAME-VERSION-TAGS.whl) or of a source distribution (NAME-VERSION.tar.gz)."""
+    if filename.endswith(".whl"):
+        return filename.split("-")[1]
+    return filename.removesuffix(".zip").removesuffix(".tar.gz").rpartition("-")[2]
 
 
 def _requirements(*extras: str) -> list[str]:
@@ -325,9 +372,10 @@ def _install(session: nox.Session, *extras: str) -> None:
         extras: Names in pyproject.toml; the last one names the file in constraints/.
     """
     profile = extras[-1]
-    pins = Path("constraints", f"{profile}.txt")
+    pins = PINS / f"{profile}.txt"
     build, reason = _torch_build()
-    wanted = hashlib.sha256("\n".join([pins.read_text(), build, *_requirements(*extras)]).encode()).hexdigest()
+    texts = [pins.read_text(), HASHES.read_text(), build, *_requirements(*extras)]
+    wanted = hashlib.sha256("\n".join(texts).encode()).hexdigest()
     stamp = Path(session.virtualenv.location, "installed.txt")
     if stamp.is_file() and stamp.read_text() == wanted:
         return
@@ -337,7 +385,12 @@ def _install(session: nox.Session, *extras: str) -> None:
         session.log(f"PyTorch: the {build} build, because {reason}.")
         with _heartbeat(session, "installing PyTorch"):
             session.install(*quietly, TORCH, *index, silent=False)
+    hashed = Path(session.create_tmp(), "hashed.txt").resolve()
+    lines = {line.partition(" ")[0]: line for line in HASHES.read_text().splitlines()}
+    hashed.write_text("\n".join(lines[pin] for pin in _pins(pins)) + "\n")
     with _heartbeat(session, f"installing what {' and '.join(extras)} need"):
+        session.install(*quietly, "--no-deps", "--require-hashes", "-r", str(hashed), silent=False)
+        # Finds nothing to do, unless this system or this version of Python needs more than the pins name.
         session.install(*quietly, "-c", str(pins), *_requirements(*extras), silent=False)
     stamp.write_text(wanted)
 

@@ -57,6 +57,18 @@ def image(tmp_path_factory):
     return app, target
 
 
+def test_pip_gets_the_hashes_of_every_pin_of_the_trainer(image, tmp_path):
+    app, _ = image
+    (script,) = (arguments for name, arguments in instructions() if name == "RUN" and "hashed.txt" in arguments)
+    (joined,) = re.findall(r"export LC_ALL=C && .*? > /tmp/hashed.txt", script)
+    done = run_program(["sh", "-c", joined.replace("/tmp/", f"{tmp_path}/")], cwd=app)
+    assert done.returncode == 0, done.stderr
+    found = (tmp_path / "hashed.txt").read_text().splitlines()
+    pins = [pin for pin in (app / "constraints" / "training.txt").read_text().splitlines() if "torch==" not in pin]
+    assert sorted(line.split(" ")[0] for line in found) == sorted(pins)
+    assert all(" --hash=sha256:" in line for line in found)
+
+
 def test_what_pip_installs_from_exists_and_is_copied(image):
     app, _ = image
     extras = tomllib.loads((app / "pyproject.toml").read_text())["project"]["optional-dependencies"]
