@@ -391,7 +391,7 @@ def _install(session: nox.Session, *extras: str) -> None:
     with _heartbeat(session, f"installing what {' and '.join(extras)} need"):
         session.install(*quietly, "--no-deps", "--require-hashes", "-r", str(hashed), silent=False)
         # Finds nothing to do, unless this system or this version of Python needs more than the pins name.
-        session.install(*quietly, "-c", str(pins), *_requirements(*extras), silent=False)
+        session.install(*quietly, "--quiet", "-c", str(pins), *_requirements(*extras), silent=False)
     stamp.write_text(wanted)
 
 
