@@ -20,9 +20,10 @@ from training.swarm.progress import Progress
 from training.swarm.standing import Standing
 from training.swarm.waiting import LeftBehindError, NobodyElseError, await_group
 
-LOOK_SHARE, SILENT_SHARE = 0.25, 0.5
-"""Of a window of matchmaking: how often a peer that looks for a group asks others for a sign of life, and for how long
-those that it asks have told nothing of their progress."""
+LOOK_SHARE, SILENT_SHARE, LATE_ANSWER_SHARE = 0.25, 0.5, 0.3
+"""Of a window of matchmaking: how often a peer that looks for a group asks others for a sign of life, for how long
+those that it asks have told nothing of their progress, and after which time an answer is late if those of most others
+come much sooner. A group would wait for such a peer through all its windows, in every epoch."""
 
 
 class Exchange:
@@ -111,7 +112,7 @@ class Exchange:
         """
         window = self._swarm.matchmaking_seconds
         while search.stage is Stage.SEARCHING and not search.done():
-            self._progress.give_up_the_silent(window * SILENT_SHARE, window)
+            self._progress.give_up_the_silent(window * SILENT_SHARE, window, slow_seconds=window * LATE_ANSWER_SHARE)
             left = self.expected_peers
             if left != expected:
                 search.expect_fewer(expected - left)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
 from hivemind.averaging.group_info import GroupInfo
@@ -23,6 +24,7 @@ from training.swarm.admission import Admission, admission_of
 from training.swarm.dht import announced_peer, own_subkey
 from training.swarm.gathering import NonsenseError, Words, check_members
 from training.swarm.groups import Announcement
+from training.swarm.slow_nodes import slow_peers
 from training.trust.check import TicketRefused
 
 TURN_SHARE = 0.75
@@ -360,4 +362,8 @@ class PatientKeyManager(GroupKeyManager):
         await asyncio.sleep(self._pause())
         announced = await super().get_averagers(group_key, only_active)
         averagers = [(announced_peer(self.dht, subkey.to_bytes()), until) for subkey, until in announced]
-        return [(peer, until) for peer, until in averagers if peer is not None and self._follows(peer)]
+        averagers = [(peer, until) for peer, until in averagers if peer is not None and self._follows(peer)]
+        # A leader with a full link would hold up its whole group.
+        ask = partial(slow_peers, [peer for peer, _ in averagers])
+        slow = await self.dht.run_coroutine(ask, return_future=True)
+        return [(peer, until) for peer, until in averagers if peer not in slow]

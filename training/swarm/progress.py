@@ -252,7 +252,9 @@ class Progress:
         """Notes that these peers were lost in an average: groups do not wait for them until they report again."""
         self._give_up(PeerID.from_base58(peer).to_bytes() for peer in peers)
 
-    def give_up_the_silent(self, silent_seconds: float, answer_seconds: float) -> None:
+    def give_up_the_silent(
+        self, silent_seconds: float, answer_seconds: float, *, slow_seconds: float = math.inf
+    ) -> None:
         """Asks the peers that a group waits for, and that have told nothing lately, for a sign of life.
 
         Those that have not answered the last time are asked again: a full link delays answers, and is not death.
@@ -260,6 +262,7 @@ class Progress:
         Args:
             silent_seconds: A peer whose last word is older is asked.
             answer_seconds: One that does not answer within this time is given up.
+            slow_seconds: So is one that takes longer than this, and much longer than most.
         """
         now = get_dht_time()
         heard = {record.peer_id: max(record.time, self._heard_of.get(record.peer_id, 0.0)) for record in self._others}
@@ -271,7 +274,7 @@ class Progress:
         if not asked:
             return
         with suppress(TimeoutError):  # this peer's own node is busy; that says nothing of the others
-            silent = silent_peers(self.dht, asked, answer_seconds)
+            silent = silent_peers(self.dht, asked, answer_seconds, slow_seconds=slow_seconds)
             self._heard_of = dict.fromkeys(asked - silent, get_dht_time())
             for peer in self._silent & asked - silent:
                 self._given_up.pop(peer, None)

@@ -7,6 +7,8 @@ peer that computes a long micro-batch tells nothing either. A ping tells the two
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Collection
 from functools import partial
 
@@ -15,43 +17,58 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 
+from training.swarm.slow_nodes import SlowNodes
+
 PINGS_AT_ONCE = 32
 """More would be lost among the other messages of a slow link."""
 NODE_SECONDS = 5.0
 """How much longer than a ping the node's process may take; it may be busy."""
 
 
-def silent_peers(dht: DHT, peers: Collection[bytes], seconds: float) -> frozenset[bytes]:
-    """Those of the peers that do not answer.
+def silent_peers(
+    dht: DHT, peers: Collection[bytes], seconds: float, *, slow_seconds: float = math.inf
+) -> frozenset[bytes]:
+    """Those of the peers that do not answer, or much later than most.
 
     Args:
         dht: A running node.
         peers: Ids of peers that accept connections.
         seconds: Longest wait for an answer.
+        slow_seconds: An answer that takes longer is late, unless most nodes take as long (`slow_nodes`).
 
     Raises:
         TimeoutError: If this peer's own node does not answer, so that nothing is known of the others.
     """
     rounds = -(-len(peers) // PINGS_AT_ONCE)
-    asked = dht.run_coroutine(partial(_silent, tuple(peers), seconds), return_future=True)
+    asked = dht.run_coroutine(partial(_silent, tuple(peers), seconds, slow_seconds), return_future=True)
     return asked.result(timeout=rounds * seconds + NODE_SECONDS)
 
 
 # What follows runs in the node's process.
 
 
-async def _silent(peers: tuple[bytes, ...], seconds: float, _dht: DHT, node: DHTNode) -> frozenset[bytes]:
-    free = asyncio.Semaphore(PINGS_AT_ONCE)
-    answers = await asyncio.gather(*(_answers(node, PeerID(peer), seconds, free) for peer in peers))
-    return frozenset(peer for peer, answered in zip(peers, answers, strict=True) if not answered)
+async def _silent(
+    peers: tuple[bytes, ...], seconds: float, slow_seconds: float, _dht: DHT, node: DHTNode
+) -> frozenset[bytes]:
+    free, nodes = asyncio.Semaphore(PINGS_AT_ONCE), SlowNodes.of(node)
+    times = await asyncio.gather(*(_answer_seconds(node, PeerID(peer), seconds, free) for peer in peers))
+    silent = set()
+    for peer, took in zip(peers, times, strict=True):
+        patience = nodes.patience(PeerID(peer), slow_seconds)
+        if took is None or (patience is not None and took > patience):
+            silent.add(peer)
+        if took is not None:
+            nodes.note(PeerID(peer), took)
+    return frozenset(silent)
 
 
-async def _answers(node: DHTNode, peer: PeerID, seconds: float, free: asyncio.Semaphore) -> bool:
+async def _answer_seconds(node: DHTNode, peer: PeerID, seconds: float, free: asyncio.Semaphore) -> float | None:
     # hivemind's own `call_ping` would take a peer that is silent for a moment out of the routing table.
     ping = partial(node.p2p.call_protobuf_handler, peer, "DHTProtocol.rpc_ping")
     async with free:
+        began = time.monotonic()
         try:
             await asyncio.wait_for(ping(dht_pb2.PingRequest(), dht_pb2.PingResponse), seconds)
         except Exception:  # refused, broken off or too late
-            return False
-    return True
+            return None
+        return time.monotonic() - began

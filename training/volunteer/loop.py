@@ -151,19 +151,6 @@ class TrainingLoop:
 
     def _end_epoch(self, report: EpochReport, loss: float, seconds: float) -> None:
         speed = report.samples / seconds if seconds else 0.0
-        contribution = self.reporter.status.contribution.plus(report, seconds)
-        contribution.write(self.contribution_file)
-        self.reporter.end_epoch(
-            PeerStatus(
-                status="training",
-                epoch=report.epoch,
-                loss=loss,
-                samples_per_second=speed,
-                group_size=report.senders,
-                contribution=contribution,
-            ),
-            report.samples,
-        )
         streamed = _Streamed.of(self.samples)
         since, self.told = streamed.minus(self.told), streamed
         self.notices.events.write(
@@ -182,6 +169,20 @@ class TrainingLoop:
             update_samples=report.update_samples,
             data_pass_done=self.samples.pass_done,
             **{f"data_{name}": value for name, value in asdict(since).items()},
+        )
+        # After the log: what a peer that is killed here has told the others is then in its log, too.
+        contribution = self.reporter.status.contribution.plus(report, seconds)
+        contribution.write(self.contribution_file)
+        self.reporter.end_epoch(
+            PeerStatus(
+                status="training",
+                epoch=report.epoch,
+                loss=loss,
+                samples_per_second=speed,
+                group_size=report.senders,
+                contribution=contribution,
+            ),
+            report.samples,
         )
         together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
         self.notices.console.print(

@@ -273,6 +273,15 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             tests=("training/swarm/test_node.py::test_a_store_goes_to_the_nodes_that_an_earlier_one_has_found",),
         ),
         Fault(
+            happens="A search, and a store, waits three seconds for each node that it asks. In a run of five "
+            "volunteers, one with a full link kept the other four from finding each other in time: they trained at "
+            "three quarters of their speed.",
+            where="`dht/protocol.py`: `wait_timeout`",
+            here="A node that takes much longer than most is left behind, and asked again after some seconds; groups "
+            "neither wait for its peer nor follow it.",
+            tests=("training/swarm/test_slow_nodes.py::test_nobody_waits_for_a_node_with_a_full_link_nor_follows_it",),
+        ),
+        Fault(
             happens="If the program is killed, the processes of its DHT node and its averagers keep running.",
             where="`p2p/p2p_daemon.py`, `averaging/averager.py`",
             here="These processes end with the program.",

@@ -376,6 +376,56 @@ def progress_of_all(peer: Peer) -> list[dict]:
     return [entry.value for entry in found.value.values()] if found is not None else []
 
 
+async def stand_still(_dht, _node) -> None:
+    """In a node's process: it answers nobody, but for a moment now and then."""
+    for _ in range(6):
+        time.sleep(2.9)
+        await asyncio.sleep(0.01)
+
+
+def look_beside_a_slow_node(peer: Peer):
+    """All store their names; then the node of "slow" stands still for almost as long as hivemind waits for an answer,
+    again and again. The names that a peer finds, how long its slowest look or store took, and who is silent or slow."""
+    from hivemind.p2p import PeerID
+    from hivemind.utils import get_dht_time
+
+    from training.swarm.signs_of_life import silent_peers
+    from training.swarm.slow_nodes import slow_peers
+
+    def tell():
+        expires = get_dht_time() + 60
+        return peer.dht.store(key, subkey=peer.dht.public_key, value=peer.name, expiration_time=expires)
+
+    def look():
+        return sorted(entry.value for entry in peer.dht.get(key, latest=True).value.values())
+
+    key, found, seconds = f"{run_with().run_id}_recipe", [], [0.0]
+    (peer.folder / f"{peer.name}.id").write_bytes(peer.dht.peer_id.to_bytes())
+    assert tell()
+    peer.await_others("told")
+    ids = {(peer.folder / f"{name}.id").read_bytes(): name for name in peer.names if name != peer.name}
+    for _ in range(3):  # so each node knows how long the others take
+        found = look()
+    peer.await_others("looked")
+    if peer.name == "slow":
+        peer.dht.run_coroutine(stand_still, return_future=True)
+    peer.await_others("slow")
+    for work in (tell, look) * 3 if peer.name != "slow" else ():
+        began = time.monotonic()
+        found = work() if work is look else work() and found
+        seconds.append(time.monotonic() - began)
+    slow = peer.dht.run_coroutine(partial(slow_peers, [PeerID(one) for one in ids]))
+    late, silent = (silent_peers(peer.dht, tuple(ids), 6.0, slow_seconds=limit) for limit in (0.3, 6.0))
+    peer.await_others("done")
+    return {
+        "found": found,
+        "seconds": max(seconds),
+        "slow": [ids[one.to_bytes()] for one in slow],
+        "late": [ids[one] for one in late],
+        "silent": [ids[one] for one in silent],
+    }
+
+
 def train_locally(peer: Peer):
     """Three exchanges of local updates: what was offered, and the common weights before and after; and the reports."""
     settings = {"mode": "diloco", "inner_batch_size": 8, "target_batch_size": 240, "average_state_every": 1000}

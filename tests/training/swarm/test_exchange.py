@@ -78,7 +78,7 @@ def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None, peer
         give_up=lambda peers: None,
         look_around=lambda: (7, others()),
         seconds_left=0.0,
-        give_up_the_silent=lambda *seconds: None,
+        give_up_the_silent=lambda *seconds, **slow: None,
     )
     averager, alignment = PlayedAverager(*outcomes), AlignmentState()
     standing = Standing(lambda peers: None)

@@ -1,0 +1,122 @@
+"""Nodes whose answers take much longer than the others': a search or a store does not wait for them.
+
+hivemind waits three seconds for each node that it asks. One volunteer with a full link is among the nodes of most
+searches in a small run; then all others look for a group for so long, miss each other, and average in parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
+
+from hivemind.dht import DHT, DHTID
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import PeerID
+
+Answer = TypeVar("Answer")
+
+TIMES_MEDIAN, LATE_AFTER_SECONDS = 5.0, 0.5
+"""A node is slow if it takes so many times as long as the median of all nodes, and longer than this. So if this peer's
+own link is full, which delays all answers alike, none is slow."""
+ENOUGH_NODES = 3
+"""As long as fewer others answer in time, this peer waits for each node: it knows no other way to the records."""
+REST_SECONDS = 5.0
+"""A slow node is not asked again for so long after its late answer."""
+MEMORY_SECONDS = 60.0
+"""An answer says something of its node for so long."""
+
+
+class SlowNodes:
+    """Asks nodes, and remembers how long each took.
+
+    Args:
+        clock: Seconds.
+        lives: Told of each node that has answered late.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, lives: Callable[[PeerID], object] = lambda peer: None
+    ):
+        self._clock, self._lives = clock, lives
+        self._answers: dict[PeerID, tuple[float, float]] = {}
+        """When each node has answered last, and how many seconds it took."""
+        self._slow_until: dict[PeerID, float] = {}
+        self._late: set[asyncio.Task] = set()
+
+    @classmethod
+    def of(cls, node: DHTNode) -> SlowNodes:
+        """What a node knows of the others; nothing yet if its searches wait for all (`leave_slow_nodes_behind`)."""
+        return getattr(node, "slow_nodes", None) or cls()
+
+    def is_slow(self, peer: PeerID) -> bool:
+        """Whether this node is better not asked now."""
+        return self._is_resting(peer) and self._others_suffice(peer)
+
+    def _is_resting(self, peer: PeerID) -> bool:
+        return self._slow_until.get(peer, 0.0) > self._clock()
+
+    def _others_suffice(self, peer: PeerID) -> bool:
+        return sum(other != peer and not self._is_resting(other) for other in self._answers) >= ENOUGH_NODES
+
+    def patience(self, peer: PeerID, least: float = LATE_AFTER_SECONDS) -> float | None:
+        """Seconds after which a node counts as slow, `least` or more; None: never."""
+        if not self._others_suffice(peer):
+            return None
+        return max(TIMES_MEDIAN * statistics.median(took for _, took in self._answers.values()), least)
+
+    def note(self, peer: PeerID, seconds: float) -> None:
+        """A node has taken so long for an answer."""
+        self._answers[peer] = self._clock(), seconds
+
+    async def ask(self, peer: PeerID, call: Awaitable[Answer | None]) -> Answer | None:
+        """A node's answer; None if there is none, or none in time. A late answer is noted when it comes."""
+        self._forget()
+        began, patience = self._clock(), self.patience(peer)
+        task = asyncio.ensure_future(call)
+        done, _ = await asyncio.wait({task}, timeout=patience)
+        if done:
+            if task.result() is not None:  # else it is dead, or hivemind has not even asked it
+                self.note(peer, self._clock() - began)
+            return task.result()
+        self._slow_until[peer] = math.inf
+        self._late.add(task)  # asyncio itself keeps no reference to it
+        task.add_done_callback(lambda late: self._note_late(peer, began, late))
+        return None
+
+    def _note_late(self, peer: PeerID, began: float, task: asyncio.Task) -> None:
+        self._late.discard(task)
+        self.note(peer, self._clock() - began)
+        self._slow_until[peer] = self._clock() + REST_SECONDS
+        if not task.cancelled() and task.exception() is None and task.result() is not None:
+            self._lives(peer)
+
+    def _forget(self) -> None:
+        now = self._clock()
+        self._answers = {peer: answer for peer, answer in self._answers.items() if now - answer[0] < MEMORY_SECONDS}
+        self._slow_until = {peer: until for peer, until in self._slow_until.items() if until > now}
+
+
+async def leave_slow_nodes_behind(_dht: DHT, node: DHTNode) -> None:
+    """In the node's process: its searches and stores do not wait for slow nodes."""
+    # hivemind takes a node without an answer for dead, and does not ask it for a while that doubles each time.
+    nodes = node.slow_nodes = SlowNodes(lives=node.blacklist.register_success)
+    find, call_store = node.protocol.call_find, node.protocol.call_store
+
+    async def find_unless_slow(peer: PeerID, keys: Collection[DHTID]):
+        return None if nodes.is_slow(peer) else await nodes.ask(peer, find(peer, keys))
+
+    async def store_unless_slow(peer: PeerID, *args, **kwargs):
+        return None if nodes.is_slow(peer) else await nodes.ask(peer, call_store(peer, *args, **kwargs))
+
+    # hivemind's DHT makes the node itself and lets nobody choose its class.
+    node.protocol.call_find, node.protocol.call_store = find_unless_slow, store_unless_slow
+
+
+async def slow_peers(peers: Collection[PeerID], _dht: DHT, node: DHTNode) -> set[PeerID]:
+    """In the node's process: those of the peers that it finds slow."""
+    nodes = SlowNodes.of(node)
+    return {peer for peer in peers if nodes.is_slow(peer)}
