@@ -85,9 +85,9 @@ class Branches:
             return None
         others = self.of_lineage(lineage)
         if member_of != others:
-            if epoch > self._newest(member_of) + 1 and self._newest(others) >= epoch - 1:
+            if epoch > self.newest(member_of) + 1 and self.newest(others) >= epoch - 1:
                 member_of = others  # it has caught up with them
-            elif epoch > self._newest(others) and others == self.current:
+            elif epoch > self.newest(others) and others == self.current:
                 self._make_current(member_of)  # they were cut off, and are further than those who resumed the run
         self.reach(member_of, epoch)
         return member_of
@@ -102,7 +102,7 @@ class Branches:
             epoch: The one that it has finished.
         """
         number = member_of if member_of is not None else self.of_lineage(lineage)
-        begins = member_of is None and epoch <= self._newest(number) and not self._is_anybody_there(number)
+        begins = member_of is None and epoch <= self.newest(number) and not self._is_anybody_there(number)
         if begins:
             resumed = self._begin(lineage or self._row(number)["lineage"], "resumed", number, min(base, epoch - 1))
             if number == self.current:
@@ -110,6 +110,10 @@ class Branches:
             number = resumed
         self.reach(number, epoch)
         return number, begins
+
+    def newest(self, number: int) -> int:
+        """The newest epoch of a branch."""
+        return self._row(number)["newest_epoch"]
 
     def newest_before(self, lineage: str | None) -> int:
         """The newest epoch of a lineage that was known before this transaction."""
@@ -141,6 +145,3 @@ class Branches:
 
     def _row(self, number: int) -> sqlite3.Row:
         return self._connection.execute("SELECT * FROM branches WHERE number = ?", (number,)).fetchone()
-
-    def _newest(self, number: int) -> int:
-        return self._row(number)["newest_epoch"]

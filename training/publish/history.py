@@ -425,9 +425,12 @@ class History(HistoryReader):
         epochs = 1 if base is None else report.epoch - base
         samples = report.samples - known["since_samples"]
         finished = epochs > 0 and samples > 0 and _finite(report.loss) is not None
-        # A peer that has less than before, or nothing yet, was started again: it may go on from anywhere.
-        has_restarted = _epoch_of(report) is None or (base is not None and report.epoch < base)
-        branch = None if has_restarted else branches.note(known["branch"], report.lineage, report.epoch)
+        # A peer that has less than before, or has done nothing yet, was started again: it may go on from anywhere.
+        has_restarted = report.status == "joining" or (base is not None and report.epoch < base)
+        goes_on = not has_restarted and self._goes_on(connection, branches, known, report, now)
+        if not goes_on:  # nor does it keep the branch, on which it was, from being left by all
+            connection.execute("UPDATE peers SET branch = NULL WHERE name = ? AND peer_id = ?", key)
+        branch = branches.note(known["branch"], report.lineage, report.epoch) if goes_on else None
         reported = {}
         if finished:
             since = _first_recent(report) - 1 if base is None else base
@@ -439,7 +442,7 @@ class History(HistoryReader):
             last = (report.epoch, report.loss, max(1, samples // epochs), report.time)
             for epoch, loss, given, ended_at in _recent(report, since) or [last]:
                 holder = branches.holder(branch, epoch)
-                reported[holder, epoch] = now - max(0.0, report.time - ended_at)
+                reported[holder, epoch] = _ended_at(report, ended_at, now)
                 connection.execute(
                     "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?, ?, ?)", (holder, epoch, *key, loss, given)
                 )
@@ -465,6 +468,40 @@ class History(HistoryReader):
         )
         return reported
 
+    def _goes_on(
+        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, report: PeerReport, now: float
+    ) -> bool:
+        """Whether a peer may have gone on from the epoch that was seen of it last.
+
+        The monitor may have missed that it was started again meanwhile. Then its first epoch after that does not follow
+        the last one that was seen, or its branch has this epoch from another time.
+        """
+        number, base = known["branch"], known["since_epoch"]
+        if number is None or base is None:
+            return True
+        current = branches.of_lineage(report.lineage)
+        if current != number and _first_recent(report) > base + 1 and report.epoch <= branches.newest(current) + 1:
+            return False
+        return not any(
+            self._is_of_another_time(connection, branches.holder(number, epoch), epoch, report, by_its_clock, now)
+            for epoch, _, given, by_its_clock in report.recent
+            if given and epoch <= report.epoch
+        )
+
+    def _is_of_another_time(
+        self,
+        connection: sqlite3.Connection,
+        branch: int,
+        epoch: int,
+        report: PeerReport,
+        by_its_clock: float,
+        now: float,
+    ) -> bool:
+        """Whether a branch has an epoch that ended at another time than the one that a peer tells of."""
+        query = "SELECT time FROM epochs WHERE branch = ? AND epoch = ?"
+        known = connection.execute(query, (branch, epoch)).fetchone()
+        return known is not None and abs(known["time"] - _ended_at(report, by_its_clock, now)) > SAME_EPOCH_SECONDS
+
     def _fill_gaps(
         self, connection: sqlite3.Connection, branches: Branches, report: PeerReport, now: float
     ) -> dict[tuple[int, int], float]:
@@ -476,15 +513,13 @@ class History(HistoryReader):
         number = branches.of_lineage(report.lineage)
         told: dict[tuple[int, int], float] = {}
         for epoch, loss, given, by_its_clock in report.recent:
-            holder, ended_at = branches.holder(number, epoch), now - max(0.0, report.time - by_its_clock)
-            query = "SELECT time FROM epochs WHERE branch = ? AND epoch = ?"
-            known = connection.execute(query, (holder, epoch)).fetchone()
-            is_another = known is not None and abs(known["time"] - ended_at) > SAME_EPOCH_SECONDS
+            holder = branches.holder(number, epoch)
+            is_another = self._is_of_another_time(connection, holder, epoch, report, by_its_clock, now)
             if epoch > report.epoch or not given or is_another:
                 continue
             row = (holder, epoch, report.name, report.peer_id, loss, given)
             if connection.execute("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
-                told[holder, epoch] = ended_at
+                told[holder, epoch] = _ended_at(report, by_its_clock, now)
                 branches.reach(number, epoch)
         return told
 
@@ -583,6 +618,11 @@ def _lock_path(path: Path) -> Path:
 def _epoch_of(report: PeerReport) -> int | None:
     """The epoch of the peer's weights; a newcomer has none before it has taken over the run's state."""
     return None if report.status == "joining" and not report.epoch else report.epoch
+
+
+def _ended_at(report: PeerReport, by_its_clock: float, now: float) -> float:
+    """When an epoch of a peer ended, by this monitor's clock."""
+    return now - max(0.0, report.time - by_its_clock)
 
 
 def _recent(report: PeerReport, since: int) -> list[tuple[int, float, int, float]]:

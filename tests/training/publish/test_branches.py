@@ -26,11 +26,11 @@ class Played:
         self.folder, self.clock, self.samples = folder, Clock(), {}
         self.history = open_history(folder, self.clock, expiration_seconds=EXPIRATION_SECONDS)
 
-    def say(self, peer, epoch, *, status="training", samples=0, lineage=None):
+    def say(self, peer, epoch, *, status="training", samples=0, lineage=None, recent=()):
         """One record; `samples` are new."""
         self.clock.now += 1
         self.samples[peer["name"]] = self.samples.get(peer["name"], 0) + samples
-        told = {"samples": self.samples[peer["name"]], "time": self.clock.now, "lineage": lineage}
+        told = {"samples": self.samples[peer["name"]], "time": self.clock.now, "lineage": lineage, "recent": recent}
         self.history.observe([Report(**peer, epoch=epoch, status=status, loss=2.0, **told)])
 
     def come(self, *peers, epoch=0, lineage=None):
@@ -168,6 +168,28 @@ def test_who_was_cut_off_and_is_further_wins_over_those_who_resumed(played):
     assert [epoch for epoch, _ in played.shown] == [1, 2, 3, 4, 5, 6, 7, 9, 10]
     assert played.shown[4:7] == [(5, 20), (6, 20), (7, 20)] and played.shown[-1][0] == 10
     assert [(epoch, samples) for _, epoch, samples in played.left] == [(5, 10), (6, 10)]
+
+
+@pytest.mark.parametrize("first_word", ["joining", "later", "later, from the checkpoint"])
+def test_who_comes_back_unseen_is_on_the_branch_of_the_others(played, first_word):
+    """Seven epochs, a checkpoint; ada's last word is of the eighth. The monitor misses how alan comes back."""
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=range(1, 8))
+    played.train(ADA, epochs=[8])
+    played.all_die()
+    played.come(ADA, GRACE, epoch=7)
+    played.train(ADA, GRACE, epochs=[8])
+    if first_word == "joining":
+        played.say(ALAN, 8, status="joining")
+    played.train(ADA, GRACE, epochs=[9])
+    done = [9] if first_word != "later, from the checkpoint" else [8, 9]
+    now = played.clock.now
+    recent = [(epoch, 2.0, 10, now - 3 * (9 - epoch)) for epoch in done]
+    played.say(ALAN, 9, samples=10 * len(done), recent=tuple(recent))
+    played.train(ADA, ALAN, GRACE, epochs=[10])
+    assert played.shown[6:] == [(7, 20), (8, 10 * len(done) + 10), (9, 30), (10, 30)]
+    assert played.left == [(1, 8, 10)]
+    assert played.history.total_samples() == sum(played.samples.values())
 
 
 def test_a_run_that_is_lost_twice_goes_on_from_what_holds_its_checkpoint(played):
