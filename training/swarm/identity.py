@@ -17,7 +17,7 @@ from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
 
 from training.errors import BadInput, reason_of
-from training.storage.whole import whole_file
+from training.storage.whole import delete_drafts, whole_file
 from training.trust.proof import peer_id_of_key
 
 
@@ -46,6 +46,7 @@ class Identity:
             raise BadInput(
                 f"Another process is using {state_dir}; stop it, or give another folder with --state-dir."
             ) from None
+        delete_drafts(state_dir)  # of a process that was killed while it wrote
         if not self.path.is_file():
             with whole_file(self.path) as draft:
                 P2P.generate_identity(str(draft))
