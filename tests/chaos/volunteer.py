@@ -92,7 +92,10 @@ def keep_notes(path: Path) -> None:
             weights = torch.cat([parameter.flatten() for parameter in host.parameters])
             some = weights[:: max(1, weights.numel() // NOTED_WEIGHTS)].tolist()
         facts = {"epoch": report.epoch, "others": report.others, "fault": report.fault, "updates": updates}
-        facts |= {"drifted": self.optimizer.alignment.drifted, "weights": [float(f"{value:.6g}") for value in some]}
+        facts |= {
+            "drifted": self.optimizer.alignment.lacks_updates,
+            "weights": [float(f"{value:.6g}") for value in some],
+        }
         notes.write(json.dumps({"time": real_time(), **facts}) + "\n")
 
     TrainingLoop._end_epoch = _end_epoch

@@ -22,7 +22,7 @@ from training.swarm.lineage import Lineage
 from training.swarm.pipe import AveragerSettings
 
 WEIGHT_WHEN_DRIFTED = 1e-6
-"""Weight of parameters that have drifted. It is not 0: if all of a group have drifted, their
+"""Weight of parameters that have drifted, or soon will. It is not 0: if all of a group have drifted, their
 weights would otherwise have no mean."""
 
 
@@ -93,7 +93,7 @@ class ParameterAverager(Averager):
     @property
     def weight(self) -> float:
         """The weight of this peer's parameters in the next round."""
-        return WEIGHT_WHEN_DRIFTED if self._alignment.drifted else FULL_WEIGHT
+        return WEIGHT_WHEN_DRIFTED if self._alignment.lacks_updates else FULL_WEIGHT
 
     def give_back(self) -> None:
         """The averaged weights become the host's, which has as many updates as before."""

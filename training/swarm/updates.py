@@ -140,6 +140,7 @@ class Updates:
             logger.info("No update ends epoch %s: %s", epoch, error)
             return False
         self.host.update(epoch)  # if this fails, `apply` raises the error in the trainer
+        self._alignment.updated()
         return True
 
     def _average(self, updating: Future[bool], round_: Round) -> AveragedGroup | None:

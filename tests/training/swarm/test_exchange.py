@@ -10,7 +10,7 @@ from hivemind.utils import ValueWithExpiration, get_dht_time
 from played import averaged
 
 from training.config import load_recipe
-from training.swarm.alignment import TRANSITIONS, Alignment, AlignmentState, Event
+from training.swarm.alignment import MOMENTS_UPDATES, TRANSITIONS, Alignment, AlignmentState, Event
 from training.swarm.epochs import EpochEnd
 from training.swarm.exchange import Exchange
 from training.swarm.groups import Announcement
@@ -225,3 +225,18 @@ def test_a_peer_that_is_behind_has_no_weights_of_the_others_until_it_took_them()
         alignment.note(event)
         seen.append(alignment.now)
     assert seen == [Alignment.BEHIND, Alignment.BEHIND, Alignment.DRIFTED, Alignment.ALIGNED]
+
+
+def test_weights_count_little_until_the_moments_have_the_updates_that_the_peer_skipped():
+    alignment = AlignmentState()
+    alignment.note(Event.SKIPPED_EPOCHS)
+    alignment.note(Event.PARAMETERS_AVERAGED)
+    assert alignment.now is Alignment.ALIGNED
+    lacked = []
+    for _ in range(MOMENTS_UPDATES):
+        lacked.append(alignment.lacks_updates)
+        alignment.updated()
+    assert all(lacked) and not alignment.lacks_updates
+    alignment.note(Event.SKIPPED_EPOCHS)
+    alignment.note(Event.LOADED_STATE)  # with the moments
+    assert not alignment.lacks_updates
