@@ -52,6 +52,8 @@ hivemind asks 20, each of which answers with the records of all peers."""
 _NO_CACHE = {"cache_refresh_before_expiry": 0, "cache_nearest": 0}
 """hivemind keeps what was looked for, and asks for it again before it expires. All our looks want the latest records,
 so nobody reads what is kept."""
+_NO_BLACKLIST = {"blacklist_time": 0.0}
+"""`slow_nodes` remembers dead nodes, by a clock that nobody sets."""
 
 
 class Node(DHT):
@@ -166,6 +168,7 @@ def start_dht(
             check_if_identity_free=False,
             client_mode=client_mode,
             **_NO_CACHE,
+            **_NO_BLACKLIST,
             startup_timeout=START_SECONDS,
             start=True,
             await_ready=False,  # DHT's own wait has no time-out

@@ -1,7 +1,9 @@
-"""Nodes whose answers take much longer than the others': a search or a store does not wait for them.
+"""Nodes that answer late or not at all: searches and stores do not wait for them, and ask them again later.
 
 hivemind waits three seconds for each node that it asks. One volunteer with a full link is among the nodes of most
-searches in a small run; then all others look for a group for so long, miss each other, and average in parts.
+searches in a small run; then all others look for a group for so long, miss each other, and average in parts. After a
+failure, hivemind does not ask a node for a while, which it measures by the clock of the day: if that is set back, it
+asks nobody for as long.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
@@ -24,8 +27,9 @@ TIMES_MEDIAN, LATE_AFTER_SECONDS = 5.0, 0.5
 own link is full, which delays all answers alike, none is slow."""
 ENOUGH_NODES = 3
 """As long as fewer others answer in time, this peer waits for each node: it knows no other way to the records."""
-REST_SECONDS = 5.0
-"""A slow node is not asked again for so long after its late answer."""
+REST_SECONDS, MOST_DOUBLINGS = 5.0, 2
+"""A node is not asked again for so long after it has answered late or not at all. After each further failure, the time
+is doubled, at most so often."""
 MEMORY_SECONDS = 60.0
 """An answer says something of its node for so long."""
 
@@ -34,17 +38,17 @@ class SlowNodes:
     """Asks nodes, and remembers how long each took.
 
     Args:
-        clock: Seconds.
-        lives: Told of each node that has answered late.
+        clock: Seconds; one that nobody sets.
     """
 
-    def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, lives: Callable[[PeerID], object] = lambda peer: None
-    ):
-        self._clock, self._lives = clock, lives
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
         self._answers: dict[PeerID, tuple[float, float]] = {}
         """When each node has answered last, and how many seconds it took."""
-        self._slow_until: dict[PeerID, float] = {}
+        self._late_until: dict[PeerID, float] = {}
+        self._dead_until: dict[PeerID, float] = {}
+        self._failures: Counter[PeerID] = Counter()
+        """Of each node since its last answer."""
         self._late: set[asyncio.Task] = set()
 
     @classmethod
@@ -53,24 +57,36 @@ class SlowNodes:
         return getattr(node, "slow_nodes", None) or cls()
 
     def is_slow(self, peer: PeerID) -> bool:
-        """Whether this node is better not asked now."""
-        return self._is_resting(peer) and self._others_suffice(peer)
+        """Whether this node is better not asked now, because it was late or dead and others do answer.
+
+        A peer whose link is cut takes all others for dead. It goes on asking them, so it knows at once when they are
+        back.
+        """
+        least = 1 if self._dead_until.get(peer, 0.0) > self._clock() else ENOUGH_NODES
+        return self._is_resting(peer) and self._others(peer) >= least
 
     def _is_resting(self, peer: PeerID) -> bool:
-        return self._slow_until.get(peer, 0.0) > self._clock()
+        return max(self._late_until.get(peer, 0.0), self._dead_until.get(peer, 0.0)) > self._clock()
 
-    def _others_suffice(self, peer: PeerID) -> bool:
-        return sum(other != peer and not self._is_resting(other) for other in self._answers) >= ENOUGH_NODES
+    def _others(self, peer: PeerID) -> int:
+        """How many other nodes answer in time."""
+        return sum(other != peer and not self._is_resting(other) for other in self._answers)
 
     def patience(self, peer: PeerID, least: float = LATE_AFTER_SECONDS) -> float | None:
         """Seconds after which a node counts as slow, `least` or more; None: never."""
-        if not self._others_suffice(peer):
+        if self._others(peer) < ENOUGH_NODES:
             return None
         return max(TIMES_MEDIAN * statistics.median(took for _, took in self._answers.values()), least)
 
     def note(self, peer: PeerID, seconds: float) -> None:
         """A node has taken so long for an answer."""
         self._answers[peer] = self._clock(), seconds
+        self._failures.pop(peer, None)
+        self._dead_until.pop(peer, None)
+
+    def _note_failure(self, peer: PeerID) -> None:
+        self._dead_until[peer] = self._clock() + REST_SECONDS * 2 ** min(self._failures[peer], MOST_DOUBLINGS)
+        self._failures[peer] += 1
 
     async def ask(self, peer: PeerID, call: Awaitable[Answer | None]) -> Answer | None:
         """A node's answer; None if there is none, or none in time. A late answer is noted when it comes."""
@@ -79,31 +95,36 @@ class SlowNodes:
         task = asyncio.ensure_future(call)
         done, _ = await asyncio.wait({task}, timeout=patience)
         if done:
-            if task.result() is not None:  # else it is dead, or hivemind has not even asked it
-                self.note(peer, self._clock() - began)
+            self._note_outcome(peer, began, task.result())
             return task.result()
-        self._slow_until[peer] = math.inf
+        self._late_until[peer] = math.inf
         self._late.add(task)  # asyncio itself keeps no reference to it
         task.add_done_callback(lambda late: self._note_late(peer, began, late))
         return None
 
+    def _note_outcome(self, peer: PeerID, began: float, answer: object) -> None:
+        if answer is None:
+            self._note_failure(peer)
+        else:
+            self.note(peer, self._clock() - began)
+
     def _note_late(self, peer: PeerID, began: float, task: asyncio.Task) -> None:
         self._late.discard(task)
-        self.note(peer, self._clock() - began)
-        self._slow_until[peer] = self._clock() + REST_SECONDS
-        if not task.cancelled() and task.exception() is None and task.result() is not None:
-            self._lives(peer)
+        self._late_until[peer] = self._clock() + REST_SECONDS
+        failed = task.cancelled() or task.exception() is not None
+        self._note_outcome(peer, began, None if failed else task.result())
 
     def _forget(self) -> None:
         now = self._clock()
         self._answers = {peer: answer for peer, answer in self._answers.items() if now - answer[0] < MEMORY_SECONDS}
-        self._slow_until = {peer: until for peer, until in self._slow_until.items() if until > now}
+        self._late_until = {peer: until for peer, until in self._late_until.items() if until > now}
+        self._dead_until = {peer: until for peer, until in self._dead_until.items() if until > now - MEMORY_SECONDS}
+        self._failures = Counter({peer: count for peer, count in self._failures.items() if peer in self._dead_until})
 
 
 async def leave_slow_nodes_behind(_dht: DHT, node: DHTNode) -> None:
-    """In the node's process: its searches and stores do not wait for slow nodes."""
-    # hivemind takes a node without an answer for dead, and does not ask it for a while that doubles each time.
-    nodes = node.slow_nodes = SlowNodes(lives=node.blacklist.register_success)
+    """In the node's process: its searches and stores do not wait for slow nodes, nor for dead ones."""
+    nodes = node.slow_nodes = SlowNodes()
     find, call_store = node.protocol.call_find, node.protocol.call_store
 
     async def find_unless_slow(peer: PeerID, keys: Collection[DHTID]):

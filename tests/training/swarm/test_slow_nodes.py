@@ -18,8 +18,8 @@ async def after(seconds, value="an answer"):
     return value
 
 
-async def nodes_with_quick_ones(clock=time.monotonic, seconds=0.0, **settings):
-    nodes = SlowNodes(clock=clock, **settings)
+async def nodes_with_quick_ones(clock=time.monotonic, seconds=0.0):
+    nodes = SlowNodes(clock=clock)
     for peer in QUICK:
         assert await nodes.ask(peer, after(seconds)) == "an answer"
     return nodes
@@ -27,15 +27,14 @@ async def nodes_with_quick_ones(clock=time.monotonic, seconds=0.0, **settings):
 
 def test_a_slow_node_is_left_behind_until_it_has_rested():
     async def play():
-        now, lives = [0.0], []
-        nodes = await nodes_with_quick_ones(clock=lambda: time.monotonic() + now[0], lives=lives.append)
+        now = [0.0]
+        nodes = await nodes_with_quick_ones(clock=lambda: time.monotonic() + now[0])
         began = time.monotonic()
         assert await nodes.ask("slow", after(3 * LATE_AFTER_SECONDS)) is None
         assert LATE_AFTER_SECONDS <= time.monotonic() - began < 2 * LATE_AFTER_SECONDS
         now[0] += REST_SECONDS  # it has not answered yet
-        assert nodes.is_slow("slow") and lives == []
+        assert nodes.is_slow("slow")
         await asyncio.sleep(3 * LATE_AFTER_SECONDS)
-        assert lives == ["slow"]
         assert nodes.is_slow("slow") and not any(nodes.is_slow(peer) for peer in QUICK)
         now[0] += REST_SECONDS
         assert not nodes.is_slow("slow")
@@ -63,12 +62,33 @@ def test_without_enough_others_each_node_is_waited_for(forgotten):
     asyncio.run(play())
 
 
-def test_a_node_that_is_not_asked_has_no_time():
+def test_a_dead_node_is_asked_again_after_times_that_double():
     async def play():
-        nodes = SlowNodes()
+        now = [0.0]
+        nodes = await nodes_with_quick_ones(clock=lambda: now[0])
+        for rest in (REST_SECONDS, 2 * REST_SECONDS, 4 * REST_SECONDS, 4 * REST_SECONDS):
+            assert not nodes.is_slow("dead")
+            assert await nodes.ask("dead", after(0.0, None)) is None
+            now[0] += rest - 0.1
+            assert nodes.is_slow("dead")
+            now[0] += 0.2
+            assert await nodes.ask(QUICK[0], after(0.0)) == "an answer"
+        assert await nodes.ask("dead", after(0.0)) == "an answer" and not nodes.is_slow("dead")
+        assert await nodes.ask("dead", after(0.0, None)) is None
+        now[0] += REST_SECONDS
+        assert not nodes.is_slow("dead")  # the first failure again
+
+    asyncio.run(play())
+
+
+def test_if_nobody_answers_all_are_asked_again():
+    async def play():
+        nodes = await nodes_with_quick_ones()
         for peer in QUICK:
             assert await nodes.ask(peer, after(0.0, None)) is None
-        assert await nodes.ask("another", after(2 * LATE_AFTER_SECONDS)) == "an answer"
+        assert not any(nodes.is_slow(peer) for peer in QUICK)
+        assert await nodes.ask(QUICK[0], after(0.0)) == "an answer"
+        assert not nodes.is_slow(QUICK[0]) and nodes.is_slow(QUICK[1])
 
     asyncio.run(play())
 
