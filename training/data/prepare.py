@@ -309,9 +309,11 @@ class _Work:
     def _trained_codec(self, steps: int) -> ImageCodec:
         chosen = self.table.sample(CODEC_PICTURES, seed=str(self.seed))
         found: list[np.ndarray] = []
+        opened = 0
         for batch in self.pictures.batches(chosen):
             found += [picture.pixels for picture in batch if isinstance(picture, Picture)]
-            self.progress("Opening pictures for the codec", len(found), len(chosen))
+            opened += len(batch)
+            self.progress("Opening pictures for the codec", opened, len(chosen))
         if not found:
             raise BadInput(f"None of {len(chosen)} pictures can be opened. Check --images or --urls.")
         return train_small_codec(
