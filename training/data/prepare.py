@@ -27,6 +27,7 @@ from training.data.finishing import (
     MARKS_FILE,
     NOTE_SUFFIX,
     Progress,
+    alone_at,
     described,
     digest_of,
     finish,
@@ -151,9 +152,8 @@ def prepare(
     Raises:
         BadInput: If an input cannot be used. Single broken pictures are only counted.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     place = {"prefix": f".{out.name}.rows-", "dir": out.parent, "ignore_cleanup_errors": True}
-    with tempfile.TemporaryDirectory(**place) as folder:
+    with alone_at(out), tempfile.TemporaryDirectory(**place) as folder:
         table = source.open_rows(Path(folder), run.data)
         images = source.images if source.hub is None else Path(folder)
         pictures = Pictures(images, run, workers=workers, fetcher=fetcher)

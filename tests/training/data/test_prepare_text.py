@@ -3,6 +3,7 @@
 import json
 import os
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -161,6 +162,14 @@ def test_again_does_nothing_and_other_input_needs_replace(lines, tmp_path):
     prepare_documents(tmp_path / "shards", lines, seed=1, replace=True)
     after = blocks_in(tmp_path / "shards")
     assert after != before and sorted(after) == sorted(before)
+
+
+@pytest.mark.parametrize("place", [".", "..", "/"])
+def test_the_folder_where_one_is_cannot_become_the_set(lines, tmp_path, monkeypatch, place):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(BadInput, match=r"no name for a new folder|not empty"):
+        prepare_documents(Path(place), lines)
 
 
 def test_a_trained_tokenizer_has_an_id_for_every_text(tmp_path):
