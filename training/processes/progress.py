@@ -85,7 +85,7 @@ class _Lines:
     def __init__(self, stream: TextIO, clock: Callable[[], float]):
         self._stream, self._clock = stream, clock
         self._stage: str | None = None
-        self._written = 0.0
+        self._written, self._done = 0.0, 0
         self._pace = _Pace()
 
     def show(self, stage: str, done: int, total: int | None) -> None:
@@ -93,9 +93,10 @@ class _Lines:
         if stage != self._stage:
             self._pace = _Pace()
         self._pace.look(now, done)
-        if stage == self._stage and done != total and now - self._written < LINE_SECONDS:
+        says_more = stage != self._stage or (done == total and done != self._done)
+        if not says_more and now - self._written < LINE_SECONDS:
             return
-        self._stage, self._written = stage, now
+        self._stage, self._written, self._done = stage, now, done
         of, pace = f" of {total:,}" if total else "", self._pace.told(total)
         self._stream.write(f"{stage}: {done:,}{of}{', ' if pace else ''}{pace}\n")
         self._stream.flush()

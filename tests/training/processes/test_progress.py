@@ -64,6 +64,15 @@ def test_what_an_interrupted_call_finds_finished_counts_for_half_a_minute_only(c
     assert ", 10.0/s, 0:20:" in stream.getvalue().splitlines()[-1]
 
 
+def test_an_end_that_is_told_again_takes_one_line(clock):
+    """Text is counted in megabytes, and a small file is at its end from the beginning."""
+    stream = io.StringIO()
+    with show_progress(stream, clock=clock) as show:
+        for _ in range(20):
+            show("Packing text", 1, 1)
+    assert stream.getvalue() == "Packing text: 1 of 1\n"
+
+
 def test_a_terminal_of_80_columns_shows_all_of_it(clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream = Terminal()
