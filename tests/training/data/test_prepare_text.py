@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -184,6 +185,13 @@ def test_a_trained_tokenizer_has_an_id_for_every_text(tmp_path):
     prepare_text(source, tmp_path / "again")
     for name in ("tokenizer.json", "manifest.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "shards" / name).read_bytes()
+
+
+def test_a_tokenizer_is_trained_on_a_megabyte_without_a_space():
+    began = time.process_time()
+    tokenizer = TextTokenizer.train(["x" * (1 << 20), "once upon a time"], 300)
+    assert time.process_time() - began < 60
+    assert tokenizer.decode(tokenizer.encode(["x" * 100 + " once"])[0]) == "x" * 100 + " once"
 
 
 def test_the_end_of_text_within_a_document_ends_none(tmp_path):
