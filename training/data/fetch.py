@@ -15,9 +15,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import defaultdict
-from collections.abc import Callable
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from training.data.source import TRY_AGAIN_CODES, pause_seconds
 
@@ -28,6 +28,13 @@ LARGEST_PICTURE_BYTES = 1 << 25
 OPTED_OUT = ("noai", "noimageai", "noindex", "noimageindex")
 USER_AGENT = "training-transformers-together (obeys X-Robots-Tag: noai)"
 REDIRECTIONS = 5
+WITH_IPV4 = tuple(map(ipaddress.ip_network, ("::ffff:0:0/96", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+"""Addresses of IPv6 that end with one of IPv4, to which machines and gateways take them (RFC 4291, 2765 and 6052)."""
+INSIDE = ipaddress.ip_network("64:ff9b:1::/48")
+"""Of a network's own gateway to IPv4 (RFC 8215)."""
+PLAIN_SIGNS = "%/:=&?~+!$,;'@()*[]"
+"""Signs that stay as they are in an address; lists have spaces and letters of all scripts in others, as browsers take
+them."""
 
 
 class LeftOutError(Exception):
@@ -54,7 +61,8 @@ class Fetcher:
             urllib.request.UnknownHandler(),  # refuses what is neither http:// nor https://
         ):
             self._opener.add_handler(handler)
-        self._hosts: dict[str, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(CONNECTIONS_PER_HOST))
+        self._hosts: dict[str, _Host] = {}
+        """Those that are asked now: a list may name millions."""
         self._lock = threading.Lock()
 
     def fetch(self, url: str) -> bytes:
@@ -63,23 +71,40 @@ class Fetcher:
         Raises:
             LeftOutError: If it is not to be had, too large, or not for training.
         """
-        with self._lock:
-            host = self._hosts[(urlsplit(url).hostname or "")]
         for failures in range(1, FETCH_TRIES + 1):
             try:
-                with host:
-                    return self._read(url)
+                parts = urlsplit(url)
+                path, query = (quote(part, safe=PLAIN_SIGNS) for part in (parts.path, parts.query))
+                with self._turn(parts.hostname or ""):
+                    return self._read(urlunsplit(parts._replace(path=path, query=query)))
             except urllib.error.HTTPError as error:
                 if error.code < 500 and error.code not in TRY_AGAIN_CODES:
                     raise LeftOutError("not found at its address") from None
             except _PrivateAddressError:
                 raise LeftOutError("private address") from None
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (ValueError, http.client.InvalidURL):  # of this address, or of one to which it leads
+                raise LeftOutError("no web address") from None
+            except (OSError, http.client.HTTPException) as error:
                 if isinstance(getattr(error, "reason", None), _PrivateAddressError):
                     raise LeftOutError("private address") from None
             if failures < FETCH_TRIES:
                 time.sleep(pause_seconds(failures))
         raise LeftOutError("host does not answer")
+
+    @contextmanager
+    def _turn(self, name: str) -> Iterator[None]:
+        """Waits until a host is asked by fewer than `CONNECTIONS_PER_HOST`."""
+        with self._lock:
+            host = self._hosts.setdefault(name, _Host())
+            host.asking += 1
+        try:
+            with host.turns:
+                yield
+        finally:
+            with self._lock:
+                host.asking -= 1
+                if not host.asking:
+                    del self._hosts[name]
 
     def _read(self, url: str) -> bytes:
         request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
@@ -122,8 +147,23 @@ def is_public(address: str) -> bool:
     (True, False, False, False)
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None)
-    return (mapped is None or is_public(str(mapped))) and ip.is_global and not ip.is_multicast
+    if ip.version == 4:
+        return ip.is_global and not ip.is_multicast
+    inner = ip.sixtofour
+    if any(ip in network for network in WITH_IPV4):
+        inner = ipaddress.IPv4Address(ip.packed[-4:])
+    if inner is not None and not is_public(str(inner)):
+        return False
+    return (inner is not None or ip.is_global) and not (ip.is_multicast or ip.is_site_local or ip in INSIDE)
+
+
+class _Host:
+    """A host that is asked."""
+
+    def __init__(self):
+        self.turns = threading.Semaphore(CONNECTIONS_PER_HOST)
+        self.asking = 0
+        """Threads that have a turn, or wait for one."""
 
 
 class _PrivateAddressError(OSError):
@@ -161,4 +201,7 @@ class _Guarded(urllib.request.AbstractHTTPHandler):
         allowed = [place for *_, place in found if self._is_allowed(place[0])]
         if not allowed:
             raise _PrivateAddressError(f"{address[0]} is no public address")
-        return socket.create_connection(allowed[0][:2], timeout)
+        for place in allowed[:-1]:
+            with suppress(OSError):  # such as the first of two families, on a machine that has only the other one
+                return socket.create_connection(place[:2], timeout)
+        return socket.create_connection(allowed[-1][:2], timeout)

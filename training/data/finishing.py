@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
+import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -33,6 +37,53 @@ PLACE_SUFFIX, MARKS_FILE = ".place.json", "pictures.marks"
 that are nearly the same. Both are for work that goes on, and not of the finished set."""
 
 
+@contextmanager
+def alone_at(out: Path) -> Iterator[None]:
+    """Keeps the place of a set, within the block, from other calls: two at once would mix their shards.
+
+    What killed calls have left of their rows is deleted. It may take as much room as all captions, and each call makes
+    its own.
+
+    Args:
+        out: The folder that is made; those above it are made at once.
+
+    Raises:
+        BadInput: If another call is making it, or something else is there.
+    """
+    if out.name in ("", ".."):
+        raise BadInput(f"{str(out)!r} is no name for a new folder. Give one with --out, such as shards.")
+    if out.is_dir() and not (out / MANIFEST_FILE).exists() and any(out.iterdir()):
+        raise BadInput(f"{out} is not empty and holds no prepared shards. Give another --out.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(out.with_name(f".{out.name}.lock"), out):
+        for left in _beside(out, "rows"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+@contextmanager
+def _locked(path: Path, out: Path) -> Iterator[None]:
+    while True:
+        with path.open("a") as lock:
+            try:
+                # The system releases it however the program ends.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"Another `prepare` makes {out}. Wait for its end, or give another --out.") from None
+            # Whoever held it may just have deleted the file; a lock on a deleted file keeps nobody off.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+
+
+def _beside(out: Path, kind: str) -> Iterator[Path]:
+    """Hidden folders of unfinished work on a set: its `part`, or its `rows`."""
+    return out.parent.glob(f".{glob.escape(out.name)}.{kind}-*")
+
+
 def part_folder(out: Path, digest: str) -> Path:
     """The folder in which a set is made of an input; the next call with the same input finds what is finished there."""
     return out.with_name(f".{out.name}.part-{digest[:12]}")
@@ -42,7 +93,7 @@ def finished(out: Path, digest: str, *, replace: bool) -> Manifest | TextManifes
     """The manifest of existing shards made from the same input; None if there is work to do.
 
     Raises:
-        BadInput: If something else is there that may not be replaced.
+        BadInput: If others are there that may not be replaced.
     """
     if (out / MANIFEST_FILE).exists():
         manifest = read_manifest(out)
@@ -51,8 +102,6 @@ def finished(out: Path, digest: str, *, replace: bool) -> Manifest | TextManifes
             return manifest
         if not replace:
             raise BadInput(f"{out} holds shards of other input. Give another --out, or --replace.")
-    elif out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is not empty and holds no prepared shards. Give another --out.")
     return None
 
 
@@ -80,7 +129,7 @@ def finish(work: Path, out: Path, manifest: Manifest | TextManifest) -> None:
     replace_folder(work, out)
     # Not before: killed in between, the next call would make every shard again.
     _delete_notes(out)
-    for unfinished in chain(out.parent.glob(f".{out.name}.part-*"), out.parent.glob(f".{out.name}.rows-*")):
+    for unfinished in chain(_beside(out, "part"), _beside(out, "rows")):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 

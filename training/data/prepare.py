@@ -27,6 +27,7 @@ from training.data.finishing import (
     MARKS_FILE,
     NOTE_SUFFIX,
     Progress,
+    alone_at,
     described,
     digest_of,
     finish,
@@ -151,9 +152,8 @@ def prepare(
     Raises:
         BadInput: If an input cannot be used. Single broken pictures are only counted.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     place = {"prefix": f".{out.name}.rows-", "dir": out.parent, "ignore_cleanup_errors": True}
-    with tempfile.TemporaryDirectory(**place) as folder:
+    with alone_at(out), tempfile.TemporaryDirectory(**place) as folder:
         table = source.open_rows(Path(folder), run.data)
         images = source.images if source.hub is None else Path(folder)
         pictures = Pictures(images, run, workers=workers, fetcher=fetcher)
@@ -309,9 +309,11 @@ class _Work:
     def _trained_codec(self, steps: int) -> ImageCodec:
         chosen = self.table.sample(CODEC_PICTURES, seed=str(self.seed))
         found: list[np.ndarray] = []
+        opened = 0
         for batch in self.pictures.batches(chosen):
             found += [picture.pixels for picture in batch if isinstance(picture, Picture)]
-            self.progress("Opening pictures for the codec", len(found), len(chosen))
+            opened += len(batch)
+            self.progress("Opening pictures for the codec", opened, len(chosen))
         if not found:
             raise BadInput(f"None of {len(chosen)} pictures can be opened. Check --images or --urls.")
         return train_small_codec(

@@ -20,7 +20,7 @@ import numpy as np
 from training.data.captions import SPLITS, Split
 from training.data.card import write_text_card
 from training.data.documents import TEXT_COLUMN, Piece, TextFile, text_files
-from training.data.finishing import NOTE_SUFFIX, Progress, described, digest_of, finish, finished, part_folder
+from training.data.finishing import NOTE_SUFFIX, Progress, alone_at, described, digest_of, finish, finished, part_folder
 from training.data.hub import HubText, hub_texts, is_hub
 from training.data.order import permuted
 from training.data.packing import Packer
@@ -111,15 +111,15 @@ def prepare_text(
     Raises:
         BadInput: If the input cannot be used. Single broken documents are only counted.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    files = _files(source)
-    digest = _input_digest(source, files, progress)
-    if (there := finished(out, digest, replace=replace)) is not None:
-        return there, False
-    work = _TextWork(part_folder(out, digest), source, files, progress)
-    manifest = work.make(digest)
-    write_text_card(work.folder, manifest, licence=licence)
-    finish(work.folder, out, manifest)
+    with alone_at(out):
+        files = _files(source)
+        digest = _input_digest(source, files, progress)
+        if (there := finished(out, digest, replace=replace)) is not None:
+            return there, False
+        work = _TextWork(part_folder(out, digest), source, files, progress)
+        manifest = work.make(digest)
+        write_text_card(work.folder, manifest, licence=licence)
+        finish(work.folder, out, manifest)
     return manifest, True
 
 

@@ -28,18 +28,21 @@ from training.errors import BadInput, reason_of
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LARGEST_NOTE_BYTES = 1 << 20
 """Of a text or JSON beside a picture."""
-BROKEN = "broken line"
+BROKEN, NO_KEYS = "broken line", "line without file and caption"
 
 
 def read_captions(captions: Path) -> Iterator[Row | str]:
     """The rows of a captions file, JSON lines or CSV.
 
     Raises:
-        BadInput: If the file cannot be read.
+        BadInput: If the file cannot be read, or a .csv lacks the columns.
     """
     try:
         with captions.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-            yield from _csv_rows(lines) if captions.suffix.lower() == ".csv" else _json_rows(lines)
+            if captions.suffix.lower() == ".csv":
+                yield from _csv_rows(lines, captions)
+            else:
+                yield from _json_rows(lines)
     except OSError as error:
         raise BadInput(
             f"The captions in {captions} cannot be read: {reason_of(error)}. Give a file of JSON lines, or a .csv, "
@@ -87,13 +90,25 @@ def _json_rows(lines: Iterable[str]) -> Iterator[Row | str]:
     for line in lines:
         if line.strip():
             try:
-                yield _row(json.loads(line))
+                fields = json.loads(line)
+                has_keys = not isinstance(fields, dict) or {"file", "caption"} <= fields.keys()
+                yield _row(fields) if has_keys else NO_KEYS
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 yield BROKEN
 
 
-def _csv_rows(lines: Iterable[str]) -> Iterator[Row | str]:
+def _csv_rows(lines: Iterable[str], source: Path) -> Iterator[Row | str]:
     rows = csv.DictReader(lines)
+    try:
+        names = rows.fieldnames or []
+    except csv.Error as error:
+        raise BadInput(f"{source} cannot be read: {error}. Give a file of JSON lines, or a .csv.") from None
+    if names and not {"file", "caption"} <= set(names):
+        raise BadInput(
+            f"{source} has the columns {', '.join(names):.200}; captions have file and caption, with commas between "
+            "them.",
+            cure="Rename the columns in the file's first line.",
+        )
     while True:
         try:
             fields = next(rows)
@@ -152,7 +167,15 @@ def _tar_rows(tar: Path) -> Iterator[Row | str]:
                 parts[suffix.lower()] = (member, opened.extractfile(member).read() if small else None)
             yield from _tar_row(tar, key, parts)
     except (tarfile.TarError, OSError, EOFError):
-        yield "broken tar"
+        yield "compressed tar" if _is_gzip(tar) else "broken tar"
+
+
+def _is_gzip(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"\x1f\x8b"
+    except OSError:
+        return False
 
 
 def _tar_row(tar: Path, key: object, parts: dict) -> Iterator[Row | str]:

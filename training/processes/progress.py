@@ -4,54 +4,99 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TextIO
 
 LINE_SECONDS = 5.0
+PACE_SECONDS, LOOK_SECONDS = 30.0, 0.5
+"""Of the time over which the pace is measured, and between two looks at it."""
 
 Show = Callable[[str, int, int | None], None]
 """Called with (stage, amount done, total amount or None while it is unknown)."""
 
 
 @contextmanager
-def show_progress(stream: TextIO | None = None) -> Iterator[Show]:
-    """Yields a function that shows the progress of each stage of some work.
+def show_progress(stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
+    """Yields a function that shows the progress of each stage of some work: what is done, how fast, and what is left.
 
     Args:
         stream: Where to write; None means standard error.
+        clock: Seconds that only grow.
     """
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
-        yield _Lines(stream).show
+        yield _Lines(stream, clock).show
         return
     from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Bars of 16 signs: with rich's 40, a terminal of 80 has no room for the rest.
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(file=stream)) as bars:
-        tasks = {}
+        tasks, paces = {}, {}
 
         def show(stage: str, done: int, total: int | None) -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+                tasks[stage], paces[stage] = bars.add_task(stage, total=total, pace=""), _Pace()
+            paces[stage].look(clock(), done)
+            bars.update(tasks[stage], completed=done, total=total, pace=paces[stage].told(total))
 
         yield show
+
+
+class _Pace:
+    """How fast a stage goes, by the last half minute: work that goes on after an interruption finds much that is done,
+    which would make the rest seem to take no time."""
+
+    def __init__(self):
+        self._looks: deque[tuple[float, int]] = deque()
+
+    def look(self, now: float, done: int) -> None:
+        """Notes what is done now."""
+        looks = self._looks
+        if len(looks) > 1 and looks[-1][0] - looks[-2][0] < LOOK_SECONDS:
+            looks.pop()
+        looks.append((now, done))
+        while now - looks[0][0] > PACE_SECONDS and len(looks) > 2:
+            looks.popleft()
+
+    def told(self, total: int | None) -> str:
+        """Such as `41.3/s, 0:06:52 left`; nothing as long as nothing can be said."""
+        (first, before), (now, done) = self._looks[0], self._looks[-1]
+        if now - first < LOOK_SECONDS or done <= before:
+            return ""
+        rate = (done - before) / (now - first)
+        left = f", {timedelta(seconds=round((total - done) / rate))} left" if total and done < total else ""
+        return f"{rate:,.{0 if rate >= 100 else 1}f}/s{left}"
 
 
 class _Lines:
     """Writes a line when a stage begins, every few seconds, and when it is done."""
 
-    def __init__(self, stream: TextIO):
-        self._stream = stream
+    def __init__(self, stream: TextIO, clock: Callable[[], float]):
+        self._stream, self._clock = stream, clock
         self._stage: str | None = None
-        self._written = 0.0
+        self._written, self._done = 0.0, 0
+        self._pace = _Pace()
 
     def show(self, stage: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if stage == self._stage and done != total and now - self._written < LINE_SECONDS:
+        now = self._clock()
+        if stage != self._stage:
+            self._pace = _Pace()
+        self._pace.look(now, done)
+        says_more = stage != self._stage or (done == total and done != self._done)
+        if not says_more and now - self._written < LINE_SECONDS:
             return
-        self._stage, self._written = stage, now
-        self._stream.write(f"{stage}: {done:,}" + (f" of {total:,}\n" if total else "\n"))
+        self._stage, self._written, self._done = stage, now, done
+        of, pace = f" of {total:,}" if total else "", self._pace.told(total)
+        self._stream.write(f"{stage}: {done:,}{of}{', ' if pace else ''}{pace}\n")
         self._stream.flush()

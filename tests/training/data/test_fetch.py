@@ -1,7 +1,10 @@
 """Pictures from strangers' addresses: none from inside the network, none that may not be had, few from one host."""
 
+import functools
+import socket
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -34,6 +37,58 @@ def test_a_picture_is_fetched(server, fetcher):
     assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
 
 
+def test_an_address_with_spaces_and_letters_of_any_script_is_asked_for_as_browsers_do(tmp_path, server, fetcher):
+    (tmp_path / "ein schöner Hund (1) 100%.png").write_bytes(CONTENT)
+    for name in ("ein schöner Hund (1) 100%25.png", "ein%20sch%C3%B6ner%20Hund%20(1)%20100%25.png#ß"):
+        assert fetcher.fetch(f"{server.url}/größe/{name}") == CONTENT
+
+
+def test_a_name_with_several_addresses_is_asked_at_the_next_one(server, fetcher, monkeypatch):
+    """As where a name has an address of IPv6, and this machine has none."""
+    port = server.server_port
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", functools.partial(_looked_up, {"two.example": found}))
+    assert Fetcher(lambda address: True).fetch(f"http://two.example:{port}/1.png") == CONTENT
+    assert fetcher.fetch(f"http://two.example:{port}/1.png") == CONTENT
+
+
+def _looked_up(known, host, *rest, real=socket.getaddrinfo, **settings):
+    return known.get(host) or real(host, *rest, **settings)
+
+
+def test_memory_does_not_grow_with_the_hosts_of_a_list():
+    fetcher = Fetcher()
+    tracemalloc.start()
+    try:
+        for number in range(4000):
+            with pytest.raises(LeftOutError, match="private address"):
+                fetcher.fetch(f"http://10.0.{number // 250}.{number % 250}/1.png")
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://[1.png", "http://127.0.0.1:x/1.png", f"http://{'a' * 300}.com/1.png", "http://a..b/"]
+)
+def test_an_address_that_is_none_is_left_out_at_once(fetcher, url, monkeypatch):
+    monkeypatch.setattr(fetch_module, "pause_seconds", None)
+    with pytest.raises(LeftOutError, match="no web address"):
+        fetcher.fetch(url)
+
+
+def test_a_host_that_leads_to_no_address_is_left_out(server, fetcher):
+    def redirect(handler, name, first):
+        handler.send_response(302)
+        handler.send_header("Location", "http://[::1/1.png")
+        handler.end_headers()
+        return True
+
+    server.fault = redirect
+    with pytest.raises(LeftOutError, match="no web address"):
+        fetcher.fetch(f"{server.url}/1.png")
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -53,6 +108,11 @@ def test_a_picture_is_fetched(server, fetcher):
         "fc00::1",
         "::ffff:10.0.0.1",
         "2002:0a00:0001::",
+        "::127.0.0.1",
+        "::ffff:0:10.0.0.1",
+        "64:ff9b::10.0.0.1",  # of a gateway to IPv4
+        "64:ff9b:1::10.0.0.1",
+        "fec0::1",
         "ff02::1",
     ],
 )
@@ -60,7 +120,7 @@ def test_addresses_inside_a_network_are_not_public(address):
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:4700::1111"])
+@pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:4700::1111", "64:ff9b::8.8.8.8"])
 def test_addresses_of_the_internet_are_public(address):
     assert is_public(address)
 

@@ -208,8 +208,9 @@ def test_pictures_of_every_kind_and_every_reason(make, tmp_path):
         )
     manifest, _ = make(folder)
     assert manifest.left_out == {
-        "broken line": 5,
+        "broken line": 4,
         "extreme aspect ratio": 1,
+        "line without file and caption": 1,
         "long caption": 1,
         "marked unsafe": 1,
         "missing file": 2,
@@ -271,6 +272,33 @@ def test_folders_of_others_are_not_touched(make, tmp_path):
     with pytest.raises(BadInput, match="not empty"):
         make(replace=True)
     assert [path.name for path in (tmp_path / "shards").iterdir()] == ["mine.txt"]
+
+
+def test_two_calls_do_not_make_one_set_together(make, tmp_path):
+    """The second one comes while the first one encodes; both would write the same shards, and the same marks."""
+    refused = []
+
+    def come_second(stage, done, total):
+        if stage == "Encoding":
+            with pytest.raises(BadInput, match=r"^Another `prepare` makes .*shards\. Wait for its end"):
+                make()
+            refused.append(done)
+
+    make(progress=come_second)
+    assert refused and [path.name for path in tmp_path.iterdir()] == ["shards"]
+    assert make()[1] is False
+
+
+def test_what_killed_calls_left_goes_when_the_next_one_begins(make, tmp_path):
+    """Each of them leaves all captions; those of sets whose names are alike stay."""
+    for name in (".shards[1].rows-killed", ".shards[1].rows-again", ".shards1.rows-other", ".shards1.part-other"):
+        (tmp_path / name).mkdir()
+    left = []
+    make(
+        out=tmp_path / "shards[1]", progress=lambda *told: left.append(sorted(path.name for path in tmp_path.iterdir()))
+    )
+    assert not {".shards[1].rows-killed", ".shards[1].rows-again"} & set(left[0])
+    assert {path.name for path in tmp_path.iterdir()} == {"shards[1]", ".shards1.rows-other", ".shards1.part-other"}
 
 
 def test_missing_captions_and_large_vocabularies_are_refused(make, drawn, tmp_path):

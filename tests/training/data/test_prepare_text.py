@@ -2,7 +2,9 @@
 
 import json
 import os
+import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -163,6 +165,14 @@ def test_again_does_nothing_and_other_input_needs_replace(lines, tmp_path):
     assert after != before and sorted(after) == sorted(before)
 
 
+@pytest.mark.parametrize("place", [".", "..", "/"])
+def test_the_folder_where_one_is_cannot_become_the_set(lines, tmp_path, monkeypatch, place):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(BadInput, match=r"no name for a new folder|not empty"):
+        prepare_documents(Path(place), lines)
+
+
 def test_a_trained_tokenizer_has_an_id_for_every_text(tmp_path):
     texts = ["Once upon a time, a fox and a bear had a ball.\n", "Füchse 狐 🦊 \u0000\x7f", "the fox the fox the fox"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -175,6 +185,13 @@ def test_a_trained_tokenizer_has_an_id_for_every_text(tmp_path):
     prepare_text(source, tmp_path / "again")
     for name in ("tokenizer.json", "manifest.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "shards" / name).read_bytes()
+
+
+def test_a_tokenizer_is_trained_on_a_megabyte_without_a_space():
+    began = time.process_time()
+    tokenizer = TextTokenizer.train(["x" * (1 << 20), "once upon a time"], 300)
+    assert time.process_time() - began < 60
+    assert tokenizer.decode(tokenizer.encode(["x" * 100 + " once"])[0]) == "x" * 100 + " once"
 
 
 def test_the_end_of_text_within_a_document_ends_none(tmp_path):

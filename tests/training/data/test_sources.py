@@ -55,9 +55,22 @@ def test_lines_that_are_no_rows_are_counted(tmp_path):
     (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n{}\n" + '{"file": "1.png", "caption": "a cat"}\n')
     assert [row if isinstance(row, str) else row.file for row in read_captions(tmp_path / "a.jsonl")] == [
         "broken line",
-        "broken line",
+        "line without file and caption",
         "1.png",
     ]
+
+
+@pytest.mark.parametrize("line", ["image,text", "file;caption", "a.png,a cat"])
+def test_a_csv_without_the_columns_is_one_sentence(tmp_path, line):
+    (tmp_path / "a.csv").write_text(f"{line}\n1.png,a cat\n")
+    with pytest.raises(BadInput, match=f"a.csv has the columns {line.split(',')[0]}.*; captions have file and caption"):
+        list(read_captions(tmp_path / "a.csv"))
+
+
+def test_a_compressed_tar_is_called_so(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w:gz"):
+        pass
+    assert list(read_folder(tmp_path)) == ["compressed tar"]
 
 
 def test_texts_beside_pictures_are_their_captions(tmp_path):
