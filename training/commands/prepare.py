@@ -72,6 +72,9 @@ Seed = Annotated[int, typer.Option(help="Seed of the samples' order and the code
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Pictures that are decoded at the same time. Default: one per core.")
 ]
+Device = Annotated[
+    str | None, typer.Option(help="Where pictures are encoded: cpu, cuda, cuda:1 and so on. Default: a GPU, else cpu.")
+]
 NearDuplicatesChoice = Annotated[
     Literal["keep", "drop"] | None,
     typer.Option(
@@ -108,6 +111,7 @@ def run(
     replace: Replace = False,
     seed: Seed = 0,
     workers: Workers = None,
+    device: Device = None,
     image_column: ImageColumn = None,
     near_duplicates: NearDuplicatesChoice = None,
     licence: Licence = None,
@@ -124,6 +128,7 @@ def run(
         "codec": codec,
         "codec_steps": codec_steps,
         "workers": workers,
+        "device": device,
         "image_column": image_column,
         "near_duplicates": near_duplicates,
     }
@@ -169,6 +174,7 @@ def _check_alone(text: str | None, of_pictures: dict[str, object], of_text: dict
 
 
 def _prepare_pictures(out: Path, flags: dict[str, Any], **settings: object) -> tuple[Manifest, bool]:
+    from training.compute.machine import torch_device
     from training.config import load_recipe
     from training.data.hub import is_hub
     from training.data.prepare import Input, prepare
@@ -181,7 +187,8 @@ def _prepare_pictures(out: Path, flags: dict[str, Any], **settings: object) -> t
         settings["codec_steps"] = flags["codec_steps"]
     recipe = load_recipe(flags["recipe"] or "demo")
     settings["drops_near_duplicates"] = flags["near_duplicates"] == "drop"
-    return prepare(source, out, recipe, codec_file=flags["codec"], workers=flags["workers"], **settings)
+    settings |= {"workers": flags["workers"], "device": torch_device(flags["device"])}
+    return prepare(source, out, recipe, codec_file=flags["codec"], **settings)
 
 
 def _prepare_text(out: Path, flags: dict[str, Any], settings: dict[str, Any]) -> tuple[TextManifest, bool]:

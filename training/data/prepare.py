@@ -58,6 +58,7 @@ DECODED_EVERY = 32
 LEFT_OUT_FILE = "left-out.jsonl"
 """Names the pictures that were left out, with the reasons."""
 NEAR_DUPLICATE = "near-duplicate"
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +124,7 @@ def prepare(
     replace: bool = False,
     seed: int = 0,
     workers: int | None = None,
+    device: torch.device = CPU,
     licence: str | None = None,
     fetcher: Fetcher | None = None,
     drops_near_duplicates: bool = False,
@@ -140,6 +142,7 @@ def prepare(
         replace: Whether an `out` made from other input may be replaced.
         seed: Seed of the samples' order and the codec's training.
         workers: Pictures that are decoded at the same time; None: as many as there are cores.
+        device: Where the codec encodes. A GPU rounds differently, so a few codes may differ.
         licence: Of pictures and captions, for the data card.
         fetcher: Fetches pictures of `source.urls`; None: one that reaches public addresses only.
         drops_near_duplicates: Whether pictures that are nearly the same as an earlier one are left out; they are
@@ -163,7 +166,7 @@ def prepare(
         digest = _input_digest(source, table, pictures, run, files, settings, progress)
         if (there := finished(out, digest, replace=replace)) is not None:
             return there, False
-        work = _Work(part_folder(out, digest), table, pictures, run, seed, drops_near_duplicates, progress)
+        work = _Work(part_folder(out, digest), table, pictures, run, seed, drops_near_duplicates, progress, device)
         manifest = work.make(digest, codec_file, tokenizer_file, codec_steps)
         write_card(work.folder, manifest, run, licence=licence)
         _list_left_out(work.folder)
@@ -183,6 +186,8 @@ class _Work:
     drops: bool
     """Whether near-duplicates are left out."""
     progress: Progress
+    device: torch.device
+    """Where the codec encodes."""
 
     def make(self, digest: str, codec_file: Path | None, tokenizer_file: Path | None, codec_steps: int) -> Manifest:
         """Makes all files; the manifest, which is not written yet."""
@@ -191,7 +196,7 @@ class _Work:
         tokenizer.save(self.folder / TOKENIZER_FILE)
         codec = self._codec(codec_file, codec_steps)
         with NearDuplicates(self.folder / MARKS_FILE, _marked(self.folder)) as near:
-            splits, totals = self._encode(codec, near)
+            splits, totals = self._encode(codec.to(self.device), near)
         return Manifest(
             run_id=self.run.run_id,
             input_digest=digest,
@@ -256,7 +261,7 @@ class _Work:
                 else:
                     usable.append((row, picture))
             if usable:
-                codes.append(note.encode([picture for _, picture in usable], codec))
+                codes.append(note.encode([picture for _, picture in usable], codec, self.device))
                 ids += [row.file for row, _ in usable]
                 captions += [row.caption for row, _ in usable]
             note.rows += len(found)
@@ -343,9 +348,9 @@ class _Note:
         self.left_out[reason] += 1
         self.listed.append({"file": row.file, "reason": reason})
 
-    def encode(self, pictures: list[Picture], codec: ImageCodec) -> np.ndarray:
-        """Codes of pictures, uint16 (n, image tokens)."""
-        pixels = torch.from_numpy(np.stack([picture.pixels for picture in pictures])).float() / 255
+    def encode(self, pictures: list[Picture], codec: ImageCodec, device: torch.device) -> np.ndarray:
+        """Codes of pictures, uint16 (n, image tokens); the codec is on the device."""
+        pixels = torch.from_numpy(np.stack([picture.pixels for picture in pictures])).to(device).float() / 255
         codes = codec.encode(pixels)
         sample = slice(-self.samples % DECODED_EVERY, None, DECODED_EVERY)
         original = pixels[sample]
@@ -354,7 +359,7 @@ class _Note:
         self.decoded += len(errors)
         self.samples += len(pictures)
         self.picture_bytes += sum(picture.file_bytes for picture in pictures)
-        return codes.numpy().astype(np.uint16)
+        return codes.cpu().numpy().astype(np.uint16)
 
     def add(self, other: _Note) -> None:
         """Adds the counts of another note."""

@@ -47,6 +47,10 @@ class ImageCodec(Protocol):
         """All weights, by the names under which they are stored."""
         ...
 
+    def to(self, device: torch.device) -> ImageCodec:
+        """The same codec, after its weights have moved to a device."""
+        ...
+
 
 class _Residual(nn.Module):
     """x + 1x1(GELU(3x3(norm(x)))), (B, W, G, G); initially x plus a constant."""

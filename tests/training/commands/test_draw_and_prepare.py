@@ -80,6 +80,7 @@ def test_from_text_to_shards(call, tmp_path):
         (["--images", "b", "--block-length", 32], "--block-length: this is for text, and there is no --text"),
         (["--text", "a"], "--tokenizer, or a number of ids with --vocabulary"),
         ([], "Give one of both, or --text"),
+        (["--images", "b", "--device", "cuda:99"], "PyTorch finds no device 'cuda:99' on this machine; .* one of: cpu"),
     ],
 )
 def test_flags_that_do_not_go_together_are_named(call, tmp_path, flags, words):
