@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from training.data.source import Folder
 from training.data.text_tokenizer import TextTokenizer
 from training.model.codec import load_codec
 
+HUB_LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+"""Such as cc-by-4.0."""
 SAMPLES_FILE = "samples.png"
 SHOWN = 16
 """Pictures on the card."""
@@ -119,8 +122,13 @@ def _text_card(folder: Path, manifest: TextManifest, licence: str | None) -> str
 
 
 def _header(task: str, licence: str | None, *tags: str) -> str:
+    # The hub takes only its own short names, all of this form, and `other` with a name of one's own.
+    if licence is None or HUB_LICENCE.fullmatch(licence):
+        licences = {"license": licence or "unknown"}
+    else:
+        licences = {"license": "other", "license_name": licence}
     fields = {
-        "license": licence or "unknown",
+        **licences,
         "task_categories": [task],
         "tags": ["training-transformers-together", *tags],
     }

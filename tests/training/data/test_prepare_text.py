@@ -232,6 +232,9 @@ def test_the_card_says_what_the_set_is(tmp_path):
     assert header["license"] == "odc-by" and header["task_categories"] == ["text-generation"]
     assert f"| Blocks, train | {manifest.splits['train'].samples} |" in card
     assert "\\!\\[x\\]" in card and "<img" not in card.replace("\\<img", "")
+    prepare_text(source, tmp_path / "other", licence="ours: ask us")
+    header = yaml.safe_load((tmp_path / "other" / "README.md").read_text().split("---")[1])
+    assert (header["license"], header["license_name"]) == ("other", "ours: ask us")
 
 
 def test_input_that_cannot_be_used_is_named(lines, tmp_path):
