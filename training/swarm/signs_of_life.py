@@ -28,7 +28,7 @@ NODE_SECONDS = 5.0
 def silent_peers(
     dht: DHT, peers: Collection[bytes], seconds: float, *, slow_seconds: float = math.inf
 ) -> frozenset[bytes]:
-    """Those of the peers that do not answer, or much later than most.
+    """Those of the peers that do not answer, or again and again much later than most.
 
     Args:
         dht: A running node.
@@ -54,11 +54,10 @@ async def _silent(
     times = await asyncio.gather(*(_answer_seconds(node, PeerID(peer), seconds, free) for peer in peers))
     silent = set()
     for peer, took in zip(peers, times, strict=True):
-        patience = nodes.patience(PeerID(peer), slow_seconds)
-        if took is None or (patience is not None and took > patience):
-            silent.add(peer)
         if took is not None:
-            nodes.note(PeerID(peer), took)
+            nodes.note(PeerID(peer), took, least=slow_seconds)
+        if took is None or nodes.lags(PeerID(peer)):
+            silent.add(peer)
     return frozenset(silent)
 
 

@@ -30,6 +30,9 @@ ENOUGH_NODES = 3
 REST_SECONDS, MOST_DOUBLINGS = 5.0, 2
 """A node is not asked again for so long after it has answered late or not at all. After each further failure, the time
 is doubled, at most so often."""
+LATE_TIMES = 2
+"""After so many late answers in a row, a peer is neither followed nor waited for. One alone may be chance: on a busy
+machine each process stands still for a moment now and then."""
 MEMORY_SECONDS = 60.0
 """An answer says something of its node for so long."""
 
@@ -49,6 +52,7 @@ class SlowNodes:
         self._dead_until: dict[PeerID, float] = {}
         self._failures: Counter[PeerID] = Counter()
         """Of each node since its last answer."""
+        self._late_in_a_row: Counter[PeerID] = Counter()
         self._late: set[asyncio.Task] = set()
 
     @classmethod
@@ -78,8 +82,14 @@ class SlowNodes:
             return None
         return max(TIMES_MEDIAN * statistics.median(took for _, took in self._answers.values()), least)
 
-    def note(self, peer: PeerID, seconds: float) -> None:
-        """A node has taken so long for an answer."""
+    def lags(self, peer: PeerID) -> bool:
+        """Whether a node was late several times in a row."""
+        return self._late_in_a_row[peer] >= LATE_TIMES
+
+    def note(self, peer: PeerID, seconds: float, *, least: float = LATE_AFTER_SECONDS) -> None:
+        """A node has taken so long for an answer; see `patience` on whether that is late."""
+        patience = self.patience(peer, least)
+        self._late_in_a_row[peer] = self._late_in_a_row[peer] + 1 if patience is not None and seconds > patience else 0
         self._answers[peer] = self._clock(), seconds
         self._failures.pop(peer, None)
         self._dead_until.pop(peer, None)
@@ -120,6 +130,7 @@ class SlowNodes:
         self._late_until = {peer: until for peer, until in self._late_until.items() if until > now}
         self._dead_until = {peer: until for peer, until in self._dead_until.items() if until > now - MEMORY_SECONDS}
         self._failures = Counter({peer: count for peer, count in self._failures.items() if peer in self._dead_until})
+        self._late_in_a_row = Counter({peer: count for peer, count in self._late_in_a_row.items() if count})
 
 
 async def leave_slow_nodes_behind(_dht: DHT, node: DHTNode) -> None:
@@ -138,6 +149,6 @@ async def leave_slow_nodes_behind(_dht: DHT, node: DHTNode) -> None:
 
 
 async def slow_peers(peers: Collection[PeerID], _dht: DHT, node: DHTNode) -> set[PeerID]:
-    """In the node's process: those of the peers that it finds slow."""
+    """In the node's process: those of the peers that lag behind."""
     nodes = SlowNodes.of(node)
-    return {peer for peer in peers if nodes.is_slow(peer)}
+    return {peer for peer in peers if nodes.lags(peer)}

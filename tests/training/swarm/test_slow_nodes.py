@@ -43,6 +43,19 @@ def test_a_slow_node_is_left_behind_until_it_has_rested():
     asyncio.run(play())
 
 
+def test_who_is_late_once_does_not_lag():
+    async def play():
+        nodes = await nodes_with_quick_ones()
+        seen = []
+        for seconds in (1.0, 0.0, 1.0, 1.0, 0.4, 0.4, 0.0):
+            nodes.note("another", seconds, least=0.3 if seconds < 1 else LATE_AFTER_SECONDS)
+            seen.append(nodes.lags("another"))
+        assert seen == [False, False, False, True, True, True, False]
+        assert not any(nodes.lags(peer) for peer in QUICK)
+
+    asyncio.run(play())
+
+
 def test_nobody_is_slow_if_all_are():
     async def play():
         nodes = await nodes_with_quick_ones(seconds=LATE_AFTER_SECONDS)
