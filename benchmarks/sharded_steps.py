@@ -87,10 +87,15 @@ class Held(TorchDispatchMode):
         for tensor in returned if isinstance(returned, tuple | list) else (returned,):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
                 self.follow(tensor)
-        now = self.now - (rounded(returned.untyped_storage().nbytes()) if in_place else 0)
+        now = self.now + self.workspace_bytes(func, args)
+        now -= rounded(returned.untyped_storage().nbytes()) if in_place else 0
         if now > self.peak:
             self.peak, self.peak_phase = now, self.phase
         return returned
+
+    def workspace_bytes(self, func, args: tuple) -> int:
+        """Memory that the operation's kernel takes only while it runs; none is known of CPUs."""
+        return 0
 
     def _would_be_in_place(self, func, args: tuple) -> bool:
         """Whether the engine adds two gradients in place, which it never does with fake tensors (input_buffer.cpp).

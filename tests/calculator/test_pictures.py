@@ -1,7 +1,10 @@
 """Models of pictures: parameters equal those of transformers, and so does what ViT keeps for backward."""
 
 import dataclasses
+import json
 import random
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,9 @@ from calculator.flops import forward_flops
 from calculator.page.models import own_values, used_part
 from calculator.page.search import understood
 from calculator.parameters import count_parameters
+from tests.programs import run_program
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PUBLISHED = {
     # released checkpoints, huggingface.co/google/vit-base-patch16-224 and vit-large-patch16-224
     "vit-base": 86_567_656,
@@ -83,6 +88,18 @@ def test_saved_activations_equal_those_of_transformers(seed):
     expected = saved_bytes(model, run, CudaRules(torch.bfloat16 if precision == "amp-bf16" else None))
     setup = Setup(config=config, micro_batch_size=batch, precision=precision, attention=attention)
     assert estimate(setup).saved_activations == expected, setup
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_recorded_step_is_traced_again(number, tmp_path):
+    """By the program that draws such steps; one with an optimizer on the host, one whose update is the peak."""
+    pytest.importorskip("torch")
+    record = tmp_path / "steps.json"
+    record.write_text(json.dumps([json.loads((BENCHMARKS / "picture_steps.json").read_text())[number]]))
+    done = run_program([sys.executable, "-W", "ignore", BENCHMARKS / "picture_steps.py", "--check", record])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("equal; peak ") and "1 steps traced" in done.stdout
 
 
 def test_a_recording_holds_for_other_sizes():

@@ -1,0 +1,127 @@
+"""Fake tensors on "cuda" in a PyTorch without CUDA: autograd, autocast, and attention by the kernels of CUDA.
+
+Import it before torch, which asks only once whether there is a device. It needs a C++ compiler and the CPU build of
+PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from calculator.autograd import rounded
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+BUILD = Path(__file__).resolve().parents[1] / "build"
+
+
+def _load() -> None:
+    """Compiles the device that does nothing, once for each version of torch, and loads it with torch's libraries."""
+    if "torch" in sys.modules:
+        raise SystemExit("Import fake_cuda before torch.")
+    version = metadata.version("torch")
+    if not version.endswith("+cpu"):
+        raise SystemExit(f"Steps are traced with the CPU build of torch, not {version}; see constraints/.")
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    library = BUILD / f"fake_cuda-{version}.so"
+    if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
+        BUILD.mkdir(exist_ok=True)
+        # Programs that start together must not load what another one is still writing.
+        written = library.with_suffix(f".{os.getpid()}")
+        command = [os.environ.get("CXX", "g++"), "-O1", "-std=c++20", "-shared", "-fPIC", f"-I{torch}/include"]
+        links = [f"-L{torch}/lib", "-ltorch_cpu", "-lc10"]
+        subprocess.run([*command, SOURCE, "-o", written, *links], check=True)
+        written.replace(library)
+    for needed in (*sorted(torch.glob("lib/lib*omp*.so*")), torch / "lib/libc10.so", torch / "lib/libtorch_cpu.so"):
+        ctypes.CDLL(str(needed), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+
+_load()
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+attention_of_torch = F.scaled_dot_product_attention
+
+
+def prepare() -> None:
+    """Lets autocast run for "cuda", chooses kernels of attention as CUDA does, and keeps transformers from tracing."""
+    import torch.cuda.amp.common
+    import transformers.masking_utils
+    import transformers.utils.import_utils
+
+    torch.set_num_threads(1)
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
+    F.scaled_dot_product_attention = attention
+    # It would make masks for traced tensors that it does not make for real ones, and read their values.
+    transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
+    transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
+
+
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """`scaled_dot_product_attention` of tensors on CUDA without a mask, by the kernel that CUDA's dispatcher takes.
+
+    Flash attention for 16 bits, the memory-efficient kernel for what it can read, else separate operations (pytorch,
+    sdp_utils.cpp); cuDNN's kernel, which some GPUs prefer, keeps about the same as flash attention.
+    """
+    if attn_mask is not None or enable_gqa:
+        raise NotImplementedError("Attention with a mask or shared heads is not traced.")
+    if torch.is_autocast_enabled("cuda"):
+        query, key, value = (x.to(torch.get_autocast_dtype("cuda")) for x in (query, key, value))
+    width = query.shape[-1]
+    with torch.autocast("cuda", enabled=False):
+        if query.itemsize == 2 and width <= 256:
+            return _flash(query, key, value, dropout_p, is_causal, scale or width**-0.5)
+        if width % (4 if query.itemsize == 4 else 8) == 0:
+            needed = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+            kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+            return kernel(query, key, value, None, needed, dropout_p, is_causal, scale=scale)[0]
+        return attention_of_torch(query, key, value, dropout_p=dropout_p, is_causal=is_causal, scale=scale)
+
+
+def _flash(query, key, value, dropout: float, causal: bool, scale: float):
+    width = query.shape[-1]
+    missing = -width % 8
+    if missing:
+        query, key, value = (F.pad(x, (0, missing)) for x in (query, key, value))
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention
+    return kernel(query, key, value, dropout, causal, False, scale=scale)[0][..., :width]
+
+
+def workspace_bytes(func, args: tuple) -> int:
+    """Memory that a CUDA kernel allocates and frees within one operation, as far as it is large.
+
+    The sources are those of `calculator.operations`: softmax backward's product, attention's accumulator in 32 bits,
+    and copies of operands that lie in another memory order.
+    """
+    aten = torch.ops.aten
+    if func in (aten._softmax.default, aten._log_softmax.default):
+        return _copied(args[0])
+    if func is aten._log_softmax_backward_data.default:
+        return _copied(args[0]) + _copied(args[1])
+    if func is aten._softmax_backward_data.default:
+        return rounded(args[0].nbytes) + _copied(args[1])
+    if func is aten.convolution_backward.default:
+        return _copied(args[0])
+    backward = (
+        aten._scaled_dot_product_flash_attention_backward.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+    )
+    if func not in backward:
+        return 0
+    batch, heads, length, width = args[1].shape
+    if args[1].itemsize == 4:
+        return rounded(4 * batch * heads * length)
+    rows = 4 * batch * heads * (-(-length // 128) * 128)
+    return rounded(rows * (-(-width // 32) * 32)) + rounded(rows)
+
+
+def _copied(tensor) -> int:
+    return 0 if tensor.is_contiguous() else rounded(tensor.nbytes)

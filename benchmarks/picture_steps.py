@@ -1,0 +1,355 @@
+"""Traces training steps of models of pictures as a GPU would run them, and counts what the device holds.
+
+    python benchmarks/picture_steps.py --check benchmarks/picture_steps.json
+    python benchmarks/picture_steps.py --cases 30 --seed 1 --json benchmarks/picture_steps.json
+
+Real code of transformers runs on fake tensors, which have a size but no content, on a CUDA device that does nothing
+(`fake_cuda`). The program follows every storage, rounded up to 512 bytes as CUDA's allocator does, through a step at
+whose start the optimizer's state exists. Operations are those of CUDA; what a kernel takes only while it runs is added
+where it is large.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import fake_cuda  # noqa: E402  before torch
+import torch  # noqa: E402
+from sharded_steps import DROPOUTS, HALF, Held  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+
+from calculator.autograd import rounded  # noqa: E402
+from calculator.setups import Setup, resolve, setup_from  # noqa: E402
+
+OPTIMIZERS = ("adamw", "adamw8bit", "lamb", "lamb8bit", "adafactor", "sgd")
+"""Optimizers of a traced step."""
+FIGURES = (
+    "parameters", "saved_activations", "autocast_weight_copies", "gradient_bytes", "optimizer_state_bytes",
+    "host_total", "peak",
+)  # fmt: skip
+
+
+class OnGpu(Held):
+    """Follows the storages on the GPU, and which of them are autocast's copies of weights."""
+
+    def __init__(self) -> None:
+        super().__init__(steps_on_device=True)
+        self.weights: set[int] = set()
+        self.copies: dict[int, int] = {}
+
+    def follow(self, tensor: torch.Tensor) -> None:
+        """Counts a tensor's storage at its present size from now on."""
+        if device_of(tensor) == "cuda":
+            super().follow(tensor)
+
+    def _forget(self, address: int) -> None:
+        super()._forget(address)
+        self.copies.pop(address, None)
+
+    def workspace_bytes(self, func, args: tuple) -> int:
+        """Memory that the operation's kernel takes only while it runs."""
+        return fake_cuda.workspace_bytes(func, args)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        returned = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten._to_copy.default and _address(args[0]) in self.weights:
+            self.copies[_address(returned)] = rounded(returned.untyped_storage().nbytes())
+        return returned
+
+
+def device_of(tensor: torch.Tensor) -> str:
+    """Where a tensor is, or claims to be."""
+    return (tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def build(setup: Setup) -> torch.nn.Module:
+    """The model for a setup, in training mode, on the default device."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    config = dict(setup.config)
+    config.pop("model_type")
+    made = transformers.ViTConfig(**config)
+    if setup.dropout is not None:
+        for name in DROPOUTS:
+            setattr(made, name, setup.dropout)
+    if setup.image_size is not None:
+        made.image_size = setup.image_size
+    made._attn_implementation = setup.attention
+    # Its initial values would be drawn again until they are small enough, and fake tensors have none.
+    with no_init_weights():
+        model = transformers.ViTForImageClassification(made)
+    if setup.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for index, layer in enumerate(model.vit.layers):
+            layer.gradient_checkpointing = index % int(setup.checkpointing) == 0
+    return model.train()
+
+
+def inputs(setup: Setup) -> dict[str, torch.Tensor]:
+    """What a step of a setup reads, on the default device."""
+    a, samples = resolve(setup), setup.micro_batch_size
+    return {
+        "pixel_values": torch.zeros(samples, a.channels, a.image_height, a.image_width),
+        "labels": torch.zeros(samples, dtype=torch.long),
+    }
+
+
+class Offloaded:
+    """An optimizer on the host, which keeps copies of parameters and gradients there in 32 bits."""
+
+    def __init__(self, setup: Setup, parameters: list[torch.nn.Parameter]) -> None:
+        self.on_gpu = parameters
+        self.copies = [torch.nn.Parameter(torch.empty(p.shape, dtype=torch.float32)) for p in parameters]
+        for copy in self.copies:
+            copy.grad = torch.zeros_like(copy)
+        self.optimizer = make_optimizer(setup, self.copies)
+        self.state = self.optimizer.state
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Takes the gradients to the host, and what they change back."""
+        for copy, parameter in zip(self.copies, self.on_gpu, strict=True):
+            copy.grad.copy_(parameter.grad)
+        self.optimizer.step()
+        for copy, parameter in zip(self.copies, self.on_gpu, strict=True):
+            parameter.copy_(copy)
+
+    @property
+    def host_bytes(self) -> int:
+        """Copies, gradients and state."""
+        kept = [tensor for copy in self.copies for tensor in (copy, copy.grad)]
+        return total([*kept, *tensors_in(self.state)], "cpu")
+
+
+def make_optimizer(setup: Setup, parameters: list[torch.nn.Parameter]):
+    """The optimizer of a setup."""
+    if setup.optimizer == "adamw":
+        implementation = setup.optimizer_impl
+        return torch.optim.AdamW(
+            parameters, lr=1e-4, foreach=implementation == "foreach", fused=implementation == "fused"
+        )
+    if setup.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, foreach=True)
+    if setup.optimizer == "adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(parameters, lr=1e-3, scale_parameter=False, relative_step=False)
+    return _of_bitsandbytes(setup.optimizer, parameters)
+
+
+def _of_bitsandbytes(name: str, parameters: list[torch.nn.Parameter]):
+    """An optimizer of bitsandbytes: its own code, without launches of kernels and without values."""
+    import bitsandbytes
+    from bitsandbytes import functional
+
+    bitsandbytes.optim.optimizer.sync_gpu = lambda tensor: None
+    functional.is_on_gpu = lambda tensors: True
+    functional.create_dynamic_map = lambda *args, **kwargs: torch.zeros(256, device="cpu")
+    original = functional.optimizer_update_32bit
+
+    def update(name, gradient, parameter, *args, max_unorm=0.0, **kwargs):
+        if max_unorm > 0:
+            torch.norm(parameter.data.float())  # it would be passed on as a number, which a fake tensor has not
+        original(name, gradient, parameter, *args, max_unorm=0.0, **kwargs)
+
+    if not hasattr(original, "faked"):
+        update.faked = True
+        functional.optimizer_update_32bit = update
+    kinds = {"adamw8bit": "AdamW8bit", "lamb": "LAMB", "lamb8bit": "LAMB8bit"}
+    return getattr(bitsandbytes.optim, kinds[name])(parameters, lr=1e-4)
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """All tensors within nested containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors_in(one)
+
+
+def total(tensors: Iterator[torch.Tensor] | list[torch.Tensor], device: str) -> int:
+    """Bytes of the storages of tensors on a device, each once."""
+    sizes = {_address(t): rounded(t.untyped_storage().nbytes()) for t in tensors if device_of(t) == device}
+    return sum(sizes.values())
+
+
+def trace(setup: Setup) -> dict:
+    """What the device holds in a step of a setup."""
+    fake_cuda.prepare()
+    dtype = HALF.get(setup.precision, torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device("cuda"):
+            torch.set_default_dtype(dtype)
+            model = build(setup)
+            torch.set_default_dtype(torch.float32)
+            given = inputs(setup)
+        parameters = list(model.parameters())
+        optimizer = (Offloaded if setup.offload_optimizer else make_optimizer)(setup, parameters)
+        held = OnGpu()
+        for tensor in (*parameters, *model.buffers(), *given.values()):
+            held.follow(tensor)
+        held.weights = {_address(parameter) for parameter in parameters}
+        with held, _without_collection():
+            _make_state(held, optimizer, parameters)
+            loss, saved, copies = _forward(setup, held, model, given)
+            held.phase = "backward"
+            loss.backward()
+            held.phase = "optimizer"
+            gradients = total([p.grad for p in parameters if p.grad is not None], "cuda")
+            optimizer.step()
+    return {
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "saved_activations": saved,
+        "autocast_weight_copies": copies,
+        "gradient_bytes": gradients,
+        "optimizer_state_bytes": total(tensors_in(dict(optimizer.state)), "cuda"),
+        "host_total": optimizer.host_bytes if setup.offload_optimizer else 0,
+        "peak": held.peak,
+        "peak_phase": held.peak_phase,
+    }
+
+
+class _without_collection:
+    """Within `with`, Python frees only what nothing refers to: its collector would free cycles at any moment."""
+
+    def __enter__(self) -> None:
+        gc.collect()
+        gc.disable()
+
+    def __exit__(self, *exception: object) -> None:
+        gc.enable()
+
+
+def _make_state(held: Held, optimizer, parameters: list[torch.nn.Parameter]) -> None:
+    """The optimizer's state, which its first step makes."""
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    for tensor in tensors_in(dict(optimizer.state)):
+        held.follow(tensor)
+    for parameter in parameters:
+        parameter.grad = None
+    held.peak = 0
+
+
+def _forward(setup: Setup, held: OnGpu, model: torch.nn.Module, given: dict) -> tuple[torch.Tensor, int, int]:
+    """The loss, the bytes that are kept for backward, and those of autocast's copies of weights beside them."""
+    half = HALF.get(setup.precision.removeprefix("amp-"), torch.bfloat16)
+    before = held.now
+    held.phase = "forward"
+    with torch.autocast("cuda", dtype=half, enabled=setup.precision.startswith("amp-")):
+        loss = model(**given).loss
+    copies = sum(held.copies.values())
+    return loss, held.now - before - copies - rounded(loss.nbytes), copies
+
+
+def draw(chance: random.Random) -> Setup:
+    """A random setup: a model of a few layers for pictures of any size."""
+    heads, width = chance.choice((1, 2, 3, 6, 8)), chance.choice((8, 12, 16, 64))
+    layers = chance.randint(1, 6)
+    config = {
+        "model_type": "vit",
+        "hidden_size": heads * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": chance.randint(200, 900),
+        "patch_size": chance.choice((4, 8, 14, 16, 32)),
+        "num_channels": chance.choice((1, 3, 4)),
+        "hidden_act": chance.choice(("gelu", "relu", "gelu_new")),
+        "qkv_bias": chance.random() < 0.7,
+        "num_labels": chance.choice((2, 10, 1000, 21843)),
+    }
+    config["image_size"] = chance.choice((chance.randint(32, 128), [chance.randint(32, 256), chance.randint(32, 256)]))
+    return setup_from({"config": config, **_training(chance, layers), "attention": chance.choice(("sdpa", "eager"))})
+
+
+def _training(chance: random.Random, layers: int) -> dict:
+    """How a drawn model is trained."""
+    values = {
+        "micro_batch_size": chance.choice((1, 1, 2, 3, 4, 7)),
+        "precision": chance.choice(("amp-bf16", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp32")),
+        "checkpointing": chance.choice((False, False, True, chance.randint(1, layers))),
+        "optimizer": chance.choice(OPTIMIZERS),
+        "offload_optimizer": chance.random() < 0.2,
+    }
+    if values["optimizer"] == "adamw":
+        values["optimizer_impl"] = "for-loop" if values["offload_optimizer"] else chance.choice(("foreach", "for-loop"))
+    return values
+
+
+def recorded(path: Path) -> Iterator[tuple[Setup, dict | None]]:
+    """Setups of a record, each with what it says, apart from those of an optimizer that is not traced."""
+    for step in json.loads(path.read_text(encoding="utf-8")):
+        setup = setup_from(step["setup"])
+        if setup.optimizer in OPTIMIZERS:
+            yield setup, step
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="trace the steps of this record again instead")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
+    flags = parser.parse_args(arguments)
+    chance = random.Random(flags.seed)
+    pairs = recorded(flags.check) if flags.check else ((draw(chance), None) for _ in range(flags.cases))
+    steps = []
+    for setup, known in pairs:
+        step = {"setup": _written(setup), "held_out": True, **trace(setup)}
+        steps.append(step)
+        print(_compared(setup, step, known), flush=True)
+        if flags.json:
+            lines = ",\n".join(json.dumps(step) for step in steps)
+            flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{len(steps)} steps traced")
+
+
+def _compared(setup: Setup, step: dict, known: dict | None) -> str:
+    """The differences from a traced step: of a record, or else of the calculator."""
+    if known is None:
+        from calculator.estimate import estimate
+
+        answer = estimate(setup)
+        known = {name: getattr(answer, name, None) for name in FIGURES}
+        known |= {"host_total": answer.host.total, "peak": answer.gpu.total, "peak_phase": answer.peak.phase}
+    differences = {name: known[name] - step[name] for name in FIGURES if known[name] != step[name]}
+    if known["peak_phase"] != step["peak_phase"]:
+        differences["peak_phase"] = f"{known['peak_phase']} instead of {step['peak_phase']}"
+    shown = {key: value for key, value in step["setup"].items() if key != "config"}
+    kind = setup.config.get("model_type") or setup.config["_class_name"]
+    return f"{differences or 'equal'}; peak {step['peak']:,} in {step['peak_phase']}: {kind} {shown}"
+
+
+def _written(setup: Setup) -> dict:
+    """The fields of a setup that differ from their defaults."""
+    always = ("precision", "attention", "optimizer", "checkpointing", "offload_optimizer")
+    return {
+        field.name: getattr(setup, field.name)
+        for field in fields(Setup)
+        if getattr(setup, field.name) != field.default or field.name in always
+    }
+
+
+if __name__ == "__main__":
+    main()
