@@ -47,7 +47,12 @@ _load()
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
-attention_of_torch = F.scaled_dot_product_attention
+attention_of_torch, linear_of_torch = F.scaled_dot_product_attention, F.linear
+within_linear = [False]
+"""Whether a linear layer runs. It adds its bias in place where its input does not lie side by side, but not for fake
+tensors (pytorch, aten/src/ATen/native/Linear.cpp)."""
+KERNELS: list[torch.library.Library] = []
+"""What is registered with torch's dispatcher; it is withdrawn when nothing refers to it."""
 
 
 def prepare() -> None:
@@ -57,12 +62,35 @@ def prepare() -> None:
     import transformers.utils.import_utils
 
     torch.set_num_threads(1)
+    _give_cuda_its_kernels()
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
     F.scaled_dot_product_attention = attention
+    F.linear = linear
     # It would make masks for traced tensors that it does not make for real ones, and read their values.
     transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
     transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
+
+
+def _give_cuda_its_kernels() -> None:
+    """Names operations for which CUDA has one kernel (pytorch, native_functions.yaml).
+
+    The CPU's build, which knows none of CUDA, would run separate operations. Fake tensors never call what is registered
+    here.
+    """
+    if not KERNELS:
+        KERNELS.append(torch.library.Library("aten", "IMPL"))
+        for name in ("_fused_rms_norm", "silu_backward"):
+            KERNELS[0].impl(name, lambda *args: None, "CUDA")
+
+
+def linear(*args, **kwargs):
+    """`F.linear`, marked as running."""
+    within_linear[0] = True
+    try:
+        return linear_of_torch(*args, **kwargs)
+    finally:
+        within_linear[0] = False
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -99,7 +127,7 @@ def workspace_bytes(func, args: tuple) -> int:
     """Memory that a CUDA kernel allocates and frees within one operation, as far as it is large.
 
     The sources are those of `calculator.operations`: softmax backward's product, attention's accumulator in 32 bits,
-    and copies of operands that lie in another memory order.
+    squares of which a loss is the mean, and copies of operands that lie in another memory order.
     """
     aten = torch.ops.aten
     if func in (aten._softmax.default, aten._log_softmax.default):
@@ -108,8 +136,12 @@ def workspace_bytes(func, args: tuple) -> int:
         return _copied(args[0]) + _copied(args[1])
     if func is aten._softmax_backward_data.default:
         return rounded(args[0].nbytes) + _copied(args[1])
-    if func is aten.convolution_backward.default:
+    if func in (aten.convolution_backward.default, aten.native_layer_norm.default, aten._fused_rms_norm.default):
         return _copied(args[0])
+    if func is aten.mse_loss.default:
+        return rounded(args[0].nbytes)
+    if func in (aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default):
+        return _copied(args[0]) + _copied(args[1])
     backward = (
         aten._scaled_dot_product_flash_attention_backward.default,
         aten._scaled_dot_product_efficient_attention_backward.default,
@@ -117,10 +149,14 @@ def workspace_bytes(func, args: tuple) -> int:
     if func not in backward:
         return 0
     batch, heads, length, width = args[1].shape
+    # Both kernels read the gradient with its heads beside each other, flash attention its result as well.
+    copies = _copied(args[0].transpose(1, 2))
+    if func is backward[0]:
+        copies += _copied(args[4].transpose(1, 2))
     if args[1].itemsize == 4:
-        return rounded(4 * batch * heads * length)
+        return copies + rounded(4 * batch * heads * length)
     rows = 4 * batch * heads * (-(-length // 128) * 128)
-    return rounded(rows * (-(-width // 32) * 32)) + rounded(rows)
+    return copies + rounded(rows * (-(-width // 32) * 32)) + rounded(rows)
 
 
 def _copied(tensor) -> int:

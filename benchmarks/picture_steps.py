@@ -29,6 +29,7 @@ from sharded_steps import DROPOUTS, HALF, Held  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 from calculator.autograd import rounded  # noqa: E402
+from calculator.diffusion_models import LATENT_SCALE  # noqa: E402
 from calculator.setups import Setup, resolve, setup_from  # noqa: E402
 
 OPTIMIZERS = ("adamw", "adamw8bit", "lamb", "lamb8bit", "adafactor", "sgd")
@@ -57,8 +58,17 @@ class OnGpu(Held):
         self.copies.pop(address, None)
 
     def workspace_bytes(self, func, args: tuple) -> int:
-        """Memory that the operation's kernel takes only while it runs."""
+        """Memory that the operation's kernel takes only while it runs; negative if the operation is made in place."""
+        if fake_cuda.within_linear[0] and func is torch.ops.aten.add.Tensor:
+            return -self._replaced(args[0])
         return fake_cuda.workspace_bytes(func, args)
+
+    def _replaced(self, product: torch.Tensor) -> int:
+        """Counts a product no longer, because its sum with a bias is made in its memory; its bytes."""
+        address = _address(product)
+        size, self.sizes[address] = self.sizes[address], 0
+        self.now -= size
+        return size
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         returned = super().__torch_dispatch__(func, types, args, kwargs)
@@ -77,11 +87,17 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def build(setup: Setup) -> torch.nn.Module:
-    """The model for a setup, in training mode, on the default device."""
+    """The model for a setup, in training mode, on the default device and with the default type."""
+    config = dict(setup.config)
+    kind = config.pop("_class_name", None)
+    model = _of_diffusers(kind, config, setup) if kind else _of_transformers(config, setup)
+    return model.train()
+
+
+def _of_transformers(config: dict, setup: Setup) -> torch.nn.Module:
     import transformers
     from transformers.initialization import no_init_weights
 
-    config = dict(setup.config)
     config.pop("model_type")
     made = transformers.ViTConfig(**config)
     if setup.dropout is not None:
@@ -97,16 +113,53 @@ def build(setup: Setup) -> torch.nn.Module:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for index, layer in enumerate(model.vit.layers):
             layer.gradient_checkpointing = index % int(setup.checkpointing) == 0
-    return model.train()
+    return model
+
+
+def _of_diffusers(kind: str, config: dict, setup: Setup) -> torch.nn.Module:
+    import diffusers
+
+    config.pop("image_size", None)
+    model = getattr(diffusers, kind)(**config)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(torch.get_default_dtype()))
+    if setup.checkpointing:
+        model.enable_gradient_checkpointing()
+    return model
 
 
 def inputs(setup: Setup) -> dict[str, torch.Tensor]:
-    """What a step of a setup reads, on the default device."""
+    """What a step of a setup reads, on the default device and with the default type."""
     a, samples = resolve(setup), setup.micro_batch_size
-    return {
-        "pixel_values": torch.zeros(samples, a.channels, a.image_height, a.image_width),
-        "labels": torch.zeros(samples, dtype=torch.long),
+    if not a.diffuses:
+        pixels = torch.zeros(samples, a.channels, a.image_height, a.image_width, dtype=torch.float32)
+        return {"pixel_values": pixels, "labels": torch.zeros(samples, dtype=torch.long)}
+    tokens = setup.sequence_length or a.sequence_length
+    given = {
+        "encoder_hidden_states": torch.zeros(samples, tokens, a.text_width),
+        "pooled_projections": torch.zeros(samples, a.pooled_width),
+        "timestep": torch.zeros(samples),
     }
+    if a.family == "sd3":
+        rows, columns = a.image_height // LATENT_SCALE, a.image_width // LATENT_SCALE
+        channels = a.output_channels // (a.patch_size // LATENT_SCALE) ** 2
+        given["hidden_states"] = torch.zeros(samples, a.channels, rows, columns)
+        return given | {"target": torch.zeros(samples, channels, rows, columns)}
+    given["hidden_states"] = torch.zeros(samples, a.image_tokens, a.channels)
+    given["txt_ids"], given["img_ids"] = torch.zeros(tokens, 3), torch.zeros(a.image_tokens, 3)
+    if a.guided:
+        given["guidance"] = torch.zeros(samples)
+    return given | {"target": torch.zeros(samples, a.image_tokens, a.output_channels)}
+
+
+def loss_of(model: torch.nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The model's own loss, or the squared error of a diffusion model in 32 bits, as diffusers' examples compute it."""
+    if "target" not in given:
+        return model(**given).loss
+    given = dict(given)
+    target = given.pop("target")
+    return torch.nn.functional.mse_loss(model(**given).sample.float(), target.float())
 
 
 class Offloaded:
@@ -199,9 +252,8 @@ def trace(setup: Setup) -> dict:
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device("cuda"):
             torch.set_default_dtype(dtype)
-            model = build(setup)
+            model, given = build(setup), inputs(setup)
             torch.set_default_dtype(torch.float32)
-            given = inputs(setup)
         parameters = list(model.parameters())
         optimizer = (Offloaded if setup.offload_optimizer else make_optimizer)(setup, parameters)
         held = OnGpu()
@@ -225,6 +277,7 @@ def trace(setup: Setup) -> dict:
         "host_total": optimizer.host_bytes if setup.offload_optimizer else 0,
         "peak": held.peak,
         "peak_phase": held.peak_phase,
+        "peaks": {phase: held.peaks[phase] for phase in ("forward", "backward")},
     }
 
 
@@ -257,7 +310,7 @@ def _forward(setup: Setup, held: OnGpu, model: torch.nn.Module, given: dict) -> 
     before = held.now
     held.phase = "forward"
     with torch.autocast("cuda", dtype=half, enabled=setup.precision.startswith("amp-")):
-        loss = model(**given).loss
+        loss = loss_of(model, given)
     copies = sum(held.copies.values())
     return loss, held.now - before - copies - rounded(loss.nbytes), copies
 
@@ -280,6 +333,33 @@ def draw(chance: random.Random) -> Setup:
     }
     config["image_size"] = chance.choice((chance.randint(32, 128), [chance.randint(32, 256), chance.randint(32, 256)]))
     return setup_from({"config": config, **_training(chance, layers), "attention": chance.choice(("sdpa", "eager"))})
+
+
+def draw_diffusion(chance: random.Random) -> Setup:
+    """A random setup: a diffusion transformer of a few layers for pictures of any size."""
+    flux = chance.random() < 0.5
+    heads, width = chance.choice((1, 2, 3, 6, 8)), chance.choice((8, 16, 24, 64))
+    config = {
+        "_class_name": "FluxTransformer2DModel" if flux else "SD3Transformer2DModel",
+        "in_channels": chance.choice((4, 16, 64)),
+        "attention_head_dim": width,
+        "num_attention_heads": heads,
+        "joint_attention_dim": chance.randint(8, 300),
+        "pooled_projection_dim": chance.randint(8, 200),
+        "image_size": [chance.randint(16, 320), chance.randint(16, 320)],
+    }
+    if flux:
+        part = width // 8 * 2
+        config |= {"num_layers": chance.randint(1, 4), "num_single_layers": chance.randint(1, 4)}
+        config |= {"guidance_embeds": chance.random() < 0.7, "axes_dims_rope": [width - 2 * part, part, part]}
+    else:
+        layers = chance.randint(1, 5)
+        config |= {"num_layers": layers, "caption_projection_dim": heads * width, "out_channels": 16}
+        config |= {"sample_size": 16, "patch_size": 2, "pos_embed_max_size": chance.choice((20, 24))}
+        config["qk_norm"] = chance.choice((None, None, "rms_norm"))
+        config["dual_attention_layers"] = chance.choice(([], [], sorted(chance.sample(range(layers), 1))))
+    values = {"config": config, "sequence_length": chance.randint(1, 180), **_training(chance, layers=1)}
+    return setup_from(values)
 
 
 def _training(chance: random.Random, layers: int) -> dict:
@@ -308,12 +388,14 @@ def main(arguments: list[str] | None = None) -> None:
     """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
+    parser.add_argument("--diffusion", action="store_true", help="draw diffusion transformers instead of ViT")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="trace the steps of this record again instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
     flags = parser.parse_args(arguments)
     chance = random.Random(flags.seed)
-    pairs = recorded(flags.check) if flags.check else ((draw(chance), None) for _ in range(flags.cases))
+    drawn = draw_diffusion if flags.diffusion else draw
+    pairs = recorded(flags.check) if flags.check else ((drawn(chance), None) for _ in range(flags.cases))
     steps = []
     for setup, known in pairs:
         step = {"setup": _written(setup), "held_out": True, **trace(setup)}
@@ -333,9 +415,16 @@ def _compared(setup: Setup, step: dict, known: dict | None) -> str:
         answer = estimate(setup)
         known = {name: getattr(answer, name, None) for name in FIGURES}
         known |= {"host_total": answer.host.total, "peak": answer.gpu.total, "peak_phase": answer.peak.phase}
+        known["peaks"] = {
+            phase: max(instant.bytes for instant in answer.timeline if instant.phase == phase)
+            for phase in step["peaks"]
+        }
     differences = {name: known[name] - step[name] for name in FIGURES if known[name] != step[name]}
     if known["peak_phase"] != step["peak_phase"]:
         differences["peak_phase"] = f"{known['peak_phase']} instead of {step['peak_phase']}"
+    for phase, bytes_then in known.get("peaks", {}).items():
+        if bytes_then != step["peaks"][phase]:
+            differences[f"peak in {phase}"] = bytes_then - step["peaks"][phase]
     shown = {key: value for key, value in step["setup"].items() if key != "config"}
     kind = setup.config.get("model_type") or setup.config["_class_name"]
     return f"{differences or 'equal'}; peak {step['peak']:,} in {step['peak_phase']}: {kind} {shown}"

@@ -52,6 +52,7 @@ class Held(TorchDispatchMode):
         self.sizes: dict[int, int] = {}
         self.now = self.peak = 0
         self.phase = self.peak_phase = ""
+        self.peaks: dict[str, int] = {}  # of each phase
         self.paused = False
 
     def follow(self, tensor: torch.Tensor) -> None:
@@ -89,6 +90,7 @@ class Held(TorchDispatchMode):
                 self.follow(tensor)
         now = self.now + self.workspace_bytes(func, args)
         now -= rounded(returned.untyped_storage().nbytes()) if in_place else 0
+        self.peaks[self.phase] = max(now, self.peaks.get(self.phase, 0))
         if now > self.peak:
             self.peak, self.peak_phase = now, self.phase
         return returned

@@ -128,7 +128,18 @@ class Architecture:
     patch_size: int = 0
     """Pixels of a patch's side; each patch is a token."""
     channels: int = 0
-    """Numbers per pixel of what a model of pictures reads."""
+    """Numbers per pixel of what a model of pictures reads; of a diffusion model per pixel of the latents (Stable
+    Diffusion 3), or per token (Flux)."""
+    output_channels: int = 0
+    """Numbers that a diffusion model predicts for each token of the picture."""
+    text_width: int = 0
+    """Width of the embedded text that a diffusion model reads."""
+    pooled_width: int = 0
+    """Width of the one vector for the whole text."""
+    position_grid: int = 0
+    """Rows and columns of the table of positions from which a picture's are cut (Stable Diffusion 3)."""
+    guided: bool = False
+    """Whether the strength of guidance is an input (Flux-dev)."""
     num_labels: int = 0
     """Classes among which a model chooses (ViT)."""
     conv_kernel_size: int = 0
@@ -144,13 +155,23 @@ class Architecture:
 
     @property
     def fixed_length(self) -> bool:
-        """Whether a setup cannot choose the number of tokens."""
+        """Whether a setup cannot choose the number of tokens, apart from those of a diffusion model's text."""
         return self.family == "text-to-image" or bool(self.patch_size)
+
+    @property
+    def diffuses(self) -> bool:
+        """Whether it is a diffusion model of the library diffusers, which reads a text beside noisy latents."""
+        return self.family in ("flux", "sd3")
+
+    @property
+    def image_tokens(self) -> int:
+        """Patches of a picture."""
+        return (self.image_height // self.patch_size) * (self.image_width // self.patch_size)
 
     @property
     def mixed(self) -> bool:
         """Whether layers have different weights, so that they cannot share them."""
-        return len({"experts" in kind for kind in self.attention_cycle}) > 1
+        return self.diffuses or len({"experts" in kind for kind in self.attention_cycle}) > 1
 
     @property
     def key_heads(self) -> int:

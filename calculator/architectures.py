@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from calculator.architecture import Architecture
 from calculator.config_values import activation_of, flag, head_width, share, size, switched_off, tied
 from calculator.decoders import DECODER_READERS, DECODER_SIGNS, DECODERS
+from calculator.diffusion_models import DIFFUSION_MODELS, DIFFUSION_READERS, DIFFUSION_SIGNS
 from calculator.errors import BadSetup
 from calculator.picture_models import PICTURE_MODELS, PICTURE_READERS, PICTURE_SIGNS
 
@@ -189,6 +190,7 @@ PRESETS: dict[str, Architecture] = {
         ),
         *DECODERS,
         *PICTURE_MODELS,
+        *DIFFUSION_MODELS,
     )
 }
 
@@ -201,7 +203,8 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     """
     if not isinstance(config, Mapping):
         raise BadSetup("config is the object of a Hugging Face config.json.")
-    kind = config.get("model_type")
+    key = "model_type" if config.get("model_type") or not config.get("_class_name") else "_class_name"
+    kind = config.get(key)
     readers = {
         "bert": _bert_config,
         "t5": _t5_config,
@@ -210,11 +213,12 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         "text-to-image": _recipe_config,
         **DECODER_READERS,
         **PICTURE_READERS,
+        **DIFFUSION_READERS,
     }
     if not isinstance(kind, str) or kind not in readers:
         raise BadSetup(
-            f"model_type {kind!r:.60} is not supported; the nearest is {_nearest(config)}: set that as model_type for "
-            f"an estimate of a similar model. All: {', '.join(readers)}."
+            f"{key} {kind!r:.60} is not supported; the nearest is {_nearest(config)}: set it to estimate a similar "
+            f"model. All: {', '.join(readers)}."
         )
     return readers[kind](config)
 
@@ -234,7 +238,7 @@ def _nearest(config: Mapping[str, object]) -> str:
     >>> _nearest({"model_type": "olmo", "hidden_size": 2048, "num_key_value_heads": 16})
     'llama'
     """
-    signs = (*DECODER_SIGNS, *PICTURE_SIGNS, *_SIGNS)
+    signs = (*DECODER_SIGNS, *PICTURE_SIGNS, *DIFFUSION_SIGNS, *_SIGNS)
     return next((name for name, keys in signs if any(config.get(key) is not None for key in keys)), "llama")
 
 

@@ -78,7 +78,7 @@ class Stretch:
 class Storage:
     """One allocation of device memory; it is freed when nothing refers to it any more."""
 
-    __slots__ = ("holders", "kind", "size_id", "tape", "uses")
+    __slots__ = ("holders", "kind", "size_id", "tape", "uses", "viewed")
 
     def __init__(self, tape: Tape, size_id: int, kind: int = ORDINARY) -> None:
         self.tape = tape
@@ -86,6 +86,7 @@ class Storage:
         self.kind = kind
         self.uses = 0  # nodes that keep it for backward
         self.holders = 0  # gradient slots that refer to it
+        self.viewed = False  # whether gradient slots refer to views of it, to which nothing is added in place
         tape.live.append(size_id)
         tape.names.append(tape.name)
 
@@ -470,7 +471,7 @@ class Tape:
         if waiting is None:
             gradient.holders += 1
             slots[slot] = gradient
-        elif waiting.holders == 1 and not target.apart:
+        elif waiting.holders == 1 and not (target.apart or waiting.viewed):
             # Only this slot holds the waiting gradient: the new one is added to it in place.
             return
         elif gradient.holders == 0 and not (shared or target.apart):

@@ -80,6 +80,8 @@ FAMILY_TITLES = {
     "mixtral": "Mixtral",
     "deepseek": "DeepSeek",
     "vit": "ViT",
+    "flux": "Flux",
+    "sd3": "Stable Diffusion",
 }
 
 

@@ -460,7 +460,15 @@ def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: in
 
 
 def _input_bytes(setup: Setup, architecture: Architecture) -> int:
-    """Bytes of token ids and labels, 64-bit integers; or of pictures, in 32 bits, and their labels."""
+    """Bytes of token ids and labels, 64-bit integers; or of pictures, in 32 bits, and their labels.
+
+    Those of a diffusion model are in the precision of the model.
+    """
+    if architecture.diffuses:
+        counts = FAMILIES[architecture.family].input_counts(
+            architecture, setup.micro_batch_size, setup.sequence_length or architecture.sequence_length
+        )
+        return sum(allocated_bytes(count, _itemsize(setup)) for count in counts)
     if architecture.family == "vit":
         pixels = architecture.channels * architecture.image_height * architecture.image_width
         pictures = allocated_bytes(setup.micro_batch_size * pixels, 4)
@@ -476,7 +484,9 @@ def _input_bytes(setup: Setup, architecture: Architecture) -> int:
 
 def _buffer_bytes(setup: Setup, architecture: Architecture) -> int:
     """Bytes of tables that belong to the model but are not trained."""
-    return FAMILIES[architecture.family].buffer_bytes(architecture, 4 if setup.precision == "fp32" else 2)
+    half = setup.precision != "fp32"
+    itemsize = _itemsize(setup) if architecture.diffuses else 2 if half else 4
+    return FAMILIES[architecture.family].buffer_bytes(architecture, itemsize)
 
 
 def _step_instant(
@@ -543,6 +553,10 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
         notes.append("The run's model has its own attention: eager and sdpa make no difference.")
         if architecture.reversible if setup.reversible is None else setup.reversible:
             notes.append("Reversible layers are counted as recomputing all activations (activation budget 0).")
+    if architecture.diffuses:
+        notes.append("Of the pipeline, only the transformer is counted, not what encodes texts and pictures.")
+        if setup.attention == "eager":
+            notes.append("diffusers has fused attention only: eager and sdpa make no difference.")
     if setup.offload_optimizer:
         notes.append(
             "While the optimizer is created, its gradients take host memory for a moment. The trainer returns this "

@@ -81,6 +81,8 @@ HUB = {
     "gemma-3-27b": "google/gemma-3-27b-pt",
     "vit-base": "google/vit-base-patch16-224",
     "vit-large": "google/vit-large-patch16-224",
+    "flux-dev": "black-forest-labs/FLUX.1-dev",
+    "sd3-medium": "stabilityai/stable-diffusion-3-medium-diffusers",
 }
 """Presets with published weights, as the Hugging Face Hub names them."""
 

@@ -29,7 +29,7 @@ def forward_flops(architecture: Architecture, length: int | None = None) -> int:
 
     Args:
         architecture: The model.
-        length: Tokens of a sequence; None: the model's own length.
+        length: Tokens of a sequence, of a diffusion model those of its text; None: the model's own length.
 
     Raises:
         BadSetup: For families other than the run's own and decoders.
@@ -38,9 +38,11 @@ def forward_flops(architecture: Architecture, length: int | None = None) -> int:
         return _text_to_image_flops(architecture)
     if architecture.family == "vit":
         return _vit_flops(architecture)
+    if architecture.diffuses:
+        return _diffusion_flops(architecture, length or architecture.sequence_length)
     if architecture.family not in DECODERS:
         raise BadSetup(
-            f"Operations are counted for text-to-image models, vision transformers and decoders, not for "
+            f"Operations are counted for text-to-image and diffusion models, vision transformers and decoders, not for "
             f"{architecture.name}."
         )
     return _decoder_flops(architecture, length or architecture.sequence_length)
@@ -80,6 +82,27 @@ def _vit_flops(a: Architecture) -> int:
     return 2 * (layers * a.sequence_length + patches + a.num_labels * a.hidden_size) + (
         4 * a.num_heads * a.head_dim * pairs
     )
+
+
+def _diffusion_flops(a: Architecture, length: int) -> int:
+    """Text and picture have weights of their own or share some; what makes scales and shifts runs once a sample."""
+    both = length + a.image_tokens
+    streams = {"picture": a.image_tokens, "alone": a.image_tokens, "text": length}
+    total = 0
+    for tensor in parameter_tensors(a):
+        if len(tensor.shape) < 2:
+            continue
+        part, stream, *_ = tensor.name.split(".")
+        times = streams.get(stream, both)
+        if part in ("condition", "norm"):
+            times = 1
+        elif part in ("patches", "head"):
+            times = a.image_tokens
+        elif part == "text":
+            times = length
+        total += 2 * tensor.copies * tensor.count * times
+    alone = sum(kind in ("dual", "end") for kind in a.attention_cycle)
+    return total + 4 * a.hidden_size * (a.num_layers * both**2 + alone * a.image_tokens**2)
 
 
 def _text_to_image_flops(a: Architecture) -> int:

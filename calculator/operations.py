@@ -92,6 +92,16 @@ class Operations(Tape):
             x = self.lowered(x)
         return self._product(x, weight, bias, inner, outer, name)
 
+    def linear_of_part(self, x: Tensor, weight: Matrix, bias: Matrix) -> Tensor:
+        """The same for an x whose values do not lie side by side: a copy of x is kept, and b is added in place
+        (pytorch, aten/src/ATen/native/Linear.cpp, linear)."""
+        outer, inner = weight.shape
+        bias, weight = self.lowered(bias), self.lowered(weight)
+        product = self._product(self.copy(x), weight, None, inner, outer, "linear")
+        fits = ((), ((outer, product.itemsize),))
+        node = self.record("linear", (product, bias), (), lambda grad: (grad, grad), fits)
+        return Tensor(product.storage, product.count, product.itemsize, node)
+
     def addmm(self, x: Tensor, weight: Parameter, bias: Parameter, name: str = "linear") -> Tensor:
         """y = x W + b with W stored as (in, out), as in GPT-2; like `linear`, but autocast casts in another order."""
         inner, outer = weight.shape
@@ -402,7 +412,12 @@ class Operations(Tape):
         count, itemsize = a.count + b.count, max(a.itemsize, b.itemsize)
         # The gradients are views, which are cast if the operand was.
         fits = tuple([((x.count, x.itemsize),) if x.itemsize != itemsize else () for x in (a, b)])
-        node = self.record(name, (a, b), (), lambda grad: (grad, grad), fits if fits != _NOTHING else ())
+
+        def backward(grad: Storage) -> tuple:
+            grad.viewed = True
+            return grad, grad
+
+        node = self.record(name, (a, b), (), backward, fits if fits != _NOTHING else ())
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -422,6 +437,57 @@ class Operations(Tape):
             (x.storage, mean, deviation),
             lambda grad: (self.new(count, itemsize), self.new(width, itemsize), self.new(width, itemsize)),
         )
+        return result
+
+    def bare_layer_norm(self, x: Tensor, width: int, *, scattered: bool = False) -> Tensor:
+        """A layer norm without parameters: keeps x and two 32-bit numbers per row; in 32 bits under autocast.
+
+        Args:
+            x: Rows of `width` values.
+            width: D.
+            scattered: Whether x's values do not lie side by side, so that the kernel copies them, forward and backward
+                (pytorch, aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda).
+        """
+        raised = self.raised(x)
+        scattered, x = scattered and raised is x, raised
+        count, itemsize = x.count, x.itemsize
+        rows, copied = count // width, rounded(count * itemsize)
+
+        def backward(grad: Storage) -> tuple:
+            result = self.new(count, itemsize)
+            if scattered:
+                self.workspace(copied)
+            return (result,)
+
+        self.name = "layer norm"
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        mean, deviation = self.new(rows, 4), self.new(rows, 4)
+        if scattered:
+            self.workspace(copied)
+        result.node = self.record("layer norm", (x,), (x.storage, mean, deviation), backward)
+        return result
+
+    def fused_rms_norm(self, x: Tensor, weight: Parameter, *, scattered: bool = False) -> Tensor:
+        """`torch.nn.RMSNorm`: keeps x and a 32-bit number per row; runs in 32 bits under autocast.
+
+        Args:
+            x: Rows as wide as `weight`.
+            weight: H.
+            scattered: Whether the gradient's values do not lie side by side, so that the kernel copies them.
+        """
+        x = self.raised(x)
+        count, itemsize, width = x.count, x.itemsize, weight.count
+
+        def backward(grad: Storage) -> tuple:
+            results = self.new(count, itemsize), self.new(width, itemsize)
+            if scattered:
+                self.workspace(rounded(count * itemsize))
+            return results
+
+        self.name = "RMS norm"
+        result = Tensor(self.new(count, itemsize), count, itemsize)
+        deviation = self.new(count // width, 4)
+        result.node = self.record("RMS norm", (x, weight), (x.storage, deviation), backward)
         return result
 
     def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
@@ -481,6 +547,21 @@ class Operations(Tape):
 
         node = self.record("clamping", (x,), (x.storage, lower.storage, upper.storage), backward)
         self.name = "clamping"
+        return Tensor(self.new(count, itemsize), count, itemsize, node)
+
+    def clipped(self, x: Tensor, name: str = "clipping") -> Tensor:
+        """x between two numbers: keeps x; backward makes two masks of a byte for each value, and a 0."""
+        count, itemsize = x.count, x.itemsize
+
+        def backward(grad: Storage) -> tuple:
+            zero = self.new(1, itemsize)
+            masks = (self.new(count, 1), self.new(count, 1))
+            result = self.new(count, itemsize)
+            del zero, masks
+            return (result,)
+
+        node = self.record(name, (x,), (x.storage,), backward)
+        self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
     def where(self, x: Tensor, condition: Storage, name: str) -> Tensor:
@@ -596,6 +677,18 @@ class Operations(Tape):
         )
         return loss
 
+    def squared_error(self, x: Tensor, target: Tensor) -> Tensor:
+        """The mean of squared differences, of values in 32 bits: keeps both.
+
+        The kernel makes all squares before it sums them (pytorch, aten/src/ATen/native/BinaryOps.cpp, mse_loss_out).
+        """
+        count = x.count
+        node = self.record("loss", (x,), (x.storage, target.storage), lambda grad: (self.new(count, 4),))
+        self.name = "loss"
+        loss = Tensor(self.new(1, 4), 1, 4, node)
+        self.workspace(rounded(4 * count))
+        return loss
+
     # -- attention ---------------------------------------------------------------------------------------------
 
     def softmax(self, x: Tensor, *, raised: bool = False) -> Tensor:
@@ -654,6 +747,7 @@ class Operations(Tape):
         bias: Tensor | None = None,
         bias_count: int = 0,
         bias_allocated: int = 0,
+        copies: int = 0,
     ) -> Tensor:
         """One kernel: keeps its operands, its result and one 32-bit number per row (log-sum-exp).
 
@@ -669,11 +763,14 @@ class Operations(Tape):
             bias: Added to the scores, shared by all sequences.
             bias_count: Values of the bias, expanded to all sequences.
             bias_allocated: Values of its gradient, whose rows are padded to a multiple of 16.
+            copies: How many of the result and its gradient backward copies, because their heads do not lie beside each
+                other (pytorch, attention_backward.cu, _flash_attention_backward).
         """  # fmt: skip
         itemsize = query.itemsize
         counts = (query.count, key.count, value.count)
         biased = bias is not None and bias.node is not None
         workspace = _attention_workspace(itemsize, rows, length, head_dim, expanded)
+        workspace += copies * rounded(query.count * itemsize)
 
         def backward(grad: Storage) -> tuple:
             results = [self.new(count, itemsize) for count in counts]
@@ -688,8 +785,7 @@ class Operations(Tape):
         sums = self.new(rows * (length if flash else -(-length // 32) * 32), 4)
         random_state = (self.new(1, 8), self.new(1, 8))
         kept = (query.storage, key.storage, value.storage, result.storage, sums, *random_state)
-        operands = (query, key, value)
-        fits = ()
+        operands, fits = (query, key, value), ()
         if bias is not None:
             kept += (bias.storage,)
             operands += (bias,)

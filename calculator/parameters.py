@@ -8,7 +8,7 @@ from math import prod
 from types import ModuleType
 
 from calculator.architectures import Architecture
-from calculator.families import bert, deepseek, gemma, gpt2, gptj, llama, mixture, t5, text_to_image, vit
+from calculator.families import bert, deepseek, flux, gemma, gpt2, gptj, llama, mixture, sd3, t5, text_to_image, vit
 
 FAMILIES: dict[str, ModuleType] = {
     "bert": bert,
@@ -21,6 +21,8 @@ FAMILIES: dict[str, ModuleType] = {
     "deepseek": deepseek,
     "text-to-image": text_to_image,
     "vit": vit,
+    "flux": flux,
+    "sd3": sd3,
 }
 """Each family's module: `parameters(architecture)` and `forward(context)`."""
 
@@ -46,8 +48,8 @@ class ParameterTensor:
     @property
     def is_embedding(self) -> bool:
         """Whether it is the table of a `torch.nn.Embedding`, T5's relative position bias included."""
-        # Patches of a picture are embedded by a convolution.
-        is_table = self.part == "embeddings" and not self.name.startswith("patches.")
+        # Patches of a picture, and a diffusion model's inputs, are embedded by products.
+        is_table = self.part == "embeddings" and self.name.startswith("embedding.")
         return is_table or "relative_bias" in self.name
 
 
@@ -63,6 +65,8 @@ def part_of(name: str, shape: tuple[int, ...]) -> str:
     return {
         "embedding": "embeddings",
         "patches": "embeddings",
+        "condition": "embeddings",
+        "text": "embeddings",
         "attention": "attention",
         "cross_attention": "attention",
         "feed_forward": "feed-forward",

@@ -39,7 +39,8 @@ def _vit(name: str, hidden_size: int, num_layers: int, num_heads: int, num_label
 def with_picture(model: Architecture, height: int, width: int) -> Architecture:
     """A model for pictures of this size in pixels.
 
-    There is one token for each patch, and for the class in ViT, whose table of positions is as long.
+    There is one token for each patch, and for the class in ViT, whose table of positions is as long. What is left of
+    whole patches is cut off.
     """
     side = model.patch_size
     patches = (height // side) * (width // side)
@@ -48,9 +49,22 @@ def with_picture(model: Architecture, height: int, width: int) -> Architecture:
             f"A picture of {height} x {width} pixels has no patch of {model.patch_size} x {model.patch_size}; give "
             f"image_size {model.patch_size} or more."
         )
+    if model.diffuses:
+        _check_grid(model, height, width)
+        return replace(model, image_height=height // side * side, image_width=width // side * side)
     return replace(
         model, image_height=height, image_width=width, sequence_length=patches + 1, max_positions=patches + 1
     )
+
+
+def _check_grid(model: Architecture, height: int, width: int) -> None:
+    """Refuses pictures that are larger than the model's table of positions."""
+    most = model.position_grid * model.patch_size
+    if most and max(height, width) >= most + model.patch_size:
+        raise BadSetup(
+            f"{model.name} has a table of {model.position_grid} x {model.position_grid} positions, for pictures of up "
+            f"to {most} x {most} pixels, not {height} x {width}; give a smaller image_size."
+        )
 
 
 PICTURE_MODELS: tuple[Architecture, ...] = (
@@ -84,7 +98,7 @@ def vit_config(config: Mapping[str, object]) -> Architecture:
         channels=size(config, 3, "num_channels"),
         num_labels=_labels(config),
     )
-    return with_picture(model, *_sides(config))
+    return with_picture(model, *sides(config, 224))
 
 
 def _labels(config: Mapping[str, object]) -> int:
@@ -101,11 +115,11 @@ def _labels(config: Mapping[str, object]) -> int:
     return number
 
 
-def _sides(config: Mapping[str, object]) -> tuple[int, int]:
+def sides(config: Mapping[str, object], usual: int) -> tuple[int, int]:
     """Height and width of a picture in pixels; one number stands for both."""
     given = config.get("image_size")
     pair = given if isinstance(given, list | tuple) and len(given) == 2 else (given, given)
-    height, width = (size({"image_size": side}, 224, "image_size") for side in pair)
+    height, width = (size({"image_size": side}, usual, "image_size") for side in pair)
     if max(height, width) > LARGEST_PICTURE:
         raise BadSetup(f"image_size in config is at most {LARGEST_PICTURE} pixels, not {max(height, width)}.")
     return height, width

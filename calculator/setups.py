@@ -38,9 +38,11 @@ class Setup:
     micro_batch_size: int = 1
     """B, sequences per forward pass on one device."""
     sequence_length: int | None = None
-    """T, tokens per sequence; of the encoder, if there are two stacks. None: the model's own length."""
+    """T, tokens per sequence; of the encoder, if there are two stacks; of the text, if it is a diffusion model. None:
+    the model's own length."""
     image_size: int | None = None
-    """Pixels of a picture's side, of models of pictures; None: the model's own. ViT is built for this size."""
+    """Pixels of a picture's side, of models of pictures; None: the model's own. ViT is built for this size; of a
+    diffusion model, it is the size of a picture that its latents decode to."""
     target_length: int | None = None
     """Tokens per sequence of the decoder, if there are two stacks. None: the model's own length."""
     precision: str = "amp-bf16"
@@ -143,6 +145,7 @@ def resolve(setup: Setup) -> Architecture:
         if architecture.mixed:
             raise BadSetup(f"Layers of {architecture.name} have different weights; omit shared_groups.")
     _check_combinations(setup, architecture)
+    _check_diffusion(setup, architecture)
     _check_sharding(setup, architecture)
     _check_adapters(setup, architecture)
     return architecture
@@ -239,7 +242,7 @@ def _with_pictures(setup: Setup, architecture: Architecture) -> Architecture:
 
 def _check_lengths(setup: Setup, architecture: Architecture) -> None:
     longest = architecture.max_positions or 1_000_000
-    if architecture.fixed_length:
+    if architecture.fixed_length and not architecture.diffuses:
         longest = architecture.sequence_length
         if setup.sequence_length not in (None, longest):
             by = "the size of its pictures" if architecture.patch_size else "its text length and image grid"
@@ -268,6 +271,19 @@ def _check_combinations(setup: Setup, architecture: Architecture) -> None:
         raise BadSetup("A paged optimizer moves its own state to the host; it cannot be offloaded as well.")
     if setup.optimizer_impl != "foreach" and setup.optimizer != "adamw":
         raise BadSetup(f"optimizer_impl is for the optimizer adamw; {setup.optimizer} has one implementation.")
+
+
+def _check_diffusion(setup: Setup, architecture: Architecture) -> None:
+    """Refuses what diffusers cannot do with a diffusion model."""
+    if not architecture.diffuses:
+        return
+    if setup.dropout:
+        raise BadSetup(f"diffusers builds {architecture.name} without dropout; omit dropout.")
+    if setup.checkpointing > 1:
+        raise BadSetup(
+            f"diffusers checkpoints all blocks of a model or none; checkpointing of {architecture.name} is true or "
+            f"false, not {setup.checkpointing}."
+        )
 
 
 def _check_sharding(setup: Setup, architecture: Architecture) -> None:

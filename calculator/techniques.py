@@ -60,8 +60,9 @@ def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
     """
     architecture = resolve(setup)
     yield [None, *_precisions(setup, architecture, device)]
-    # The run's own model has one implementation of attention.
-    if setup.attention == "eager" and architecture.fusable and architecture.family != "text-to-image":
+    # The run's own model has one implementation of attention, and so have diffusion models.
+    alike = architecture.family == "text-to-image" or architecture.diffuses
+    if setup.attention == "eager" and architecture.fusable and not alike:
         yield [None, Technique("fused attention", {"attention": "sdpa"})]
     yield [None, *_optimizers(setup, architecture)]
     yield [None, *_smaller_passes(setup)]
@@ -129,7 +130,7 @@ def _recomputing(setup: Setup, architecture: Architecture) -> Iterator[Technique
     # Without checkpointing, as if the interval were longer than the stack.
     every = int(setup.checkpointing) or layers + 1
     for k, title in ((4, "checkpointing every 4th block"), (2, "checkpointing every 2nd block")):
-        if k < min(every, layers):
+        if k < min(every, layers) and not architecture.diffuses:
             yield _again(title, {"checkpointing": k}, FORWARD_SHARE / k)
     yield _again("checkpointing", {"checkpointing": True}, FORWARD_SHARE)
     if architecture.family == "text-to-image":

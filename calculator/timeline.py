@@ -145,6 +145,10 @@ GIVEN_BY_MODEL = (
     "patch_size",
     "channels",
     "num_labels",
+    "output_channels",
+    "text_width",
+    "pooled_width",
+    "position_grid",
 )
 """Sizes that are free in a recording; everything else is part of the key under which `_recordings` keeps it."""
 RECORDINGS = 16
@@ -284,6 +288,10 @@ def _plan(
             place = index if index < 2 * period or last else (2 * period, index % period)
         elif architecture.num_decoder_layers:
             place = (min(index, 2 if every else 1), last)
+        elif architecture.diffuses:
+            # The first layers of a kind read what another kind has made, and the last one is read by another kind.
+            run = [i for i, kind in enumerate(kinds) if kind == kinds[index]]
+            place = (min(run.index(index), 1 + bool(every)), index == run[-1])
         elif architecture.shares_tables:
             # The first layer of a kind is the first to keep its mask and rotary tables, and the last to release them.
             # With adapters it may be the second layer: the first one's queries may need no gradient.

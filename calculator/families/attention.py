@@ -134,6 +134,7 @@ def fused_attention(
     dropout: float,
     bias: Tensor | None = None,
     masked: bool = False,
+    copies: int = 0,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` as CUDA dispatches it (sdp_utils.cpp).
 
@@ -145,6 +146,7 @@ def fused_attention(
         dropout: Probability on the attention weights.
         bias: A learned bias that is added to the scores.
         masked: Whether there is a mask of a byte for each pair of tokens, which becomes a bias for each sequence.
+        copies: See `calculator.operations.Operations.fused_attention`.
     """
     if bias is not None:
         bias = t.lowered(bias)
@@ -155,33 +157,42 @@ def fused_attention(
         bias = t.tensor(shape.batch * shape.queries * shape.keys, query.itemsize)
     width, even = shape.head_dim, -(-shape.head_dim // 8) * 8
     if query.itemsize == 2 and bias is None and width <= 256 and shape.value_dim in (0, width):
-        return _flash(t, (query, key, value), shape, even)
+        result = _flash(t, (query, key, value), shape, even, copies)
+        # The copy is made after attention has returned, and with it what autocast has made for it is gone.
+        del query, key, value
+        return t.copy(result) if even == width and shape.by_head and shape.reordered else result
     if width % (4 if query.itemsize == 4 else 8) or shape.group > 1:
         return _unfused(t, query, key, value, shape, dropout=dropout, bias=bias)
-    return _memory_efficient(t, query, key, value, shape, bias)
+    return _memory_efficient(t, query, key, value, shape, bias, copies)
 
 
-def _flash(t: Operations, operands: tuple[Tensor, ...], shape: AttentionShape, even: int) -> Tensor:
+def _flash(t: Operations, operands: tuple[Tensor, ...], shape: AttentionShape, even: int, copies: int) -> Tensor:
     rows, width = shape.batch * shape.num_heads, shape.head_dim
     count = operands[0].count
     if even != width:
         operands = tuple(t.padded(x, x.count // width * even, "attention heads") for x in operands)
     expanded = rows * shape.keys * even if shape.group > 1 else 0
-    result = t.fused_attention(*operands, rows=rows, length=shape.queries, head_dim=even, flash=True, expanded=expanded)
-    if even != width:
-        return t.copy(t.part(result, count))
-    return t.copy(result) if shape.by_head and shape.reordered else result
+    result = t.fused_attention(
+        *operands, rows=rows, length=shape.queries, head_dim=even, flash=True, expanded=expanded, copies=copies
+    )
+    return t.copy(t.part(result, count)) if even != width else result
 
 
 def _memory_efficient(
-    t: Operations, query: Tensor, key: Tensor, value: Tensor, shape: AttentionShape, bias: Tensor | None
+    t: Operations,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: AttentionShape,
+    bias: Tensor | None,
+    copies: int,
 ) -> Tensor:
-    counts = {}
+    counts = {"copies": copies}
     if bias is not None:
         lengthened = bias.count // shape.keys * (-(-shape.keys // 16) * 16)
         if shape.keys % 16:
             bias = t.part(t.padded(bias, lengthened, "attention bias"), bias.count)
-        counts = {"bias": bias, "bias_count": shape.scores, "bias_allocated": shape.batch * lengthened}
+        counts |= {"bias": bias, "bias_count": shape.scores, "bias_allocated": shape.batch * lengthened}
     rows = shape.batch * shape.num_heads
     if shape.value_dim:
         counts["result_count"] = rows * shape.queries * shape.value_dim

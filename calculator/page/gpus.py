@@ -41,7 +41,8 @@ def _row(setup: Setup, result: Estimate, device: Device) -> dict:
 
 def _pace(setup: Setup, device: Device) -> tuple[str, str]:
     architecture = resolve(setup)
-    length = None if architecture.fixed_length else setup.sequence_length
+    length = setup.sequence_length if architecture.diffuses or not architecture.fixed_length else None
+    tokens = (length or architecture.sequence_length) + (architecture.image_tokens if architecture.diffuses else 0)
     adapters = setup.lora_rank is not None
     try:
         speed = samples_per_second(
@@ -49,9 +50,7 @@ def _pace(setup: Setup, device: Device) -> tuple[str, str]:
         )
     except BadSetup:
         return "–", "–"
-    return f"{speed:.2g}" if speed < 10 else f"{speed:.0f}", show_time(
-        TOKENS / (speed * (length or architecture.sequence_length))
-    )
+    return f"{speed:.2g}" if speed < 10 else f"{speed:.0f}", show_time(TOKENS / (speed * tokens))
 
 
 def show_time(seconds: float) -> str:

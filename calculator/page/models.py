@@ -20,6 +20,7 @@ def own_values(model: Architecture) -> dict:
         "two_stacks": bool(model.num_decoder_layers),
         "text_to_image": model.family == "text-to-image",
         **({"pictures": True} if model.patch_size else {}),
+        **({"texts": True} if model.diffuses else {}),
         **({} if model.fixed_length or model.shared_groups else {"divisible": True}),
         **({"adapters": True} if model.family in FAMILIES_WITH_ADAPTERS else {}),
     }

@@ -4,6 +4,7 @@ import pytest
 
 from calculator.architectures import PRESETS, from_config
 from calculator.decoders import DECODERS
+from calculator.diffusion_models import DIFFUSION_MODELS
 from calculator.parameters import count_parameters, parameters_by_part
 from calculator.picture_models import PICTURE_MODELS
 
@@ -131,8 +132,8 @@ def test_every_preset_equals_the_model_of_transformers():
         assert count_parameters(architecture) == expected, architecture.name
         assert count_parameters(from_config(config_of_one)) == expected, architecture.name
         compared += 1
-    # The run's own model is compared below, those of DECODERS in test_decoders.py, the others in test_pictures.py.
-    assert compared == len(PRESETS) - 1 - len(DECODERS) - len(PICTURE_MODELS)
+    # The run's own model is compared below, the others in test_decoders.py, test_pictures.py and test_diffusion.py.
+    assert compared == len(PRESETS) - 1 - len(DECODERS) - len(PICTURE_MODELS) - len(DIFFUSION_MODELS)
 
 
 def _depth_key(config) -> str:

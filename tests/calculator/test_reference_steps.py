@@ -7,7 +7,8 @@ these, some checkpoint every k-th block and some share layers. `later_steps.json
 last rule was changed: none of them has taught the calculator anything. The same holds for `decoder_steps.json`, with
 the families of today's decoders, and for `lora_steps.json`, where peft 0.21 puts LoRA's adapters on them. There, a
 model in 4 bits runs bitsandbytes 0.50's own code; only the launches of its kernels do nothing. `picture_steps.json`
-holds models of pictures.
+holds models of pictures, and `diffusion_steps.json` the diffusion transformers of diffusers 0.42, with the peaks of
+forward and of backward besides that of the step.
 """
 
 import json
@@ -21,7 +22,7 @@ from calculator.setups import setup_from
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = [
     step
-    for name in ("reference_steps", "later_steps", "decoder_steps", "picture_steps", "lora_steps")
+    for name in ("reference_steps", "later_steps", "decoder_steps", "picture_steps", "diffusion_steps", "lora_steps")
     for step in json.loads((BENCHMARKS / f"{name}.json").read_text())
 ]
 
@@ -29,7 +30,8 @@ STEPS = [
 def _name(step):
     values = dict(step["setup"])
     config = values.pop("config", None)
-    return " ".join(str(value) for value in ([config["model_type"]] if config else []) + list(values.values()))
+    kind = [config.get("model_type") or config["_class_name"]] if config else []
+    return " ".join(str(value) for value in kind + list(values.values()))
 
 
 @pytest.mark.parametrize("step", STEPS, ids=_name)
@@ -44,3 +46,5 @@ def test_step(step):
     assert result.host.total == pytest.approx(step["host_total"], rel=1e-6)
     assert result.gpu.total == pytest.approx(step["peak"], rel=1e-6)
     assert result.peak.phase == step["peak_phase"]
+    for phase, peak in step.get("peaks", {}).items():
+        assert max(instant.bytes for instant in result.timeline if instant.phase == phase) == peak

@@ -295,13 +295,13 @@ def _tensors(run: RunConfig, model) -> tuple[tuple[ParameterTensor, ...], tuple[
     from training.optim.groups import hidden_matrices
 
     hidden = hidden_matrices(model) if run.optimizer.name == "muon" else set()
-    trained = tuple(
-        # Of the parts, the calculator's optimizers only tell embeddings from the rest, for Muon does not move them.
-        ParameterTensor(name, "feed-forward" if id(tensor) in hidden else "embeddings", tuple(tensor.shape), 1)
-        for name, tensor in model.named_parameters()
-        if tensor.requires_grad
-    )
-    return trained, tuple(tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad)
+    trained = []
+    for name, tensor in model.named_parameters():
+        if tensor.requires_grad:
+            # The calculator's optimizers only tell embeddings, which Muon does not move, from the rest.
+            part, kind = ("feed-forward", "feed_forward") if id(tensor) in hidden else ("embeddings", "embedding")
+            trained.append(ParameterTensor(f"{kind}.{name}", part, tuple(tensor.shape), 1))
+    return tuple(trained), tuple(tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad)
 
 
 def stored_bytes(

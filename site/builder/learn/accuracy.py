@@ -21,6 +21,8 @@ DECODERS = RESULTS.parent / "decoder_steps.json"
 """The same for today's decoders."""
 PICTURES = RESULTS.parent / "picture_steps.json"
 """The same for models of pictures."""
+DIFFUSION = RESULTS.parent / "diffusion_steps.json"
+"""The same for diffusion transformers."""
 ADAPTERS = RESULTS.parent / "lora_steps.json"
 """The same with LoRA's adapters."""
 SHARDED = RESULTS.parent / "sharded_steps.json"
@@ -79,8 +81,9 @@ def worst_cases() -> str:
 
 def family_table() -> str:
     """HTML table: for each family, how many steps were drawn last, and the largest errors there."""
-    steps = [step for path in (LATER, DECODERS, PICTURES) for step in _steps(path)]
-    names = [step["setup"]["config"]["model_type"] for step in steps]
+    steps = [step for path in (LATER, DECODERS, PICTURES, DIFFUSION) for step in _steps(path)]
+    configs = [step["setup"]["config"] for step in steps]
+    names = [config.get("model_type") or config["_class_name"] for config in configs]
     return _errors_table("Errors of each family on steps drawn last", "model_type", names, steps)
 
 
@@ -163,6 +166,7 @@ def accuracy_counts() -> dict[str, int]:
         "later": len(_steps(LATER)),
         "decoders": len(_steps(DECODERS)),
         "pictures": len(_steps(PICTURES)),
+        "diffusion": len(_steps(DIFFUSION)),
         "adapters": len(_steps(ADAPTERS)),
         "sharded": len(_sharded_steps()),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),

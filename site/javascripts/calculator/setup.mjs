@@ -16,6 +16,7 @@
  * @property {Record<string, string>} placeholders
  * @property {boolean} [text_to_image]
  * @property {boolean} [pictures] whether it reads pictures, whose size decides the number of tokens
+ * @property {boolean} [texts] whether it reads texts beside pictures, so that it has a length as well
  * @property {boolean} [two_stacks]
  * @property {boolean} [reversible]
  * @property {boolean} [divisible] whether several GPUs can divide it
@@ -51,7 +52,7 @@ export function fitting(values, own) {
     },
     needless: {
       card: memoryOf(values.gpu) === null,
-      sequence_length: Boolean(own.pictures),
+      sequence_length: Boolean(own.pictures && !own.texts),
       image_size: !own.pictures,
       target_length: !own.two_stacks,
       reversible: !own.text_to_image,

@@ -59,6 +59,11 @@ test("models of pictures have a size of pictures in place of a length, and are n
   assert.ok(!others.sequence_length && others.image_size);
 });
 
+test("models that read texts beside pictures have a length as well as a size of pictures", () => {
+  const { needless } = fitting(DEFAULTS, { placeholders: {}, pictures: true, texts: true });
+  assert.ok(!needless.sequence_length && !needless.image_size);
+});
+
 test("what GPUs divide applies to several of them, and says which choices it cannot be combined with", () => {
   const own = { placeholders: {}, divisible: true, adapters: true };
   const values = { ...DEFAULTS, gpus: "4", shared_groups: "", lora_rank: "" };
