@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from training.swarm import engine, metrics
 from training.swarm.addresses import check_full, parse, place_of
 from training.swarm.admission import Admission
 from training.swarm.bounds import MOST_RECORD_BYTES, record_bounds
+from training.swarm.clocks import blame_clock
 from training.swarm.identity import Identity, peer_id_of
 from training.swarm.nearest import remember_nearest_nodes
 from training.swarm.receipts import Signer
@@ -146,7 +146,7 @@ def start_dht(
 
     Raises:
         BadInput: If an address is malformed.
-        TrainingError: If no initial peer answers or the node does not start within a minute.
+        TrainingError: If no initial peer answers or shows the same time, or the node does not start within a minute.
     """
     assert run.membership.open == (admission is None), "a peer of a run for members needs to know them"
     engine.prepare()
@@ -176,7 +176,7 @@ def start_dht(
         dht.wait_until_ready(timeout=START_SECONDS + REACH_SECONDS)
         _prepare_node(dht, admission)
     except (P2PDaemonError, ValidationError, RuntimeError, OSError, TimeoutError) as error:
-        _blame_clock(str(error))
+        blame_clock(str(error))
         raise TrainingError(
             f"The network node did not start: {' '.join(str(error).split()) or type(error).__name__}. "
             "Check the addresses in --initial-peers (the id at the end included) and that the port is free."
@@ -242,20 +242,6 @@ def check_node(dht: DHT) -> None:
             "The network node's process has ended.",
             cure="Start this program again; if memory ran out, give it more. `serve` does the former by itself.",
         )
-
-
-def _blame_clock(reason: str) -> None:
-    """Raises TrainingError if a node did not start because of its clock: hivemind compares it with its initial peers'.
-
-    Its message names both times (hivemind 1.1.12, dht/protocol.py).
-    """
-    if times := re.search(r"local: ([\d.]+), peer: ([\d.]+)", reason):
-        ahead = float(times[1]) - float(times[2])
-        raise TrainingError(
-            f"The clock of this machine is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the clocks of "
-            "the run's peers: to them, what this peer announces would have expired, or would stay for too long.",
-            cure="Set the clock, for example with `sudo timedatectl set-ntp true`, and try again.",
-        ) from None
 
 
 def full_addresses(dht: DHT) -> list[str]:

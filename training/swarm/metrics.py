@@ -24,6 +24,8 @@ _Seconds = confloat(strict=True, ge=0, le=10**10)
 _Epoch = conint(strict=True, ge=0, le=10**9)
 EPOCHS_AHEAD = 20
 """Peers whose records come late are further than others, by a few epochs."""
+AHEAD_SECONDS = 10.0
+"""A record that seems to be made so long after now is by a clock that is ahead."""
 LARGEST_LOSS = 10**6
 _Loss = confloat(strict=True, ge=0, le=LARGEST_LOSS)
 LONGEST_NAME = 40
@@ -91,6 +93,15 @@ class PeerRecord(BaseModel):
         if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > values.get("epoch", 0)):
             raise ValueError("recent epochs must ascend, up to the peer's own")
         return recent
+
+
+def of_right_clocks(records: Sequence[PeerRecord], now: float) -> list[PeerRecord]:
+    """The records without those of clocks that are ahead.
+
+    The DHT keeps such a record as much longer, and refuses newer ones of the same peer meanwhile: it does not tell that
+    its peer is still there.
+    """
+    return [record for record in records if record.time <= now + AHEAD_SECONDS]
 
 
 class _Records(BaseModel):

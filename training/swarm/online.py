@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from training.config import RunConfig
 from training.errors import BadInput, TrainingError
 from training.swarm.address_book import AddressBook
 from training.swarm.addresses import id_of
 from training.swarm.admission import Admission
+from training.swarm.clocks import WrongClock, check_clock
 from training.swarm.dht import answering, start_dht
 from training.swarm.identity import Identity
 from training.swarm.redial import Pace, Redial
@@ -47,6 +49,7 @@ def go_online(
     Raises:
         BadInput: If an address is malformed.
         TrainingError: If nobody answers, or the node does not start.
+        WrongClock: If this machine's clock is not the others'.
     """
     servers = Servers(initial_peers)
     faults = servers.ask_sites()
@@ -59,7 +62,7 @@ def go_online(
         if faults and not servers.addresses:
             raise faults[0]
         dht = start_dht(run, identity, initial_peers=answering(others) if others else [], **where)
-    except BadInput:
+    except (BadInput, WrongClock):
         raise
     except TrainingError as error:  # also if the servers that answered are gone before the node has called them
         if not known:
@@ -67,12 +70,20 @@ def go_online(
         dht = start_dht(run, identity, **where)
         tell(f"No server of the run answers; calling the {known} peers that this one has met before.")
         redial = Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS)
-        if not may_be_alone and not redial.reachability().peers:
-            raise TrainingError(
-                f"{error} The {known} peers that this one has met before do not answer either.",
-                cure="Look at the run's page, whether the run is still on; if it is, check your connection.",
-            ) from None
+        if not may_be_alone:
+            _check_company(redial, known, error)
         return redial
     # A peer that was here before is back among the others before it goes on. Otherwise a bootstrap peer would let
     # newcomers into a run that seems empty, and a monitor or a volunteer would not see those that train.
     return Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS if known else 0.0)
+
+
+def _check_company(redial: Redial, known: int, error: TrainingError) -> None:
+    """Checks that peers of the address book answer, and that this machine's clock is theirs."""
+    if not redial.reachability().peers:
+        raise TrainingError(
+            f"{error} The {known} peers that this one has met before do not answer either.",
+            cure="Look at the run's page, whether the run is still on; if it is, check your connection.",
+        ) from None
+    with suppress(TimeoutError):  # a busy node; nothing is known of the clock then
+        check_clock(redial.dht)

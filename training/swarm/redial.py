@@ -28,6 +28,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from training.errors import TrainingError
 from training.swarm.address_book import AddressBook
 from training.swarm.addresses import id_of, place_of, reach_of
+from training.swarm.clocks import WrongClock, check_clock
 from training.swarm.servers import Servers, ask_site
 
 ACCEPT_SECONDS, CONNECT_SECONDS, SEARCH_SECONDS = 5.0, 10.0, 10.0
@@ -65,6 +66,8 @@ class Pace:
     """How often the address book is written; sooner if somebody new is connected."""
     alarm_seconds: float = 60.0
     """The volunteer is told after so long without a server."""
+    clock_seconds: float = 60.0
+    """How often this machine's clock is compared with those of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +104,8 @@ class Redial:
         dht: The node.
         servers: May know none.
         book: Is filled and written.
-        tell: Gets a sentence when no server has answered for a minute, and when one answers again.
+        tell: Gets a sentence when no server has answered for a minute, and when one answers again; and when the clock
+            of this machine has become wrong, and when it is right again.
         pace: How often it does what.
 
     As a context manager it starts with the block and ends with it.
@@ -124,6 +128,7 @@ class Redial:
         self._linked: frozenset[str] = frozenset()
         self._began = time.monotonic()
         self._site_asked, self._book_due, self._alarmed = self._began, self._began, False
+        self._clock_due, self._clock_wrong = self._began + self._pace.clock_seconds, False
         self._stopped, self._called = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="redial")
 
@@ -165,6 +170,7 @@ class Redial:
             with suppress(Exception):  # a busy node has not answered in time: look again soon
                 self._round()
                 self._watch()
+                self._watch_clock()
             self._stopped.wait(self._seconds_to_next())
 
     def _round(self) -> None:
@@ -262,6 +268,22 @@ class Redial:
         elif now.answering and self._alarmed:
             self._alarmed = False
             self._tell("A server of the run answers again.")
+
+    def _watch_clock(self) -> None:
+        """Tells the volunteer when the clock has become wrong, and when it is right again."""
+        if time.monotonic() < self._clock_due:
+            return
+        self._clock_due = time.monotonic() + self._pace.clock_seconds
+        wrong = None
+        try:
+            check_clock(self.dht)
+        except WrongClock as error:
+            wrong = error
+        if wrong is not None and not self._clock_wrong:
+            self._tell(f"{wrong} Set it, for example with `sudo timedatectl set-ntp true`; then this peer goes on.")
+        elif wrong is None and self._clock_wrong:
+            self._tell("The clock of this machine is right again.")
+        self._clock_wrong = wrong is not None
 
     def _seconds_to_next(self) -> float:
         due = [server.due for server in self._servers.values() if not server.linked]

@@ -20,7 +20,7 @@ from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_chec
 from training.config import RunConfig
 from training.data.sets import open_manifest
 from training.swarm.early import EarlyDownload
-from training.swarm.metrics import believable, read_records
+from training.swarm.metrics import believable, of_right_clocks, read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.stored import fetch_stored
@@ -122,9 +122,10 @@ class _Newcomer:
             records = read_records(self.optimizer.dht, self.run.run_id)
             others = [record for record in records if record.peer_id != own and record.lineage == lineage]
             others = believable(others, self.run.schedule.total_epochs)
+            current = of_right_clocks(others, time.time())
             return _OthersStanding(
                 epoch=max((record.epoch for record in others), default=0),
-                there=tuple(record.name for record in others if record.status != "leaving" and record.epoch),
+                there=tuple(record.name for record in current if record.status != "leaving" and record.epoch),
             )
         return None
 

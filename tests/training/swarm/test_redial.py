@@ -17,6 +17,7 @@ import pytest
 
 from tests.programs import ROOT, Programs, until
 from tests.training.swarm.peers import SWARM_TESTS
+from training.storage.whole import write_whole
 
 pytestmark = pytest.mark.swarm
 
@@ -28,6 +29,7 @@ QUICK = {
     "site_seconds": 1.0,
     "book_seconds": 1.0,
     "alarm_seconds": 6.0,
+    "clock_seconds": 1.0,
 }
 """The same as a peer's, so much faster that a test lasts seconds."""
 HEALED_SECONDS = 60.0
@@ -49,12 +51,16 @@ class Peers:
 
     def start(self, name, *initial_peers, **wanted):
         """Starts a peer, and again with the same folder if it was there before; gives its address once it is online."""
+        self.begin(name, *initial_peers, **wanted)
+        return until(lambda: self.seen(name), within=60, said=lambda: self.log(name))["addresses"][0]
+
+    def begin(self, name, *initial_peers, **wanted):
+        """The same, without waiting until it is online."""
         (self.folder / f"{name}.json").unlink(missing_ok=True)
         wanted = {"folder": str(self.folder), "name": name, "initial_peers": initial_peers, "pace": QUICK, **wanted}
         self.nursery.stdin.write(json.dumps(wanted) + "\n")
         self.nursery.stdin.flush()
         self.pids[name] = int(self.nursery.stdout.readline())
-        return until(lambda: self.seen(name), within=60, said=lambda: self.log(name))["addresses"][0]
 
     def seen(self, name):
         with suppress(OSError):
@@ -63,6 +69,10 @@ class Peers:
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
+
+    def set_clock(self, name, ahead_seconds):
+        """Of the peer's process, before or after its start."""
+        write_whole(self.folder / f"{name}.clock", str(ahead_seconds))
 
     def kill(self, *names):
         """Kills peers as a power cut does, and waits until the others no longer see them."""
@@ -246,3 +256,35 @@ def test_servers_that_have_moved_are_found_through_the_runs_site(peers, tmp_path
         document.write_text(json.dumps({"initial_peers": [moved]}))
         peers.await_meeting("boot", "ada")
         server.shutdown()
+
+
+@pytest.mark.parametrize("server_answers, ahead_seconds", [(True, 300.0), (False, -300.0)])
+def test_who_comes_back_with_a_wrong_clock_is_told(peers, server_answers, ahead_seconds):
+    """Also if only peers of its address book answer, which hivemind does not compare clocks with."""
+    server = peers.start("server")
+    peers.start("ada", server)
+    peers.start("grace", server)
+    peers.await_meeting("server", "ada", "grace")
+    until(lambda: len(peers.seen("grace")["known"]) == 2, within=60)
+    peers.kill("grace", *([] if server_answers else ["server"]))
+    peers.set_clock("grace", ahead_seconds)
+    peers.begin("grace", server)
+    said = f"Error: The clock of this machine is 300 s {'ahead of' if ahead_seconds > 0 else 'behind'} the clocks of "
+    until(lambda: said in peers.log("grace"), within=60)
+    assert not peers.seen("grace")
+
+
+def test_who_has_a_clock_that_jumps_is_told(peers):
+    server = peers.start("server")
+    peers.start("ada", server)
+    peers.await_meeting("server", "ada")
+
+    def told():
+        return [sentence for sentence in peers.seen("ada").get("told", ()) if "clock" in sentence]
+
+    assert not told()
+    peers.set_clock("ada", 300.0)
+    until(lambda: told() and "300 s ahead of" in told()[-1], within=60)
+    peers.set_clock("ada", 0.0)
+    until(lambda: told()[-1] == "The clock of this machine is right again.", within=60)
+    assert len(told()) == 2

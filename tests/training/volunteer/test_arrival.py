@@ -17,8 +17,9 @@ OWN, FOREIGN = Lineage(id="a" * 16), Lineage(id="b" * 16)
 NOTHING, UNREACHABLE = Stored(is_nothing=True), Stored()
 
 
-def record(epoch, status="training", lineage=OWN):
-    return SimpleNamespace(peer_id="another", name="ada", epoch=epoch, samples=8, status=status, lineage=lineage.id)
+def record(epoch, status="training", lineage=OWN, time=0.0):
+    facts = {"epoch": epoch, "samples": 8, "status": status, "lineage": lineage.id, "time": time}
+    return SimpleNamespace(peer_id="another", name="ada", **facts)
 
 
 class Newcomer:
@@ -40,7 +41,7 @@ class Newcomer:
         )
         self.stop = SimpleNamespace(asked=False, wait=self.wait)
         monkeypatch.setattr(arrival, "read_records", self.read_records)
-        monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
         monkeypatch.setattr(arrival, "fetch_stored", lambda belonging, run, **_: self.stored)
         monkeypatch.setattr(arrival, "load_checkpoint", self.read_checkpoint)
 
@@ -121,6 +122,12 @@ def test_a_peer_that_comes_back_is_better_than_a_checkpoint(newcomer):
 def test_a_peer_that_is_there_is_waited_for_although_the_site_has_a_checkpoint(newcomer):
     one = newcomer([record(7)], known_epoch=7, stored=Stored(path=Path("epoch-000004")))
     assert one.come() is None and not one.loaded
+
+
+def test_a_record_of_a_clock_that_is_ahead_is_not_waited_for(newcomer):
+    """It stays for as long as the clock was ahead, although its peer may have died."""
+    one = newcomer([record(7, time=300.0)], known_epoch=7, stored=Stored(path=Path("epoch-000004")))
+    assert one.come() == "the checkpoint epoch-000004" and one.now == arrival.NOBODY_SECONDS
 
 
 def test_a_run_that_nobody_has_any_weights_of_begins_anew_but_not_at_once(newcomer):

@@ -1,0 +1,88 @@
+"""Whether this machine's clock agrees with those of the run's other peers.
+
+The DHT keeps each record until a time of day. To a peer whose clock is ahead, what others announce has expired; to the
+others, what a peer announces whose clock is behind. hivemind compares clocks at a node's start only, and only with the
+initial peers: not with peers of the address book, and not again when a clock is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+from hivemind.dht import DHT
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import MAX_DHT_TIME_DISCREPANCY_SECONDS
+from hivemind.dht.routing import get_dht_time
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
+
+from training.errors import TrainingError
+
+PEERS_ASKED = 8
+"""A few wrong clocks among the others must not make this one's seem wrong: their median counts."""
+ANSWER_SECONDS, NODE_SECONDS = 3.0, 60.0
+"""Longest wait for each of the others, and for this peer's own node, on a loaded machine."""
+
+
+class WrongClock(TrainingError):
+    """This machine's clock is not those of the others.
+
+    Args:
+        ahead_seconds: By how much; below 0 if it is behind.
+    """
+
+    def __init__(self, ahead_seconds: float):
+        super().__init__(
+            f"The clock of this machine is {abs(ahead_seconds):.0f} s "
+            f"{'ahead of' if ahead_seconds > 0 else 'behind'} the clocks of the run's peers: to them, what this peer "
+            "announces would have expired, or would stay for too long.",
+            cure="Set the clock, for example with `sudo timedatectl set-ntp true`, and try again.",
+        )
+
+
+def blame_clock(reason: str) -> None:
+    """Raises WrongClock if a node did not start because of its clock.
+
+    hivemind's message names both times (hivemind 1.1.12, dht/protocol.py).
+    """
+    if times := re.search(r"local: ([\d.]+), peer: ([\d.]+)", reason):
+        raise WrongClock(float(times[1]) - float(times[2])) from None
+
+
+def check_clock(dht: DHT) -> None:
+    """Compares this machine's clock with those of some connected peers.
+
+    Raises:
+        WrongClock: If most of them show another time.
+        TimeoutError: If this peer's own node does not answer.
+    """
+    ahead = dht.run_coroutine(seconds_ahead, return_future=True).result(timeout=NODE_SECONDS)
+    if abs(ahead) > MAX_DHT_TIME_DISCREPANCY_SECONDS:
+        raise WrongClock(ahead)
+
+
+# What follows runs in the node's process.
+
+
+async def seconds_ahead(_dht: DHT, node: DHTNode) -> float:
+    """By how much this machine's clock is ahead of the others', negative if it is behind; 0 if nobody answers."""
+    known: Sequence[PeerID] = tuple(node.protocol.routing_table.peer_id_to_uid)
+    asked = random.sample(known, min(PEERS_ASKED, len(known)))
+    told = await asyncio.gather(*(_ahead_of(node, peer) for peer in asked))
+    return statistics.median_low([ahead for ahead in told if ahead is not None] or [0.0])
+
+
+async def _ahead_of(node: DHTNode, peer: PeerID) -> float | None:
+    """By how much this clock is ahead of a peer's for certain; the answer's way takes time, which is in its favour."""
+    ping = partial(node.p2p.call_protobuf_handler, peer, "DHTProtocol.rpc_ping")
+    asked_at = get_dht_time()
+    try:
+        answer = await asyncio.wait_for(ping(dht_pb2.PingRequest(), dht_pb2.PingResponse), ANSWER_SECONDS)
+    except Exception:  # refused, broken off or too late
+        return None
+    return max(asked_at - answer.dht_time, 0.0) or min(get_dht_time() - answer.dht_time, 0.0)
