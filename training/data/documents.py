@@ -15,7 +15,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ ROWS_AT_A_TIME = 256
 """Rows of a Parquet file that are in memory."""
 OTHER_SPLITS: dict[str, Split] = {"training": "train", **dict.fromkeys(("validation", "valid", "test"), "held-out")}
 """What others call the parts of a set."""
-NOT_UTF8, BROKEN_FILE, LONG_LINE = "not UTF-8", "broken file", "long line"
+NOT_UTF8, BROKEN_FILE, LONG_LINE, NO_COLUMN = "not UTF-8", "broken file", "long line", "line without text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,11 +120,23 @@ class TextFile:
             lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape")
             try:
                 is_plain = self._name.removesuffix(".gz").endswith(".txt")
-                for piece in _plain(lines) if is_plain else _json(lines, self._column):
+                for piece in _plain(lines) if is_plain else self._of_column(_json(lines, self._column)):
                     self.read_bytes = raw.tell()
                     yield piece
             except (gzip.BadGzipFile, EOFError, zlib.error):
                 yield BROKEN_FILE
+
+    def _of_column(self, pieces: Iterable[Piece | str | _Without]) -> Iterator[Piece | str]:
+        """Refuses a file whose text has another key: one of whose lines lacks the column before any has it."""
+        found = False
+        for piece in pieces:
+            if isinstance(piece, _Without) and not found:
+                raise BadInput(
+                    f"A line of {self._path} has the keys {', '.join(piece.keys)}. Give that of the text with "
+                    "--text-column."
+                )
+            found |= isinstance(piece, Piece)
+            yield NO_COLUMN if isinstance(piece, _Without) else piece
 
     def _rows(self) -> Iterator[Piece | str]:
         size, done = self._path.stat().st_size, 0
@@ -158,7 +170,7 @@ class TextFile:
             )
 
 
-def _json(lines: io.TextIOWrapper, column: str) -> Iterator[Piece | str]:
+def _json(lines: io.TextIOWrapper, column: str) -> Iterator[Piece | str | _Without]:
     while line := lines.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
             while (rest := lines.readline(LONGEST_LINE)) and not rest.endswith("\n"):
@@ -168,12 +180,22 @@ def _json(lines: io.TextIOWrapper, column: str) -> Iterator[Piece | str]:
             yield from _json_line(line, column)
 
 
-def _json_line(line: str, column: str) -> Iterator[Piece | str]:
+@dataclass(frozen=True, slots=True)
+class _Without:
+    """A line without the column of the text."""
+
+    keys: tuple[str, ...]
+
+
+def _json_line(line: str, column: str) -> Iterator[Piece | str | _Without]:
     if not _is_unicode(line):
         yield NOT_UTF8
         return
     try:
         fields = json.loads(line)
+        if isinstance(fields, dict) and column not in fields:
+            yield _Without(tuple(f"{key:.40}" for key in list(fields)[:20]))
+            return
         text, split = fields[column], fields.get("split", "train")
         if not isinstance(text, str) or not _is_unicode(text):
             raise ValueError("half of a surrogate pair is not valid text")

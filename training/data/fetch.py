@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from training.data.source import TRY_AGAIN_CODES, pause_seconds
@@ -24,6 +25,9 @@ from training.data.source import TRY_AGAIN_CODES, pause_seconds
 CONNECTIONS, CONNECTIONS_PER_HOST = 64, 4
 FETCH_TRIES, SILENT_SECONDS, PICTURE_SECONDS = 3, 10.0, 30.0
 """How often a picture is asked for, how long a host may be silent, and how long all of a picture may take."""
+LINK_SECONDS = 600.0
+"""If this machine's link is down, a picture waits for it for so long; else all that are asked for in a minute without a
+link would be left out for ever."""
 LARGEST_PICTURE_BYTES = 1 << 25
 OPTED_OUT = ("noai", "noimageai", "noindex", "noimageindex")
 USER_AGENT = "training-transformers-together (obeys X-Robots-Tag: noai)"
@@ -49,12 +53,12 @@ class Fetcher:
     """
 
     def __init__(self, is_allowed: Callable[[str], bool] | None = None):
-        allowed = is_allowed or is_public
+        self._is_allowed = is_allowed or is_public
         self._opener = urllib.request.OpenerDirector()  # without its handlers for files, FTP and proxies
         redirections = urllib.request.HTTPRedirectHandler()
         redirections.max_redirections = REDIRECTIONS
         for handler in (
-            _Guarded(allowed),
+            _Guarded(self._is_allowed),
             redirections,
             urllib.request.HTTPErrorProcessor(),
             urllib.request.HTTPDefaultErrorHandler(),
@@ -64,6 +68,8 @@ class Fetcher:
         self._hosts: dict[str, _Host] = {}
         """Those that are asked now: a list may name millions."""
         self._lock = threading.Lock()
+        self._answerer: tuple[str, int] | None = None
+        """The host that has answered last: if not even it can be reached, this machine's link is down."""
 
     def fetch(self, url: str) -> bytes:
         """A picture's bytes.
@@ -71,7 +77,9 @@ class Fetcher:
         Raises:
             LeftOutError: If it is not to be had, too large, or not for training.
         """
-        for failures in range(1, FETCH_TRIES + 1):
+        gives_up_at = time.monotonic() + LINK_SECONDS
+        failures = 0
+        while True:
             try:
                 parts = urlsplit(url)
                 path, query = (quote(part, safe=PLAIN_SIGNS) for part in (parts.path, parts.query))
@@ -87,9 +95,25 @@ class Fetcher:
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(getattr(error, "reason", None), _PrivateAddressError):
                     raise LeftOutError("private address") from None
-            if failures < FETCH_TRIES:
+            failures += 1
+            if failures >= FETCH_TRIES:
+                if not self._has_waited_for_link(gives_up_at):
+                    raise LeftOutError("host does not answer")
+                failures = 0
+            else:
                 time.sleep(pause_seconds(failures))
-        raise LeftOutError("host does not answer")
+
+    def _has_waited_for_link(self, gives_up_at: float) -> bool:
+        """Waits while this machine's link is down; whether it was, and is no longer."""
+        failures = 0
+        while self._answerer is not None and time.monotonic() < gives_up_at:
+            try:
+                _connect(self._is_allowed, self._answerer, SILENT_SECONDS).close()
+                return bool(failures)
+            except OSError:
+                failures += 1
+                time.sleep(pause_seconds(failures))
+        return False
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[None]:
@@ -110,6 +134,8 @@ class Fetcher:
         request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT})
         deadline = time.monotonic() + PICTURE_SECONDS
         with self._opener.open(request, timeout=SILENT_SECONDS) as response:
+            parts = urlsplit(response.url)
+            self._answerer = (parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80))
             if is_opted_out(response.headers.get_all("X-Robots-Tag") or []):
                 raise LeftOutError("opted out of training")
             content = bytearray()
@@ -193,15 +219,19 @@ class _Guarded(urllib.request.AbstractHTTPHandler):
     def _guard(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
         # `http.client` connects through this attribute. The address that is checked is the one that is connected to:
         # a name that is resolved twice could have another address the second time.
-        connection._create_connection = self._connect
+        connection._create_connection = partial(_connect, self._is_allowed)
         return connection
 
-    def _connect(self, address: tuple[str, int], timeout: float, source_address: object = None) -> socket.socket:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-        allowed = [place for *_, place in found if self._is_allowed(place[0])]
-        if not allowed:
-            raise _PrivateAddressError(f"{address[0]} is no public address")
-        for place in allowed[:-1]:
-            with suppress(OSError):  # such as the first of two families, on a machine that has only the other one
-                return socket.create_connection(place[:2], timeout)
-        return socket.create_connection(allowed[-1][:2], timeout)
+
+def _connect(
+    is_allowed: Callable[[str], bool], address: tuple[str, int], timeout: float, source_address: object = None
+) -> socket.socket:
+    """As `socket.create_connection`, to allowed addresses only."""
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    allowed = [place for *_, place in found if is_allowed(place[0])]
+    if not allowed:
+        raise _PrivateAddressError(f"{address[0]} is no public address")
+    for place in allowed[:-1]:
+        with suppress(OSError):  # such as the first of two families, on a machine that has only the other one
+            return socket.create_connection(place[:2], timeout)
+    return socket.create_connection(allowed[-1][:2], timeout)

@@ -69,6 +69,8 @@ def read_addresses(lists: Path) -> Iterator[Row | str]:
     files = sorted(lists.glob("*.parquet")) if lists.is_dir() else [lists]
     if not files:
         raise BadInput(f"{lists} has no Parquet files. Give a list of addresses with --urls.")
+    if not lists.exists():
+        raise BadInput(f"There is no {lists}. Give a Parquet file, or a folder of such, with --urls.")
     for file in files:
         try:
             with pq.ParquetFile(file) as opened:

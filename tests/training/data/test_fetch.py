@@ -245,3 +245,39 @@ def test_a_host_is_asked_by_few_at_a_time(server, fetcher):
     for thread in threads:
         thread.join()
     assert most == CONNECTIONS_PER_HOST
+
+
+def test_a_picture_waits_while_this_machines_link_is_down(server, fetcher, monkeypatch):
+    """The link is down if not even the host can be reached that has answered last."""
+    real, tries = socket.create_connection, []
+    assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
+
+    def cut(place, timeout):
+        tries.append(place)
+        if len(tries) < 20:
+            raise OSError("Network is unreachable")
+        return real(place, timeout)
+
+    monkeypatch.setattr(fetch_module.socket, "create_connection", cut)
+    assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
+    assert len(tries) > 20
+
+
+def test_a_host_that_is_gone_is_not_waited_for_while_another_one_answers(server, fetcher):
+    assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
+    with socket.socket() as nobody:  # bound, but not listening
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(LeftOutError, match="host does not answer"):
+            fetcher.fetch(f"http://127.0.0.1:{nobody.getsockname()[1]}/1.png")
+
+
+def test_a_link_is_not_waited_for_for_ever(server, fetcher, monkeypatch):
+    assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
+    monkeypatch.setattr(fetch_module, "LINK_SECONDS", 0.05)
+
+    def cut(place, timeout):
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(fetch_module.socket, "create_connection", cut)
+    with pytest.raises(LeftOutError, match="host does not answer"):
+        fetcher.fetch(f"{server.url}/1.png")

@@ -71,7 +71,14 @@ def test_blocks_are_the_documents_one_behind_the_other(small, lines, tmp_path):
 
 def test_reasons_are_counted(tmp_path):
     good = [json.dumps({"text": document(number)}) for number in range(20)]
-    bad = ['{"text": ""}', '{"text": " \\n"}', '{"text": "w1"}', "{", '{"text": "w1 w2", "split": "x"}']
+    bad = [
+        '{"title": "no text"}',
+        '{"text": ""}',
+        '{"text": " \\n"}',
+        '{"text": "w1"}',
+        "{",
+        '{"text": "w1 w2", "split": "x"}',
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join([*good, *bad]) + "\n")
     (tmp_path / "a.jsonl").open("ab").write('{"text": "Stra\u00dfe"}\n'.encode("latin-1"))
     manifest, _ = prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl", min_characters=4)
@@ -79,11 +86,19 @@ def test_reasons_are_counted(tmp_path):
     assert manifest.left_out == {
         "broken line": 1,
         "empty": 2,
+        "line without text": 1,
         "not UTF-8": 1,
         "too short": 1 + short,
         "unknown split": 1,
     }
-    assert manifest.documents == 26 and manifest.splits["held-out"].samples == 0
+    assert manifest.documents == 27 and manifest.splits["held-out"].samples == 0
+
+
+def test_a_file_whose_text_has_another_key_is_refused_with_the_keys_that_it_has(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{\n{"id": 1, "content": "w1 w2"}\n')
+    with pytest.raises(BadInput, match=r"a.jsonl has the keys id, content\. Give that of the text with --text-column"):
+        prepare_documents(tmp_path / "shards", tmp_path / "a.jsonl")
+    assert not (tmp_path / "shards").exists()
 
 
 class KilledError(BaseException):

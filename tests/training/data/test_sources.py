@@ -155,6 +155,8 @@ def test_lists_of_addresses_as_laions(tmp_path):
 def test_lists_that_are_none_are_one_sentence(tmp_path):
     with pytest.raises(BadInput, match="has no Parquet files"):
         list(read_addresses(tmp_path))
+    with pytest.raises(BadInput, match=r"There is no .*none\.parquet\. Give a Parquet file, or a folder of such"):
+        list(read_addresses(tmp_path / "none.parquet"))
     (tmp_path / "1.parquet").write_bytes(b"nothing")
     with pytest.raises(BadInput, match=r"1\.parquet cannot be read"):
         list(read_addresses(tmp_path))
