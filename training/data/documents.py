@@ -171,13 +171,22 @@ class TextFile:
 
 
 def _json(lines: io.TextIOWrapper, column: str) -> Iterator[Piece | str | _Without]:
-    while line := lines.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE and not line.endswith("\n"):
-            while (rest := lines.readline(LONGEST_LINE)) and not rest.endswith("\n"):
-                pass
+    for line in lines_of(lines):
+        if line is None:
             yield LONG_LINE
         elif line.strip():
             yield from _json_line(line, column)
+
+
+def lines_of(text: io.TextIOBase) -> Iterator[str | None]:
+    """The lines of a file; None in place of one that is too long for memory."""
+    while line := text.readline(LONGEST_LINE):
+        if len(line) < LONGEST_LINE or line.endswith(("\n", "\r")):
+            yield line
+            continue
+        while (rest := text.readline(LONGEST_LINE)) and not rest.endswith(("\n", "\r")):
+            pass
+        yield None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,19 @@ A line that cannot be used gives the reason instead of a row.
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from training.data.captions import SPLITS
+from training.data.documents import LONG_LINE, LONGEST_LINE, lines_of
 from training.data.layouts import LARGEST_CAPTION_BYTES
 from training.data.rows import Row
 from training.errors import BadInput, reason_of
@@ -38,11 +42,11 @@ def read_captions(captions: Path) -> Iterator[Row | str]:
         BadInput: If the file cannot be read, or a .csv lacks the columns.
     """
     try:
-        with captions.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        with captions.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             if captions.suffix.lower() == ".csv":
-                yield from _csv_rows(lines, captions)
+                yield from _csv_rows(file, captions)
             else:
-                yield from _json_rows(lines)
+                yield from _json_rows(file)
     except OSError as error:
         raise BadInput(
             f"The captions in {captions} cannot be read: {reason_of(error)}. Give a file of JSON lines, or a .csv, "
@@ -88,9 +92,11 @@ def read_addresses(lists: Path) -> Iterator[Row | str]:
             raise BadInput(f"{file} cannot be read: {reason_of(error)}. Give a Parquet file with --urls.") from None
 
 
-def _json_rows(lines: Iterable[str]) -> Iterator[Row | str]:
-    for line in lines:
-        if line.strip():
+def _json_rows(file: io.TextIOBase) -> Iterator[Row | str]:
+    for line in lines_of(file):
+        if line is None:
+            yield LONG_LINE
+        elif line.strip():
             try:
                 fields = json.loads(line)
                 has_keys = not isinstance(fields, dict) or {"file", "caption"} <= fields.keys()
@@ -99,8 +105,9 @@ def _json_rows(lines: Iterable[str]) -> Iterator[Row | str]:
                 yield BROKEN
 
 
-def _csv_rows(lines: Iterable[str], source: Path) -> Iterator[Row | str]:
-    rows = csv.DictReader(lines)
+def _csv_rows(file: io.TextIOBase, source: Path) -> Iterator[Row | str]:
+    # In pieces of a bounded length; `csv` joins them, and refuses a field that is too long.
+    rows = csv.DictReader(iter(partial(file.readline, LONGEST_LINE), ""))
     try:
         names = rows.fieldnames or []
     except csv.Error as error:
@@ -140,7 +147,7 @@ def _row(fields: dict, **where: object) -> Row:
 def _text_rows(images: Path) -> Iterator[Row | str]:
     if not images.is_dir():
         raise BadInput(f"{images} is no folder. Give the folder of the pictures with --images.")
-    for picture in sorted(images.rglob("*")):
+    for picture in _files_below(images):
         if picture.suffix.lower() in PICTURE_SUFFIXES:
             try:
                 with picture.with_suffix(".txt").open("rb") as file:
@@ -150,6 +157,13 @@ def _text_rows(images: Path) -> Iterator[Row | str]:
                 yield "no caption"
             except (OSError, ValueError):
                 yield BROKEN
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Files in order, with the names of one folder at a time in memory."""
+    for inner, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(inner, name) for name in sorted(names))
 
 
 def _tar_rows(tar: Path) -> Iterator[Row | str]:

@@ -60,6 +60,41 @@ def test_lines_that_are_no_rows_are_counted(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_file_without_line_ends_takes_bounded_memory(tmp_path, suffix):
+    """Such as one of another kind that was given by mistake."""
+    with (tmp_path / f"a.{suffix}").open("w") as file:
+        file.write("file,caption\n" if suffix == "csv" else "")
+        for _ in range(200):
+            file.write("x" * (1 << 20))
+        file.write("\n1.png,a cat\n" if suffix == "csv" else '\n{"file": "1.png", "caption": "a cat"}\n')
+    tracemalloc.start()
+    try:
+        rows = list(read_captions(tmp_path / f"a.{suffix}"))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 160 << 20
+    assert rows[-1].file == "1.png" and {row for row in rows[:-1]} <= {"long line", "broken line"} and len(rows) < 10
+
+
+def test_memory_does_not_grow_with_the_folders_of_a_set(tmp_path, monkeypatch):
+    for number in range(40):
+        (tmp_path / f"{number:02}").mkdir()
+        for name in range(100):
+            (tmp_path / f"{number:02}" / f"{name}.png").touch()
+
+    def most(folder):
+        tracemalloc.start()
+        try:
+            assert all(row == "no caption" for row in read_folder(folder))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert most(tmp_path) < 2 * most(tmp_path / "00")
+
+
 @pytest.mark.parametrize("line", ["image,text", "file;caption", "a.png,a cat"])
 def test_a_csv_without_the_columns_is_one_sentence(tmp_path, line):
     (tmp_path / "a.csv").write_text(f"{line}\n1.png,a cat\n")
