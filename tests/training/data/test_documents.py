@@ -58,7 +58,9 @@ def test_lines_that_are_no_documents_are_named(tmp_path, monkeypatch):
     assert texts(tmp_path / "a.jsonl") == [
         "good",
         "not UTF-8",
-        *["broken line"] * 6,
+        *["broken line"] * 2,
+        "line without text",
+        *["broken line"] * 3,
         "long line",
         "",
         "after",
