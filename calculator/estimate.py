@@ -484,8 +484,9 @@ def _input_bytes(setup: Setup, architecture: Architecture) -> int:
 
 def _buffer_bytes(setup: Setup, architecture: Architecture) -> int:
     """Bytes of tables that belong to the model but are not trained."""
-    half = setup.precision != "fp32"
-    itemsize = _itemsize(setup) if architecture.diffuses else 2 if half else 4
+    itemsize = 4 if setup.precision == "fp32" else 2
+    if architecture.diffuses:
+        itemsize = _itemsize(setup)
     return FAMILIES[architecture.family].buffer_bytes(architecture, itemsize)
 
 

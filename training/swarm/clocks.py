@@ -12,21 +12,23 @@ import random
 import re
 import statistics
 from collections.abc import Sequence
-from functools import partial
 
 from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import MAX_DHT_TIME_DISCREPANCY_SECONDS
 from hivemind.dht.routing import get_dht_time
 from hivemind.p2p import PeerID
-from hivemind.proto import dht_pb2
 
 from training.errors import TrainingError
+from training.swarm.signs_of_life import ping
 
 PEERS_ASKED = 8
 """A few wrong clocks among the others must not make this one's seem wrong: their median counts."""
 ANSWER_SECONDS, NODE_SECONDS = 3.0, 60.0
 """Longest wait for each of the others, and for this peer's own node, on a loaded machine."""
+
+
+HOW_TO_SET = "Set the clock, for example with `sudo timedatectl set-ntp true`"
 
 
 class WrongClock(TrainingError):
@@ -41,7 +43,7 @@ class WrongClock(TrainingError):
             f"The clock of this machine is {abs(ahead_seconds):.0f} s "
             f"{'ahead of' if ahead_seconds > 0 else 'behind'} the clocks of the run's peers: to them, what this peer "
             "announces would have expired, or would stay for too long.",
-            cure="Set the clock, for example with `sudo timedatectl set-ntp true`, and try again.",
+            cure=f"{HOW_TO_SET}, and try again.",
         )
 
 
@@ -79,10 +81,7 @@ async def seconds_ahead(_dht: DHT, node: DHTNode) -> float:
 
 async def _ahead_of(node: DHTNode, peer: PeerID) -> float | None:
     """By how much this clock is ahead of a peer's for certain; the answer's way takes time, which is in its favour."""
-    ping = partial(node.p2p.call_protobuf_handler, peer, "DHTProtocol.rpc_ping")
     asked_at = get_dht_time()
-    try:
-        answer = await asyncio.wait_for(ping(dht_pb2.PingRequest(), dht_pb2.PingResponse), ANSWER_SECONDS)
-    except Exception:  # refused, broken off or too late
+    if (answer := await ping(node, peer, ANSWER_SECONDS)) is None:
         return None
     return max(asked_at - answer.dht_time, 0.0) or min(get_dht_time() - answer.dht_time, 0.0)

@@ -28,7 +28,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from training.errors import TrainingError
 from training.swarm.address_book import AddressBook
 from training.swarm.addresses import id_of, place_of, reach_of
-from training.swarm.clocks import WrongClock, check_clock
+from training.swarm.clocks import HOW_TO_SET, WrongClock, check_clock
 from training.swarm.servers import Servers, ask_site
 
 ACCEPT_SECONDS, CONNECT_SECONDS, SEARCH_SECONDS = 5.0, 10.0, 10.0
@@ -280,7 +280,7 @@ class Redial:
         except WrongClock as error:
             wrong = error
         if wrong is not None and not self._clock_wrong:
-            self._tell(f"{wrong} Set it, for example with `sudo timedatectl set-ntp true`; then this peer goes on.")
+            self._tell(f"{wrong} {HOW_TO_SET}; then this peer goes on.")
         elif wrong is None and self._clock_wrong:
             self._tell("The clock of this machine is right again.")
         self._clock_wrong = wrong is not None

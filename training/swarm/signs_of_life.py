@@ -62,12 +62,17 @@ async def _silent(
 
 
 async def _answer_seconds(node: DHTNode, peer: PeerID, seconds: float, free: asyncio.Semaphore) -> float | None:
-    # hivemind's own `call_ping` would take a peer that is silent for a moment out of the routing table.
-    ping = partial(node.p2p.call_protobuf_handler, peer, "DHTProtocol.rpc_ping")
     async with free:
         began = time.monotonic()
-        try:
-            await asyncio.wait_for(ping(dht_pb2.PingRequest(), dht_pb2.PingResponse), seconds)
-        except Exception:  # refused, broken off or too late
-            return None
-        return time.monotonic() - began
+        answer = await ping(node, peer, seconds)
+        return None if answer is None else time.monotonic() - began
+
+
+async def ping(node: DHTNode, peer: PeerID, seconds: float) -> dht_pb2.PingResponse | None:
+    """A peer's answer; None if it refuses, breaks off, or takes longer."""
+    # hivemind's own `call_ping` would take a peer that is silent for a moment out of the routing table.
+    asked = node.p2p.call_protobuf_handler(peer, "DHTProtocol.rpc_ping", dht_pb2.PingRequest(), dht_pb2.PingResponse)
+    try:
+        return await asyncio.wait_for(asked, seconds)
+    except Exception:
+        return None
