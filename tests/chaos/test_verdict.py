@@ -102,6 +102,13 @@ def test_a_newcomer_that_never_trains_hangs(good):
     assert verdict.hangs(good) == ["ada was started at 5:00 and did not train after 100 s"]
 
 
+def test_a_newcomer_whose_machine_sleeps_meanwhile_has_as_much_more_time(good):
+    good.lives["ada"].append(Life(began=1200.0, ended=ENDED, joined=1275.0))
+    assert len(verdict.hangs(good)) == 1
+    good.accidents.append(Accident(kind="stop", began=1210.0, ended=1240.0, volunteers=("ada",)))
+    assert verdict.hangs(good) == []
+
+
 def test_a_volunteer_that_is_left_alone_does_not_hang(good):
     for name in ("ada", "grace"):
         good.lives[name] = [replace(good.lives[name][0], ended=1200.0)]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.chaos.evidence import Epoch, Evidence, Interval, clip, length
+from tests.chaos.evidence import Epoch, Evidence, Interval, Life, clip, length, without
 
 LEAST_THROUGHPUT = 0.9
 """Of the survivors, relative to the part without faults."""
@@ -132,12 +132,21 @@ def hangs(evidence: Evidence) -> list[str]:
                 if ended - began > HANG_SECONDS
             ]
         found += [
-            f"{name} was started at {_clock(evidence, life.began)} and did not train after "
-            f"{(life.joined or life.ended) - life.began:.0f} s"
+            f"{name} was started at {_clock(evidence, life.began)} and did not train after {seconds:.0f} s"
             for life in lives
-            if (life.joined or life.ended) - life.began > JOIN_SECONDS
+            if (seconds := _joining_seconds(evidence, name, life)) > JOIN_SECONDS
         ]
     return found
+
+
+def _joining_seconds(evidence: Evidence, name: str, life: Life) -> float:
+    """How long a volunteer tried to join; a machine that sleeps does not."""
+    asleep = [
+        (accident.began, accident.ended)
+        for accident in evidence.accidents
+        if accident.kind == "stop" and name in accident.volunteers
+    ]
+    return length(without([(life.began, life.joined or life.ended)], asleep))
 
 
 def _in_company(evidence: Evidence, name: str) -> list[Interval]:

@@ -10,6 +10,7 @@ are further win, as peers follow the newest epoch, and so does their branch.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Sequence
 
@@ -125,6 +126,13 @@ class Branches:
         while row["parent"] is not None and epoch <= row["parent_epoch"]:
             row = self._row(row["parent"])
         return row["number"]
+
+    def went_back_at(self, number: int) -> float:
+        """When the last of those epochs ended that the run had gone back from as this branch began; -inf if none."""
+        query = """SELECT max(epochs.time) FROM branches JOIN epochs ON epochs.branch = branches.parent
+            AND epochs.epoch > branches.parent_epoch AND epochs.time <= branches.time WHERE branches.number = ?"""
+        last = self._connection.execute(query, (number,)).fetchone()[0]
+        return -math.inf if last is None else last
 
     def reach(self, number: int, epoch: int) -> None:
         """Somebody has ended an epoch of this branch."""

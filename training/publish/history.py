@@ -507,14 +507,16 @@ class History(HistoryReader):
     ) -> dict[tuple[int, int], float]:
         """Takes in epochs that a peer ended before it was started again, if no monitor watched then.
 
-        Others may have done the same epoch again since, from a checkpoint. Then it ended at another time, and the
-        peer's samples are not among those of the weights that the run has now.
+        Others may have done the same epoch again since, from a checkpoint, or may be about to. Then it ended at another
+        time than theirs, or before they went back, and the peer's samples are not among those of the weights that the
+        run has now.
         """
         number = branches.of_lineage(report.lineage)
         told: dict[tuple[int, int], float] = {}
         for epoch, loss, given, by_its_clock in report.recent:
             holder = branches.holder(number, epoch)
-            is_another = self._is_of_another_time(connection, holder, epoch, report, by_its_clock, now)
+            is_another = _ended_at(report, by_its_clock, now) <= branches.went_back_at(holder) + SAME_EPOCH_SECONDS
+            is_another |= self._is_of_another_time(connection, holder, epoch, report, by_its_clock, now)
             if epoch > report.epoch or not given or is_another:
                 continue
             row = (holder, epoch, report.name, report.peer_id, loss, given)

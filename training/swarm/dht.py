@@ -31,6 +31,7 @@ from training.swarm.identity import Identity, peer_id_of
 from training.swarm.nearest import remember_nearest_nodes
 from training.swarm.receipts import Signer
 from training.swarm.record_tickets import MOST_TICKET_BYTES, TicketValidator, keep_out_strangers
+from training.swarm.renewal import replace_own_records
 from training.swarm.slow_nodes import leave_slow_nodes_behind
 
 REACH_SECONDS = 5.0
@@ -187,6 +188,7 @@ def start_dht(
 def _prepare_node(dht: DHT, admission: Admission | None) -> None:
     dht.run_coroutine(remember_nearest_nodes)
     dht.run_coroutine(leave_slow_nodes_behind)
+    dht.run_coroutine(replace_own_records)
     if admission is not None:
         keep_out_strangers(dht)
 

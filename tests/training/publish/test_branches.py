@@ -192,6 +192,24 @@ def test_who_comes_back_unseen_is_on_the_branch_of_the_others(played, first_word
     assert played.history.total_samples() == sum(played.samples.values())
 
 
+def test_an_epoch_of_before_all_left_is_not_one_that_they_missed_since(played):
+    """Seven epochs, a checkpoint of the fourth. Nobody reports that the fifth was done again; alan, who did it before,
+    comes back to the sixth, and its file tells of the epochs until the seventh."""
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=range(1, 8))
+    now = played.clock.now
+    before = tuple((epoch, 2.0, 10, now - 3.0 * (7 - epoch)) for epoch in range(1, 8))
+    played.all_die()
+    played.come(ADA, epoch=4)
+    played.say(ADA, 6, samples=10, recent=((6, 2.0, 10, played.clock.now),))
+    assert played.shown[3:] == [(4, 20), (6, 10)]
+    played.say(ALAN, 0, status="joining")
+    played.say(ALAN, 6, recent=before[:6])
+    played.train(ADA, ALAN, epochs=[7])
+    assert played.shown[3:] == [(4, 20), (6, 10), (7, 20)]
+    assert played.left == [(1, 5, 20), (1, 6, 20), (1, 7, 20)]
+
+
 def test_a_run_that_is_lost_twice_goes_on_from_what_holds_its_checkpoint(played):
     played.come(ADA)
     played.train(ADA, epochs=range(1, 8))

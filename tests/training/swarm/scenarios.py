@@ -383,6 +383,41 @@ async def stand_still(_dht, _node) -> None:
         await asyncio.sleep(0.01)
 
 
+def come_back_from_a_clock_that_was_ahead(peer: Peer):
+    """The second peer stores a record as if its clock was five minutes ahead, then one by the right time, and after a
+    restart another one. What the others see of it each time."""
+    from hivemind.utils import get_dht_time
+
+    from training.swarm.dht import start_dht
+
+    def tell(word, ahead=0.0):
+        expires = get_dht_time() + ahead + 60
+        return dht.store(key, subkey=dht.public_key, value=word, expiration_time=expires)
+
+    def see(word):
+        deadline, seen = time.monotonic() + 15, None
+        while seen != word and time.monotonic() < deadline:
+            found = dht.get(key, latest=True)
+            seen = next((entry.value for entry in found.value.values()), None) if found is not None else None
+            time.sleep(0.2)
+        return seen
+
+    dht, run = peer.dht, run_with()
+    key, seen = f"{run.run_id}_recipe", []
+    for word, ahead in (("ahead", 300.0), ("right", 0.0), ("restarted", 0.0)):
+        if peer.name == peer.names[1]:
+            if word == "restarted":
+                dht.shutdown()
+                others = [(peer.folder / "address").read_text()]
+                dht = start_dht(run, peer.identity, initial_peers=others, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+                tell("finds what it stored before")  # and the next one takes its place
+            assert tell(word, ahead)
+        else:
+            seen.append(see(word))
+        peer.await_others(word)
+    return seen
+
+
 def look_beside_a_slow_node(peer: Peer):
     """All store their names; then the node of "slow" stands still for almost as long as hivemind waits for an answer,
     again and again. The names that a peer finds, how long its slowest look or store took, and who is silent or slow."""

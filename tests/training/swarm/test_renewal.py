@@ -1,0 +1,49 @@
+"""A peer's new record takes the place of its old one, whatever its clock has shown."""
+
+import time
+
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+
+from tests.training.swarm.peers import meet
+from tests.training.swarm.scenarios import come_back_from_a_clock_that_was_ahead
+from training.swarm.bounds import MOST_RECORD_SECONDS
+from training.swarm.renewal import OwnRecords
+
+KEY, OTHER_KEY = DHTID.generate(source="key"), DHTID.generate(source="another")
+
+
+def records_of(**expire):
+    found = DictionaryDHTValue()
+    for subkey, expires in expire.items():
+        found.store(subkey.encode(), b"a record", expires)
+    return found
+
+
+def test_a_record_outlasts_those_that_the_others_have_of_this_peer():
+    own, now = OwnRecords(b"alan"), time.time()
+    own.note_found(KEY, records_of(alan=now + 300, ada=now + 600))
+    own.note_found(KEY, None)
+    own.note_found(KEY, b"not a dictionary")
+    assert now + 300 < own.later_than_the_last(KEY, now + 60) < now + 301
+    assert own.later_than_the_last(OTHER_KEY, now + 60) == now + 60
+    assert own.later_than_the_last(KEY, now + 600) == now + 600
+
+
+def test_a_record_that_no_node_takes_is_not_outlasted():
+    own, now = OwnRecords(b"alan"), time.time()
+    own.note(KEY, now + MOST_RECORD_SECONDS + 60)
+    assert own.later_than_the_last(KEY, now + 60) == now + 60
+    own.note(KEY, now - 1)
+    assert own.later_than_the_last(KEY, now - 10) == now - 10
+
+
+@pytest.mark.swarm
+def test_a_peer_whose_clock_was_ahead_is_heard_at_once_also_after_a_restart(tmp_path):
+    (seen,) = meet(tmp_path, [come_back_from_a_clock_that_was_ahead], ("first", "second", "third"))
+    assert seen == {
+        "first": ["ahead", "right", "restarted"],
+        "second": [],
+        "third": ["ahead", "right", "restarted"],
+    }

@@ -1,0 +1,74 @@
+"""A peer's new record takes the place of its old one, also after the peer's clock was ahead.
+
+Of two records under one subkey, hivemind's DHT keeps the one that expires later. A peer whose clock was five minutes
+ahead has records that expire five minutes too late, and each node refuses its newer ones for so long: the others take
+it for dead, and no group waits for it. So a record here expires later than the one that it replaces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from hivemind.dht import DHT
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+
+from training.swarm.bounds import MOST_RECORD_SECONDS
+
+STEP_SECONDS = 0.01
+"""So much later than the one before a record expires at least."""
+
+
+class OwnRecords:
+    """When this peer's records expire, those included that it has stored before a restart.
+
+    Args:
+        subkey: Under which all records of this peer are.
+    """
+
+    def __init__(self, subkey: bytes):
+        self._subkey = subkey
+        self._expire: dict[DHTID, float] = {}
+        """The latest time at which a record expires, by the key."""
+
+    def note(self, key: DHTID, expires: float) -> None:
+        """This peer's record under a key expires at this time."""
+        self._expire[key] = max(expires, self._expire.get(key, -math.inf))
+
+    def note_found(self, key: DHTID, found: object) -> None:
+        """What a node has under a key."""
+        if isinstance(found, DictionaryDHTValue) and (own := found.get(self._subkey)) is not None:
+            self.note(key, own.expiration_time)
+
+    def later_than_the_last(self, key: DHTID, expires: float) -> float:
+        """When a new record must expire that shall take the place of the last one."""
+        now = get_dht_time()
+        # The others have none of those that have expired, and have taken none that expires too late.
+        self._expire = {known: last for known, last in self._expire.items() if now < last <= now + MOST_RECORD_SECONDS}
+        return max(expires, self._expire.get(key, -math.inf) + STEP_SECONDS)
+
+
+async def replace_own_records(dht: DHT, node: DHTNode) -> None:
+    """In the node's process: its stores outlast its earlier records. A look or a store notes which the others have."""
+    own, find, store_many = OwnRecords(dht.public_key), node.protocol.call_find, node.store_many
+
+    async def find_and_note(peer: PeerID, keys: Collection[DHTID]):
+        answer = await find(peer, keys)
+        for key, (found, _) in (answer or {}).items():
+            own.note_found(key, found.value if found is not None else None)
+        return answer
+
+    async def store_later_than_the_last(keys: Sequence, values: Sequence, expiration_time, subkeys=None, **kwargs):
+        times = [expiration_time] * len(keys) if isinstance(expiration_time, float) else expiration_time
+        ids = [DHTID.generate(source=key) for key in keys]
+        times = [own.later_than_the_last(key, expires) for key, expires in zip(ids, times, strict=True)]
+        for key, expires in zip(ids, times, strict=True):
+            own.note(key, expires)
+        return await store_many(keys, values, times, subkeys=subkeys, **kwargs)
+
+    # hivemind's DHT makes the node itself and lets nobody choose its class.
+    node.protocol.call_find, node.store_many = find_and_note, store_later_than_the_last
