@@ -38,7 +38,7 @@ class Event(Enum):
     LOADED_STATE = auto()
     """It has the state with which the others' epoch began."""
     LOADED_OLDER_STATE = auto()
-    """It has a state that lacks updates, or one whose donor had drifted itself."""
+    """It has a state that lacks updates, or one whose donor's weights or moments lacked some."""
     PARAMETERS_AVERAGED = auto()
     """A whole round of parameters with others has ended."""
     NOBODY_ELSE = auto()

@@ -54,7 +54,7 @@ class TrainingState:
     donor: str
     """The peer id that it came from."""
     wants_weights: bool = False
-    """Whether the donor's parameters are not those of the others."""
+    """Whether the donor's parameters or its moments are not those of the others."""
     received_bytes: int = 0
     seconds: float = 0.0
     """From the first message to the last."""

@@ -128,7 +128,7 @@ class Host:
 
         Args:
             codec: How tensors travel.
-            drifted: Tells the newcomer that these weights are not those of the others.
+            drifted: Tells the newcomer that these weights or moments are not those of the others.
             lineage: Of the weights; None: of none.
         """
         with self.lock, torch.no_grad():

@@ -78,7 +78,7 @@ class ParameterAverager(Averager):
             tensor_infos=[
                 CompressionInfo.from_tensor(w, key=n, role=TensorRole.PARAMETER) for n, w in enumerate(weights)
             ],
-            read_state=lambda: host.packed_state(codec, drifted=alignment.drifted, lineage=lineage),
+            read_state=lambda: host.packed_state(codec, drifted=alignment.lacks_updates, lineage=lineage),
             read_sample=lambda seed: host.packed_sample(seed, drifted=alignment.drifted),
             start=start,
         )

@@ -149,6 +149,11 @@ def role(stop):
     results["early metadata"] = came.optimizer_metadata == short.optimizer_metadata
     results["nothing more"] = [state is None for state in (again, early[1].take())]
     results["wants weights"] = state.wants_weights, short.wants_weights, came.wants_weights
+    lacking = []
+    for event in (Event.SKIPPED_EPOCHS, Event.PARAMETERS_AVERAGED, Event.LOADED_STATE):
+        alignment.note(event)
+        lacking.append(attempt().wants_weights)
+    results["wants weights until its moments are right"] = lacking
     results["saved bytes"] = whole - short.received_bytes
     results["rounding"] = max(
         float((a.float() - b).norm() / b.norm()) for a, b in zip(short.tensors, MODEL.parameters())
@@ -233,6 +238,7 @@ def test_download():
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
     assert results["nobody"] == "No peer offers its state yet."
+    assert results["wants weights until its moments are right"] == [True, True, False]
     assert results["epoch"] == 5
     assert results["donor is the peer"]
     assert results["parameters"]
