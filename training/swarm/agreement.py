@@ -159,6 +159,19 @@ class Agreement:
         self._bad = False
         self._news, self._decision = asyncio.Event(), asyncio.get_running_loop().create_future()
         self._judging: asyncio.Task | None = None
+        self._asked: dict[PeerID, asyncio.Task] = {}
+
+    def note_gone(self, peer: PeerID) -> None:
+        """A groupmate has shown no sign of life for some seconds: nobody needs to wait for its verdict or decision."""
+        self._gone.add(peer)
+        self._news.set()
+        if peer in self._asked:
+            self._asked[peer].cancel()
+
+    @property
+    def asked(self) -> frozenset[PeerID]:
+        """The referee for whose decision this peer waits."""
+        return frozenset(peer for peer, asking in self._asked.items() if not asking.done())
 
     async def reach(self, verdict: Verdict) -> Decision:
         """This peer's all-reduce has ended; waits for the group's decision.
@@ -172,8 +185,16 @@ class Agreement:
             if referee == self.own:
                 self._judge_from_now_on()
                 break
-            with suppress(Exception):  # it is gone, or its answer makes no sense: the next one is asked
-                self._decide(await self._decision_of(referee, verdict))
+            if referee in self._gone:
+                continue
+            asked = self._asked[referee] = asyncio.create_task(self._decision_of(referee, verdict))
+            try:
+                await asyncio.wait({asked})
+            finally:
+                asked.cancel()
+            if not asked.cancelled() and asked.exception() is None:
+                self._decide(asked.result())
+            # Else it is gone, or its answer makes no sense: the next one is asked.
         else:
             again = {} if verdict.whole else {"group_id": DHTID.generate().to_bytes(), "members": (self.own,)}
             self._decide(Decision(solitary=True, **again))

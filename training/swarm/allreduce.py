@@ -193,6 +193,13 @@ class ReportingRunner(AllReduceRunner):
         due = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
         return frozenset(peer for peer, count in due if self._answered[peer] < count) - {self.peer_id}
 
+    def note_gone(self, peer: PeerID) -> None:
+        """A groupmate does not even answer a ping; nothing happens if this peer has no need of it any more."""
+        if not self._given_up.done():
+            self.troubles.add(peer)
+            self._faulty.add(peer)
+            self._on_fault()
+
     def _note_trouble(self, peer: PeerID) -> None:
         """The exchange with a groupmate has failed with the error that is being handled, if any."""
         if peer == self.peer_id or self._given_up.done():

@@ -82,6 +82,6 @@ async def seconds_ahead(_dht: DHT, node: DHTNode) -> float:
 async def _ahead_of(node: DHTNode, peer: PeerID) -> float | None:
     """By how much this clock is ahead of a peer's for certain; the answer's way takes time, which is in its favour."""
     asked_at = get_dht_time()
-    if (answer := await ping(node, peer, ANSWER_SECONDS)) is None:
+    if (answer := await ping(node.p2p, peer, ANSWER_SECONDS)) is None:
         return None
     return max(asked_at - answer.dht_time, 0.0) or min(get_dht_time() - answer.dht_time, 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -27,7 +27,9 @@ from training.swarm.auditor import Auditor
 from training.swarm.clipping import Clipping
 from training.swarm.groups import Attempt, Group, RoundReport, spoilers
 from training.swarm.reducer import shortened_part_bytes
+from training.swarm.signs_of_life import ping
 from training.swarm.streams import until_hung_up
+from training.swarm.vigil import Vigil
 
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
@@ -234,12 +236,13 @@ class AllReduces:
             on_fault=over.set,
         )
         agreement = self._begin(group, runner, on_bad_verdict=over.set, before=before)
-        updates, fault = await self._collect(runner, len(tensors), over)
-        report = runner.report()  # before the agreement, whose time is not that of the average
-        if self._auditor is not None and fault is None and not report.torn:
-            await self._auditor.begin_checks(runner.books)
-        with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
-            decision = await agreement.reach(runner.verdict(fault, is_repetition=before is not None))
+        async with self._watching(group, runner, agreement):
+            updates, fault = await self._collect(runner, len(tensors), over)
+            report = runner.report()  # before the agreement, whose time is not that of the average
+            if self._auditor is not None and fault is None and not report.torn:
+                await self._auditor.begin_checks(runner.books)
+            with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
+                decision = await agreement.reach(runner.verdict(fault, is_repetition=before is not None))
         if self._auditor is not None:  # the tensors change next
             self._auditor.close(runner.books, keep=decision.counts)
         return Attempt(
@@ -279,6 +282,25 @@ class AllReduces:
         self._runners[group.group_id].set_result(runner)
         self._newest = runner
         return agreement
+
+    @asynccontextmanager
+    async def _watching(self, group: Group, runner: ReportingRunner, agreement: Agreement) -> AsyncIterator[None]:
+        """Within this context, groupmates that are gone are not waited for."""
+        called = frozenset(peer for peer, share in zip(group.peers, group.fractions, strict=True) if share > 0)
+
+        def note_gone(peer: PeerID) -> None:
+            agreement.note_gone(peer)
+            runner.note_gone(peer)
+
+        async def answers(peer: PeerID, seconds: float) -> bool:
+            return await ping(self._connection, peer, seconds) is not None
+
+        vigil = Vigil(answers, lambda: (runner.late_peers() & called) | agreement.asked, note_gone)
+        watch = asyncio.create_task(vigil.watch())
+        try:
+            yield
+        finally:
+            watch.cancel()
 
     def late_peers(self) -> frozenset[PeerID]:
         """For whom the newest all-reduce waits here."""

@@ -14,7 +14,7 @@ from functools import partial
 
 from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2P, PeerID
 from hivemind.proto import dht_pb2
 
 from training.swarm.slow_nodes import SlowNodes
@@ -64,14 +64,14 @@ async def _silent(
 async def _answer_seconds(node: DHTNode, peer: PeerID, seconds: float, free: asyncio.Semaphore) -> float | None:
     async with free:
         began = time.monotonic()
-        answer = await ping(node, peer, seconds)
+        answer = await ping(node.p2p, peer, seconds)
         return None if answer is None else time.monotonic() - began
 
 
-async def ping(node: DHTNode, peer: PeerID, seconds: float) -> dht_pb2.PingResponse | None:
+async def ping(p2p: P2P, peer: PeerID, seconds: float) -> dht_pb2.PingResponse | None:
     """A peer's answer; None if it refuses, breaks off, or takes longer."""
     # hivemind's own `call_ping` would take a peer that is silent for a moment out of the routing table.
-    asked = node.p2p.call_protobuf_handler(peer, "DHTProtocol.rpc_ping", dht_pb2.PingRequest(), dht_pb2.PingResponse)
+    asked = p2p.call_protobuf_handler(peer, "DHTProtocol.rpc_ping", dht_pb2.PingRequest(), dht_pb2.PingResponse)
     try:
         return await asyncio.wait_for(asked, seconds)
     except Exception:

@@ -7,19 +7,27 @@ fault lets it.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from functools import partial
+from pathlib import Path
 
+import psutil
 import torch
 from peers import Peer
+
+from training.storage.whole import whole_file
 
 SHAPES = ((16, 1024), (3, 8192), (4, 4, 4), (1024, 256))
 PART_BYTES = 2**16
 SILENCE_SECONDS = 1.0
 """A sender that is silent for so long is given up, a reducer after twice this time."""
 SLOW_SECONDS, LONG_SECONDS = 10.0, 100.0
+SLEEPERS = "sleepers"
+"""A file with the ids of a peer's processes, which the first peer makes stand still."""
 
 
 class Fault(Enum):
@@ -41,6 +49,8 @@ class Fault(Enum):
     """Sends nothing and answers nothing."""
     CANCEL = auto()
     """Gives its round up when it has a group."""
+    SLEEP = auto()
+    """All its processes stand still, as if its machine slept or its link was cut, until the others have ended."""
 
 
 def tensors_of(name: str) -> list[torch.Tensor]:
@@ -49,7 +59,15 @@ def tensors_of(name: str) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def average(peer: Peer, *, prefix: str, faults: Mapping[str, Fault], client_mode: str = "", only_once: bool = False):
+def average(
+    peer: Peer,
+    *,
+    prefix: str,
+    faults: Mapping[str, Fault],
+    client_mode: str = "",
+    only_once: bool = False,
+    silence_seconds: float = SILENCE_SECONDS,
+):
     """One round in which some peers have faults: this peer's tensors after it, its report and its id.
 
     In place of the report stands the exception if the round has failed, and None if the peer did not wait for it.
@@ -60,6 +78,7 @@ def average(peer: Peer, *, prefix: str, faults: Mapping[str, Fault], client_mode
         faults: By the names of peers.
         client_mode: The peer of this name accepts no connections.
         only_once: Faults occur in the first all-reduce of a group, and not in its repetitions.
+        silence_seconds: A sender that is silent for so long is given up, a reducer after twice this time.
     """
     from training.swarm.averager import Averager
     from training.swarm.pipe import AveragerSettings
@@ -69,13 +88,16 @@ def average(peer: Peer, *, prefix: str, faults: Mapping[str, Fault], client_mode
         prefix=prefix,
         matchmaking_seconds=5.0,
         request_timeout_seconds=2.0,
-        next_chunk_timeout_seconds=SILENCE_SECONDS,
-        allreduce_timeout_seconds=40.0,
+        next_chunk_timeout_seconds=silence_seconds,
+        allreduce_timeout_seconds=max(40.0, 3 * silence_seconds),
         part_bytes=PART_BYTES,
         client_mode=peer.name == client_mode,
     )
     averager = Averager(
-        tensors_of(peer.name), dht=peer.dht, settings=settings, method=faulty_mean(fault, only_once=only_once)
+        tensors_of(peer.name),
+        dht=peer.dht,
+        settings=settings,
+        method=faulty_mean(fault, peer.folder, only_once=only_once),
     )
     peer.await_others(f"{prefix}.begin")
     round_ = averager.begin_round(peer.name, seconds=20, expected_peers=len(peer.names))
@@ -83,7 +105,9 @@ def average(peer: Peer, *, prefix: str, faults: Mapping[str, Fault], client_mode
         round_.start(1.0)  # it looks for another group until the others have ended
         outcome = None
     else:
-        outcome = cancel(round_) if fault is Fault.CANCEL else outcome_of(round_)
+        others_sleep = Fault.SLEEP in faults.values() and peer.name == peer.names[0]
+        with keep_asleep(peer.folder) if others_sleep else nullcontext():
+            outcome = cancel(round_) if fault is Fault.CANCEL else outcome_of(round_)
     with averager.get_tensors() as tensors:
         left_with = [tensor.clone() for tensor in tensors]
     peer.await_others(f"{prefix}.end")  # a faulty peer's process answers until the others have ended
@@ -109,7 +133,7 @@ def cancel(round_):
     round_.cancel()
 
 
-def faulty_mean(fault: Fault | None, *, only_once: bool):
+def faulty_mean(fault: Fault | None, folder: Path, *, only_once: bool):
     """The mean, averaged as a peer with this fault does it."""
     from training.swarm import rounds
 
@@ -117,10 +141,45 @@ def faulty_mean(fault: Fault | None, *, only_once: bool):
         async def average(self, tensors, infos, all_reduce):
             if fault is Fault.FAIL_BEFORE:
                 raise RuntimeError("this peer fails before it averages")
+            if fault is Fault.SLEEP:
+                fall_asleep(folder)
             rounds.ReportingRunner = partial(faulty_runner, fault, first_only=only_once, made=[])
             return await super().average(tensors, infos, all_reduce)
 
     return None if fault in (None, Fault.CANCEL) else FaultyMean()
+
+
+def fall_asleep(folder: Path) -> None:
+    """All processes of this peer stand still soon, its network daemon too."""
+    own = psutil.Process().parent()  # this runs in the averager's process, a child of the peer's
+    processes = [str(process.pid) for process in (own, *own.children(recursive=True))]
+    with whole_file(folder / SLEEPERS) as draft:
+        draft.write_text(" ".join(processes))
+    time.sleep(1.0)
+
+
+@contextmanager
+def keep_asleep(folder: Path) -> Iterator[None]:
+    """Within this context, the processes of a peer that falls asleep stand still."""
+    processes, over = [], threading.Event()
+
+    def put_to_sleep():
+        while not (folder / SLEEPERS).exists() and not over.wait(0.05):
+            pass
+        if not over.is_set():
+            processes.extend(psutil.Process(int(number)) for number in (folder / SLEEPERS).read_text().split())
+            for process in processes:
+                process.suspend()
+
+    thread = threading.Thread(target=put_to_sleep)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for process in processes:
+            process.resume()
 
 
 def faulty_runner(fault: Fault, *, first_only: bool, made: list, **kwargs):

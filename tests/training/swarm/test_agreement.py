@@ -37,6 +37,7 @@ def decide(
     unlinked=None,
     again=False,
     complained=None,
+    gone=None,
 ):
     """What each peer with a verdict takes for decided, in the end.
 
@@ -50,6 +51,7 @@ def decide(
         unlinked: Whether the second of two peers cannot be reached from the first.
         again: Whether the group has tried before.
         complained: The only peer to complain of the attempt before.
+        gone: A peer that all find gone, by their pings, when they have asked the referee.
     """
 
     async def group():
@@ -77,6 +79,11 @@ def decide(
                 complained=complained,
             )
 
+        async def note_gone():
+            await asyncio.sleep(0.05)
+            for one in there.values():
+                one.note_gone(gone)
+
         async def reach(peer):
             try:
                 await asyncio.wait_for(told[peer].wait(), (delays or {}).get(peer, 0.0))
@@ -84,7 +91,11 @@ def decide(
                 return await there[peer].reach(verdicts[peer])
             return await there[peer].reach(TOLD if verdicts[peer].whole else verdicts[peer])
 
-        return dict(zip(verdicts, await asyncio.gather(*map(reach, verdicts)), strict=True))
+        noting = asyncio.create_task(note_gone()) if gone is not None else None
+        decisions = dict(zip(verdicts, await asyncio.gather(*map(reach, verdicts)), strict=True))
+        if noting is not None:
+            await noting
+        return decisions
 
     return wait_for_result(group())
 
@@ -201,6 +212,17 @@ def test_peers_in_client_mode_find_another_referee():
 def test_a_referee_without_a_word_is_passed_over():
     verdicts = dict.fromkeys(PEERS[1:], TORN)
     assert repeating(decide(verdicts, silent={PEERS[0]})) == PEERS[1:]
+
+
+@pytest.mark.parametrize("verdict", [WHOLE, TORN])
+@pytest.mark.parametrize("silent", PEERS[:2])
+def test_nobody_waits_for_the_word_of_a_peer_that_is_gone(silent, verdict, monkeypatch):
+    """It was asked as the referee, or its verdict is waited for."""
+    monkeypatch.setattr(agreement, "SILENCE_SECONDS", NEVER)
+    monkeypatch.setattr(agreement, "VERDICT_SECONDS", NEVER)
+    left = tuple(peer for peer in PEERS if peer != silent)
+    verdicts = {**dict.fromkeys(left, verdict), left[-1]: TORN}
+    assert repeating(decide(verdicts, silent={silent}, gone=silent)) == left
 
 
 def test_each_half_of_a_network_that_splits_repeats_by_itself():

@@ -46,6 +46,8 @@ LASTING = {
     "one sends slowly, one fails": {"third": Fault.SLOW_SENDING, "fourth": Fault.FAIL_SENDING},
 }
 """Peers that live, and have their faults in each repetition as well."""
+SOON_SECONDS = 12.0
+"""Nobody waits longer for one that is gone, however long an all-reduce may wait for one that is slow."""
 GONE = (Fault.FAIL_BEFORE, Fault.CANCEL)
 """A peer with one of these has no part in the average; the others have one when the fault has passed."""
 
@@ -128,4 +130,23 @@ def test_where_half_of_the_peers_have_faults_that_last_nobody_uses_parts_of_an_a
         assert set(report.lost) == {met[faulty][2] for faulty in set(met) - set(sound)}, (name, report)
         for number, tensor in enumerate(tensors):
             mean = sum(tensors_of(peer)[number] for peer in sound) / len(sound)
+            assert torch.allclose(tensor, mean, atol=1e-5), (name, number)
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize("sleeper", ["third", "second"])
+def test_nobody_waits_long_for_a_peer_that_does_not_even_answer_a_ping(tmp_path, sleeper):
+    """The recipe lets a slow peer be silent for a minute. The second or third peer may be the referee."""
+    sleeps = partial(
+        faults.average, prefix="sleeps", faults={sleeper: Fault.SLEEP}, client_mode="fourth", silence_seconds=60.0
+    )
+    (met,) = meet(tmp_path, [sleeps], NAMES)
+    left = [name for name in NAMES if name != sleeper]
+    for name in left:
+        tensors, report, _ = met[name]
+        assert not isinstance(report, Exception), (name, report)
+        assert (report.group_size, report.senders, report.lost) == (4, 3, (met[sleeper][2],)), (name, report)
+        assert not report.torn and report.seconds < SOON_SECONDS, (name, report)
+        for number, tensor in enumerate(tensors):
+            mean = sum(tensors_of(peer)[number] for peer in left) / len(left)
             assert torch.allclose(tensor, mean, atol=1e-5), (name, number)
