@@ -35,7 +35,8 @@ class ExchangeSettings:
     matchmaking_seconds: float = 15.0
     allreduce_timeout_seconds: float = 60.0
     next_chunk_timeout_seconds: float = 10.0
-    """How long a peer that vanishes, or whose link is too slow for its group, delays the others."""
+    """How long a peer whose link is too slow for its group delays the others; also one that vanishes, if it accepts no
+    connections."""
     max_group_size: int = 256
     local_updates: bool = False
     """Whether peers train on their own between exchanges (`mode = "diloco"`)."""

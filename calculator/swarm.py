@@ -64,6 +64,9 @@ SLOWEST_LOOK_SECONDS, QUICKEST_LOOK_SECONDS = 10.0, 0.5
 """Longest and shortest time between two reads of the progress (training/swarm/optimizer.py)."""
 PATIENCE_WINDOWS = 4
 """Matchmaking windows for which a group waits for peers that it knows to be training; the trainer uses this value."""
+GONE_SECONDS = 3.5
+"""After so long, the others of an average find that a peer is gone which answered their calls before; the trainer uses
+this value."""
 ADVISED_WINDOWS = 5
 """Matchmaking windows that an epoch should last at least (training.config.SwarmConfig)."""
 DOWNLOADED_MOMENT_BYTES = 2 * (1 + 4 / LAMB_BLOCK_SIZE)
@@ -143,6 +146,12 @@ class Exchange(ExchangeSettings):
     def gradient_bytes(self) -> int:
         """Bytes of the gradient as it is sent."""
         return vector_bytes(self.parameters, self.small_parameters, self.gradient_codec)
+
+    def vanished_seconds(self, link: Link) -> float:
+        """How long the others of an average wait for a peer that vanishes. One that accepts no connections cannot be
+        asked whether it is there, so it counts as slow."""
+        longest = self.next_chunk_timeout_seconds
+        return longest if link.client_mode else min(longest, GONE_SECONDS)
 
     @property
     def state_bytes(self) -> int:
@@ -435,8 +444,11 @@ def _leaving(
     a_peer = leaving / sum(present)
     # A peer that leaves has computed half an epoch on average.
     lost = min(0.99, a_peer * epoch / 2)
-    vanish = 1 - math.exp(-a_peer * group * reduced) if group > 1 else 0.0
-    return lost, 0.0 if exchange.delay_gradient_averaging else vanish * exchange.next_chunk_timeout_seconds
+    if group < 2 or exchange.delay_gradient_averaging or not leaving:
+        return lost, 0.0
+    vanish = 1 - math.exp(-a_peer * group * reduced)
+    waits = (exchange.vanished_seconds(kind.link) / kind.session_seconds for kind in volunteers)
+    return lost, vanish * sum(weight * wait for weight, wait in zip(present, waits, strict=True)) / leaving
 
 
 def _sent_bytes(exchange: Exchange, parts: Sequence[float], peers: int) -> int:

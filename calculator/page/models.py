@@ -21,6 +21,7 @@ def own_values(model: Architecture) -> dict:
         "text_to_image": model.family == "text-to-image",
         **({"pictures": True} if model.patch_size else {}),
         **({"texts": True} if model.diffuses else {}),
+        **({"mixed": True} if model.mixed else {}),
         **({} if model.fixed_length or model.shared_groups else {"divisible": True}),
         **({"adapters": True} if model.family in FAMILIES_WITH_ADAPTERS else {}),
     }

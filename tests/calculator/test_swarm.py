@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import get_args
 
 import pytest
@@ -16,7 +16,7 @@ from calculator.collaboration import Collaboration, answer, collaboration_from
 from calculator.devices import DEVICES
 from calculator.exchange import CODECS, Link, all_reduce_seconds, balanced_parts, even_parts, load, vector_bytes
 from calculator.flops import samples_per_second
-from calculator.swarm import COSTS, MESSAGE_BYTES, PROGRESS_RECORD_BYTES, Exchange, Volunteers, forecast
+from calculator.swarm import COSTS, GONE_SECONDS, MESSAGE_BYTES, PROGRESS_RECORD_BYTES, Exchange, Volunteers, forecast
 from training.config import Codec
 
 HOME = Link(up_bytes_per_second=12.5e6, down_bytes_per_second=12.5e6)
@@ -97,6 +97,16 @@ def test_equal_peers_send_twice_the_vector_but_for_their_own_part():
     assert vector_bytes(20_000_000, 0, "blockwise8") / 20e6 == pytest.approx(1 + 4 / 512, abs=1e-4)
     assert vector_bytes(1000, 1000, "blockwise8") == 2000
     assert vector_bytes(1000, 1000, "float32") == 4000, "in 32 bit small tensors travel in 32 bit too"
+
+
+def test_who_vanishes_is_waited_for_briefly_unless_it_accepts_no_connections():
+    def leaving(seconds, **link):
+        kind = volunteers(session_seconds=3600)
+        others = replace(kind, link=replace(kind.link, **link))
+        return forecast([kind, others], replace(RUN, next_chunk_timeout_seconds=seconds)).shares.leaving
+
+    assert leaving(GONE_SECONDS) == leaving(300.0) > leaving(GONE_SECONDS / 2)
+    assert leaving(300.0, client_mode=True) > leaving(100.0, client_mode=True) > leaving(300.0)
 
 
 def test_delayed_gradients_hide_averaging_until_it_is_longer_than_computing():

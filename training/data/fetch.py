@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import logging
 import socket
 import ssl
 import threading
@@ -21,6 +22,8 @@ from functools import partial
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from training.data.source import TRY_AGAIN_CODES, pause_seconds
+
+logger = logging.getLogger(__name__)
 
 CONNECTIONS, CONNECTIONS_PER_HOST = 64, 4
 FETCH_TRIES, SILENT_SECONDS, PICTURE_SECONDS = 3, 10.0, 30.0
@@ -70,6 +73,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._answerer: tuple[str, int] | None = None
         """The host that has answered last: if not even it can be reached, this machine's link is down."""
+        self._is_link_down = False
 
     def fetch(self, url: str) -> bytes:
         """A picture's bytes.
@@ -109,11 +113,28 @@ class Fetcher:
         while self._answerer is not None and time.monotonic() < gives_up_at:
             try:
                 _connect(self._is_allowed, self._answerer, SILENT_SECONDS).close()
-                return bool(failures)
             except OSError:
                 failures += 1
+                self._note_link(is_down=True)
                 time.sleep(pause_seconds(failures))
+            else:
+                self._note_link(is_down=False)
+                return bool(failures)
         return False
+
+    def _note_link(self, *, is_down: bool) -> None:
+        """Says once, for all threads, that the link is down, and that it is back."""
+        with self._lock:
+            is_news, self._is_link_down = is_down != self._is_link_down, is_down
+        if is_news and is_down:
+            logger.warning(
+                "This machine's link is down: %s, which has answered before, cannot be reached. `prepare` waits for "
+                "up to %d minutes.",
+                self._answerer[0],
+                LINK_SECONDS // 60,
+            )
+        elif is_news:
+            logger.warning("This machine's link is back.")
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[None]:

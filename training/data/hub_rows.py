@@ -78,6 +78,10 @@ class HubRows:
         self.read = 0
         self._sampled: list[Row] | None = None
 
+    def unusable(self) -> Iterator[dict[str, str]]:
+        """See `RowTable`: none, since rows of the hub have no names."""
+        return iter(())
+
     @property
     def identity(self) -> str:
         """Names the rows."""

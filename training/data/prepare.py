@@ -38,9 +38,9 @@ from training.data.hub import HubSet
 from training.data.hub_rows import HubRows
 from training.data.near import NearDuplicates
 from training.data.pictures import Picture, Pictures
-from training.data.rows import Row, RowTable
+from training.data.rows import Row, RowTable, Unusable
 from training.data.shards import ROW_GROUP, TOKENIZER_FILE, Manifest, SplitEntry, write_shard
-from training.data.sources import read_addresses, read_captions, read_folder
+from training.data.sources import read_addresses, read_captions, read_folder, tars_of
 from training.data.tokenizer import Tokenizer
 from training.errors import BadInput, reason_of
 from training.model.codec import CONFIG_FILE, WEIGHTS_FILE, ImageCodec, load_codec, save_codec, train_small_codec
@@ -97,8 +97,8 @@ class Input:
         columns = {"image_column": self.image_column, "caption_column": self.caption_column}
         return HubRows(HubSet(self.hub), folder, data, **columns)
 
-    def rows(self) -> Iterator[Row | str]:
-        """All rows, and reasons for lines that are none."""
+    def rows(self) -> Iterator[Row | Unusable]:
+        """All rows, and what is none."""
         if self.urls is not None:
             return read_addresses(self.urls)
         return read_folder(self.images) if self.captions is None else read_captions(self.captions)
@@ -109,8 +109,7 @@ class Input:
             return []
         if self.urls is not None:
             return sorted(self.urls.glob("*.parquet")) if self.urls.is_dir() else [self.urls]
-        tars = [self.images] if self.images.suffix == ".tar" else sorted(self.images.glob("*.tar"))
-        return tars if self.captions is None else [self.captions]
+        return tars_of(self.images) if self.captions is None else [self.captions]
 
 
 def prepare(
@@ -169,7 +168,7 @@ def prepare(
         work = _Work(part_folder(out, digest), table, pictures, run, seed, drops_near_duplicates, progress, device)
         manifest = work.make(digest, codec_file, tokenizer_file, codec_steps)
         write_card(work.folder, manifest, run, licence=licence)
-        _list_left_out(work.folder)
+        _list_left_out(work.folder, table)
         finish(work.folder, out, manifest)
     return manifest, True
 
@@ -422,8 +421,10 @@ def _marked(folder: Path) -> int:
     return max((_Note.read(note).marked for note in folder.glob(f"*{NOTE_SUFFIX}")), default=0)
 
 
-def _list_left_out(work: Path) -> None:
+def _list_left_out(work: Path, table: RowTable | HubRows) -> None:
     with (work / LEFT_OUT_FILE).open("w", encoding="utf-8") as listed:
+        for one in table.unusable():
+            listed.write(json.dumps(one, ensure_ascii=False) + "\n")
         for note in sorted(work.glob(f"*{NOTE_SUFFIX}")):
             for one in _Note.read(note).listed:
                 listed.write(json.dumps(one, ensure_ascii=False) + "\n")

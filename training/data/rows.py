@@ -45,6 +45,15 @@ class Row:
     """The longer side over the shorter one, if the list says so."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unusable:
+    """A file or line that is no row."""
+
+    reason: str
+    file: str | None = None
+    """Its name; None for a line, which has none."""
+
+
 def reason_to_leave_out(row: Row, data: DataConfig) -> str | None:
     """Why the recipe does not accept a row, as far as that can be said without its picture."""
     if len(row.caption) < data.min_caption_characters:
@@ -63,23 +72,27 @@ class RowTable:
 
     Args:
         folder: For its files.
-        rows: All rows, or reasons why a row is none.
+        rows: All rows, and what is none.
         data: The recipe's filters.
     """
 
-    def __init__(self, folder: Path, rows: Iterable[Row | str], data: DataConfig):
-        self._file = folder / "rows.jsonl"
+    def __init__(self, folder: Path, rows: Iterable[Row | Unusable], data: DataConfig):
+        self._file, self._unusable = folder / "rows.jsonl", folder / "unusable.jsonl"
         self._offsets = {split: folder / f"{split}.offsets" for split in SPLITS}
         self.left_out: Counter[str] = Counter()
         """Reason -> rows that were left out."""
         self.read = 0
         """Rows read, those left out included."""
-        with self._file.open("wb") as lines:
+        with self._file.open("wb") as lines, self._unusable.open("w", encoding="utf-8") as unusable:
             pending = {split: array("Q") for split in SPLITS}
             for row in rows:
                 self.read += 1
-                reason = row if isinstance(row, str) else reason_to_leave_out(row, data)
-                if reason is not None:
+                if isinstance(row, Unusable):
+                    self.left_out[row.reason] += 1
+                    if row.file is not None:
+                        unusable.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+                    continue
+                if (reason := reason_to_leave_out(row, data)) is not None:
                     self.left_out[reason] += 1
                     continue
                 pending[row.split].append(lines.tell())
@@ -87,6 +100,11 @@ class RowTable:
                 if self.read % READ_TOGETHER == 0:
                     self._append(pending)
             self._append(pending)
+
+    def unusable(self) -> Iterator[dict[str, str]]:
+        """The files that are no rows, by `file`, each with its `reason`."""
+        with self._unusable.open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
 
     def count(self, split: Split) -> int:
         """Rows of a split."""

@@ -6,7 +6,7 @@
     00000.tar          webdataset: 1.jpg and 1.txt, or 1.json with "caption"
     list.parquet       URL, TEXT and optionally NSFW, WIDTH and HEIGHT: LAION's lists
 
-A line that cannot be used gives the reason instead of a row.
+A line or file that cannot be used gives the reason instead of a row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import csv
 import io
 import json
 import os
+import sqlite3
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -26,16 +28,17 @@ import pyarrow.parquet as pq
 from training.data.captions import SPLITS
 from training.data.documents import LONG_LINE, LONGEST_LINE, lines_of
 from training.data.layouts import LARGEST_CAPTION_BYTES
-from training.data.rows import Row
+from training.data.rows import Row, Unusable
 from training.errors import BadInput, reason_of
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LARGEST_NOTE_BYTES = 1 << 20
 """Of a text or JSON beside a picture."""
-BROKEN, NO_KEYS = "broken line", "line without file and caption"
+BROKEN, NO_KEYS = Unusable(reason="broken line"), Unusable(reason="line without file and caption")
+NO_CAPTION, BROKEN_TEXT, NO_ADDRESS = "no caption", "broken text", "no web address"
 
 
-def read_captions(captions: Path) -> Iterator[Row | str]:
+def read_captions(captions: Path) -> Iterator[Row | Unusable]:
     """The rows of a captions file, JSON lines or CSV.
 
     Raises:
@@ -54,17 +57,24 @@ def read_captions(captions: Path) -> Iterator[Row | str]:
         ) from None
 
 
-def read_folder(images: Path) -> Iterator[Row | str]:
+def read_folder(images: Path) -> Iterator[Row | Unusable]:
     """The rows of a folder without a captions file: of its tars if it has any, else of pictures with texts beside."""
-    tars = [images] if images.suffix == ".tar" else sorted(images.glob("*.tar"))
-    if tars:
+    if tars := tars_of(images):
         for tar in tars:
             yield from _tar_rows(tar)
     else:
         yield from _text_rows(images)
 
 
-def read_addresses(lists: Path) -> Iterator[Row | str]:
+def tars_of(images: Path) -> list[Path]:
+    """The tars of a folder; or the one that is given instead of a folder."""
+    if images.suffix == ".tar" or not images.is_dir():
+        return [images] if images.suffix == ".tar" else []
+    with os.scandir(images) as entries:  # `Path.glob` would hold all entries of the folder
+        return sorted(images / entry.name for entry in entries if entry.name.endswith(".tar"))
+
+
+def read_addresses(lists: Path) -> Iterator[Row | Unusable]:
     """The rows of a Parquet file, or a folder of such, that lists addresses of pictures and their captions.
 
     Raises:
@@ -92,10 +102,10 @@ def read_addresses(lists: Path) -> Iterator[Row | str]:
             raise BadInput(f"{file} cannot be read: {reason_of(error)}. Give a Parquet file with --urls.") from None
 
 
-def _json_rows(file: io.TextIOBase) -> Iterator[Row | str]:
+def _json_rows(file: io.TextIOBase) -> Iterator[Row | Unusable]:
     for line in lines_of(file):
         if line is None:
-            yield LONG_LINE
+            yield Unusable(reason=LONG_LINE)
         elif line.strip():
             try:
                 fields = json.loads(line)
@@ -105,7 +115,7 @@ def _json_rows(file: io.TextIOBase) -> Iterator[Row | str]:
                 yield BROKEN
 
 
-def _csv_rows(file: io.TextIOBase, source: Path) -> Iterator[Row | str]:
+def _csv_rows(file: io.TextIOBase, source: Path) -> Iterator[Row | Unusable]:
     # In pieces of a bounded length; `csv` joins them, and refuses a field that is too long.
     rows = csv.DictReader(iter(partial(file.readline, LONGEST_LINE), ""))
     try:
@@ -144,29 +154,40 @@ def _row(fields: dict, **where: object) -> Row:
     return Row(file=file, caption=caption.strip(), split=split, unsafe=fields.get("nsfw") in (True, "NSFW"), **where)
 
 
-def _text_rows(images: Path) -> Iterator[Row | str]:
+def _text_rows(images: Path) -> Iterator[Row | Unusable]:
     if not images.is_dir():
         raise BadInput(f"{images} is no folder. Give the folder of the pictures with --images.")
     for picture in _files_below(images):
         if picture.suffix.lower() in PICTURE_SUFFIXES:
+            name = picture.relative_to(images).as_posix()
             try:
                 with picture.with_suffix(".txt").open("rb") as file:
                     text = file.read(LARGEST_NOTE_BYTES)
-                yield _row({"file": picture.relative_to(images).as_posix(), "caption": text.decode("utf-8-sig")})
+                yield _row({"file": name, "caption": text.decode("utf-8-sig")})
             except FileNotFoundError:
-                yield "no caption"
+                yield Unusable(reason=NO_CAPTION, file=name)
             except (OSError, ValueError):
-                yield BROKEN
+                yield Unusable(reason=BROKEN_TEXT, file=name)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Files in order, with the names of one folder at a time in memory."""
-    for inner, folders, names in os.walk(folder):
-        folders.sort()
-        yield from (Path(inner, name) for name in sorted(names))
+    """Files in the order of their names, those of a folder before those below it.
+
+    The names are sorted on disk: one folder may have millions of files.
+    """
+    with closing(sqlite3.connect("")) as names, os.scandir(folder) as entries:
+        names.execute("CREATE TABLE names (name BLOB, is_folder INTEGER)")
+        found = ((os.fsencode(entry.name), entry.is_dir()) for entry in entries)
+        names.executemany("INSERT INTO names VALUES (?, ?)", found)
+        for name, is_folder in names.execute("SELECT name, is_folder FROM names ORDER BY is_folder, name"):
+            path = folder / os.fsdecode(name)
+            if not is_folder:
+                yield path
+            elif not path.is_symlink():  # it may lead back
+                yield from _files_below(path)
 
 
-def _tar_rows(tar: Path) -> Iterator[Row | str]:
+def _tar_rows(tar: Path) -> Iterator[Row | Unusable]:
     """Members of a sample follow each other and have the same name up to the first dot, as webdataset writes them."""
     try:
         with tarfile.open(tar, "r:") as opened:  # a compressed one has no places that can be read alone
@@ -183,7 +204,7 @@ def _tar_rows(tar: Path) -> Iterator[Row | str]:
                 parts[suffix.lower()] = (member, opened.extractfile(member).read() if small else None)
             yield from _tar_row(tar, key, parts)
     except (tarfile.TarError, OSError, EOFError):
-        yield "compressed tar" if _is_gzip(tar) else "broken tar"
+        yield Unusable(reason="compressed tar" if _is_gzip(tar) else "broken tar", file=tar.name)
 
 
 def _is_gzip(path: Path) -> bool:
@@ -194,29 +215,33 @@ def _is_gzip(path: Path) -> bool:
         return False
 
 
-def _tar_row(tar: Path, key: object, parts: dict) -> Iterator[Row | str]:
+def _tar_row(tar: Path, key: object, parts: dict) -> Iterator[Row | Unusable]:
     picture = next((part for suffix, (part, _) in parts.items() if f".{suffix}" in PICTURE_SUFFIXES), None)
     if key is None or picture is None:
         return
+    name = f"{tar.name}/{picture.name}"
     try:
         fields = json.loads(parts["json"][1] or b"{}") if "json" in parts else {}
         if "txt" in parts:
             fields["caption"] = (parts["txt"][1] or b"").decode()
         if "NSFW" in fields:
             fields["nsfw"] = fields["NSFW"]
+        if "caption" not in fields:
+            yield Unusable(reason=NO_CAPTION, file=name)
+            return
         where = {"tar": tar.name, "offset": picture.offset_data, "size": picture.size}
-        yield _row({**fields, "file": f"{tar.name}/{picture.name}"}, **where) if "caption" in fields else "no caption"
+        yield _row({**fields, "file": name}, **where)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        yield BROKEN
+        yield Unusable(reason=BROKEN_TEXT, file=name)
 
 
-def _address_row(fields: dict) -> Row | str:
+def _address_row(fields: dict) -> Row | Unusable:
     try:
         sides = [float(fields.get(name) or 0) for name in ("WIDTH", "HEIGHT")]
         ratio = max(sides) / min(sides) if min(sides) > 0 else 1.0
         row = {"file": fields["URL"], "caption": fields["TEXT"], "nsfw": fields.get("NSFW")}
         if not fields["URL"].startswith(("http://", "https://")) or len(fields["URL"]) > LARGEST_CAPTION_BYTES:
-            return "no web address"
+            return Unusable(reason=NO_ADDRESS)
         return _row(row, url=fields["URL"], aspect_ratio=ratio)
     except (ValueError, KeyError, TypeError, AttributeError):
         return BROKEN

@@ -362,9 +362,8 @@ class Swarm:
         if shared:
             if self.epoch % exchange.average_state_every == 0:
                 state = all_reduce_seconds(links, exchange.state_bytes, parts, costs.link_share)
-            # The others notice a peer that has vanished only when it has been silent for this long.
-            if any(one.peer.leaves < starts + seconds for one in there):
-                held_up += exchange.next_chunk_timeout_seconds
+            if gone := [one.peer.link() for one in there if one.peer.leaves < starts + seconds]:
+                held_up += max(map(exchange.vanished_seconds, gone))
                 self.tally.vanished += 1
             self._tally_average(parts, seconds)
         elif len(self.peers) > 1:

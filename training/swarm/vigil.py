@@ -13,10 +13,12 @@ from collections.abc import Awaitable, Callable, Collection
 
 from hivemind.p2p import PeerID
 
-SILENT_SECONDS = 3.0
-"""A full link delays an answer by a second or two."""
+from calculator.swarm import GONE_SECONDS
+
 LOOK_SECONDS = 0.5
 """How often it looks for whom the all-reduce waits; the first time so long after its beginning."""
+SILENT_SECONDS = GONE_SECONDS - LOOK_SECONDS
+"""A full link delays an answer by a second or two."""
 PINGS_AT_ONCE = 16
 """Among many peers, others get theirs later: each of them pings all others if one reducer is late."""
 

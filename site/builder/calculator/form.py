@@ -97,7 +97,11 @@ def _groups(catalogue: dict) -> list[dict]:
             "fields": [
                 _search("model", "Model", _models(catalogue), "Type to search."),
                 _number("micro_batch_size", "Micro-batch", "Samples in one forward pass."),
-                _number("sequence_length", "Sequence length", "Tokens per sample."),
+                _number(
+                    "sequence_length",
+                    "Sequence length",
+                    "Tokens per sample; of a diffusion model, the prompt's.",
+                ),
                 _number("image_size", "Picture size", "Pixels of a picture's side."),
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
                 _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use."),

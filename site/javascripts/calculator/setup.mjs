@@ -17,6 +17,7 @@
  * @property {boolean} [text_to_image]
  * @property {boolean} [pictures] whether it reads pictures, whose size decides the number of tokens
  * @property {boolean} [texts] whether it reads texts beside pictures, so that it has a length as well
+ * @property {boolean} [mixed] whether its layers have different weights, so that they cannot share them
  * @property {boolean} [two_stacks]
  * @property {boolean} [reversible]
  * @property {boolean} [divisible] whether several GPUs can divide it
@@ -47,6 +48,7 @@ export function fitting(values, own) {
       model: values.config && "The pasted config.json is in use; remove it to choose a model.",
       checkpointing: own.text_to_image && reversible && "Reversible layers keep no activations: nothing is left to checkpoint.",
       sequence_length: own.text_to_image && "Fixed by the model's text length and image grid.",
+      shared_groups: own.mixed && "The layers of this model have different weights.",
       sharding: undividable(values, own),
       offload_optimizer: paged && "A paged optimizer moves its state to the host by itself.",
     },

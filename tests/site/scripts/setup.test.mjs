@@ -50,6 +50,12 @@ test("adapters are for models for which they are counted, and frozen weights for
   assert.ok(!needless(true, "16").base_bits);
 });
 
+test("layers with different weights share none", () => {
+  const { impossible } = fitting(DEFAULTS, { placeholders: {}, mixed: true });
+  assert.match(impossible.shared_groups, /different weights/);
+  assert.ok(!fitting(DEFAULTS, ownOf(DEFAULTS)).impossible.shared_groups);
+});
+
 test("models of pictures have a size of pictures in place of a length, and are not divided", () => {
   const own = { placeholders: {}, pictures: true };
   const { needless, impossible } = fitting({ ...DEFAULTS, gpus: "2" }, own);

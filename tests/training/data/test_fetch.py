@@ -247,7 +247,7 @@ def test_a_host_is_asked_by_few_at_a_time(server, fetcher):
     assert most == CONNECTIONS_PER_HOST
 
 
-def test_a_picture_waits_while_this_machines_link_is_down(server, fetcher, monkeypatch):
+def test_a_picture_waits_while_this_machines_link_is_down(server, fetcher, monkeypatch, caplog):
     """The link is down if not even the host can be reached that has answered last."""
     real, tries = socket.create_connection, []
     assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
@@ -261,6 +261,9 @@ def test_a_picture_waits_while_this_machines_link_is_down(server, fetcher, monke
     monkeypatch.setattr(fetch_module.socket, "create_connection", cut)
     assert fetcher.fetch(f"{server.url}/1.png") == CONTENT
     assert len(tries) > 20
+    down, back = caplog.messages
+    assert down.startswith("This machine's link is down: 127.0.0.1") and "waits for up to 10 minutes" in down
+    assert back == "This machine's link is back."
 
 
 def test_a_host_that_is_gone_is_not_waited_for_while_another_one_answers(server, fetcher):

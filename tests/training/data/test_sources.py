@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from training.config import load_recipe
-from training.data.rows import Row, RowTable, reason_to_leave_out
-from training.data.sources import read_addresses, read_captions, read_folder
+from training.data.rows import Row, RowTable, Unusable, reason_to_leave_out
+from training.data.sources import BROKEN, read_addresses, read_captions, read_folder
 from training.errors import BadInput
 
 DATA = load_recipe("demo").data
@@ -47,13 +47,13 @@ def test_a_csv_is_read_as_json_lines_are(tmp_path):
 
 def test_lines_that_are_no_rows_are_counted(tmp_path):
     (tmp_path / "a.csv").write_text("file,caption,split\n1.png,a cat,other\n,a cat,train\n2.png,a dog,train\n")
-    assert [row if isinstance(row, str) else row.file for row in read_captions(tmp_path / "a.csv")] == [
+    assert [row.reason if isinstance(row, Unusable) else row.file for row in read_captions(tmp_path / "a.csv")] == [
         "broken line",
         "broken line",
         "2.png",
     ]
     (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n{}\n" + '{"file": "1.png", "caption": "a cat"}\n')
-    assert [row if isinstance(row, str) else row.file for row in read_captions(tmp_path / "a.jsonl")] == [
+    assert [row.reason if isinstance(row, Unusable) else row.file for row in read_captions(tmp_path / "a.jsonl")] == [
         "broken line",
         "line without file and caption",
         "1.png",
@@ -75,10 +75,14 @@ def test_a_file_without_line_ends_takes_bounded_memory(tmp_path, suffix):
     finally:
         tracemalloc.stop()
     assert most < 160 << 20
-    assert rows[-1].file == "1.png" and {row for row in rows[:-1]} <= {"long line", "broken line"} and len(rows) < 10
+    assert (
+        rows[-1].file == "1.png"
+        and {row.reason for row in rows[:-1]} <= {"long line", "broken line"}
+        and len(rows) < 10
+    )
 
 
-def test_memory_does_not_grow_with_the_folders_of_a_set(tmp_path, monkeypatch):
+def test_memory_does_not_grow_with_the_folders_and_files_of_a_set(tmp_path, monkeypatch):
     for number in range(40):
         (tmp_path / f"{number:02}").mkdir()
         for name in range(100):
@@ -87,12 +91,30 @@ def test_memory_does_not_grow_with_the_folders_of_a_set(tmp_path, monkeypatch):
     def most(folder):
         tracemalloc.start()
         try:
-            assert all(row == "no caption" for row in read_folder(folder))
+            assert all(row.reason == "no caption" for row in read_folder(folder))
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
     assert most(tmp_path) < 2 * most(tmp_path / "00")
+    for name in range(100, 10_000):
+        (tmp_path / "01" / f"{name}.png").touch()
+    assert most(tmp_path / "01") < 2 * most(tmp_path / "00")
+
+
+def test_files_are_read_in_the_order_of_their_names_those_of_a_folder_first(tmp_path):
+    for name in ("b/2.png", "b/10.png", "b/a/1.png", "z.png", "B.png", "é.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "b" / "again").symlink_to(tmp_path)
+    assert [row.file for row in read_folder(tmp_path)] == [
+        "B.png",
+        "z.png",
+        "é.png",
+        "b/10.png",
+        "b/2.png",
+        "b/a/1.png",
+    ]
 
 
 @pytest.mark.parametrize("line", ["image,text", "file;caption", "a.png,a cat"])
@@ -105,7 +127,7 @@ def test_a_csv_without_the_columns_is_one_sentence(tmp_path, line):
 def test_a_compressed_tar_is_called_so(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w:gz"):
         pass
-    assert list(read_folder(tmp_path)) == ["compressed tar"]
+    assert list(read_folder(tmp_path)) == [Unusable(reason="compressed tar", file="a.tar")]
 
 
 def test_texts_beside_pictures_are_their_captions(tmp_path):
@@ -121,7 +143,10 @@ def test_texts_beside_pictures_are_their_captions(tmp_path):
         ("1.png", "a cat"),
         ("below/2.JPG", "a dog"),
     }
-    assert sorted(row for row in rows if isinstance(row, str)) == ["broken line", "no caption"]
+    assert {(row.file, row.reason) for row in rows if isinstance(row, Unusable)} == {
+        ("3.png", "no caption"),
+        ("4.webp", "broken text"),
+    }
     with pytest.raises(BadInput, match="is no folder"):
         list(read_folder(tmp_path / "none"))
 
@@ -159,7 +184,10 @@ def test_tars_of_webdataset(tmp_path):
     ]
     content = (tmp_path / "00000.tar").read_bytes()
     assert content[found[0].offset : found[0].offset + found[0].size] == pictures["00/a.png"]
-    assert [row for row in rows if isinstance(row, str)] == ["no caption", "broken tar"]
+    assert [(row.file, row.reason) for row in rows if isinstance(row, Unusable)] == [
+        ("00000.tar/00/d.jpg", "no caption"),
+        ("00001.tar", "broken tar"),
+    ]
     assert [row.file for row in read_folder(tmp_path / "00000.tar") if isinstance(row, Row)] == [
         "00000.tar/00/a.png",
         "00000.tar/00/e.png",
@@ -179,7 +207,7 @@ def test_lists_of_addresses_as_laions(tmp_path):
     )
     pq.write_table(table, tmp_path / "1.parquet")
     rows = list(read_addresses(tmp_path))
-    assert rows[2:5] == ["no web address", "broken line", "broken line"]
+    assert [row.reason for row in rows[2:5]] == ["no web address", "broken line", "broken line"]
     cat, dog, wide = rows[0], rows[1], rows[5]
     assert (cat.url, cat.caption, cat.unsafe) == ("http://a/1.jpg", "a cat", False)
     assert dog.unsafe and dog.aspect_ratio == 1.5
@@ -211,9 +239,12 @@ def table_of(tmp_path, name, rows):
 
 
 def test_a_table_gives_each_row_once_in_an_order_of_the_seed(tmp_path):
-    table = table_of(tmp_path, "a", [*ROWS, "broken line", Row(file="x", caption="")])
-    assert (table.count("train"), table.count("held-out"), table.kept, table.read) == (40, 10, 50, 52)
-    assert table.left_out == {"broken line": 1, "short caption": 1}
+    table = table_of(
+        tmp_path, "a", [*ROWS, BROKEN, Unusable(reason="broken tar", file="a.tar"), Row(file="x", caption="")]
+    )
+    assert (table.count("train"), table.count("held-out"), table.kept, table.read) == (40, 10, 50, 53)
+    assert table.left_out == {"broken line": 1, "broken tar": 1, "short caption": 1}
+    assert list(table.unusable()) == [{"file": "a.tar", "reason": "broken tar"}]
     orders = [
         [row.file for start in (0, 17, 34) for row in table.shuffled("train", start, start + 17, seed=seed)]
         for seed in ("1", "1", "2")

@@ -206,7 +206,9 @@ def test_slow_links_get_larger_batches_then_delay_then_local_updates():
     assert fast.collaboration.target_batch_size < slow.collaboration.target_batch_size
     assert slower.collaboration.local_updates
     assert all(made.forecast.shares.communication <= 0.1 for made in (fast, slow))
-    assert slower.forecast.shares.communication < 0.25
+    # Somebody vanishes in most exchanges of 150 peers; the others do not wait as long as for a slow message (157 s).
+    shares = slower.forecast.shares
+    assert shares.computing > 0.6 and shares.communication < shares.computing / 2 and shares.leaving < 0.01
 
 
 def test_batches_leave_enough_updates():

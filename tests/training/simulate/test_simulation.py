@@ -87,11 +87,14 @@ def uneven(*speeds: float, **others) -> list[Volunteers]:
 
 
 COMING = dict(present=0.5, session_seconds=3600)
+GOING = people(30, present=0.5, session_seconds=600)
+UNASKED = [replace(kind, link=replace(kind.link, client_mode=True)) for kind in GOING]
+"""The others wait for the whole time-out when one of these vanishes."""
 SLOW_UP = replace(HOME, up_bytes_per_second=5e6)
 CAUSES = {
     "last_micro_batch": (uneven(1, 2, 4), replace(RUN, target_batch_size=336), 0.4),
     "leaving": (
-        people(60, present=0.5, session_seconds=600),
+        [*GOING, *UNASKED],
         replace(RUN, target_batch_size=20_000, next_chunk_timeout_seconds=60.0),
         0.2,
     ),
