@@ -1,4 +1,4 @@
-"""Where a server of the run listens: at the same port after each restart, so that its address stays the same."""
+"""Where a peer listens: at the same port after each restart, so that those who know its address find it there."""
 
 from __future__ import annotations
 

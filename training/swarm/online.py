@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -18,6 +19,9 @@ from training.swarm.servers import Servers
 
 FIRST_CALL_SECONDS = 20.0
 """Longest wait for the first answers of peers that a node has met before."""
+COMPANY_SECONDS = 120.0
+"""If not even one of these answers, a peer waits so long for them and for a server: a rebooted one is back by then."""
+LOOK_SECONDS = 0.5
 
 
 def go_online(
@@ -71,18 +75,26 @@ def go_online(
         tell(f"No server of the run answers; calling the {known} peers that this one has met before.")
         redial = Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS)
         if not may_be_alone:
-            _check_company(redial, known, error)
+            _await_company(redial, known, error, tell)
         return redial
     # A peer that was here before is back among the others before it goes on. Otherwise a bootstrap peer would let
     # newcomers into a run that seems empty, and a monitor or a volunteer would not see those that train.
     return Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS if known else 0.0)
 
 
-def _check_company(redial: Redial, known: int, error: TrainingError) -> None:
-    """Checks that peers of the address book answer, and that this machine's clock is theirs."""
+def _await_company(redial: Redial, known: int, error: TrainingError, tell: Callable[[str], None]) -> None:
+    """Waits until a peer of the address book or a server answers, and checks that this machine's clock is theirs."""
+    deadline, told = time.monotonic() + COMPANY_SECONDS, False
+    while not redial.reachability().peers and time.monotonic() < deadline:
+        if not told:
+            told = True
+            tell(f"None of them answers. Calling all of them, and the servers, for {COMPANY_SECONDS:.0f} s.")
+        time.sleep(LOOK_SECONDS)
     if not redial.reachability().peers:
+        redial.stop()
         raise TrainingError(
-            f"{error} The {known} peers that this one has met before do not answer either.",
+            f"{error} The {known} peers that this one has met before have not answered within {COMPANY_SECONDS:.0f} s "
+            "either.",
             cure="Look at the run's page, whether the run is still on; if it is, check your connection.",
         ) from None
     with suppress(TimeoutError):  # a busy node; nothing is known of the clock then

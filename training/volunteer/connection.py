@@ -14,6 +14,7 @@ from training.swarm.dht import DHT, check_recipe, connection_seconds
 from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
 from training.swarm.lineage import Lineage
+from training.swarm.listening import settle_ports
 from training.swarm.online import go_online
 from training.swarm.redial import Redial
 from training.swarm.tokens import check_tokens
@@ -94,15 +95,17 @@ def connect(
         admission: By which this peer lets others in; None in an open run.
 
     Raises:
-        BadInput: If an address is malformed.
+        BadInput: If an address is malformed, or a port that was given is taken.
         RefusedByRun: If the run trains another recipe.
-        TrainingError: If no initial peer answers, nor any peer that this one has met before.
+        TrainingError: If no initial peer answers, nor any peer that this one has met before, nor one of these within
+            two minutes if it has met some.
     """
     redial = go_online(
         run,
         identity,
         settings.initial_peers,
-        host_maddrs=settings.host_maddrs,
+        # At the port of the last start: the others call it there when no server is left.
+        host_maddrs=settle_ports(identity.path.parent, settings.host_maddrs),
         announce_maddrs=settings.announce_maddrs,
         client_mode=settings.client_mode,
         admission=admission,

@@ -179,6 +179,16 @@ def test_dry_run_checks_everything_and_trains_nothing(run):
     assert "an initial peer answers in" in run.log("dry")
 
 
+def test_a_volunteer_keeps_its_port(run):
+    addresses = []
+    for number in (1, 2):
+        volunteer = run.join("kept")
+        addresses.append(run.event("kept", "ready", number)["addresses"])
+        volunteer.kill()
+        volunteer.wait()
+    assert addresses[0] == addresses[1]
+
+
 def test_a_device_that_is_not_there_is_refused(run):
     assert run.join("nowhere", "--device", "cuda:9").wait(240) == 2
     assert "finds no device 'cuda:9'" in run.log("nowhere") and "Traceback" not in run.log("nowhere")

@@ -238,6 +238,23 @@ def test_a_volunteer_comes_back_through_its_address_book_when_no_server_is_left(
     assert peers.seen("bob")["told"] == []
 
 
+def test_a_volunteer_that_nobody_answers_waits_for_the_servers(peers):
+    """All have left, and the server's machine is rebooted."""
+    address = peers.start("boot")
+    ada = peers.start("ada", address)
+    peers.start("bob", address)
+    until(lambda: ada.split("/")[-1] in peers.seen("bob")["known"], within=60)
+    peers.kill("boot", "ada", "bob")
+    peers.begin("bob", address)
+    time.sleep(10)
+    assert not peers.seen("bob")
+    peers.start("boot")
+    peers.await_meeting("boot", "bob")
+    calling, waiting = peers.seen("bob")["told"][:2]
+    assert calling.startswith("No server of the run answers; calling the 2 peers")
+    assert waiting == "None of them answers. Calling all of them, and the servers, for 120 s."
+
+
 def test_servers_that_have_moved_are_found_through_the_runs_site(peers, tmp_path):
     (tmp_path / "live").mkdir()
     document = tmp_path / "live" / "run.json"
