@@ -52,6 +52,8 @@ def alone_at(out: Path) -> Iterator[None]:
     """
     if out.name in ("", ".."):
         raise BadInput(f"{str(out)!r} is no name for a new folder. Give one with --out, such as shards.")
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"{out} is there already, and is no folder. Give the name of a new folder with --out.")
     if out.is_dir() and not (out / MANIFEST_FILE).exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty and holds no prepared shards. Give another --out.")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,8 @@ def whole_file(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     'hello'
     """
     place = Path(os.path.realpath(path))  # renaming onto a link would replace the link, not the file it points to
+    if place.exists() and not (place.is_file() or place.is_dir()):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, and no file", str(path))  # which would be renamed away
     draft = _draft_beside(place)
     try:
         yield draft
@@ -76,6 +78,7 @@ def whole_folder(path: Path, *, flushed: bool = True) -> Iterator[Path]:
         flushed: See `replace_folder`.
     """
     place = Path(os.path.realpath(path))
+    check_folder(place)
     draft = _draft_beside(place)
     draft.mkdir(parents=True)
     try:
@@ -96,7 +99,11 @@ def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
         place: Where it goes.
         flushed: Whether each file is flushed to the disk first, which takes milliseconds per file; without it, files
             may be empty after a power cut.
+
+    Raises:
+        NotADirectoryError: If something else than a folder is there.
     """
+    check_folder(place)
     for file in new.rglob("*") if flushed else ():
         flush(file)
     older = _draft_beside(place)
@@ -110,6 +117,16 @@ def replace_folder(new: Path, place: Path, *, flushed: bool = True) -> None:
         raise
     flush(place.parent)
     shutil.rmtree(older, ignore_errors=True)
+
+
+def check_folder(place: Path) -> None:
+    """Checks that a folder may be put there: a file, or a device, would be renamed away and lost.
+
+    Raises:
+        NotADirectoryError: If something else than a folder is there.
+    """
+    if place.exists() and not place.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
 
 
 def move_folder(path: Path, place: Path) -> None:

@@ -437,3 +437,11 @@ def test_the_number_of_workers_changes_nothing(make, tmp_path):
     make(out=tmp_path / "many", workers=7)
     for path in (tmp_path / "one").iterdir():
         assert (tmp_path / "many" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_is_no_folder_stays_as_it_is(make, few, tmp_path):
+    place = tmp_path / "mine"
+    place.write_text("my only copy")
+    with pytest.raises(BadInput, match="mine is there already, and is no folder"):
+        make(out=place, replace=True)
+    assert place.read_text() == "my only copy"

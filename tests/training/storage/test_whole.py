@@ -99,6 +99,25 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_older_one(tmp_path):
     assert names(tmp_path) == ["b"] and (tmp_path / "b" / "c").read_text() == "old"
 
 
+@pytest.mark.parametrize("is_pipe", [False, True], ids=["a file", "a pipe"])
+def test_a_folder_takes_the_place_of_nothing_but_a_folder(tmp_path, is_pipe):
+    place = tmp_path / "place"
+    os.mkfifo(place) if is_pipe else place.write_text("mine")
+    with pytest.raises(NotADirectoryError), whole_folder(place):
+        pass
+    with pytest.raises(NotADirectoryError):
+        replace_folder(fill(tmp_path / "new", a="1"), place)
+    assert place.is_fifo() if is_pipe else place.read_text() == "mine"
+    assert names(tmp_path) == ["new", "place"]
+
+
+def test_a_file_does_not_take_the_place_of_a_pipe_or_a_device(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a device or a pipe, and no file"):
+        write_whole(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo() and names(tmp_path) == ["pipe"]
+
+
 def test_drafts_of_killed_programs_are_deleted_and_those_of_others_are_not(tmp_path):
     long_ago = time.time() - LEFTOVER_SECONDS - 60
     fill(tmp_path, **{".a.draft-1-0": "", ".a.draft-2-0": "", ".b.draft-1-0": ""})
