@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ from training.swarm.gathering import NonsenseError, Words, check_members
 from training.swarm.groups import Announcement
 from training.swarm.slow_nodes import slow_peers
 from training.trust.check import TicketRefused
+
+logger = logging.getLogger(__name__)
 
 TURN_SHARE = 0.75
 """A leader rejects a request that has waited for longer than this share of the requester's patience: its answer could
@@ -359,7 +362,16 @@ class PatientKeyManager(GroupKeyManager):
         return await super().declare_averager(group_key, PeerID(own_subkey(self.dht)), *args, **kwargs)
 
     async def get_averagers(self, group_key: str, only_active: bool) -> list:
+        """See hivemind. An error, such as that of a node that is too busy to answer, is the same as nobody: hivemind's
+        search would look for no leader any more, and say nothing."""
         await asyncio.sleep(self._pause())
+        try:
+            return await self._leaders(group_key, only_active)
+        except Exception as error:
+            logger.debug("The leaders of a group could not be looked up: %r", error)
+            return []
+
+    async def _leaders(self, group_key: str, only_active: bool) -> list:
         announced = await super().get_averagers(group_key, only_active)
         averagers = [(announced_peer(self.dht, subkey.to_bytes()), until) for subkey, until in announced]
         averagers = [(peer, until) for peer, until in averagers if peer is not None and self._follows(peer)]

@@ -72,7 +72,7 @@ class Seeker(ServicerBase):
 
     async def meet(self, other: PeerID, both_ask: asyncio.Barrier) -> GroupInfo:
         """Looks for a group; both ask each other at the same moment, as with old news of when the other began."""
-        leaders = self.matchmaking.potential_leaders
+        leaders = self.matchmaking.potentialget_averagers
         pop_next_leader = leaders.pop_next_leader
 
         async def pop_other() -> PeerID:
@@ -119,6 +119,32 @@ def test_two_peers_that_ask_each_other_at_once_are_in_one_group_of_which_both_kn
     assert seconds < REQUEST_SECONDS
 
 
+async def find_after_errors(seekers: list[Seeker]) -> list[GroupInfo]:
+    """The group that each finds; the first time that each looks for leaders fails."""
+    for seeker in seekers:
+        await seeker.open()
+        look, failed = seeker.matchmaking.group_key_manager._leaders, []
+
+        async def look_after_an_error(*args, look=look, failed=failed):
+            if not failed:
+                failed.append(True)
+                raise TimeoutError("the node is busy")
+            return await look(*args)
+
+        seeker.matchmaking.group_key_manager._leaders = look_after_an_error
+    searches = (
+        seeker.matchmaking.find_group(gather(None), deadline=get_dht_time() + 60, expected_peers=2)
+        for seeker in seekers
+    )
+    return await asyncio.gather(*searches)
+
+
+@pytest.mark.swarm
+def test_a_search_goes_on_after_a_look_that_has_failed(new_nodes):
+    groups = wait_for_result(find_after_errors([Seeker(node, window_seconds=2.0) for node in new_nodes]))
+    assert groups[0] is not None and groups[0].group_id == groups[1].group_id
+
+
 async def follow_an_idle_leader(seeker: Seeker, leader: Seeker, *, times: int) -> list[set[str]]:
     """Asks it again and again; who counts as a spoiler after each time."""
     for one in (seeker, leader):
@@ -128,7 +154,7 @@ async def follow_an_idle_leader(seeker: Seeker, leader: Seeker, *, times: int) -
         matchmaking.group_key_manager._follows = lambda peer: False  # asks nobody by itself
         found = matchmaking.find_group(gather(None), deadline=get_dht_time() + 60, expected_peers=0)
         search = asyncio.create_task(found)
-        while not math.isfinite(matchmaking.potential_leaders.declared_expiration_time):
+        while not math.isfinite(matchmaking.potentialget_averagers.declared_expiration_time):
             await asyncio.sleep(0.01)
         assert await matchmaking._request_join_group(leader.p2p.peer_id) is None
         search.cancel()
