@@ -108,6 +108,7 @@ class PatientMatchmaking(Matchmaking):
             manager.target_group_size,
             follows=self._follows,
             pause=self._pause_between_looks,
+            window_seconds=self.min_matchmaking_time,
         )
 
     async def find_group(self, told: bytes, *, deadline: float, expected_peers: int) -> GroupInfo | None:
@@ -349,10 +350,11 @@ class PatientKeyManager(GroupKeyManager):
         args: hivemind's.
         follows: Whether this peer would follow another one.
         pause: Seconds to the next look.
+        window_seconds: So long from now an announcement is valid at most.
     """
 
-    def __init__(self, *args, follows: Callable[[PeerID], bool], pause: Callable[[], float]):
-        self._follows, self._pause = follows, pause
+    def __init__(self, *args, follows: Callable[[PeerID], bool], pause: Callable[[], float], window_seconds: float):
+        self._follows, self._pause, self._window_seconds = follows, pause, window_seconds
         super().__init__(*args)
 
     # hivemind takes the subkey of an announcement for a peer id. Ours is the key that signs it, so that nobody can
@@ -374,7 +376,13 @@ class PatientKeyManager(GroupKeyManager):
     async def _leaders(self, group_key: str, only_active: bool) -> list:
         announced = await super().get_averagers(group_key, only_active)
         averagers = [(announced_peer(self.dht, subkey.to_bytes()), until) for subkey, until in announced]
-        averagers = [(peer, until) for peer, until in averagers if peer is not None and self._follows(peer)]
+        # hivemind looks for no new leaders while it knows of one that is announced for longer than its own search lasts,
+        # and does not follow that one either. A single announcement by a clock that is ahead, or by somebody who wishes
+        # it, would keep all others from finding each other.
+        latest = get_dht_time() + self._window_seconds
+        averagers = [
+            (peer, min(until, latest)) for peer, until in averagers if peer is not None and self._follows(peer)
+        ]
         # A leader with a full link would hold up its whole group.
         ask = partial(slow_peers, [peer for peer, _ in averagers])
         slow = await self.dht.run_coroutine(ask, return_future=True)

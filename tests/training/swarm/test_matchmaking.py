@@ -38,6 +38,8 @@ class Seeker(ServicerBase):
     """Whether it accepts whoever asks, and says nothing more."""
     mute = False
     """Whether it does not answer at all."""
+    most = 2
+    """Peers of its group."""
 
     def __init__(self, dht: DHT, *, window_seconds: float = WINDOW_SECONDS, request_seconds: float = REQUEST_SECONDS):
         self.dht, self._window_seconds, self._request_seconds = dht, window_seconds, request_seconds
@@ -51,7 +53,7 @@ class Seeker(ServicerBase):
             self.dht,
             servicer_type=Seeker,
             prefix="meeting",
-            target_group_size=2,
+            target_group_size=self.most,
             min_group_size=2,
             min_matchmaking_time=self._window_seconds,
             request_timeout=self._request_seconds,
@@ -143,6 +145,29 @@ async def find_after_errors(seekers: list[Seeker]) -> list[GroupInfo]:
 def test_a_search_goes_on_after_a_look_that_has_failed(new_nodes):
     groups = wait_for_result(find_after_errors([Seeker(node, window_seconds=2.0) for node in new_nodes]))
     assert groups[0] is not None and groups[0].group_id == groups[1].group_id
+
+
+async def find_beside_a_lasting_announcement(seekers: list[Seeker]) -> list[GroupInfo | None]:
+    """The group that each finds; a third peer is expected and does not come, so that they have to look again."""
+    for seeker in seekers:
+        seeker.most = 4
+        await seeker.open()
+    key, stranger = seekers[0].matchmaking.group_key_manager.current_key, PeerID(b"a stranger")
+    for seeker in seekers:
+        told = {"value": True, "expiration_time": get_dht_time() + 3000, "return_future": True}
+        await seeker.dht.store(key, subkey=stranger.to_bytes(), **told)
+    searches = (
+        seeker.matchmaking.find_group(gather(None), deadline=get_dht_time() + 30, expected_peers=3)
+        for seeker in seekers
+    )
+    return await asyncio.gather(*searches)
+
+
+@pytest.mark.swarm
+def test_an_announcement_that_lasts_for_an_hour_keeps_nobody_from_finding_the_others(new_nodes):
+    seekers = [Seeker(node, window_seconds=1.5, request_seconds=1.0) for node in new_nodes]
+    groups = wait_for_result(find_beside_a_lasting_announcement(seekers))
+    assert None not in groups and groups[0].group_id == groups[1].group_id
 
 
 async def follow_an_idle_leader(seeker: Seeker, leader: Seeker, *, times: int) -> list[set[str]]:
