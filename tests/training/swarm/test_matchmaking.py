@@ -74,7 +74,7 @@ class Seeker(ServicerBase):
 
     async def meet(self, other: PeerID, both_ask: asyncio.Barrier) -> GroupInfo:
         """Looks for a group; both ask each other at the same moment, as with old news of when the other began."""
-        leaders = self.matchmaking.potentialget_averagers
+        leaders = self.matchmaking.potential_leaders
         pop_next_leader = leaders.pop_next_leader
 
         async def pop_other() -> PeerID:
@@ -179,7 +179,7 @@ async def follow_an_idle_leader(seeker: Seeker, leader: Seeker, *, times: int) -
         matchmaking.group_key_manager._follows = lambda peer: False  # asks nobody by itself
         found = matchmaking.find_group(gather(None), deadline=get_dht_time() + 60, expected_peers=0)
         search = asyncio.create_task(found)
-        while not math.isfinite(matchmaking.potentialget_averagers.declared_expiration_time):
+        while not math.isfinite(matchmaking.potential_leaders.declared_expiration_time):
             await asyncio.sleep(0.01)
         assert await matchmaking._request_join_group(leader.p2p.peer_id) is None
         search.cancel()
