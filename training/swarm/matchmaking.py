@@ -376,8 +376,8 @@ class PatientKeyManager(GroupKeyManager):
     async def _leaders(self, group_key: str, only_active: bool) -> list:
         announced = await super().get_averagers(group_key, only_active)
         averagers = [(announced_peer(self.dht, subkey.to_bytes()), until) for subkey, until in announced]
-        # hivemind looks for no new leaders while it knows of one that is announced for longer than its search lasts, and
-        # does not follow that one either. A single announcement by a clock that is ahead, or by somebody who wishes it,
+        # hivemind looks for no new leaders while it knows of one that is announced for longer than its search lasts,
+        # and does not follow that one. A single announcement by a clock that is ahead, or by somebody who wishes it,
         # would keep all others from finding each other.
         latest = get_dht_time() + self._window_seconds
         averagers = [
