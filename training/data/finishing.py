@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -23,6 +24,7 @@ from training.data.shards import (
     TextManifest,
     describe_file,
     describe_shard,
+    is_same_file,
     read_manifest,
 )
 from training.errors import BadInput
@@ -92,14 +94,21 @@ def part_folder(out: Path, digest: str) -> Path:
 
 
 def finished(out: Path, digest: str, *, replace: bool) -> Manifest | TextManifest | None:
-    """The manifest of existing shards made from the same input; None if there is work to do.
+    """The manifest of existing shards made from the same input; None if there is work to do, also on damaged ones.
 
     Raises:
-        BadInput: If others are there that may not be replaced.
+        BadInput: If others are there that may not be replaced, or a manifest that cannot be read.
     """
     if (out / MANIFEST_FILE).exists():
-        manifest = read_manifest(out)
+        try:
+            manifest = read_manifest(out)
+        except BadInput:
+            if replace:
+                return None
+            raise
         if manifest.input_digest == digest:
+            if not all(is_same_file(out / name, entry) for name, entry in manifest.files.items()):
+                return None
             _delete_notes(out)  # of a call that was killed when it was about to
             return manifest
         if not replace:
@@ -108,7 +117,13 @@ def finished(out: Path, digest: str, *, replace: bool) -> Manifest | TextManifes
 
 
 def digest_of(file: Path) -> bytes:
-    """SHA-256 of a file."""
+    """SHA-256 of a file.
+
+    Raises:
+        OSError: If it cannot be read, or is none: reading a pipe would wait for ever.
+    """
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(file))
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").digest()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 import os
+import stat
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ from training.config import RunConfig
 from training.data.fetch import CONNECTIONS, LARGEST_PICTURE_BYTES, Fetcher, LeftOutError
 from training.data.near import mark_of
 from training.data.rows import Row
+
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+"""`square_picture` looks at the size of each picture itself, and the report counts those that are too large."""
 
 OPENED_TOGETHER = 256
 """Pictures of a batch; two batches are in memory at a time."""
@@ -99,7 +104,10 @@ class Pictures:
         path, size = self.path(row), row.size
         try:
             if row.tar is None:
-                size = path.stat().st_size
+                facts = path.stat()
+                if not stat.S_ISREG(facts.st_mode):  # reading a pipe would wait for ever
+                    raise LeftOutError("unreadable file")
+                size = facts.st_size
             if size > LARGEST_PICTURE_BYTES:
                 raise LeftOutError("huge file")
             with path.open("rb") as file:
@@ -150,7 +158,7 @@ def square_picture(file: Path | BinaryIO, *, image_size: int, max_aspect_ratio: 
             picture = picture.convert("RGB")
     except FileNotFoundError:
         return "missing file"
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+    except Image.DecompressionBombError:
         return "huge picture"
     except Exception:  # Pillow raises many kinds of errors for broken files; each means that the file is unreadable
         return "unreadable file"

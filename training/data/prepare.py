@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -154,6 +155,7 @@ def prepare(
     Raises:
         BadInput: If an input cannot be used. Single broken pictures are only counted.
     """
+    out = Path(os.path.realpath(out))  # the folder behind a link is made, and the link stays
     place = {"prefix": f".{out.name}.rows-", "dir": out.parent, "ignore_cleanup_errors": True}
     with alone_at(out), tempfile.TemporaryDirectory(**place) as folder:
         table = source.open_rows(Path(folder), run.data)

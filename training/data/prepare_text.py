@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -111,6 +112,7 @@ def prepare_text(
     Raises:
         BadInput: If the input cannot be used. Single broken documents are only counted.
     """
+    out = Path(os.path.realpath(out))  # the folder behind a link is made, and the link stays
     with alone_at(out):
         files = _files(source)
         digest = _input_digest(source, files, progress)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from training.errors import BadInput, reason_of
+from training.storage.s3 import arrows_s3
 
 TRIES, TRY_TIMEOUT_SECONDS = 4, 30.0
 """How often in a row a request may fail, and how long a server may be silent."""
@@ -195,7 +196,11 @@ class Store(_Remote):
         try:
             self._files, self._root = fsspec.core.url_to_fs(self._address)
         except ImportError as error:
-            raise BadInput(f"{address} cannot be read: {error}. Install the library that reads {scheme}://.") from None
+            if scheme != "s3":
+                raise BadInput(
+                    f"{address} cannot be read: {error}. Install the library that reads {scheme}://."
+                ) from None
+            self._files, self._root = arrows_s3(self._address)
         except ValueError as error:
             raise BadInput(
                 f"{address} cannot be read: {error}. Give a folder, or an address with https://, hf:// or s3://."

@@ -36,6 +36,7 @@ LARGEST_NOTE_BYTES = 1 << 20
 """Of a text or JSON beside a picture."""
 BROKEN, NO_KEYS = Unusable(reason="broken line"), Unusable(reason="line without file and caption")
 NO_CAPTION, BROKEN_TEXT, NO_ADDRESS = "no caption", "broken text", "no web address"
+NOT_UTF8 = "name is not UTF-8"
 
 
 def read_captions(captions: Path) -> Iterator[Row | Unusable]:
@@ -159,15 +160,29 @@ def _text_rows(images: Path) -> Iterator[Row | Unusable]:
         raise BadInput(f"{images} is no folder. Give the folder of the pictures with --images.")
     for picture in _files_below(images):
         if picture.suffix.lower() in PICTURE_SUFFIXES:
-            name = picture.relative_to(images).as_posix()
+            name, note = picture.relative_to(images).as_posix(), picture.with_suffix(".txt")
+            if (fault := _fault_of_name(name)) is not None:
+                yield fault
+                continue
+            if note.exists() and not note.is_file():  # reading a pipe would wait for ever
+                yield Unusable(reason=BROKEN_TEXT, file=name)
+                continue
             try:
-                with picture.with_suffix(".txt").open("rb") as file:
+                with note.open("rb") as file:
                     text = file.read(LARGEST_NOTE_BYTES)
                 yield _row({"file": name, "caption": text.decode("utf-8-sig")})
             except FileNotFoundError:
                 yield Unusable(reason=NO_CAPTION, file=name)
             except (OSError, ValueError):
                 yield Unusable(reason=BROKEN_TEXT, file=name)
+
+
+def _fault_of_name(name: str) -> Unusable | None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return Unusable(reason=NOT_UTF8, file=name.encode("utf-8", "backslashreplace").decode())
+    return None
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -203,6 +218,10 @@ def _tar_rows(tar: Path) -> Iterator[Row | Unusable]:
                 small = member.size <= LARGEST_NOTE_BYTES and suffix.lower() in ("txt", "json")
                 parts[suffix.lower()] = (member, opened.extractfile(member).read() if small else None)
             yield from _tar_row(tar, key, parts)
+            # `tarfile` takes a header in the middle that is broken, or missing, for the end, which is a block of zeros.
+            opened.fileobj.seek(opened.offset)
+            if opened.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                yield Unusable(reason="broken tar", file=tar.name)
     except (tarfile.TarError, OSError, EOFError):
         yield Unusable(reason="compressed tar" if _is_gzip(tar) else "broken tar", file=tar.name)
 
@@ -220,6 +239,9 @@ def _tar_row(tar: Path, key: object, parts: dict) -> Iterator[Row | Unusable]:
     if key is None or picture is None:
         return
     name = f"{tar.name}/{picture.name}"
+    if (fault := _fault_of_name(name)) is not None:
+        yield fault
+        return
     try:
         fields = json.loads(parts["json"][1] or b"{}") if "json" in parts else {}
         if "txt" in parts:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from training.data.source import TRIES, pause_seconds
 from training.errors import BadInput, TrainingError, reason_of
+from training.storage.s3 import arrows_s3
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -36,25 +35,12 @@ def open_storage(address: str, *, what: str, flag: str) -> tuple[AbstractFileSys
                 f"{address} cannot be used: {error}.",
                 cure=f"Install the library that the message names, or give another {flag}.",
             ) from None
-        return _arrows_s3(address)
+        return arrows_s3(address)
     except ValueError as error:
         raise BadInput(
             f"{address} is no place for {what}: {error}.",
             cure=f"Give {flag} a folder, or an address such as s3://BUCKET/PATH.",
         ) from None
-
-
-def _arrows_s3(address: str) -> tuple[AbstractFileSystem, str]:
-    """The S3 client in pyarrow, as a file system of fsspec; it takes keys and region from the environment by itself.
-
-    AWS_ENDPOINT_URL names another server than Amazon's, as it does for Amazon's own tools.
-    """
-    from fsspec.implementations.arrow import ArrowFSWrapper
-    from pyarrow.fs import S3FileSystem
-
-    server = urlsplit(os.environ.get("AWS_ENDPOINT_URL", ""))
-    elsewhere = {"endpoint_override": server.netloc, "scheme": server.scheme} if server.netloc else {}
-    return ArrowFSWrapper(S3FileSystem(**elsewhere)), address.removeprefix("s3://").rstrip("/")
 
 
 def tried(name: str, address: str, act: Callable[[], Any]) -> Any:

@@ -1,6 +1,7 @@
 """Preparing shards: a maintainer's pictures of every kind, filters by reason, interruption, the codes themselves."""
 
 import json
+import os
 import random
 import struct
 import tarfile
@@ -24,7 +25,7 @@ from training.data.draw import draw_picture, draw_set
 from training.data.fetch import Fetcher
 from training.data.pictures import square_picture
 from training.data.prepare import Input, prepare
-from training.data.shards import check_file, read_manifest, read_shard, write_shard
+from training.data.shards import MANIFEST_FILE, check_file, read_manifest, read_shard, write_shard
 from training.data.tokenizer import Tokenizer
 from training.errors import BadInput
 from training.model.codec import load_codec, save_codec, train_small_codec
@@ -445,3 +446,32 @@ def test_what_is_no_folder_stays_as_it_is(make, few, tmp_path):
     with pytest.raises(BadInput, match="mine is there already, and is no folder"):
         make(out=place, replace=True)
     assert place.read_text() == "my only copy"
+
+
+def test_a_link_to_a_folder_stays_a_link(make, few, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    make(out=tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / MANIFEST_FILE).is_file()
+
+
+@pytest.mark.parametrize("damage", ["a shard is gone", "a shard is shorter", "the manifest is broken"])
+def test_damaged_shards_are_made_again(make, few, tmp_path, damage):
+    first, _ = make(out=tmp_path / "out")
+    shard = tmp_path / "out" / first.splits["train"].shards[0]
+    if damage == "a shard is gone":
+        shard.unlink()
+    elif damage == "a shard is shorter":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    else:
+        (tmp_path / "out" / MANIFEST_FILE).write_text("{")
+    again, is_made = make(out=tmp_path / "out", replace=damage == "the manifest is broken")
+    assert is_made and again == first and read_manifest(tmp_path / "out") == first
+    assert make(out=tmp_path / "out")[1] is False
+
+
+def test_a_pipe_among_the_pictures_is_left_out(make, few, tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    write_rows(tmp_path, [{"file": "pipe.png", "caption": "a cat"}])
+    with pytest.raises(BadInput, match=r"No picture is left|None of 1 pictures"):
+        make(source=Input(images=tmp_path, captions=tmp_path / "captions.jsonl"), out=tmp_path / "out")

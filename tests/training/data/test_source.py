@@ -141,11 +141,11 @@ def test_addresses_of_no_known_kind_are_one_sentence():
 
 def test_a_library_that_is_missing_is_named(monkeypatch):
     def missing(address):
-        raise ImportError("Install s3fs to access S3")
+        raise ImportError("Install gcsfs to access GCS")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(BadInput, match=r"Install s3fs to access S3\. Install the library that reads s3://"):
-        open_source("s3://bucket/set")
+    with pytest.raises(BadInput, match=r"Install gcsfs to access GCS\. Install the library that reads gs://"):
+        open_source("gs://bucket/set")
 
 
 def test_hub_addresses_are_those_of_the_hub():

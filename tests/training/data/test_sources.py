@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 import tracemalloc
 
@@ -192,6 +193,33 @@ def test_tars_of_webdataset(tmp_path):
         "00000.tar/00/a.png",
         "00000.tar/00/e.png",
     ]
+
+
+@pytest.mark.parametrize("fault", ["a header is overwritten", "it ends after a member", "it ends in a header"])
+def test_a_tar_that_breaks_in_the_middle_is_named(tmp_path, fault):
+    """Python's reader takes each of these for the end."""
+    parts = [(f"{number}.{suffix}", b"x" * 100) for number in range(4) for suffix in ("png", "txt")]
+    write_tar(tmp_path / "a.tar", parts)
+    assert not [row for row in read_folder(tmp_path) if isinstance(row, Unusable)]
+    content, header = bytearray((tmp_path / "a.tar").read_bytes()), 4 * 1024
+    if fault == "a header is overwritten":
+        content[header : header + 512] = b"\xff" * 512
+    else:
+        del content[header + (0 if fault == "it ends after a member" else 100) :]
+    (tmp_path / "a.tar").write_bytes(content)
+    *rows, last = read_folder(tmp_path)
+    assert [row.file for row in rows] == ["a.tar/0.png", "a.tar/1.png"]
+    assert last == Unusable(reason="broken tar", file="a.tar")
+
+
+def test_names_that_are_not_utf8_and_files_that_are_none_are_left_out(tmp_path):
+    (tmp_path / os.fsdecode(b"bad\xff.png")).write_bytes(picture())
+    (tmp_path / os.fsdecode(b"bad\xff.txt")).write_text("a cat")
+    (tmp_path / "pipe.png").write_bytes(picture())
+    os.mkfifo(tmp_path / "pipe.txt")
+    table = table_of(tmp_path, "table", read_folder(tmp_path))
+    assert table.left_out == {"name is not UTF-8": 1, "broken text": 1} and not table.kept
+    assert {one["file"] for one in table.unusable()} == {"bad\\udcff.png", "pipe.png"}
 
 
 def test_lists_of_addresses_as_laions(tmp_path):

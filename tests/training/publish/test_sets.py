@@ -8,6 +8,7 @@ import pytest
 from tests.training.data.numbered_shards import change_manifest, write_numbered
 from tests.training.publish.test_push import Bucket, server
 from training.data.sets import open_shards
+from training.data.source import MissingError, open_source
 from training.errors import BadInput, TrainingError
 from training.publish import storage as storage_module
 from training.publish.sets import push_set
@@ -148,13 +149,18 @@ def test_a_damaged_file_is_not_sent(prepared, memory, tmp_path):
         push_set(folder, "memory://set")
 
 
-def test_s3_gets_the_files(prepared, monkeypatch):
+def test_s3_gets_the_files_and_gives_them_back(prepared, monkeypatch):
     bucket = Bucket()
     with server(bucket.answer) as url:
         keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
         for name, value in {**keys, "AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true"}.items():
             monkeypatch.setenv(name, value)
         push_set(prepared, "s3://bucket/set")
+        source, expected = open_source("s3://bucket/set"), contents(prepared)
+        for name, content in expected.items():
+            assert source.read_all(name, limit=10**6) == source.read(name, length=len(content)) == content
+        with pytest.raises(MissingError):
+            source.read("nothing", length=1)
     there = {name: content for name, content in bucket.objects.items() if not name.endswith("/")}
     assert there == {f"bucket/set/{name}": content for name, content in contents(prepared).items()}
 
