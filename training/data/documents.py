@@ -59,6 +59,8 @@ def text_files(path: Path) -> list[Path]:
         files = [file for file in sorted(path.rglob("*")) if _is_text(file) and file.is_file()]
     else:
         files = [path] if _is_text(path) else []
+    if not path.exists():
+        raise BadInput(f"There is no {path}. Give a file, or a folder of files, with --text.")
     if not files:
         raise BadInput(
             f"{path} has no text. Give a file, or a folder of files, that ends in {', '.join(TEXT_SUFFIXES)}."

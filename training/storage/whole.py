@@ -51,7 +51,9 @@ def whole_file(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     'hello'
     """
     place = Path(os.path.realpath(path))  # renaming onto a link would replace the link, not the file it points to
-    if place.exists() and not (place.is_file() or place.is_dir()):
+    if place.is_dir():  # else the error of the renaming would name the draft
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if place.exists() and not place.is_file():
         raise OSError(errno.EINVAL, "it is a device or a pipe, and no file", str(path))  # which would be renamed away
     draft = _draft_beside(place)
     try:

@@ -25,8 +25,8 @@ SERVE_SECONDS = 30.0
 """How long a peer serves its state after the schedule's last epoch, so that the monitor can take a last checkpoint."""
 WAIT_SECONDS = 1.0
 """A peer that waits for others looks for them this often."""
-WAITING_SHARE = 0.1
-"""A peer that waits for samples for more than this share of an epoch says so."""
+SHOWN_SHARE, WAITING_SHARE = 0.01, 0.1
+"""A peer that waits for samples for this share of an epoch shows it, and for more than the second one warns of it."""
 NOT_FINITE_IN_A_ROW = 10
 """After this many non-finite losses in a row, a peer downloads the others' state again."""
 
@@ -185,13 +185,14 @@ class TrainingLoop:
             report.samples,
         )
         together = f"with {report.senders - 1} others" if report.senders > 1 else "alone"
-        self.notices.console.print(
-            f"epoch {report.epoch:>5}  loss {loss:.4f}  {report.samples:>5} samples  {speed:6.1f}/s  {together}"
-        )
-        if since.waiting_seconds > WAITING_SHARE * seconds:
+        share = since.waiting_seconds / seconds if seconds else 0.0
+        waiting = f"  {share:.0%} waiting for samples" if share >= SHOWN_SHARE else ""
+        samples = f"{report.samples:>5} samples  {speed:6.1f}/s"
+        self.notices.console.print(f"epoch {report.epoch:>5}  loss {loss:.4f}  {samples}  {together}{waiting}")
+        if share > WAITING_SHARE:
             self.notices.warn(
-                f"Epoch {report.epoch}: this peer waited for samples for {since.waiting_seconds / seconds:.0%} of the "
-                "time. The link, or the server of the shards, is too slow for it."
+                f"Epoch {report.epoch}: this peer waited for samples for {share:.0%} of the time. The link, or the "
+                "server of the shards, is too slow for it."
             )
         self._warn_of(report)
 

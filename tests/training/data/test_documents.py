@@ -133,8 +133,11 @@ def test_other_columns_are_named(tmp_path):
 
 
 def test_a_place_without_text_is_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "none", tmp_path / "a.pdf"):
+    (tmp_path / "a.pdf").touch()
+    for path in (tmp_path, tmp_path / "a.pdf"):
         with pytest.raises(BadInput, match="has no text"):
             text_files(path)
+    with pytest.raises(BadInput, match=r"There is no .*none\. Give a file"):
+        text_files(tmp_path / "none")
     with pytest.raises(BadInput, match="no such file"):
         pieces(tmp_path / "none.txt")

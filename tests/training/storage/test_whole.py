@@ -111,7 +111,12 @@ def test_a_folder_takes_the_place_of_nothing_but_a_folder(tmp_path, is_pipe):
     assert names(tmp_path) == ["new", "place"]
 
 
-def test_a_file_does_not_take_the_place_of_a_pipe_or_a_device(tmp_path):
+def test_a_file_does_not_take_the_place_of_a_folder_a_pipe_or_a_device(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as told:
+        write_whole(tmp_path / "folder", "x")
+    assert told.value.filename == str(tmp_path / "folder")
+    (tmp_path / "folder").rmdir()
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="it is a device or a pipe, and no file"):
         write_whole(tmp_path / "pipe", "x")
