@@ -265,7 +265,8 @@ class Progress:
             slow_seconds: So is one that takes longer than this, and much longer than most.
         """
         now = get_dht_time()
-        heard = {record.peer_id: max(record.time, self._heard_of.get(record.peer_id, 0.0)) for record in self._others}
+        heard_of = {peer: then for peer, then in self._heard_of.items() if then <= now}
+        heard = {record.peer_id: max(record.time, heard_of.get(record.peer_id, 0.0)) for record in self._others}
         asked = {
             record.peer_id
             for record in self._others
@@ -308,7 +309,7 @@ class Progress:
                 self._store(local.dict())
 
     def _keep_looking(self) -> None:
-        while not self._ending.wait(max(0.0, self._global.look_at - get_dht_time())):
+        while not self._ending.wait(self._seconds_to_next_look()):
             epochs_begun = self._epochs_begun
             try:
                 # The look itself takes no lock: the trainer would wait for the network whenever it ends an epoch.
@@ -320,6 +321,10 @@ class Progress:
             except Exception:  # the node is gone or ends, or a record makes no sense; the next look may show more
                 if self._ending.wait(self._refresh.alone):
                     return
+
+    def _seconds_to_next_look(self) -> float:
+        # No longer than the longest pause: the last look may have been by a clock that was ahead then.
+        return min(max(0.0, self._global.look_at - get_dht_time()), self._refresh.most)
 
     def _pause_between_reports(self) -> float:
         """Seconds from one report of this peer's samples to the next; 0 if nobody knows when the epoch ends."""
@@ -366,7 +371,7 @@ class Progress:
         records = self._of_right_clocks(records, now, own)
         others = sum(record.peer_id != own for record in records)
         known = self._sum(records, now, num_peers=others + 1 if others else len(records))
-        if not (others or said_goodbye) and now - self._others_seen < self.lively_seconds:
+        if not (others or said_goodbye) and abs(now - self._others_seen) < self.lively_seconds:
             return replace(self._global, look_at=known.look_at)
         self._others = [record for record in records if record.peer_id != own]
         self.lively_peers = self._count_lively(now)
@@ -395,7 +400,8 @@ class Progress:
 
     def _is_lively(self, record: PeerProgress, now: float) -> bool:
         lost = self._given_up.get(record.peer_id, -math.inf)
-        return record.time >= now - self.lively_seconds and record.time > lost
+        is_lost = record.time <= lost <= now  # not if it was lost by a clock that was ahead then
+        return record.time >= now - self.lively_seconds and not is_lost
 
     def _claims(self, records: list[PeerProgress], now: float) -> list[int]:
         """The epochs of the others that can lead a group.

@@ -1,24 +1,31 @@
-"""A peer's new record takes the place of its old one, also after the peer's clock was ahead.
+"""A peer's new record takes the place of its old one, also after the peer's clock was ahead; and it has a copy itself.
 
 Of two records under one subkey, hivemind's DHT keeps the one that expires later. A peer whose clock was five minutes
 ahead has records that expire five minutes too late, and each node refuses its newer ones for so long: the others take
 it for dead, and no group waits for it. So a record here expires later than the one that it replaces.
+
+Other nodes than its own may be nearer to the key, and hivemind stores a record with those only. If all volunteers leave
+at once, what a server has announced minutes ago is gone with them. So a node keeps a copy of its lasting records.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from training.swarm.bounds import MOST_RECORD_SECONDS
 
+LASTING_SECONDS = 120.0
+"""A record that is valid for longer is not renewed soon."""
 STEP_SECONDS = 0.01
 """So much later than the one before a record expires at least."""
 
@@ -52,6 +59,18 @@ class OwnRecords:
         return max(expires, self._expire.get(key, -math.inf) + STEP_SECONDS)
 
 
+def keep_copy(node: DHTNode, key: DHTID, subkey: bytes, value: object, expires: float) -> None:
+    """Puts a record of this peer into its own node."""
+    protocol = node.protocol
+    packed, validator = protocol.serializer.dumps(value), protocol.record_validator
+    record = DHTRecord(key.to_bytes(), protocol.serializer.dumps(subkey), packed, expires)
+    if validator is not None:
+        record = replace(record, value=validator.sign_value(record))
+        if not validator.validate(record):
+            return
+    protocol.storage.store(key, record.value, expires, subkey=subkey)
+
+
 async def replace_own_records(dht: DHT, node: DHTNode) -> None:
     """In the node's process: its stores outlast its earlier records. A look or a store notes which the others have."""
     own, find, store_many = OwnRecords(dht.public_key), node.protocol.call_find, node.store_many
@@ -66,8 +85,10 @@ async def replace_own_records(dht: DHT, node: DHTNode) -> None:
         times = [expiration_time] * len(keys) if isinstance(expiration_time, float) else expiration_time
         ids = [DHTID.generate(source=key) for key in keys]
         times = [own.later_than_the_last(key, expires) for key, expires in zip(ids, times, strict=True)]
-        for key, expires in zip(ids, times, strict=True):
+        for key, expires, value, subkey in zip(ids, times, values, subkeys or [None] * len(ids), strict=True):
             own.note(key, expires)
+            if subkey is not None and expires - get_dht_time() > LASTING_SECONDS:
+                keep_copy(node, key, subkey, value, expires)
         return await store_many(keys, values, times, subkeys=subkeys, **kwargs)
 
     # hivemind's DHT makes the node itself and lets nobody choose its class.

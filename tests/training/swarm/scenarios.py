@@ -418,6 +418,30 @@ def come_back_from_a_clock_that_was_ahead(peer: Peer):
     return seen
 
 
+async def words_kept(key: str, _dht, node) -> list[bytes]:
+    """In the node's process: under which subkeys it has records of a key."""
+    from hivemind.dht.routing import DHTID
+
+    kept = node.protocol.storage.get(DHTID.generate(source=key))
+    return [] if kept is None else [subkey for subkey, _ in kept.value.items()]
+
+
+def store_with_others_only(peer: Peer):
+    """Records that go to the others only, as if these were nearer to the key: how many of each are in the own node."""
+    from hivemind.utils import get_dht_time
+
+    run_id, kept = run_with().run_id, {}
+    peer.await_others("there")
+    for seconds, what in ((600.0, "recipe"), (60.0, "site")):
+        key, expires = f"{run_id}_{what}", get_dht_time() + seconds
+        told = {"value": "a word", "expiration_time": expires, "exclude_self": True}
+        assert peer.dht.store(key, subkey=peer.dht.public_key, **told)
+        peer.await_others(what)
+        there = peer.dht.run_coroutine(partial(words_kept, key))
+        kept[what] = there.count(peer.dht.public_key)
+    return kept
+
+
 def look_beside_a_slow_node(peer: Peer):
     """All store their names; then the node of "slow" stands still for almost as long as hivemind waits for an answer,
     again and again. The names that a peer finds, how long its slowest look or store took, and who is silent or slow."""

@@ -10,6 +10,7 @@ from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
+from training.swarm import progress as progress_module
 from training.swarm.progress import PacedEvent, Progress
 
 LIVELY_SECONDS = 5.0
@@ -140,6 +141,19 @@ def test_a_peer_whose_clock_is_ahead_does_not_count(progress, node):
     own, other = record(node.peer_id.to_bytes()), record(b"other")
     known = see(progress, own, other, record(b"ahead", epoch=9, age=-300.0))
     assert (known.epoch, known.num_peers, known.samples, progress.lively_peers) == (3, 2, 80, 2)
+
+
+@pytest.mark.swarm
+def test_a_clock_that_was_ahead_delays_no_look_and_hides_nobody(progress, node, monkeypatch):
+    """Five minutes ahead, this peer looks, and loses a groupmate; then its clock is right again."""
+    with monkeypatch.context() as ahead:
+        ahead.setattr(progress_module, "get_dht_time", lambda: get_dht_time() + 300)
+        see(progress, record(node.peer_id.to_bytes(), age=-300), record(b"other", age=-300))
+        progress.give_up([PeerID(b"other").to_base58()])
+        assert progress.lively_peers == 1
+    assert progress._seconds_to_next_look() <= 10
+    see(progress, record(node.peer_id.to_bytes()), record(b"other"))
+    assert progress.lively_peers == 2
 
 
 @pytest.mark.swarm

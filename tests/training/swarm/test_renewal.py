@@ -7,7 +7,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 
 from tests.training.swarm.peers import meet
-from tests.training.swarm.scenarios import come_back_from_a_clock_that_was_ahead
+from tests.training.swarm.scenarios import come_back_from_a_clock_that_was_ahead, store_with_others_only
 from training.swarm.bounds import MOST_RECORD_SECONDS
 from training.swarm.renewal import OwnRecords
 
@@ -37,6 +37,12 @@ def test_a_record_that_no_node_takes_is_not_outlasted():
     assert own.later_than_the_last(KEY, now + 60) == now + 60
     own.note(KEY, now - 1)
     assert own.later_than_the_last(KEY, now - 10) == now - 10
+
+
+@pytest.mark.swarm
+def test_a_node_has_a_copy_of_what_it_does_not_renew_soon(tmp_path):
+    (kept,) = meet(tmp_path, [store_with_others_only])
+    assert kept == {name: {"recipe": 1, "site": 0} for name in ("first", "second")}
 
 
 @pytest.mark.swarm
