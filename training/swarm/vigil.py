@@ -61,7 +61,10 @@ class Vigil:
                 asking.cancel()
 
     def _look(self, now: float) -> None:
-        for peer in set(self._late()) - self._gone:
+        late = set(self._late()) - self._gone
+        # An old ping says nothing of a peer that was not waited for in between.
+        self._silent_since = {peer: since for peer, since in self._silent_since.items() if peer in late}
+        for peer in late:
             if len(self._pings) < PINGS_AT_ONCE and peer not in self._pings:
                 self._silent_since.setdefault(peer, now)
                 self._pings[peer] = asyncio.create_task(self._ask(peer))

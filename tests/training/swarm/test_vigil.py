@@ -62,6 +62,11 @@ def test_who_misses_a_ping_now_and_then_is_not_gone():
     assert gone == []
 
 
+def test_an_old_ping_does_not_count_against_who_is_late_again():
+    gone, _ = gone_among(lambda look: {"ada"} if look in (1, 2) or look >= 10 else set(), lambda peer, look: False)
+    assert gone == []
+
+
 def test_who_is_not_waited_for_is_not_asked():
     asked = set()
     gone, _ = gone_among(lambda look: {"late"}, lambda peer, look: asked.add(peer) or True)
