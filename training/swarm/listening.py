@@ -14,7 +14,7 @@ from training.errors import BadInput
 from training.storage.whole import write_whole
 from training.swarm.addresses import place_of
 
-FREE_SECONDS = 3.0
+FREE_SECONDS = 10.0
 """The network daemon of a killed program releases its port within this time."""
 _ANY_PORT = re.compile(r"/tcp/0(?=/|$)")
 

@@ -60,8 +60,12 @@ class OwnRecords:
 
 
 def keep_copy(node: DHTNode, key: DHTID, subkey: bytes, value: object, expires: float) -> None:
-    """Puts a record of this peer into its own node."""
+    """Puts a record of this peer into its own node, unless it is there already."""
     protocol = node.protocol
+    kept = protocol.storage.get(key)
+    found = kept.value.get(subkey) if kept is not None and isinstance(kept.value, DictionaryDHTValue) else None
+    if found is not None and found.expiration_time >= expires:
+        return
     packed, validator = protocol.serializer.dumps(value), protocol.record_validator
     record = DHTRecord(key.to_bytes(), protocol.serializer.dumps(subkey), packed, expires)
     if validator is not None:
@@ -85,11 +89,13 @@ async def replace_own_records(dht: DHT, node: DHTNode) -> None:
         times = [expiration_time] * len(keys) if isinstance(expiration_time, float) else expiration_time
         ids = [DHTID.generate(source=key) for key in keys]
         times = [own.later_than_the_last(key, expires) for key, expires in zip(ids, times, strict=True)]
-        for key, expires, value, subkey in zip(ids, times, values, subkeys or [None] * len(ids), strict=True):
+        for key, expires in zip(ids, times, strict=True):
             own.note(key, expires)
+        stored = await store_many(keys, values, times, subkeys=subkeys, **kwargs)
+        for key, expires, value, subkey in zip(ids, times, values, subkeys or [None] * len(ids), strict=True):
             if subkey is not None and expires - get_dht_time() > LASTING_SECONDS:
                 keep_copy(node, key, subkey, value, expires)
-        return await store_many(keys, values, times, subkeys=subkeys, **kwargs)
+        return stored
 
     # hivemind's DHT makes the node itself and lets nobody choose its class.
     node.protocol.call_find, node.store_many = find_and_note, store_later_than_the_last
