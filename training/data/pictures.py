@@ -158,7 +158,7 @@ def square_picture(file: Path | BinaryIO, *, image_size: int, max_aspect_ratio: 
             picture = picture.convert("RGB")
     except FileNotFoundError:
         return "missing file"
-    except Image.DecompressionBombError:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return "huge picture"
     except Exception:  # Pillow raises many kinds of errors for broken files; each means that the file is unreadable
         return "unreadable file"

@@ -249,7 +249,7 @@ def test_nobody_announces_another_peer(node, ada, tmp_path):
         forged = replace(signed(ada, key, True), value=signed(eve, key, True).value)
         assert send(node, [forged, by_a_peer_id(ada, True), signed(eve, key, True)]) == [[False], [False], [True]]
     averagers = PatientKeyManager(
-        node.dht, "demo_state_averager", "", None, follows=lambda peer: True, pause=lambda: 0.0
+        node.dht, "demo_state_averager", "", None, follows=lambda peer: True, pause=lambda: 0.0, window_seconds=60.0
     )
     assert [peer for peer, _ in asyncio.run(averagers.get_averagers(averagers.current_key, True))] == [eve.peer_id]
     assert find_donors(node.dht, "demo") == [eve.peer_id]

@@ -405,7 +405,9 @@ def test_the_uninvited_are_in_no_group_while_members_go_on(world):
 
 def looking(peer):
     """Who looks for a group, as a peer sees it."""
-    manager = PatientKeyManager(peer.dht, STATE, "", None, follows=lambda other: True, pause=lambda: 0.0)
+    manager = PatientKeyManager(
+        peer.dht, STATE, "", None, follows=lambda other: True, pause=lambda: 0.0, window_seconds=60.0
+    )
 
     async def look():
         return {other for other, _ in await manager.get_averagers(manager.current_key, True)}
