@@ -24,8 +24,8 @@ from training.data.fetch import CONNECTIONS, LARGEST_PICTURE_BYTES, Fetcher, Lef
 from training.data.near import mark_of
 from training.data.rows import Row
 
+# `square_picture` looks at the size of each picture itself, and the report counts those that are too large.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-"""`square_picture` looks at the size of each picture itself, and the report counts those that are too large."""
 
 OPENED_TOGETHER = 256
 """Pictures of a batch; two batches are in memory at a time."""

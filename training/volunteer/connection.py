@@ -100,12 +100,14 @@ def connect(
         TrainingError: If no initial peer answers, nor any peer that this one has met before, nor one of these within
             two minutes if it has met some.
     """
+    host_maddrs = settings.host_maddrs
+    if not settings.client_mode:  # at the port of the last start: the others call it there when no server is left
+        host_maddrs = settle_ports(identity.path.parent, host_maddrs)
     redial = go_online(
         run,
         identity,
         settings.initial_peers,
-        # At the port of the last start: the others call it there when no server is left.
-        host_maddrs=settle_ports(identity.path.parent, settings.host_maddrs),
+        host_maddrs=host_maddrs,
         announce_maddrs=settings.announce_maddrs,
         client_mode=settings.client_mode,
         admission=admission,

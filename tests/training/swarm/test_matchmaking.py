@@ -121,6 +121,16 @@ def test_two_peers_that_ask_each_other_at_once_are_in_one_group_of_which_both_kn
     assert seconds < REQUEST_SECONDS
 
 
+async def search_together(seekers: list[Seeker], *, seconds: float, expected_peers: int) -> list[GroupInfo | None]:
+    """The group that each finds within so many seconds."""
+    deadline = get_dht_time() + seconds
+    searches = (
+        seeker.matchmaking.find_group(gather(None), deadline=deadline, expected_peers=expected_peers)
+        for seeker in seekers
+    )
+    return await asyncio.gather(*searches)
+
+
 async def find_after_errors(seekers: list[Seeker]) -> list[GroupInfo]:
     """The group that each finds; the first time that each looks for leaders fails."""
     for seeker in seekers:
@@ -134,11 +144,7 @@ async def find_after_errors(seekers: list[Seeker]) -> list[GroupInfo]:
             return await look(*args)
 
         seeker.matchmaking.group_key_manager._leaders = look_after_an_error
-    searches = (
-        seeker.matchmaking.find_group(gather(None), deadline=get_dht_time() + 60, expected_peers=2)
-        for seeker in seekers
-    )
-    return await asyncio.gather(*searches)
+    return await search_together(seekers, seconds=60, expected_peers=2)
 
 
 @pytest.mark.swarm
@@ -156,11 +162,7 @@ async def find_beside_a_lasting_announcement(seekers: list[Seeker]) -> list[Grou
     for seeker in seekers:
         told = {"value": True, "expiration_time": get_dht_time() + 3000, "return_future": True}
         await seeker.dht.store(key, subkey=stranger.to_bytes(), **told)
-    searches = (
-        seeker.matchmaking.find_group(gather(None), deadline=get_dht_time() + 30, expected_peers=3)
-        for seeker in seekers
-    )
-    return await asyncio.gather(*searches)
+    return await search_together(seekers, seconds=30, expected_peers=3)
 
 
 @pytest.mark.swarm
