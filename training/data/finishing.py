@@ -8,6 +8,7 @@ import glob
 import hashlib
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -27,8 +28,8 @@ from training.data.shards import (
     is_same_file,
     read_manifest,
 )
-from training.errors import BadInput
-from training.storage.whole import delete_drafts, replace_folder, write_whole
+from training.errors import BadInput, TrainingError, reason_of
+from training.storage.whole import delete_drafts, is_disk_fault, replace_folder, write_whole
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the current work, the amount done, and the total."""
@@ -51,6 +52,7 @@ def alone_at(out: Path) -> Iterator[None]:
 
     Raises:
         BadInput: If another call is making it, or something else is there.
+        TrainingError: If the disk is full within the block.
     """
     if out.name in ("", ".."):
         raise BadInput(f"{str(out)!r} is no name for a new folder. Give one with --out, such as shards.")
@@ -62,7 +64,15 @@ def alone_at(out: Path) -> Iterator[None]:
     with _locked(out.with_name(f".{out.name}.lock"), out):
         for left in _beside(out, "rows"):
             shutil.rmtree(left, ignore_errors=True)
-        yield
+        try:
+            yield
+        except (OSError, sqlite3.OperationalError) as error:
+            if not (is_disk_fault(error) or "disk is full" in str(error)):
+                raise
+            raise TrainingError(
+                f"The disk of {out.parent} cannot be written: {reason_of(error)}.",
+                cure="Make room, or give --out on another disk. The same command goes on where this one stopped.",
+            ) from None
 
 
 @contextmanager

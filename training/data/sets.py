@@ -184,7 +184,9 @@ def _read_manifest(files: Source, source: str) -> Manifest | TextManifest:
             raise BadInput(
                 f"{source} has no prepared shards: {error}. Make them with `python -m training prepare`."
             ) from None
-        raise BadInput(f"{error}. Check the address and the network.") from None
+        is_model = source.startswith("hf://") and not source.startswith("hf://datasets/")
+        hint = f" A data set's address is hf://datasets/{source.removeprefix('hf://')}." if is_model else ""
+        raise BadInput(f"{error}. Check the address and the network.{hint}") from None
     if len(text) > LARGEST_MANIFEST_BYTES:
         raise BadInput(
             f"{source}/{MANIFEST_FILE} has more than {LARGEST_MANIFEST_BYTES} bytes, which no manifest needs.",

@@ -37,6 +37,7 @@ LARGEST_NOTE_BYTES = 1 << 20
 BROKEN, NO_KEYS = Unusable(reason="broken line"), Unusable(reason="line without file and caption")
 NO_CAPTION, BROKEN_TEXT, NO_ADDRESS = "no caption", "broken text", "no web address"
 NOT_UTF8 = "name is not UTF-8"
+COMPRESSED_TAR, COMPRESSED_SUFFIXES = "compressed tar", (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 def read_captions(captions: Path) -> Iterator[Row | Unusable]:
@@ -65,14 +66,22 @@ def read_folder(images: Path) -> Iterator[Row | Unusable]:
             yield from _tar_rows(tar)
     else:
         yield from _text_rows(images)
+    yield from (Unusable(reason=COMPRESSED_TAR, file=name) for name in _names(images, COMPRESSED_SUFFIXES))
 
 
 def tars_of(images: Path) -> list[Path]:
     """The tars of a folder; or the one that is given instead of a folder."""
     if images.suffix == ".tar" or not images.is_dir():
         return [images] if images.suffix == ".tar" else []
+    return [images / name for name in _names(images, (".tar",))]
+
+
+def _names(images: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """The names in a folder that end so; none if it is no folder."""
+    if not images.is_dir():
+        return []
     with os.scandir(images) as entries:  # `Path.glob` would hold all entries of the folder
-        return sorted(images / entry.name for entry in entries if entry.name.endswith(".tar"))
+        return sorted(entry.name for entry in entries if entry.name.endswith(suffixes))
 
 
 def read_addresses(lists: Path) -> Iterator[Row | Unusable]:
@@ -118,7 +127,8 @@ def _json_rows(file: io.TextIOBase) -> Iterator[Row | Unusable]:
 
 def _csv_rows(file: io.TextIOBase, source: Path) -> Iterator[Row | Unusable]:
     # In pieces of a bounded length; `csv` joins them, and refuses a field that is too long.
-    rows = csv.DictReader(iter(partial(file.readline, LONGEST_LINE), ""))
+    # Strict: else a quote that is not closed would make one caption of all lines up to the next quote.
+    rows = csv.DictReader(iter(partial(file.readline, LONGEST_LINE), ""), strict=True)
     try:
         names = rows.fieldnames or []
     except csv.Error as error:
@@ -185,11 +195,14 @@ def _fault_of_name(name: str) -> Unusable | None:
     return None
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Files in the order of their names, those of a folder before those below it.
+def _files_below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Files in the order of their names, those of a folder before those below it; also below linked folders.
 
     The names are sorted on disk: one folder may have millions of files.
     """
+    here = folder.resolve()
+    if here in above:  # a link leads back to a folder that it is in
+        return
     with closing(sqlite3.connect("")) as names, os.scandir(folder) as entries:
         names.execute("CREATE TABLE names (name BLOB, is_folder INTEGER)")
         found = ((os.fsencode(entry.name), entry.is_dir()) for entry in entries)
@@ -198,8 +211,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
             path = folder / os.fsdecode(name)
             if not is_folder:
                 yield path
-            elif not path.is_symlink():  # it may lead back
-                yield from _files_below(path)
+            else:
+                yield from _files_below(path, above | {here})
 
 
 def _tar_rows(tar: Path) -> Iterator[Row | Unusable]:
@@ -223,7 +236,7 @@ def _tar_rows(tar: Path) -> Iterator[Row | Unusable]:
             if opened.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 yield Unusable(reason="broken tar", file=tar.name)
     except (tarfile.TarError, OSError, EOFError):
-        yield Unusable(reason="compressed tar" if _is_gzip(tar) else "broken tar", file=tar.name)
+        yield Unusable(reason=COMPRESSED_TAR if _is_gzip(tar) else "broken tar", file=tar.name)
 
 
 def _is_gzip(path: Path) -> bool:

@@ -41,8 +41,9 @@ class HubPush:
         found = REPOSITORY.fullmatch(address)
         if found is None:
             raise BadInput(f"{address} names no data set of the hub; give --push as hf://OWNER/NAME.")
-        from huggingface_hub import HfApi  # slow to load
+        from huggingface_hub import HfApi, utils  # slow to load
 
+        utils.disable_progress_bars()  # `progress` shows them already
         self._folder, self._address, self._name, self._progress = folder, address, found[1], progress
         self._manifest, self._content = read_manifest(folder), (folder / MANIFEST_FILE).read_bytes()
         self._hub = HfApi()  # reads HF_TOKEN and HF_ENDPOINT

@@ -189,8 +189,9 @@ class _Hub:
             raise BadInput(f"{address} names no repository of the Hub; give --push-to as hf://OWNER/NAME.")
 
     def put(self, checkpoint: Path, card: str) -> None:
-        from huggingface_hub import CommitOperationAdd, HfApi
+        from huggingface_hub import CommitOperationAdd, HfApi, utils
 
+        utils.disable_progress_bars()  # nobody watches a server's log
         hub = HfApi()  # reads HF_TOKEN and HF_ENDPOINT
         hub.create_repo(self._name, exist_ok=True)
         files = [CommitOperationAdd(CARD_FILE, card.encode())]

@@ -186,8 +186,10 @@ def _go_online(flags: MonitorFlags, run: RunConfig, identity: Identity, membersh
         admission=membership.admission,
         tell=partial(print, flush=True),
     )
-    alone = not redial.reachability().peers
-    check_recipe(redial.dht, run, **({"patience_seconds": ALONE_SECONDS, "may_be_alone": True} if alone else {}))
+    reach = redial.reachability()
+    patience = {} if reach.peers else {"patience_seconds": ALONE_SECONDS}
+    # Peers that answer while no server does may have come back as well, and wait for one.
+    check_recipe(redial.dht, run, may_be_alone=not reach.answering, **patience)
     return redial
 
 

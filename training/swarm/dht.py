@@ -287,6 +287,10 @@ def posted_words(dht: DHT, key: str, *, longest: int = LONGEST_WORD) -> dict[byt
     return {signer: value for signer, value in values.items() if isinstance(value, str) and len(value) <= longest}
 
 
+class UnknownRun(RefusedByRun):
+    """None of the peers that answer knows the run."""
+
+
 def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, may_be_alone: bool = False) -> None:
     """Compares the recipe with those that the peers of the run announce.
 
@@ -297,14 +301,15 @@ def check_recipe(dht: DHT, run: RunConfig, *, patience_seconds: float = 15.0, ma
         may_be_alone: This is a server that may have come back before all others: then nobody else announces a recipe.
 
     Raises:
-        RefusedByRun: If no peer trains this recipe, or no peer knows a run of this name.
+        RefusedByRun: If no peer trains this recipe.
+        UnknownRun: If no peer knows a run of this name.
     """
     deadline = time.monotonic() + patience_seconds
     while not (digests := set(posted_words(dht, f"{run.run_id}_recipe").values())):
         if time.monotonic() >= deadline:
             if may_be_alone:
                 return
-            raise RefusedByRun(
+            raise UnknownRun(
                 f"The peers at the given addresses know no run named {run.run_id!r}. "
                 "Check the recipe and the addresses, or start the run with `python -m training bootstrap`."
             )

@@ -12,7 +12,7 @@ from training.swarm.address_book import AddressBook
 from training.swarm.addresses import id_of
 from training.swarm.admission import Admission
 from training.swarm.clocks import WrongClock, check_clock
-from training.swarm.dht import answering, start_dht
+from training.swarm.dht import UnknownRun, answering, check_recipe, start_dht
 from training.swarm.identity import Identity
 from training.swarm.redial import Pace, Redial
 from training.swarm.servers import Servers
@@ -80,6 +80,32 @@ def go_online(
     # A peer that was here before is back among the others before it goes on. Otherwise a bootstrap peer would let
     # newcomers into a run that seems empty, and a monitor or a volunteer would not see those that train.
     return Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS if known else 0.0)
+
+
+def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> None:
+    """Compares the recipe with those that the peers of the run announce.
+
+    A volunteer announces the recipe only after it has found it. So if all volunteers and servers have been away, and
+    the volunteers are back first, they wait for a server.
+
+    Args:
+        redial: Of this peer, which is no server.
+        run: The recipe.
+        tell: Gets a sentence if this peer waits.
+
+    Raises:
+        RefusedByRun: If no peer trains this recipe, or no peer knows the run.
+    """
+    try:
+        check_recipe(redial.dht, run)
+    except UnknownRun:
+        if redial.reachability().answering:
+            raise
+        tell(
+            f"No server of the run answers, and the peers that answer have just come back themselves. Waiting for a "
+            f"server for {COMPANY_SECONDS:.0f} s."
+        )
+        check_recipe(redial.dht, run, patience_seconds=COMPANY_SECONDS)
 
 
 def _await_company(redial: Redial, known: int, error: TrainingError, tell: Callable[[str], None]) -> None:

@@ -10,12 +10,12 @@ from training.config import RunConfig
 from training.data.sets import open_manifest
 from training.optim.groups import parameter_groups
 from training.swarm.admission import Admission
-from training.swarm.dht import DHT, check_recipe, connection_seconds
+from training.swarm.dht import DHT, connection_seconds
 from training.swarm.early import EarlyDownload
 from training.swarm.identity import Identity
 from training.swarm.lineage import Lineage
 from training.swarm.listening import settle_ports
-from training.swarm.online import go_online
+from training.swarm.online import find_run, go_online
 from training.swarm.redial import Redial
 from training.swarm.tokens import check_tokens
 from training.task import task_of
@@ -113,7 +113,7 @@ def connect(
         admission=admission,
         tell=warn,
     )
-    check_recipe(redial.dht, run)
+    find_run(redial, run, warn)
     answers = answers_of(redial.servers.addresses)
     link = Link(answer_seconds=tuple(seconds for seconds in answers if seconds is not None))
     return Connection(run=run, settings=settings, identity=identity, redial=redial, link=link)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import struct
+import sys
 import tarfile
 import zlib
 
@@ -27,7 +28,7 @@ from training.data.pictures import square_picture
 from training.data.prepare import Input, prepare
 from training.data.shards import MANIFEST_FILE, check_file, read_manifest, read_shard, write_shard
 from training.data.tokenizer import Tokenizer
-from training.errors import BadInput
+from training.errors import BadInput, TrainingError
 from training.model.codec import load_codec, save_codec, train_small_codec
 
 RUN = load_recipe("demo")
@@ -130,6 +131,23 @@ def test_other_input_needs_replace(make, tmp_path):
     assert make(seed=1, replace=True)[1]
     assert (tmp_path / "shards" / "train-00000.parquet").read_bytes() != before
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit for the size of a file")
+@pytest.mark.parametrize("limit", [30_000, 100])
+def test_a_full_disk_is_one_sentence_and_the_work_goes_on(make, tmp_path, limit):
+    """As with `test_a_full_disk_costs_the_cache_only`. The shard does not fit, or not even the table of rows."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        with pytest.raises(TrainingError, match=f"The disk of {tmp_path} cannot be written: ") as error:
+            make()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "Make room" in error.value.told and not (tmp_path / "shards").exists()
+    assert make()[1] and read_manifest(tmp_path / "shards").splits["train"].samples > 0
 
 
 def test_interrupted_work_goes_on_after_the_last_finished_shard(make, tmp_path, monkeypatch):

@@ -126,9 +126,35 @@ def test_a_csv_without_the_columns_is_one_sentence(tmp_path, line):
 
 
 def test_a_compressed_tar_is_called_so(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w:gz"):
-        pass
-    assert list(read_folder(tmp_path)) == [Unusable(reason="compressed tar", file="a.tar")]
+    """Whatever its name is, and whether there are others beside it."""
+    for name in ("a.tar", "b.tar.gz", "c.tgz"):
+        with tarfile.open(tmp_path / name, "w:gz"):
+            pass
+    named = [Unusable(reason="compressed tar", file=name) for name in ("a.tar", "b.tar.gz", "c.tgz")]
+    assert list(read_folder(tmp_path)) == named
+    (tmp_path / "a.tar").unlink()
+    assert list(read_folder(tmp_path)) == named[1:]
+
+
+def test_linked_folders_are_read_and_those_that_lead_back_once(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    for folder, name in (("set", "1"), ("disk", "2"), ("disk/deep", "3")):
+        (tmp_path / folder / f"{name}.png").write_bytes(picture())
+        (tmp_path / folder / f"{name}.txt").write_text(name)
+    (tmp_path / "set" / "linked").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "deep" / "back").symlink_to(tmp_path / "disk")
+    rows = [(row.file, row.caption) for row in read_folder(tmp_path / "set")]
+    assert rows == [("1.png", "1"), ("linked/2.png", "2"), ("linked/deep/3.png", "3")]
+
+
+def test_a_quote_that_is_not_closed_makes_no_caption_of_other_lines(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        'file,caption\n1.png,"a cat\n2.png,"a dog"\n3.png,"a bird, ""red"""\n4.png,"a cow\n'
+    )
+    broken = Unusable(reason="broken line")
+    bird = Row(file="3.png", caption='a bird, "red"')
+    assert list(read_captions(tmp_path / "a.csv")) == [broken, bird, broken]
 
 
 def test_texts_beside_pictures_are_their_captions(tmp_path):

@@ -121,3 +121,10 @@ def test_a_licence_that_the_hub_does_not_know(prepared, hub, environment):
     said = pushing(environment, 50, f"{prepared}|hf://us/new|")
     assert said[0].startswith("BadInput The hub refuses ") and '"license" must be one of [...]' in said[0], said
     assert "Change the header of this file" in said[0]
+
+
+def test_an_address_without_datasets_is_told_the_right_one(environment, tmp_path):
+    """The hub takes it for a model's."""
+    command = [sys.executable, "-m", "training", "data", "hf://us/new", "--out", str(tmp_path / "data.html")]
+    done = run_program(command, env=environment, within=100)
+    assert done.returncode == 2 and "A data set's address is hf://datasets/us/new." in done.stderr

@@ -3,7 +3,8 @@
 Reads a JSON object from each line of its input, and forks a peer from it: a new interpreter would import for seconds.
 The peers import hivemind themselves. It makes locks while it is imported, which the peers would share: a peer that is
 killed while it holds one would stop all others.
-The peer goes online, posts its name every half second, and writes to FOLDER/NAME.json what it sees.
+The peer goes online, posts its name every half second, and writes to FOLDER/NAME.json what it sees. If it has a
+recipe, it posts that too; one that "finds" the run begins only when another peer has the same.
 """
 
 import json
@@ -38,11 +39,11 @@ def play(wanted, stop):
     # Before hivemind is imported, which keeps `time.time` as the clock of its DHT.
     real_time, offset = time.time, Path(wanted["folder"]) / f"{wanted['name']}.clock"
     time.time = lambda: real_time() + (float(offset.read_text()) if offset.exists() else 0.0)
-    from training.swarm.dht import full_addresses
+    from training.swarm.dht import full_addresses, post_recipe
     from training.swarm.identity import Identity
     from training.swarm.listening import settle_ports
     from training.swarm.metrics import MetricsBoard, read_records
-    from training.swarm.online import go_online
+    from training.swarm.online import find_run, go_online
     from training.swarm.redial import Pace
 
     run, folder, name, told = load_recipe("demo"), Path(wanted["folder"]), wanted["name"], []
@@ -58,9 +59,13 @@ def play(wanted, stop):
         tell=told.append,
         pace=Pace(**wanted.get("pace", {})),
     )
+    if wanted.get("recipe") == "finds":
+        find_run(redial, run, told.append)
     board = MetricsBoard(dht=redial.dht, run_id=run.run_id, expiration_seconds=SEEN_SECONDS)
     while not stop.wait(0.5):
         board.post(record(identity, name), identity)
+        if "recipe" in wanted:
+            post_recipe(redial.dht, run, identity)
         now, known = redial.reachability(), [peer.peer_id for peer in redial.book.peers()]
         seen = {
             "names": sorted(one.name for one in read_records(redial.dht, run.run_id)),

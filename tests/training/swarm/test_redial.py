@@ -255,6 +255,24 @@ def test_a_volunteer_that_nobody_answers_waits_for_the_servers(peers):
     assert waiting == "None of them answers. Calling all of them, and the servers, for 120 s."
 
 
+def test_volunteers_that_are_back_before_the_servers_wait_for_one(peers):
+    """They meet each other at once, but none of them can tell the others that the run is here."""
+    address = peers.start("boot", recipe="posts")
+    ada = peers.start("ada", address, recipe="finds")
+    bob = peers.start("bob", address, recipe="finds")
+    for name, other in (("ada", bob), ("bob", ada)):
+        until(lambda name=name, other=other: other.split("/")[-1] in peers.seen(name)["known"], within=60)
+    peers.kill("boot", "ada", "bob")
+    peers.begin("ada", address, recipe="finds")
+    peers.begin("bob", address, recipe="finds")
+    time.sleep(25)
+    assert not peers.seen("ada") and not peers.seen("bob")
+    peers.start("boot", recipe="posts")
+    peers.await_meeting("boot", "ada", "bob")
+    waiting = "No server of the run answers, and the peers that answer have just come back themselves. Waiting for a "
+    assert f"{waiting}server for 120 s." in peers.seen("ada")["told"]
+
+
 def test_servers_that_have_moved_are_found_through_the_runs_site(peers, tmp_path):
     (tmp_path / "live").mkdir()
     document = tmp_path / "live" / "run.json"
