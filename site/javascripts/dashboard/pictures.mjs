@@ -11,8 +11,8 @@ const PICTURE_WIDTH = 130;
 const TEXT_WIDTH = 260;
 /** Rows with together so many pictures are made in one task and laid out in one frame, or else one row. */
 const PIECE = 80;
-/** Of more epochs so many are shown, evenly spread: with thousands of pictures each frame takes a twentieth of a second. */
-const MOST_EPOCHS = 100;
+/** Of more epochs so many are shown, evenly spread: a thousand pictures make a change of colours take a twentieth of a second. */
+const MOST_EPOCHS = 50;
 
 const SOME =
   "The same prompts, drawn again as the run goes on; the newest epoch comes first. A tick means that the shape or colour matches the prompt, judged by a rule that looks at the pixels; stray objects count as wrong.";
