@@ -11,6 +11,7 @@ const PARTS = {
   figures: () => import("./figures/page.mjs"),
   glance: () => import("./glance.mjs"),
   join: () => import("./join/page.mjs"),
+  replay: () => import("./replay.mjs"),
 };
 
 /** Pauses before a module is asked for again: a network may fail for a moment. */

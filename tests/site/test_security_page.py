@@ -6,6 +6,7 @@ import json
 import statistics
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.programs import ROOT
 
@@ -90,3 +91,52 @@ def test_the_record_of_malformed_inputs_has_none_that_broke_a_reader():
     found = {one["metric"]: one["ours"] for one in record["results"]}
     assert found["malformed inputs tried"] >= 1_000_000
     assert found["malformed inputs that broke a reader"] == 0
+
+
+ATTACKED = json.loads((ROOT / "benchmarks" / "results" / "attacked_runs.json").read_text(encoding="utf-8"))["courses"]
+
+
+def test_the_record_of_attacked_runs_keeps_what_the_page_says():
+    """The mean is lost, CenteredClip goes on learning, and the members are rid of the attack within two minutes."""
+    runs = {run["run"]: run for run in ATTACKED}
+    events = {event["kind"]: event for event in runs["tickets"]["events"]}
+    before = {name: min(run["losses"][: events["attack"]["update"]]) for name, run in runs.items()}
+    assert runs["mean"]["losses"][-1] > 10 * before["mean"]
+    assert runs["centered-clip"]["losses"][-1] < before["centered-clip"]
+    assert runs["tickets"]["losses"][-1] < before["tickets"] < 2 < max(runs["tickets"]["losses"][30:])
+    assert events["back"]["seconds"] <= 120 and events["refused"]["exit_code"] == 3
+
+
+def shown_losses(figure) -> dict[str, str]:
+    return {one.get_attribute("data-run"): one.text_content() for one in figure.locator("[data-run]").all()}
+
+
+def at_update(update: int) -> dict[str, str]:
+    return {run["run"]: f"{run['losses'][update - 1]:.2f}" for run in ATTACKED}
+
+
+def test_attacked_runs_are_replayed(open_page):
+    page = open_page("challenges/security/")
+    figure = page.locator("#figure-replay")
+    slider, steps = figure.get_by_role("slider", name="Update"), figure.locator("[data-update]:visible")
+    expect(slider).to_have_value("100")
+    curves = figure.locator(".figure__wide .replay__curves")
+    for update, happened in ((40, 4), (1, 1), (100, 5)):
+        slider.fill(str(update))
+        expect(figure.locator("[data-slot=update]")).to_have_text(f"{update} of 100")
+        assert shown_losses(figure) == at_update(update)
+        expect(steps.filter(visible=True)).to_have_count(happened)
+        hidden = float(curves.evaluate("one => one.style.clipPath").split("0px ")[1].split("%")[0])
+        left, right = (float(curves.get_attribute(f"data-{end}")) for end in ("from", "to"))
+        assert 100 - hidden == pytest.approx(left + (right - left) * (update - 1) / 99, abs=0.5)
+    figure.get_by_role("button", name="Play").click()
+    expect(figure.get_by_role("button", name="Pause")).to_be_visible()
+    expect(figure.get_by_role("button", name="Play")).to_be_visible(timeout=30_000)
+    expect(slider).to_have_value("100")
+    assert shown_losses(figure) == at_update(100)
+
+
+def test_attacked_runs_are_shown_without_scripts(open_page):
+    figure = open_page("challenges/security/", scripts=False).locator("#figure-replay")
+    assert shown_losses(figure) == at_update(100)
+    assert not figure.get_by_role("button").is_visible() and figure.locator("[data-update]:visible").count() == 5
