@@ -102,10 +102,11 @@ def test_a_newcomer_that_never_trains_hangs(good):
     assert verdict.hangs(good) == ["ada was started at 5:00 and did not train after 100 s"]
 
 
-def test_a_newcomer_whose_machine_sleeps_meanwhile_has_as_much_more_time(good):
+@pytest.mark.parametrize("kind", ["stop", "cut"])
+def test_a_newcomer_that_sleeps_or_has_no_link_meanwhile_has_as_much_more_time(good, kind):
     good.lives["ada"].append(Life(began=1200.0, ended=ENDED, joined=1275.0))
     assert len(verdict.hangs(good)) == 1
-    good.accidents.append(Accident(kind="stop", began=1210.0, ended=1240.0, volunteers=("ada",)))
+    good.accidents.append(Accident(kind=kind, began=1210.0, ended=1240.0, volunteers=("ada",)))
     assert verdict.hangs(good) == []
 
 

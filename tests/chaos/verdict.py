@@ -140,13 +140,13 @@ def hangs(evidence: Evidence) -> list[str]:
 
 
 def _joining_seconds(evidence: Evidence, name: str, life: Life) -> float:
-    """How long a volunteer tried to join; a machine that sleeps does not."""
-    asleep = [
+    """How long a volunteer tried to join; a machine that sleeps or has no link does not."""
+    prevented = [
         (accident.began, accident.ended)
         for accident in evidence.accidents
-        if accident.kind == "stop" and name in accident.volunteers
+        if accident.kind in ("stop", "cut") and name in accident.volunteers
     ]
-    return length(without([(life.began, life.joined or life.ended)], asleep))
+    return length(without([(life.began, life.joined or life.ended)], prevented))
 
 
 def _in_company(evidence: Evidence, name: str) -> list[Interval]:

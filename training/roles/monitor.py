@@ -34,9 +34,10 @@ from training.publish import live
 from training.publish.card import model_card
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
+from training.publish.offered import checkpoint_routes
 from training.publish.push import Pusher, Target, open_target
 from training.publish.watch import Watch
-from training.storage.room import await_room
+from training.storage.room import await_room, has_room
 from training.swarm.addresses import address_to_tell, id_of, widest
 from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
@@ -119,7 +120,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     codec_digest = codec_of_run(run, shards, flags.run_dir)
     torch.set_num_threads(1)
     events = EventLog(flags.log_json)
-    await_room(flags.run_dir, stop.wait, partial(_warn, events))
+    _await_room(flags, stop, events)
     if stop.asked:
         return
     identity = Identity(flags.run_dir / STATE_FOLDER)
@@ -161,6 +162,16 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
 def _warn(events: EventLog, text: str) -> None:
     print(text, flush=True)
     events.write("warning", text=text)
+
+
+def _await_room(flags: MonitorFlags, stop: StopRequest, events: EventLog) -> None:
+    """Waits for room on the disk. Checkpoints are served meanwhile: nobody else may have the run's weights."""
+    if has_room(flags.run_dir):
+        return
+    app = FastAPI(openapi_url=None)
+    app.include_router(checkpoint_routes(flags.run_dir / "checkpoints"))
+    with _serving(app, flags.host, flags.port):
+        await_room(flags.run_dir, stop.wait, partial(_warn, events))
 
 
 def _membership(flags: MonitorFlags, run: RunConfig, identity: Identity, events: EventLog) -> Membership:

@@ -11,6 +11,12 @@ LEAST_BYTES = 4 << 20
 LOOK_SECONDS = 2.0
 
 
+def has_room(folder: Path) -> bool:
+    """Whether the disk of a folder has room for a program to begin; the folder need not exist yet."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    return shutil.disk_usage(there).free >= LEAST_BYTES
+
+
 def await_room(folder: Path, wait: Callable[[float], bool], tell: Callable[[str], None]) -> None:
     """Returns when the disk of a folder has room, or when the program is asked to stop.
 
@@ -21,9 +27,8 @@ def await_room(folder: Path, wait: Callable[[float], bool], tell: Callable[[str]
         wait: Sleeps for so many seconds, or until the program is asked to stop; whether it is.
         tell: Gets one sentence if the disk is full.
     """
-    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     asked, told = False, False
-    while shutil.disk_usage(there).free < LEAST_BYTES and not asked:
+    while not has_room(folder) and not asked:
         if not told:
             tell(f"The disk of {folder} is full: make room, {LEAST_BYTES >> 20} MiB at least, and this program begins.")
             told = True

@@ -13,13 +13,15 @@ import tomllib
 
 import httpx
 import pytest
+import torch
 
 from tests.programs import run_program, until
-from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint
+from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.remote import fetch_latest
 from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
 from training.errors import BadInput
+from training.model.transformer import build_model
 from training.publish.backup import backups
 from training.roles.monitor import with_shards
 from training.swarm.dht import check_recipe, post_word, posted_words, start_dht
@@ -282,3 +284,33 @@ def test_recipe_points_to_other_shards_and_stays_the_same_run():
 def test_recipe_with_shards_elsewhere_is_refused():
     with pytest.raises(BadInput, match="unusual"):
         with_shards('data = { shards = "here" }\n', "http://x")
+
+
+ON_A_FULL_DISK = """
+import sys
+from training.storage import room
+room.LEAST_BYTES = 1 << 62  # more than any disk has free
+from training.cli import main
+sys.argv[0] = "training"
+main()
+"""
+
+
+def test_a_monitor_on_a_full_disk_serves_its_checkpoints(start, recipe, tmp_path):
+    """If all volunteers have left, nobody else has the run's weights."""
+    run, port, nobody = (
+        load_recipe(str(recipe)),
+        free_port(),
+        "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+    )
+    model = build_model(run.model, seed=7)
+    there = {"metrics": {}, "shards": "s", "extra_tensors": dict(model.state_dict())}
+    save_checkpoint(tmp_path / "run" / "checkpoints", model=model, recipe_toml=recipe.read_text(), epoch=4, **there)
+    flags = monitor_command(recipe, nobody, tmp_path / "run", port)[3:]
+    process, log = started = start("monitor", sys.executable, "-c", ON_A_FULL_DISK, *flags)
+    while_it_runs(started, lambda: "is full: make room" in log.read_text())
+    path = fetch_latest(f"http://127.0.0.1:{port}", tmp_path / "mine", recipe=run)
+    name = "attention.0.out.weight"
+    assert torch.equal(load_checkpoint(path).model.state_dict()[name], model.state_dict()[name])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0 and not (tmp_path / "run" / "history.sqlite").exists()
