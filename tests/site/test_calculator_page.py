@@ -380,6 +380,24 @@ def test_models_take_only_what_applies_to_them(open_page):
     assert violations(page) == []
 
 
+def test_gpus_compute_a_sample_together(open_page):
+    """Tensor parallelism; what it is not counted with is said in the answer's place."""
+    page = open_page("calculator/")
+    choose_model(page, "llama-3.1-8b")
+    expect(page.get_by_label("Divided among GPUs")).to_be_hidden()
+    page.get_by_label("GPUs", exact=True).fill("4")
+    page.get_by_label("Optimizer", exact=True).select_option("adamw")
+    page.get_by_label("Divided among GPUs").select_option("tensor-sequence")
+    expect(page.locator("[data-part=calculator]")).to_have_attribute("data-state", "refused")
+    expect(page.get_by_text("Tensor parallelism is counted without autocast")).to_be_visible()
+    page.get_by_text("More choices").click()
+    page.get_by_label("Precision", exact=True).select_option("bf16")
+    setup = {"model": "llama-3.1-8b", "gpus": 4, "optimizer": "adamw", "sharding": "tensor-sequence"}
+    shows(page, {**DEFAULT, **setup, "precision": "bf16"})
+    expect(page.locator("[data-slot=command]")).to_contain_text("--sharding tensor-sequence")
+    assert violations(page) == []
+
+
 def test_a_model_is_frozen_beside_adapters(open_page):
     page = open_page("calculator/")
     expect(page.get_by_label("LoRA, rank")).to_be_hidden()

@@ -32,6 +32,8 @@ SHARDING = {
     "zero-1": "ZeRO-1",
     "zero-2": "ZeRO-2",
     "zero-3": "ZeRO-3",
+    "tensor": "tensor parallel",
+    "tensor-sequence": "tensor and sequence parallel",
 }
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
 
@@ -106,7 +108,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
                 _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use."),
                 _card(),
-                _number("gpus", "GPUs", "How many train together, each on its own samples."),
+                _number("gpus", "GPUs", "How many train together."),
             ],
         },
         {
@@ -134,7 +136,8 @@ def _groups(catalogue: dict) -> list[dict]:
                     "sharding",
                     "Divided among GPUs",
                     _options(SHARDING),
-                    "ZeRO-1: the optimizer's state; ZeRO-2: gradients too; ZeRO-3: weights too.",
+                    "ZeRO-1: the optimizer's state; ZeRO-2: gradients too; ZeRO-3: weights too. Tensor parallel: the "
+                    "GPUs compute each sample together.",
                 ),
             ],
         },
