@@ -236,8 +236,9 @@ class _Work:
             splits[split] = SplitEntry(samples=samples, shards=tuple(names))
         totals.left_out.update(self.table.left_out)  # a stream's are known only now
         if not splits["train"].samples:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in totals.left_out.items()) or "there are no rows"
-            raise BadInput(f"No picture is left to train on ({reasons}). Check --images, --captions or --urls.")
+            raise BadInput(
+                f"No picture is left to train on ({_told(totals.left_out)}). Check --images, --captions or --urls."
+            )
         return splits, totals
 
     def _shard(self, rows: list[Row], path: Path, codec: ImageCodec, near: NearDuplicates, done: int) -> _Note:
@@ -315,13 +316,17 @@ class _Work:
     def _trained_codec(self, steps: int) -> ImageCodec:
         chosen = self.table.sample(CODEC_PICTURES, seed=str(self.seed))
         found: list[np.ndarray] = []
-        opened = 0
+        opened, reasons = 0, Counter[str]()
         for batch in self.pictures.batches(chosen):
             found += [picture.pixels for picture in batch if isinstance(picture, Picture)]
+            reasons.update(reason for reason in batch if isinstance(reason, str))
             opened += len(batch)
             self.progress("Opening pictures for the codec", opened, len(chosen))
         if not found:
-            raise BadInput(f"None of {len(chosen)} pictures can be opened. Check --images or --urls.")
+            raise BadInput(
+                f"No picture is left to train a codec on ({_told(reasons + Counter(self.table.left_out))}). Check "
+                "--images, --captions or --urls."
+            )
         return train_small_codec(
             torch.from_numpy(np.stack(found)),
             self.run.codec,
@@ -329,6 +334,11 @@ class _Work:
             seed=self.seed,
             progress=lambda done, total, loss: self.progress("Training the image codec", done, total),
         )
+
+
+def _told(left_out: Counter[str]) -> str:
+    """Such as "3 missing file, 1 broken line"."""
+    return ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "there are no rows"
 
 
 class _Note:

@@ -79,9 +79,10 @@ class _Push:
             if entry is None or sizes.get(name) != entry.bytes:
                 self._send(name)
                 sent += 1
-            self._progress("Sending files", done + 1, len(names))
+            self._progress("Sending files", done + 1, len(names) + 1)
         self._try(MANIFEST_FILE, lambda: self._files.pipe_file(self._at(MANIFEST_FILE), self._content))
         self._delete(MARK_FILE)
+        self._progress("Sending files", len(names) + 1, len(names) + 1)
         return sent + 1
 
     def _begin(self, there: bytes | None) -> None:

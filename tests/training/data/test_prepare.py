@@ -413,6 +413,8 @@ def test_addresses_inside_the_network_are_left_out(make, few, tmp_path):
         pq.write_table(pa.table({"URL": [f"{server.url}/0.png"], "TEXT": ["a cat"]}), tmp_path / "list.parquet")
         with pytest.raises(BadInput, match="1 private address"):
             make(source=Input(urls=tmp_path / "list.parquet"))
+        with pytest.raises(BadInput, match=r"train a codec on \(1 private address\)"):
+            prepare(Input(urls=tmp_path / "list.parquet"), tmp_path / "other", RUN)
         assert server.requests == []
 
 
