@@ -102,7 +102,7 @@ def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> Non
         if redial.reachability().answering:
             raise
         tell(
-            f"No server of the run answers, and the peers that answer have just come back themselves. Waiting for a "
+            "No server of the run answers, and the peers that answer have just come back themselves. Waiting for a "
             f"server for {COMPANY_SECONDS:.0f} s."
         )
         check_recipe(redial.dht, run, patience_seconds=COMPANY_SECONDS)

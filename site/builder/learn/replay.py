@@ -67,7 +67,7 @@ def attack() -> dict[str, str]:
     lost, clipped, members = (runs[name] for name in RUNS)
     back = _event(members, "back")
     return {
-        "factor": f"{facts['factor']:.0f}".replace("-", "−"),
+        "factor": _factor(),
         "volunteers": show_count(facts["volunteers"]),
         "update": str(_event(lost, "attack")["update"]),
         "lost": f"{lost['losses'][-1]:.0f}",
@@ -80,6 +80,11 @@ def attack() -> dict[str, str]:
     }
 
 
+def _factor() -> str:
+    """What the hostile volunteer multiplies its gradients with."""
+    return f"{record(RECORD)['factor']:.0f}".replace("-", "−")
+
+
 def _event(run: dict, kind: str) -> dict:
     return next(event for event in run["events"] if event["kind"] == kind)
 
@@ -89,10 +94,12 @@ def _steps(run: dict) -> list[tuple[int, str]]:
     refused, attack_, noticed, banned, back = (
         _event(run, kind) for kind in ("refused", "attack", "noticed", "banned", "back")
     )
-    factor = f"{record(RECORD)['factor']:.0f}".replace("-", "−")
     return [
         (refused["update"], f"{refused['who'].title()} has no invitation to the members’ run, and is refused."),
-        (attack_["update"], f"Update {attack_['update']}: in all three, mallory sends its gradients times {factor}."),
+        (
+            attack_["update"],
+            f"Update {attack_['update']}: in all three, mallory sends its gradients times {_factor()}.",
+        ),
         (
             noticed["update"],
             f"Update {noticed['update']}: the maintainer of the members’ run sees that the loss rises, "
