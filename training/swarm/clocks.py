@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hivemind.dht import DHT
 from hivemind.dht.node import DHTNode
@@ -56,27 +55,50 @@ def blame_clock(reason: str) -> None:
         raise WrongClock(float(times[1]) - float(times[2])) from None
 
 
-def check_clock(dht: DHT) -> None:
+def check_clock(dht: DHT, servers: Collection[str] = ()) -> float:
     """Compares this machine's clock with those of some connected peers.
+
+    Args:
+        dht: A running node.
+        servers: Ids of the run's servers: one of them is believed alone.
+
+    Returns:
+        By how much this clock is ahead of that of a peer which is no server, if no other peer answers and it shows
+        another time: nobody can tell which of the two is right. Otherwise 0.
 
     Raises:
         WrongClock: If most of them show another time.
         TimeoutError: If this peer's own node does not answer.
     """
-    ahead = dht.run_coroutine(seconds_ahead, return_future=True).result(timeout=NODE_SECONDS)
-    if abs(ahead) > MAX_DHT_TIME_DISCREPANCY_SECONDS:
+    told = dht.run_coroutine(seconds_ahead, return_future=True).result(timeout=NODE_SECONDS)
+    is_word_against_word = len(told) == 1 and not told.keys() & set(servers)
+    ahead = ahead_of_most([*told.values()] if len(told) == 1 else [*told.values(), 0.0])
+    if abs(ahead) <= MAX_DHT_TIME_DISCREPANCY_SECONDS:
+        return 0.0
+    if not is_word_against_word:
         raise WrongClock(ahead)
+    return ahead
+
+
+def ahead_of_most(ahead: Sequence[float]) -> float:
+    """The median; of two in the middle, the one that is nearer to 0.
+
+    >>> ahead_of_most([]), ahead_of_most([300.0]), ahead_of_most([-300.0, 0.0]), ahead_of_most([-300.0, 0.0, -300.0])
+    (0.0, 300.0, 0.0, -300.0)
+    """
+    votes = sorted(ahead) or [0.0]
+    return min(votes[(len(votes) - 1) // 2], votes[len(votes) // 2], key=abs)
 
 
 # What follows runs in the node's process.
 
 
-async def seconds_ahead(_dht: DHT, node: DHTNode) -> float:
-    """By how much this machine's clock is ahead of the others', negative if it is behind; 0 if nobody answers."""
+async def seconds_ahead(_dht: DHT, node: DHTNode) -> dict[str, float]:
+    """By how much this machine's clock is ahead of those of the peers that answer, negative if it is behind."""
     known: Sequence[PeerID] = tuple(node.protocol.routing_table.peer_id_to_uid)
     asked = random.sample(known, min(PEERS_ASKED, len(known)))
     told = await asyncio.gather(*(_ahead_of(node, peer) for peer in asked))
-    return statistics.median_low([ahead for ahead in told if ahead is not None] or [0.0])
+    return {str(peer): ahead for peer, ahead in zip(asked, told, strict=True) if ahead is not None}
 
 
 async def _ahead_of(node: DHTNode, peer: PeerID) -> float | None:

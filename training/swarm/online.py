@@ -124,4 +124,7 @@ def _await_company(redial: Redial, known: int, error: TrainingError, tell: Calla
             cure="Look at the run's page, whether the run is still on; if it is, check your connection.",
         ) from None
     with suppress(TimeoutError):  # a busy node; nothing is known of the clock then
-        check_clock(redial.dht)
+        while disputed := check_clock(redial.dht, redial.servers.ids):
+            if time.monotonic() > deadline:
+                raise WrongClock(disputed)
+            time.sleep(LOOK_SECONDS)  # a third peer decides, which may be about to come back as well

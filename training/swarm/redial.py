@@ -276,7 +276,7 @@ class Redial:
         self._clock_due = time.monotonic() + self._pace.clock_seconds
         wrong = None
         try:
-            check_clock(self.dht)
+            check_clock(self.dht, self.servers.ids)
         except WrongClock as error:
             wrong = error
         if wrong is not None and not self._clock_wrong:

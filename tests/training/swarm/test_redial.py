@@ -297,16 +297,33 @@ def test_servers_that_have_moved_are_found_through_the_runs_site(peers, tmp_path
 def test_who_comes_back_with_a_wrong_clock_is_told(peers, server_answers, ahead_seconds):
     """Also if only peers of its address book answer, which hivemind does not compare clocks with."""
     server = peers.start("server")
-    peers.start("ada", server)
-    peers.start("grace", server)
-    peers.await_meeting("server", "ada", "grace")
-    until(lambda: len(peers.seen("grace")["known"]) == 2, within=60)
+    for name in ("ada", "bob", "grace"):
+        peers.start(name, server)
+    peers.await_meeting("server", "ada", "bob", "grace")
+    until(lambda: len(peers.seen("grace")["known"]) == 3, within=60)
     peers.kill("grace", *([] if server_answers else ["server"]))
     peers.set_clock("grace", ahead_seconds)
     peers.begin("grace", server)
     said = f"Error: The clock of this machine is 300 s {'ahead of' if ahead_seconds > 0 else 'behind'} the clocks of "
     until(lambda: said in peers.log("grace"), within=60)
     assert not peers.seen("grace")
+
+
+def test_one_wrong_clock_ends_nobody_else(peers):
+    """All come back, and the first one that the others meet has a wrong clock. It is told when a third one is there."""
+    server = peers.start("server")
+    for name in ("ada", "bob", "grace"):
+        peers.start(name, server)
+    until(lambda: all(len(peers.seen(name)["known"]) == 3 for name in ("ada", "bob", "grace")), within=60)
+    peers.kill("server", "ada", "bob", "grace")
+    peers.set_clock("ada", 300.0)
+    peers.begin("ada", server)
+    peers.begin("grace", server)
+    time.sleep(15)
+    assert not peers.seen("grace") and "Error" not in peers.log("grace")
+    peers.start("bob", server)
+    peers.await_meeting("bob", "grace")
+    until(lambda: "300 s ahead of the clocks" in peers.log("ada"), within=60)
 
 
 def test_who_has_a_clock_that_jumps_is_told(peers):
