@@ -109,7 +109,12 @@ def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> Non
 
 
 def _await_company(redial: Redial, known: int, error: TrainingError, tell: Callable[[str], None]) -> None:
-    """Waits until a peer of the address book or a server answers, and checks that this machine's clock is theirs."""
+    """Waits until a peer of the address book or a server answers, and until this machine's clock is known to be right.
+
+    Raises:
+        TrainingError: If nobody answers.
+        WrongClock: If this machine's clock is not the others'.
+    """
     deadline, told = time.monotonic() + COMPANY_SECONDS, False
     while not redial.reachability().peers and time.monotonic() < deadline:
         if not told:
@@ -123,8 +128,20 @@ def _await_company(redial: Redial, known: int, error: TrainingError, tell: Calla
             "either.",
             cure="Look at the run's page, whether the run is still on; if it is, check your connection.",
         ) from None
+    _check_clock(redial, tell)
+
+
+def _check_clock(redial: Redial, tell: Callable[[str], None]) -> None:
+    """Checks that this machine's clock is the others'. If it is word against word, a third peer decides."""
+    deadline, told = time.monotonic() + COMPANY_SECONDS, False
     with suppress(TimeoutError):  # a busy node; nothing is known of the clock then
         while disputed := check_clock(redial.dht, redial.servers.ids):
             if time.monotonic() > deadline:
                 raise WrongClock(disputed)
-            time.sleep(LOOK_SECONDS)  # a third peer decides, which may be about to come back as well
+            if not told:
+                told = True
+                tell(
+                    f"The clock of the only peer that answers differs from this one by {abs(disputed):.0f} s. Waiting "
+                    f"for another peer, which decides, for {COMPANY_SECONDS:.0f} s."
+                )
+            time.sleep(LOOK_SECONDS)

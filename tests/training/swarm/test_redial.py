@@ -323,6 +323,8 @@ def test_one_wrong_clock_ends_nobody_else(peers):
     assert not peers.seen("grace") and "Error" not in peers.log("grace")
     peers.start("bob", server)
     peers.await_meeting("bob", "grace")
+    waiting = "The clock of the only peer that answers differs from this one by 300 s. Waiting for another peer, which "
+    assert f"{waiting}decides, for 120 s." in peers.seen("grace")["told"]
     until(lambda: "300 s ahead of the clocks" in peers.log("ada"), within=60)
 
 
