@@ -120,7 +120,7 @@ def _label(losses: dict[str, list[float]]) -> str:
 
 
 def _drawing(losses: dict[str, list[float]], events: list[dict], *, narrow: bool) -> str:
-    """Axes with words, and the curves in a drawing of their own over it, of which the script cuts off the end."""
+    """Axes with words, and the curves in a drawing of their own, of which the script cuts off the end."""
     canvas, curves = Canvas(narrow=narrow), Canvas(narrow=narrow)
     values = [loss for run in losses.values() for loss in run]
     last = len(losses["mean"])
@@ -144,4 +144,5 @@ def _drawing(losses: dict[str, list[float]], events: list[dict], *, narrow: bool
         points = [(across.at(number), up.at(loss)) for number, loss in enumerate(losses[name], start=1)]
         curves.polyline(points, f"line-{colour}")
     ends = f'data-from="{100 * across.start / canvas.width:.2f}" data-to="{100 * across.end / canvas.width:.2f}"'
-    return f'{canvas.html(HEIGHT)}<div class="replay__curves" {ends}>{curves.html(HEIGHT)}</div>'
+    # Before the axes, whose words then lie over the curves: tools that check contrast must see their background.
+    return f'<div class="replay__curves" {ends}>{curves.html(HEIGHT)}</div>{canvas.html(HEIGHT)}'
