@@ -154,6 +154,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         history.add_event("stopped", "monitor", "has stopped watching")
         events.write("stopped")
         watch.let_pages_know()
+    redial.stop()
     history.close()
     if membership.refusal is not None:
         raise membership.refusal

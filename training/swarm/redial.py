@@ -129,7 +129,7 @@ class Redial:
         self._began = time.monotonic()
         self._site_asked, self._book_due, self._alarmed = self._began, self._began, False
         self._clock_due, self._clock_wrong = self._began + self._pace.clock_seconds, False
-        self._stopped, self._called = threading.Event(), threading.Event()
+        self._stopped, self._called, self._writing = threading.Event(), threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._work, daemon=True, name="redial")
 
     def __enter__(self) -> Redial:
@@ -146,8 +146,10 @@ class Redial:
         return self
 
     def stop(self) -> None:
-        """Ends the thread, after the call that it is in; does not wait for that."""
+        """Ends the thread after the call that it is in, and waits until the book is written, but not for a call."""
         self._stopped.set()
+        with self._writing:  # the program may end now: half a book would stay
+            pass
 
     def reachability(self) -> Reachability:
         """How well this peer is connected to its run, as of the last look; takes no time."""
@@ -251,7 +253,9 @@ class Redial:
         known = random.sample(sorted(self._linked - set(strangers)), k=len(self._linked) - len(strangers))
         for peer_id, addresses in self._run(partial(_addresses, [*strangers, *known][:NOTED_AT_ONCE])).items():
             self.book.note(peer_id, addresses)
-        self.book.write()
+        with self._writing:
+            if not self._stopped.is_set():
+                self.book.write()
 
     def _watch(self) -> None:
         """Tells the volunteer when the servers are gone, and when they are back."""

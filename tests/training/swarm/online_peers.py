@@ -18,6 +18,7 @@ import torch  # noqa: F401  before the forks
 from training.config import load_recipe
 from training.processes.environment import prepare_environment
 from training.processes.role import run_role
+from training.storage import whole
 from training.storage.whole import write_whole
 
 SEEN_SECONDS = 2.5
@@ -46,6 +47,8 @@ def play(wanted, stop):
     from training.swarm.online import find_run, go_online
     from training.swarm.redial import Pace
 
+    if wanted.get("slow_disk"):
+        whole.flush = lambda path, flush=whole.flush: (flush(path), time.sleep(2))
     run, folder, name, told = load_recipe("demo"), Path(wanted["folder"]), wanted["name"], []
     identity = Identity(folder / name)
     host_maddrs = settle_ports(identity.path.parent, ["/ip4/127.0.0.1/tcp/0"])
@@ -77,6 +80,7 @@ def play(wanted, stop):
             "silent_seconds": now.silent_seconds,
         }
         write_whole(folder / f"{name}.json", json.dumps(seen))
+    redial.stop()
 
 
 def main():

@@ -255,6 +255,19 @@ def test_a_volunteer_that_nobody_answers_waits_for_the_servers(peers):
     assert waiting == "None of them answers. Calling all of them, and the servers, for 120 s."
 
 
+def test_who_leaves_while_its_book_is_written_leaves_no_half_one(peers):
+    server = peers.start("server")
+    peers.start("ada", server, slow_disk=True)
+
+    def drafts():
+        return list((peers.folder / "ada").glob(".address_book.json.draft-*"))
+
+    until(drafts, within=60)
+    os.kill(peers.pids.pop("ada"), signal.SIGTERM)
+    until(lambda: not drafts(), within=20)
+    assert json.loads((peers.folder / "ada" / "address_book.json").read_text())["peers"]
+
+
 def test_volunteers_that_are_back_before_the_servers_wait_for_one(peers):
     """They meet each other at once, but none of them can tell the others that the run is here."""
     address = peers.start("boot", recipe="posts")
