@@ -153,12 +153,11 @@ def run(
 
 
 def _push(out: Path, address: str, *, replace: bool) -> None:
+    from training.data.source import data_set_address
     from training.processes.progress import show_progress
     from training.publish.sets import push_set
 
-    # The address with which peers read what is sent: without `datasets/`, the hub takes it for a model.
-    if address.startswith("hf://") and not address.startswith("hf://datasets/"):
-        address = address.replace("hf://", "hf://datasets/", 1)
+    address = data_set_address(address)  # with which peers read what is sent
     with show_progress(sys.stdout) as show:
         sent = push_set(out, address, replace=replace, progress=show)
     print(f"Sent {sent} files to {address}." if sent else f"Nothing to send: all files are at {address}.")
@@ -201,10 +200,11 @@ def _prepare_text(out: Path, flags: dict[str, Any], settings: dict[str, Any]) ->
 def _tell(manifest: Manifest, out: Path, *, made: bool) -> None:
     """Prints what was prepared of pictures."""
     from training.data.card import times_smaller
+    from training.data.finishing import told_reasons
     from training.data.prepare import LEFT_OUT_FILE, NEAR_DUPLICATE
 
     print(f"{_made(manifest, made=made)} samples in {out}.")
-    left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
+    left_out = told_reasons(manifest.left_out)
     listed = f" {out / LEFT_OUT_FILE} names the pictures that could not be used." if left_out else ""
     print(f"Left out of {manifest.pictures} pictures: {left_out or 'none'}.{listed}")
     if manifest.near_duplicates:
@@ -222,11 +222,12 @@ def _tell(manifest: Manifest, out: Path, *, made: bool) -> None:
 def _tell_text(manifest: TextManifest, out: Path, *, made: bool) -> None:
     """Prints what was prepared of text."""
     from training.data.card import times_smaller
+    from training.data.finishing import told_reasons
 
     print(f"{_made(manifest, made=made)} blocks of {manifest.block_length} tokens in {out}.")
     bits = 8 * manifest.token_type.itemsize
     print(f"Tokens: {manifest.tokens}, each one of {manifest.vocab_size}, in {bits} bit.")
-    left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
+    left_out = told_reasons(manifest.left_out)
     print(f"Left out of {manifest.documents} documents: {left_out or 'none'}.")
     print(f"Left over at the end, too few for a block: {manifest.left_over_tokens} tokens.")
     print(f"The text has {times_smaller(manifest):.1f} times as many bytes as the shards.")

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -67,7 +67,7 @@ def alone_at(out: Path) -> Iterator[None]:
         try:
             yield
         except (OSError, sqlite3.OperationalError) as error:
-            if not (is_disk_fault(error) or "disk is full" in str(error)):
+            if not (is_disk_fault(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL):
                 raise
             raise TrainingError(
                 f"The disk of {out.parent} cannot be written: {reason_of(error)}.",
@@ -147,6 +147,15 @@ def described(
         "files": {name: describe_file(work / name) for name in [*others, TOKENIZER_FILE, *shards]},
         "index": {name: describe_shard(work / name) for name in shards},
     }
+
+
+def told_reasons(left_out: Mapping[str, int]) -> str:
+    """How many were left out and why, as a part of a sentence; empty if none were.
+
+    >>> told_reasons({"missing file": 3, "broken line": 1})
+    '3 missing file, 1 broken line'
+    """
+    return ", ".join(f"{count} {reason}" for reason, count in left_out.items())
 
 
 def finish(work: Path, out: Path, manifest: Manifest | TextManifest) -> None:

@@ -34,6 +34,7 @@ from training.data.finishing import (
     finish,
     finished,
     part_folder,
+    told_reasons,
 )
 from training.data.hub import HubSet
 from training.data.hub_rows import HubRows
@@ -59,6 +60,7 @@ DECODED_EVERY = 32
 LEFT_OUT_FILE = "left-out.jsonl"
 """Names the pictures that were left out, with the reasons."""
 NEAR_DUPLICATE = "near-duplicate"
+NO_ROWS = "there are no rows"
 CPU = torch.device("cpu")
 
 
@@ -237,7 +239,8 @@ class _Work:
         totals.left_out.update(self.table.left_out)  # a stream's are known only now
         if not splits["train"].samples:
             raise BadInput(
-                f"No picture is left to train on ({_told(totals.left_out)}). Check --images, --captions or --urls."
+                f"No picture is left to train on ({told_reasons(totals.left_out) or NO_ROWS}). Check --images, "
+                "--captions or --urls."
             )
         return splits, totals
 
@@ -323,10 +326,8 @@ class _Work:
             opened += len(batch)
             self.progress("Opening pictures for the codec", opened, len(chosen))
         if not found:
-            raise BadInput(
-                f"No picture is left to train a codec on ({_told(reasons + Counter(self.table.left_out))}). Check "
-                "--images, --captions or --urls."
-            )
+            why = told_reasons(reasons + Counter(self.table.left_out)) or NO_ROWS
+            raise BadInput(f"No picture is left to train a codec on ({why}). Check --images, --captions or --urls.")
         return train_small_codec(
             torch.from_numpy(np.stack(found)),
             self.run.codec,
@@ -334,11 +335,6 @@ class _Work:
             seed=self.seed,
             progress=lambda done, total, loss: self.progress("Training the image codec", done, total),
         )
-
-
-def _told(left_out: Counter[str]) -> str:
-    """Such as "3 missing file, 1 broken line"."""
-    return ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "there are no rows"
 
 
 class _Note:

@@ -21,7 +21,17 @@ import numpy as np
 from training.data.captions import SPLITS, Split
 from training.data.card import write_text_card
 from training.data.documents import TEXT_COLUMN, Piece, TextFile, text_files
-from training.data.finishing import NOTE_SUFFIX, Progress, alone_at, described, digest_of, finish, finished, part_folder
+from training.data.finishing import (
+    NOTE_SUFFIX,
+    Progress,
+    alone_at,
+    described,
+    digest_of,
+    finish,
+    finished,
+    part_folder,
+    told_reasons,
+)
 from training.data.hub import HubText, hub_texts, is_hub
 from training.data.order import permuted
 from training.data.packing import Packer
@@ -179,7 +189,7 @@ class _TextWork:
             full[note.number] = note.blocks
         splits = {split: _entry(split, full) for split in SPLITS}
         if not splits["train"].samples:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in note.left_out.items()) or "nothing left out"
+            reasons = told_reasons(note.left_out) or "nothing left out"
             raise BadInput(
                 f"{self.source.path} does not fill a block of {self.source.block_length} tokens to train on: it has "
                 f"{note.documents} documents ({reasons}). Check --text, or give a smaller --block-length."

@@ -27,7 +27,7 @@ from training.data.shards import (
     parse_manifest,
     refuse_other_kind,
 )
-from training.data.source import MissingError, Source, UnreachableError, open_source
+from training.data.source import MissingError, Source, UnreachableError, data_set_address, open_source
 from training.data.text_tokenizer import TextTokenizer
 from training.data.tokenizer import Tokenizer
 from training.errors import BadInput, reason_of
@@ -184,8 +184,8 @@ def _read_manifest(files: Source, source: str) -> Manifest | TextManifest:
             raise BadInput(
                 f"{source} has no prepared shards: {error}. Make them with `python -m training prepare`."
             ) from None
-        is_model = source.startswith("hf://") and not source.startswith("hf://datasets/")
-        hint = f" A data set's address is hf://datasets/{source.removeprefix('hf://')}." if is_model else ""
+        wanted = data_set_address(source)
+        hint = f" A data set's address is {wanted}." if wanted != source else ""
         raise BadInput(f"{error}. Check the address and the network.{hint}") from None
     if len(text) > LARGEST_MANIFEST_BYTES:
         raise BadInput(

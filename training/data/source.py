@@ -71,6 +71,17 @@ def open_source(address: str) -> Source:
     return Store(address)
 
 
+def data_set_address(address: str) -> str:
+    """The address at which a data set of the hub is read: without `datasets/`, the hub takes it for a model.
+
+    >>> data_set_address("hf://OWNER/NAME"), data_set_address("https://example.org/shards")
+    ('hf://datasets/OWNER/NAME', 'https://example.org/shards')
+    """
+    if address.startswith("hf://") and not address.startswith("hf://datasets/"):
+        return address.replace("hf://", "hf://datasets/", 1)
+    return address
+
+
 def pause_seconds(failures: int) -> float:
     """How long to wait after so many failures in a row: peers that failed together must not come back together."""
     return min(FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.5)

@@ -64,16 +64,14 @@ def read_folder(images: Path) -> Iterator[Row | Unusable]:
     if tars := tars_of(images):
         for tar in tars:
             yield from _tar_rows(tar)
+        yield from map(_compressed_tar, _names(images, COMPRESSED_SUFFIXES))
     else:
         yield from _text_rows(images)
-    yield from (Unusable(reason=COMPRESSED_TAR, file=name) for name in _names(images, COMPRESSED_SUFFIXES))
 
 
 def tars_of(images: Path) -> list[Path]:
     """The tars of a folder; or the one that is given instead of a folder."""
-    if images.suffix == ".tar" or not images.is_dir():
-        return [images] if images.suffix == ".tar" else []
-    return [images / name for name in _names(images, (".tar",))]
+    return [images] if images.suffix == ".tar" else [images / name for name in _names(images, (".tar",))]
 
 
 def _names(images: Path, suffixes: tuple[str, ...]) -> list[str]:
@@ -185,6 +183,12 @@ def _text_rows(images: Path) -> Iterator[Row | Unusable]:
                 yield Unusable(reason=NO_CAPTION, file=name)
             except (OSError, ValueError):
                 yield Unusable(reason=BROKEN_TEXT, file=name)
+        elif picture.name.endswith(COMPRESSED_SUFFIXES):
+            yield _compressed_tar(picture.relative_to(images).as_posix())
+
+
+def _compressed_tar(name: str) -> Unusable:
+    return _fault_of_name(name) or Unusable(reason=COMPRESSED_TAR, file=name)
 
 
 def _fault_of_name(name: str) -> Unusable | None:
