@@ -243,9 +243,10 @@ def test_names_that_are_not_utf8_and_files_that_are_none_are_left_out(tmp_path):
     (tmp_path / os.fsdecode(b"bad\xff.txt")).write_text("a cat")
     (tmp_path / "pipe.png").write_bytes(picture())
     os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / os.fsdecode(b"bad\xff.tar.gz")).touch()
     table = table_of(tmp_path, "table", read_folder(tmp_path))
-    assert table.left_out == {"name is not UTF-8": 1, "broken text": 1} and not table.kept
-    assert {one["file"] for one in table.unusable()} == {"bad\\udcff.png", "pipe.png"}
+    assert table.left_out == {"name is not UTF-8": 2, "broken text": 1} and not table.kept
+    assert {one["file"] for one in table.unusable()} == {"bad\\udcff.png", "bad\\udcff.tar.gz", "pipe.png"}
 
 
 def test_lists_of_addresses_as_laions(tmp_path):
