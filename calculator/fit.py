@@ -143,7 +143,10 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
     if architecture.fixed_length:
         return None
     most = architecture.max_positions or LONGEST
-    return _largest(lambda length: need_bytes(replace(setup, sequence_length=length), device), most, device)
+    step = setup.gpus if setup.sharding == "tensor-sequence" else 1  # each GPU has as many tokens of a sequence
+    return step * _largest(
+        lambda parts: need_bytes(replace(setup, sequence_length=step * parts), device), most // step, device
+    )
 
 
 def _largest(need: Callable[[int], int], most: int, device: Device) -> int:

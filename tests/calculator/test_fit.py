@@ -224,3 +224,13 @@ def test_command_line_says_whether_it_fits(capsys):
     assert answer["verdict"]["fits"] and answer["suggestions"] == []
     assert main(["gpt2", "--gpu", "voodoo2"]) == 2
     assert "voodoo2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_the_longest_sequence_of_gpus_that_share_its_tokens_is_a_multiple_of_them(gpus):
+    setup = Setup(model="llama-3.1-8b", gpus=gpus, sharding="tensor-sequence", optimizer="adamw", precision="bf16")
+    device = device_named("a100-40gb")
+    length = longest_sequence(setup, device)
+    assert length and length % gpus == 0
+    assert need_bytes(dataclasses.replace(setup, sequence_length=length), device) <= device.usable_bytes
+    assert need_bytes(dataclasses.replace(setup, sequence_length=length + gpus), device) > device.usable_bytes

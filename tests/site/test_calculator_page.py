@@ -395,6 +395,7 @@ def test_gpus_compute_a_sample_together(open_page):
     setup = {"model": "llama-3.1-8b", "gpus": 4, "optimizer": "adamw", "sharding": "tensor-sequence"}
     shows(page, {**DEFAULT, **setup, "precision": "bf16"})
     expect(page.locator("[data-slot=command]")).to_contain_text("--sharding tensor-sequence")
+    expect(page.get_by_text("cannot divide")).to_have_count(0)
     assert violations(page) == []
 
 

@@ -137,6 +137,8 @@ def test_attacked_runs_are_replayed(open_page):
 
 
 def test_attacked_runs_are_shown_without_scripts(open_page):
-    figure = open_page("challenges/security/", scripts=False).locator("#figure-replay")
+    page = open_page("challenges/security/", scripts=False)
+    expect(page.get_by_text("From update 30 on one of them, mallory, sends its gradients times −1000.")).to_be_visible()
+    figure = page.locator("#figure-replay")
     assert shown_losses(figure) == at_update(100)
     assert not figure.get_by_role("button").is_visible() and figure.locator("[data-update]:visible").count() == 5

@@ -69,7 +69,7 @@ def attack() -> dict[str, str]:
     return {
         "factor": _factor(),
         "volunteers": show_count(facts["volunteers"]),
-        "update": str(_event(lost, "attack")["update"]),
+        "first_update": str(_event(lost, "attack")["update"]),
         "lost": f"{lost['losses'][-1]:.0f}",
         "before": f"{min(lost['losses']):.1f}",
         "clipped": f"{clipped['losses'][-1]:.2f}",
