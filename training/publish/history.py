@@ -509,7 +509,8 @@ class History(HistoryReader):
 
         Others may have done the same epoch again since, from a checkpoint, or may be about to. Then it ended at another
         time than theirs, or before they went back, and the peer's samples are not among those of the weights that the
-        run has now.
+        run has now. A peer whose clock was wrong tells a wrong time; so what it tells is also compared with what was
+        reported of the epoch before.
         """
         number = branches.of_lineage(report.lineage)
         told: dict[tuple[int, int], float] = {}
@@ -517,6 +518,7 @@ class History(HistoryReader):
             holder = branches.holder(number, epoch)
             is_another = _ended_at(report, by_its_clock, now) <= branches.went_back_at(holder) + SAME_EPOCH_SECONDS
             is_another |= self._is_of_another_time(connection, holder, epoch, report, by_its_clock, now)
+            is_another |= _is_counted(connection, report, epoch, loss, given)
             if epoch > report.epoch or not given or is_another:
                 continue
             row = (holder, epoch, report.name, report.peer_id, loss, given)
@@ -625,6 +627,12 @@ def _epoch_of(report: PeerReport) -> int | None:
 def _ended_at(report: PeerReport, by_its_clock: float, now: float) -> float:
     """When an epoch of a peer ended, by this monitor's clock."""
     return now - max(0.0, report.time - by_its_clock)
+
+
+def _is_counted(connection: sqlite3.Connection, report: PeerReport, epoch: int, loss: float, samples: int) -> bool:
+    """Whether a branch has this very report: when a peer does an epoch again, its loss differs."""
+    query = "SELECT 1 FROM reports WHERE epoch = ? AND name = ? AND peer_id = ? AND loss = ? AND samples = ?"
+    return connection.execute(query, (epoch, report.name, report.peer_id, loss, samples)).fetchone() is not None
 
 
 def _recent(report: PeerReport, since: int) -> list[tuple[int, float, int, float]]:

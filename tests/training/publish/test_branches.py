@@ -210,6 +210,21 @@ def test_an_epoch_of_before_all_left_is_not_one_that_they_missed_since(played):
     assert played.left == [(1, 5, 20), (1, 6, 20), (1, 7, 20)]
 
 
+def test_an_epoch_of_before_all_left_is_known_though_its_peer_had_a_wrong_clock(played):
+    """Alan's clock was five minutes ahead when it did the fifth epoch, so that seems to have ended after all came back;
+    nobody did it again since."""
+    played.come(ADA, ALAN)
+    played.train(ADA, ALAN, epochs=range(1, 8))
+    before = ((5, 2.0, 10, played.clock.now + 300.0),)
+    played.all_die()
+    played.come(ADA, epoch=4)
+    played.say(ADA, 6, samples=10, recent=((6, 2.0, 10, played.clock.now),))
+    played.say(ALAN, 0, status="joining")
+    played.say(ALAN, 6, recent=before)
+    assert played.shown[3:] == [(4, 20), (6, 10)]
+    assert played.left == [(1, 5, 20), (1, 6, 20), (1, 7, 20)]
+
+
 def test_a_run_that_is_lost_twice_goes_on_from_what_holds_its_checkpoint(played):
     played.come(ADA)
     played.train(ADA, epochs=range(1, 8))
