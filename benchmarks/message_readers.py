@@ -102,6 +102,23 @@ def tickets() -> Reader:
     return Reader(read=read, refuses=(), seeds=[ticket.encode()])
 
 
+def reports() -> Reader:
+    """What validators report to the membership server."""
+    from training.trust.refusals import Refusal
+    from training.trust.reports import Findings, read_findings, write_findings
+
+    peer = str(new_identity().peer_id)
+    checks = [{"epoch": epoch, "samples": 8, "share": 0.125, "error": 0.25} for epoch in (7, 10)]
+    seed = write_findings({"checks": checks, "copied_from": [peer], "undeclared": 1}).encode()
+
+    def read(raw: bytes) -> None:
+        found = read_findings(raw.decode("utf-8", "replace"))
+        if Findings.model_validate_json(found.model_dump_json()) != found:
+            raise AssertionError("what is stored of a report is another one")
+
+    return Reader(read=read, refuses=(Refusal,), seeds=[seed])
+
+
 def verdicts() -> Reader:
     """Verdicts on an average, and decisions of referees."""
     from google.protobuf.message import DecodeError
@@ -281,6 +298,7 @@ READERS = {
     "records of the DHT": (records, 150_000),
     "words of a group": (words_of_a_group, 120_000),
     "tickets and ban lists": (tickets, 150_000),
+    "reports of validators": (reports, 100_000),
     "verdicts and decisions": (verdicts, 80_000),
     "parts of tensors": (parts_of_tensors, 80_000),
     "samples of weights": (samples_of_weights, 60_000),

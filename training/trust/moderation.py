@@ -8,8 +8,8 @@ import secrets
 import sqlite3
 
 from training.errors import BadInput
-from training.trust.register import HUB_NAME, Register, hash_of, renumber
-from training.trust.ticket import ACCOUNT, LONGEST_SECONDS, PEER_ID, when
+from training.trust.register import Register, hash_of, renumber
+from training.trust.ticket import ACCOUNT, PEER_ID, when
 
 LABEL = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 """Name of an invitation; the account of who takes it up has the same."""
@@ -95,13 +95,27 @@ class Moderation(Register):
             self.log(connection, who, "unbanned", row["account"], "")
         return row["account"]
 
-    def _account(self, connection: sqlite3.Connection, name: str, *, also_unknown: bool = False) -> str:
+    def evidence(self, name: str) -> tuple[str, list[dict]]:
+        """The account that a moderator means, and the reports on it, the oldest first: time, who, peer_id, detail.
+
+        Raises:
+            BadInput: If nobody has this name, or several have.
+        """
+        with self._connected() as connection:
+            account = self._account(connection, name, also_unknown=True, also_reported=True)
+        reports = "SELECT time, who, peer_id, detail FROM reports WHERE account = ? ORDER BY number"
+        return account, self._rows(reports, account)
+
+    def _account(
+        self, connection: sqlite3.Connection, name: str, *, also_unknown: bool = False, also_reported: bool = False
+    ) -> str:
         """The account that a moderator means: by its name, with or without its kind, or by a peer id."""
-        found = connection.execute(
-            """SELECT account FROM members WHERE account = ?1 OR substr(account, instr(account, ':') + 1) = ?1
-            UNION SELECT account FROM peers WHERE peer_id = ?1""",
-            (name,),
-        ).fetchall()
+        known = """SELECT account FROM members WHERE account = ?1 OR substr(account, instr(account, ':') + 1) = ?1
+            UNION SELECT account FROM peers WHERE peer_id = ?1"""
+        if also_reported:  # also those who were removed since
+            known += """ UNION SELECT account FROM reports WHERE account = ?1
+                OR substr(account, instr(account, ':') + 1) = ?1 OR peer_id = ?1"""
+        found = connection.execute(known, (name,)).fetchall()
         if len(found) == 1:
             return found[0]["account"]
         if not found and also_unknown and (ACCOUNT.fullmatch(name) or PEER_ID.fullmatch(name)):
@@ -111,20 +125,3 @@ class Moderation(Register):
         raise BadInput(
             f"There is no member {name!r}; run `moderate list`, which names all. Others have full names: hf:ada."
         )
-
-    def _put_out(self, connection: sqlite3.Connection, account: str, *, is_ban: bool, reason: str) -> None:
-        """Puts an account and its peers on the ban list, until the last of their tickets is over."""
-        now = self.now
-        # Of a member who was removed and is now banned, the peers are in `bans` only.
-        known = "SELECT peer_id, ticket_ends FROM peers WHERE account = ?1 UNION ALL "
-        known += "SELECT name, listed_until FROM bans WHERE account = ?1"
-        hub_id = "SELECT ?2 || hub_id, ?3 FROM members WHERE account = ?1 AND hub_id IS NOT NULL UNION ALL "
-        found = connection.execute(hub_id + known, (account, HUB_NAME, now)).fetchall()
-        until = {account: now, **dict(found)}
-        # A register from a backup does not know all tickets that it has given; each names its account.
-        until[account] = now + LONGEST_SECONDS if is_ban else max(until.values())
-        connection.executemany(
-            "INSERT OR REPLACE INTO bans VALUES (?, ?, ?, ?, ?, ?)",
-            [(name, account, is_ban, now, ends, reason) for name, ends in until.items()],
-        )
-        renumber(connection, now)

@@ -28,6 +28,8 @@ class Policy:
     """A member by the Hub shows their token again after this time; who has left the organization gets no ticket."""
     peers_per_account: int = 8
     """Peers of one account that may have tickets at once."""
+    validators: tuple[str, ...] = ()
+    """Accounts, such as `hf:ada`, that check the work of others: a member on whom one of them reports is suspended."""
 
 
 BANS_EVERY_SECONDS = 5.0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from training.trust.bans import MOST_BANS, BanList
 from training.trust.ledger import Ledger
 from training.trust.refusals import Refusal
-from training.trust.ticket import Standing
+from training.trust.reports import Findings
+from training.trust.ticket import LONGEST_SECONDS, Standing
 
 FORGOTTEN_AFTER_SECONDS = 7 * 86_400
 """An open member who has had no ticket for so long is forgotten: anybody can make many."""
@@ -71,7 +73,7 @@ class Register(Ledger):
         with self._changing() as connection:
             account = admission.account if admission.code is None else _redeem(connection, admission.code, now)
             names = (account, peer_id, admission.hub_name)
-            if connection.execute("SELECT 1 FROM bans WHERE is_ban AND name IN (?, ?, ?)", names).fetchall():
+            if _is_banned(connection, *names):
                 raise Refusal("banned")
             others = "SELECT count(*) FROM peers WHERE account = ? AND peer_id != ? AND ticket_ends > ?"
             if connection.execute(others, (account, peer_id, now)).fetchone()[0] >= most_peers:
@@ -89,6 +91,48 @@ class Register(Ledger):
                 renumber(connection, now)  # they were removed, and are back
             if not there and admission.standing == "vouched":  # of those that anybody can make, none is logged
                 self.log(connection, "server", "joined", account, peer_id)
+        return account
+
+    def suspend(
+        self, peer_id: str, findings: Findings, *, validator: str, validators_peer: str, spared: Collection[str]
+    ) -> str:
+        """Stores a validator's report on a peer, and bans the peer's account if it is not banned; returns the account.
+
+        A report that is stored already changes nothing: a moderator, who has seen it, may have lifted the ban, and
+        whoever has overheard the report must not bring the ban back by sending it again.
+
+        Args:
+            peer_id: The peer that it is about.
+            findings: What the validator found.
+            validator: The account of the validator.
+            validators_peer: The peer of the validator, which has proven its id.
+            spared: Accounts that cannot be reported.
+
+        Raises:
+            Refusal: If the validator is banned, nobody knows the peer, or its account is spared.
+        """
+        detail = findings.model_dump_json()
+        with self._changing() as connection:
+            if _is_banned(connection, validator, validators_peer):
+                raise Refusal("banned")
+            row = connection.execute("SELECT account FROM peers WHERE peer_id = ?", (peer_id,)).fetchone()
+            if row is None:
+                raise Refusal("malformed")
+            account = row["account"]
+            if account in spared:
+                raise Refusal("about-validator")
+            stored = "SELECT 1 FROM reports WHERE peer_id = ? AND who = ? AND detail = ?"
+            if connection.execute(stored, (peer_id, validator, detail)).fetchone():
+                return account
+            connection.execute(
+                "INSERT INTO reports (time, who, account, peer_id, detail) VALUES (?, ?, ?, ?, ?)",
+                (self.now, validator, account, peer_id, detail),
+            )
+            if not _is_banned(connection, account):
+                reason = f"suspended by the validator {validator} after {findings.told}; "
+                reason += f"`moderate evidence {account}` shows them"
+                self._put_out(connection, account, is_ban=True, reason=reason)
+                self.log(connection, f"validator {validator}", "suspended", account, reason)
         return account
 
     def ban_list(self) -> BanList:
@@ -129,10 +173,11 @@ class Register(Ledger):
         )
 
     def banned(self) -> list[dict]:
-        """Who is banned: name, account, since, reason, the newest first."""
+        """Who is banned: name, account, since, reason, reports (validators', their number), the newest first."""
         return self._rows(
-            "SELECT name, account, since, reason FROM bans WHERE is_ban AND name NOT LIKE ? || '%' "
-            "ORDER BY since DESC, account, name != account",
+            "SELECT name, account, since, reason, "
+            "(SELECT count(*) FROM reports WHERE reports.account = bans.account) AS reports "
+            "FROM bans WHERE is_ban AND name NOT LIKE ? || '%' ORDER BY since DESC, account, name != account",
             HUB_NAME,
         )
 
@@ -146,6 +191,31 @@ class Register(Ledger):
     def audit(self, most: int = 200) -> list[dict]:
         """The last entries of the audit log, the newest first: number, time, who, what, subject, detail."""
         return self._rows("SELECT * FROM audit ORDER BY number DESC LIMIT ?", most)
+
+    # -- for moderators and validators ---------------------------------------------------------------------------------
+
+    def _put_out(self, connection: sqlite3.Connection, account: str, *, is_ban: bool, reason: str) -> None:
+        """Puts an account and its peers on the ban list, until the last of their tickets is over."""
+        now = self.now
+        # Of a member who was removed and is now banned, the peers are in `bans` only.
+        known = "SELECT peer_id, ticket_ends FROM peers WHERE account = ?1 UNION ALL "
+        known += "SELECT name, listed_until FROM bans WHERE account = ?1"
+        hub_id = "SELECT ?2 || hub_id, ?3 FROM members WHERE account = ?1 AND hub_id IS NOT NULL UNION ALL "
+        found = connection.execute(hub_id + known, (account, HUB_NAME, now)).fetchall()
+        until = {account: now, **dict(found)}
+        # A register from a backup does not know all tickets that it has given; each names its account.
+        until[account] = now + LONGEST_SECONDS if is_ban else max(until.values())
+        connection.executemany(
+            "INSERT OR REPLACE INTO bans VALUES (?, ?, ?, ?, ?, ?)",
+            [(name, account, is_ban, now, ends, reason) for name, ends in until.items()],
+        )
+        renumber(connection, now)
+
+
+def _is_banned(connection: sqlite3.Connection, *names: str | None) -> bool:
+    """Whether one of the names is banned."""
+    places = ", ".join("?" * len(names))
+    return connection.execute(f"SELECT 1 FROM bans WHERE is_ban AND name IN ({places})", names).fetchone() is not None
 
 
 def _enter(connection: sqlite3.Connection, account: str, admission: Admission, now: int) -> None:

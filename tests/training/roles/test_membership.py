@@ -20,14 +20,15 @@ from typer.testing import CliRunner
 from tests.programs import run_program, until
 from tests.random_shards import write_shards
 from tests.training.trust.hub import ADAS, hub_serving
-from tests.training.trust.tickets import PEER
+from tests.training.trust.tickets import PEER, Holder
 from training.checkpoints.checkpoint import checkpoint_epoch, latest_checkpoint
 from training.cli import build_app
 from training.config import RECIPES, load_recipe
 from training.demo.children import read_events
-from training.errors import BadInput
+from training.errors import BadInput, RefusedByRun
 from training.processes.events import EventLog
 from training.roles.membership import KEY_FILE, PAGE_TOKEN, PAGE_TOKEN_FILE, MembershipSettings, run_membership
+from training.trust.client import Credentials, MembershipClient
 from training.trust.ledger import REGISTER_FILE
 from training.trust.moderation import Moderation
 from training.trust.policy import Policy
@@ -120,6 +121,27 @@ def test_a_server_is_set_up_moderated_and_ended(maintainer):
     assert httpx.get(f"{maintainer.url}/page", auth=("", "another password of the page")).status_code == 200
 
 
+def test_a_validators_report_is_shown_to_moderators_who_lift_the_ban(maintainer):
+    maintainer.close_run()
+    maintainer.serve("--validator", "invited:val", "--validator", "hf:mo")
+    run, val, eve = load_recipe(str(maintainer.recipe)), Holder(), Holder()
+    for name, holder in (("val", val), ("eve", eve)):
+        MembershipClient(run, holder, Credentials(invitation=maintainer.invite(name))).ticket()
+    assert maintainer.moderate("evidence", "eve").said == "No validator has reported invited:eve.\n"
+    check = {"epoch": 41, "samples": 16, "share": 0.0625, "error": 0.25}
+    MembershipClient(run, val, Credentials()).report(eve.peer_id, {"checks": [check] * 12, "undeclared": 0})
+    assert "after 12 checks of work; `moderate evidence invited:eve` shows them" in maintainer.moderate("list").said
+    for name in ("eve", "invited:eve", eve.peer_id):
+        shown = maintainer.moderate("evidence", name)
+        assert shown.code == 0 and shown.said.startswith("Reports of validators on invited:eve: 1.")
+        rows = re.findall(r"invited:val +41 +16 +0\.0625 +0\.25", shown.said)
+        assert len(rows) == 12 and "`moderate unban invited:eve` lifts the ban" in shown.said
+    with pytest.raises(RefusedByRun):
+        MembershipClient(run, eve, Credentials()).ticket()
+    maintainer.moderate("unban", "eve")
+    MembershipClient(run, eve, Credentials()).ticket()
+
+
 def challenge_from(client, address):
     """Status of an answer to somebody who asks through a proxy."""
     return client.get("/challenge", params={"peer_id": PEER}, headers={"X-Forwarded-For": address}).status_code
@@ -131,6 +153,9 @@ def challenge_from(client, address):
         (["list", "ada"], "takes no name"),
         (["ban"], "Whom? Give a name"),
         (["ban", "nobody"], "There is no member 'nobody'"),
+        (["evidence"], "Whom? Give a name"),
+        (["evidence", "nobody"], "There is no member 'nobody'"),
+        (["evidence", "hf:ada", "--reason", "x"], "--reason is for `moderate ban`"),
         (["unban", "nobody"], "Nobody of the name 'nobody' is banned"),
         (["invite", "A b"], "cannot be an invitation's name"),
         (["invite", "ada", "--reason", "x"], "--reason is for `moderate ban`"),
@@ -160,6 +185,9 @@ def test_a_server_that_cannot_serve_says_why(maintainer, monkeypatch):
     assert "Others can read the secret in" in refusal()
     key.chmod(0o600)
     assert "Tickets that hold for 169 h" in refusal(grace_seconds=168 * 3600)
+    for wrong in ("ada", "hf:", "hf:ada ", "invited:a/b", ""):
+        said = refusal(validators=("hf:ada", wrong))
+        assert said.startswith(f"--validator {wrong!r} is no account; give one as `moderate list` names it")
     with socket.create_server(("127.0.0.1", maintainer.port)):
         assert "cannot listen at 127.0.0.1" in refusal()
     monkeypatch.setenv(PAGE_TOKEN, "short")

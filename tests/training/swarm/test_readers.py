@@ -27,7 +27,7 @@ HANG_SECONDS = 30
 FEW, MANY = 25, 60
 SLOW = ("recipes", "manifests of shards", "rows of shards", "weights of checkpoints", "facts of checkpoints")
 """Readers that take milliseconds for an input; the others take less."""
-JSON_READERS = ("manifests of shards", "facts of checkpoints", "indexes of checkpoints")
+JSON_READERS = ("manifests of shards", "facts of checkpoints", "indexes of checkpoints", "reports of validators")
 TEXTS = st.text(max_size=12) | st.sampled_from(["", "../x", "\x00", "\u202e", "[/]", "nan", "1e999", "9" * 30])
 NUMBERS = st.integers() | st.floats() | st.sampled_from([-1, 2**31, 2**63, 2**64, 10**30, True])
 VALUES = st.recursive(

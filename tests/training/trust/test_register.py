@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 import threading
 from types import SimpleNamespace
@@ -12,10 +13,11 @@ import pytest
 from tests.training.trust.tickets import NOW, OTHER_PEER, PEER, ticket
 from training.errors import BadInput
 from training.trust.bans import MOST_BANS
-from training.trust.ledger import REGISTER_FILE
+from training.trust.ledger import MOST_REPORTS, REGISTER_FILE, REGISTER_VERSION
 from training.trust.moderation import Moderation
 from training.trust.refusals import Refusal
 from training.trust.register import FORGOTTEN_AFTER_SECONDS, Admission
+from training.trust.reports import Check, Findings
 from training.trust.ticket import LONGEST_SECONDS
 
 DAY = 86_400
@@ -294,3 +296,188 @@ def test_another_runs_register_and_other_files_are_named(register, tmp_path):
     (tmp_path / "empty").touch(0o600)
     with pytest.raises(BadInput, match="register version 0"):
         Moderation(tmp_path / "empty")
+
+
+# -- validators' reports -----------------------------------------------------------------------------------------------
+
+
+def findings(epoch=7, **more):
+    return Findings(checks=(Check(epoch=epoch, samples=8, share=0.1, error=0.2),), **{"undeclared": 0, **more})
+
+
+def suspend(register, about=PEER, found=None):
+    return register.suspend(
+        about, found or findings(), validator="hf:val", validators_peer=peer(9), spared=("hf:val", "hf:mo")
+    )
+
+
+def test_a_report_suspends_an_account_once_and_is_stored(register, clock):
+    admit(register)
+    admit(register, peer=OTHER_PEER)
+    before = register.ban_list()
+    assert suspend(register) == "hf:ada"
+    suspended = register.ban_list()
+    assert set(suspended.until) == {"hf:ada", PEER, OTHER_PEER} and suspended.version > before.version
+    clock.now += 5
+    suspend(register, OTHER_PEER, findings(epoch=8))
+    assert register.ban_list().version == suspended.version
+    (entry,) = [one for one in register.audit() if one["what"] == "suspended"]
+    reason = "suspended by the validator hf:val after 1 check of work; `moderate evidence hf:ada` shows them"
+    assert (entry["who"], entry["subject"], entry["detail"]) == ("validator hf:val", "hf:ada", reason)
+    assert {(one["name"], one["reason"], one["reports"]) for one in register.banned()} == {
+        (name, reason, 2) for name in ("hf:ada", PEER, OTHER_PEER)
+    }
+    account, reports = register.evidence("ada")
+    assert account == "hf:ada"
+    assert [(one["time"], one["who"], one["peer_id"]) for one in reports] == [
+        (NOW, "hf:val", PEER),
+        (NOW + 5, "hf:val", OTHER_PEER),
+    ]
+    assert [Findings.model_validate_json(one["detail"]) for one in reports] == [findings(), findings(epoch=8)]
+
+
+def test_what_a_moderator_has_lifted_comes_back_by_new_checks_only(register):
+    admit(register)
+    suspend(register)
+    register.unban("ada", who="mo")
+    suspend(register)  # as somebody sends it again who has overheard it
+    assert register.banned() == [] and len(register.evidence("ada")[1]) == 1
+    suspend(register, found=findings(epoch=9))
+    assert register.banned() and len(register.evidence("ada")[1]) == 2
+
+
+def test_a_moderators_reason_outlives_a_report(register):
+    admit(register)
+    register.ban("ada", reason="spam", who="mo")
+    suspend(register)
+    assert {one["reason"] for one in register.banned()} == {"spam"} and len(register.evidence(PEER)[1]) == 1
+
+
+def test_who_cannot_be_reported_or_may_not_report(register):
+    admit(register)
+    admit(register, "hf:mo", OTHER_PEER)
+    assert refused(suspend, register, peer(1)) == "malformed"  # nobody knows it
+    assert refused(suspend, register, OTHER_PEER) == "about-validator"
+    for name in ("hf:val", peer(9)):
+        register.ban(name, reason="", who="mo")
+        assert refused(suspend, register) == "banned"
+        register.unban(name, who="mo")
+    assert register.banned() == [] and register.evidence("ada") == ("hf:ada", [])
+
+
+def test_evidence_is_found_when_its_member_is_gone(register):
+    admit(register)
+    suspend(register)
+    register.unban("ada", who="mo")
+    register.remove("ada", who="mo")
+    for name in ("ada", "hf:ada", PEER):
+        account, reports = register.evidence(name)
+        assert account == "hf:ada" and len(reports) == 1
+    assert register.evidence("hf:bo") == ("hf:bo", [])
+    with pytest.raises(BadInput, match="There is no member 'bo'"):
+        register.evidence("bo")
+
+
+def test_reports_are_not_changed_and_only_the_oldest_go(register):
+    admit(register)
+    suspend(register)
+    with sqlite3.connect(register.path) as connection:
+        for change in ("DELETE FROM reports", "UPDATE reports SET who = 'nobody'"):
+            with pytest.raises(sqlite3.IntegrityError, match="append only"):
+                connection.execute(change)
+        rows = ((NOW, "hf:val", "hf:ada", PEER, str(number)) for number in range(MOST_REPORTS))
+        connection.executemany("INSERT INTO reports (time, who, account, peer_id, detail) VALUES (?, ?, ?, ?, ?)", rows)
+        kept = [detail for (detail,) in connection.execute("SELECT detail FROM reports ORDER BY number")]
+    assert kept == [str(number) for number in range(MOST_REPORTS)]
+
+
+VERSION_1 = """
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE members (
+    account TEXT PRIMARY KEY, standing TEXT NOT NULL, joined INTEGER NOT NULL, shown_until INTEGER, hub_id TEXT
+) STRICT;
+CREATE TABLE peers (
+    peer_id TEXT PRIMARY KEY, account TEXT NOT NULL REFERENCES members (account) ON DELETE CASCADE,
+    first_seen INTEGER NOT NULL, ticket_ends INTEGER NOT NULL
+) STRICT;
+CREATE INDEX peers_of_account ON peers (account);
+CREATE TABLE invitations (
+    label TEXT PRIMARY KEY, code_hash BLOB NOT NULL UNIQUE, uses INTEGER NOT NULL, used INTEGER NOT NULL,
+    expires INTEGER NOT NULL, made INTEGER NOT NULL
+) STRICT;
+CREATE TABLE bans (
+    name TEXT PRIMARY KEY, account TEXT, is_ban INTEGER NOT NULL, since INTEGER NOT NULL,
+    listed_until INTEGER NOT NULL, reason TEXT NOT NULL
+) STRICT;
+CREATE TABLE audit (
+    number INTEGER PRIMARY KEY, time INTEGER NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, subject TEXT NOT NULL,
+    detail TEXT NOT NULL
+) STRICT;
+CREATE TRIGGER audit_is_not_changed BEFORE UPDATE ON audit BEGIN SELECT raise(ABORT, 'append only'); END;
+CREATE TRIGGER audit_is_not_deleted BEFORE DELETE ON audit BEGIN SELECT raise(ABORT, 'append only'); END;
+"""
+"""The tables of the releases before validators."""
+
+
+@pytest.fixture
+def old_file(tmp_path):
+    """A register of version 1 with a member, a ban and an entry of the log."""
+    path = tmp_path / REGISTER_FILE
+    path.touch(0o600)
+    with sqlite3.connect(path) as connection:
+        connection.executescript(f"PRAGMA journal_mode = WAL; {VERSION_1} PRAGMA user_version = 1;")
+        connection.execute("INSERT INTO facts VALUES ('run_id', 'demo'), ('version', '17')")
+        connection.execute("INSERT INTO members VALUES ('hf:ada', 'vouched', 5, NULL, NULL)")
+        connection.execute("INSERT INTO peers VALUES (?, 'hf:ada', 5, ?)", (PEER, NOW + 60))
+        connection.execute("INSERT INTO bans VALUES ('hf:eve', 'hf:eve', 1, 5, ?, 'spam')", (NOW + 60,))
+        connection.execute("INSERT INTO audit VALUES (1, 5, 'mo', 'banned', 'hf:eve', 'spam')")
+    connection.close()
+    return path
+
+
+@pytest.mark.parametrize("run_id", [None, "demo"])  # of `moderate`, and of the server
+def test_a_file_of_version_1_gets_reports_and_keeps_the_rest(old_file, clock, run_id):
+    register = Moderation(old_file, run_id=run_id, clock=clock)
+    assert [(one["account"], one["peers"]) for one in register.members()] == [("hf:ada", 1)]
+    assert register.ban_list().version == 17 and set(register.ban_list().until) == {"hf:eve"}
+    assert [(one["name"], one["reason"], one["reports"]) for one in register.banned()] == [("hf:eve", "spam", 0)]
+    assert [one["what"] for one in register.audit()] == ["banned"]
+    suspend(register)
+    assert len(Moderation(old_file, clock=clock).evidence("ada")[1]) == 1
+    with sqlite3.connect(old_file) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (REGISTER_VERSION,)
+
+
+def test_a_file_of_version_1_becomes_as_a_new_one(old_file, register):
+    Moderation(old_file)
+
+    def made(path):
+        with sqlite3.connect(path) as connection:
+            statements = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        return {name: re.sub(r"\s+", " ", sql) for name, sql in statements}
+
+    assert made(old_file) == made(register.path)
+
+
+def test_programs_that_open_an_old_file_at_once_migrate_it_once(old_file):
+    failed = []
+
+    def open_it():
+        try:
+            Moderation(old_file)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_the_file_of_a_newer_release_is_refused(register):
+    with sqlite3.connect(register.path) as connection:
+        connection.execute(f"PRAGMA user_version = {REGISTER_VERSION + 1}")
+    with pytest.raises(BadInput, match=f"has register version {REGISTER_VERSION + 1}; this program knows"):
+        Moderation(register.path, run_id="demo")

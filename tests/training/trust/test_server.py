@@ -8,7 +8,6 @@ import threading
 import urllib.request
 from types import SimpleNamespace
 
-import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -17,29 +16,22 @@ from hypothesis import strategies as st
 from tests.programs import until
 from tests.serving import serving
 from tests.training.trust.hub import ADAS, BOS, hub_serving
-from tests.training.trust.tickets import NOW, OTHER_PEER, Holder
-from training.config import RECIPES, parse_recipe
+from tests.training.trust.servers import HOLDERS, HTTP, TOKEN, Server
+from tests.training.trust.tickets import NOW, OTHER_PEER
 from training.errors import BadInput, RefusedByRun, TrainingError
 from training.trust import app as apps
 from training.trust.app import LARGEST_BODY_BYTES, LIMITS, create_app
 from training.trust.bans import Pulse
 from training.trust.check import Rules, TicketRefused, check_ticket
-from training.trust.client import Credentials, MembershipClient
-from training.trust.desk import NONCE_SECONDS, PER_ACCOUNT, Desk
+from training.trust.desk import NONCE_SECONDS, PER_ACCOUNT
 from training.trust.hub import MOST_WAITING
 from training.trust.keys import MembershipKey
-from training.trust.ledger import REGISTER_FILE
-from training.trust.moderation import Moderation
 from training.trust.policy import Policy
 from training.trust.proof import find_work, proof_message
 from training.trust.refusals import REASONS, Refusal
-from training.trust.ticket import read_ticket
 
 LINEAGE = "a" * 16
-TOKEN = "the password of the page, which is long"
 WORK_BITS = 8
-HOLDERS = [Holder() for _ in range(3)]
-HTTP = httpx.Client(timeout=20)  # one for all: each would load the certificates of all authorities
 
 
 @pytest.fixture(scope="module")
@@ -52,32 +44,6 @@ def hub():
 def _fresh_hub(hub):
     hub.asked.clear()
     hub.answer = None
-
-
-class Server:
-    """A membership server that serves, with its clock."""
-
-    def __init__(self, folder, policy):
-        self.now = NOW
-        self.register = Moderation(folder / REGISTER_FILE, run_id="demo", clock=lambda: self.now)
-        self.key = MembershipKey.begin()
-        self.desk = Desk(self.register, self.key, policy, clock=lambda: self.now)
-        self.app = create_app(self.desk, page_token=TOKEN)
-        self.url, self.told = "", []
-
-    def client(self, holder=HOLDERS[0], *, key=None, url=None, **credentials):
-        """A peer's client, whose recipe names this server."""
-        text = (RECIPES / "demo.toml").read_text()
-        text += f'[membership]\nopen = false\nkey = "{key or self.key.public}"\nurl = "{url or self.url}"\n'
-        return MembershipClient(parse_recipe(text), holder, Credentials(**credentials), tell=self.told.append)
-
-    def invite(self, label="ada", **more):
-        return self.register.invite(label, who="mo", **{"uses": 1, "seconds": 3600, **more})
-
-    def read(self, text):
-        ticket = read_ticket(text, self.key.public)
-        assert ticket is not None
-        return ticket
 
 
 @pytest.fixture
@@ -422,7 +388,7 @@ def test_no_request_breaks_the_server(server, data):
 
 
 @given(
-    st.sampled_from(["/challenge", "/bans", "/page", "/page.css", "/", "/openapi.json", "/tickets/"]),
+    st.sampled_from(["/challenge", "/bans", "/page", "/page.css", "/", "/openapi.json", "/tickets/", "/reports"]),
     st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"]),
     st.dictionaries(st.sampled_from(["peer_id", "known", "x"]), st.text(max_size=30), max_size=2),
 )
@@ -433,7 +399,9 @@ def test_no_address_breaks_the_server(server, path, method, query):
 
 
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.name)
-@pytest.mark.parametrize("method, path", [("GET", "/challenge"), ("POST", "/tickets"), ("GET", "/bans")])
+@pytest.mark.parametrize(
+    "method, path", [("GET", "/challenge"), ("POST", "/tickets"), ("POST", "/reports"), ("GET", "/bans")]
+)
 def test_no_request_that_is_drawn_from_the_schema_breaks_the_server(server, method, path, mode):
     """Nor one that is against it. The server keeps its schema to itself; FastAPI makes it of the types all the same."""
     drawn = schemathesis.openapi.from_dict(server.app.openapi())[path][method].as_strategy(generation_mode=mode)
@@ -456,8 +424,9 @@ def test_no_request_that_is_drawn_from_the_schema_breaks_the_server(server, meth
     ids=["lists", "objects", "digits", "bytes", "nan", "surrogate"],
 )
 def test_deep_and_odd_json_is_malformed(server, body):
-    answer = HTTP.post(f"{server.url}/tickets", content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, answer.json()) == (422, {"refused": "malformed"})
+    for path in ("/tickets", "/reports"):
+        answer = HTTP.post(f"{server.url}{path}", content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()) == (422, {"refused": "malformed"})
 
 
 def test_a_body_that_is_too_long_is_not_read(server):
