@@ -14,17 +14,17 @@ from training.data.tokenizer import Tokenizer
 SAMPLES = 64
 
 
-def write_shards(folder: Path, run: RunConfig) -> Path:
-    """Shards in the recipe's sizes, with random codes or text."""
+def write_shards(folder: Path, run: RunConfig, samples: int = SAMPLES) -> Path:
+    """Shards in the recipe's sizes, with random codes or text; `samples` of codes, a multiple of four."""
     if isinstance(run, LanguageRun):
         return _write_text(folder, run)
     folder.mkdir(exist_ok=True)
-    captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * (SAMPLES // 4)
-    codes = np.random.default_rng(0).integers(0, run.model.image_vocab_size, (SAMPLES, run.model.image_seq_len))
-    ids = [str(number) for number in range(SAMPLES)]
+    captions = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")] * (samples // 4)
+    codes = np.random.default_rng(0).integers(0, run.model.image_vocab_size, (samples, run.model.image_seq_len))
+    ids = [str(number) for number in range(samples)]
     write_shard(folder / "train-00000.parquet", ids=ids, captions=captions, codes=codes.astype(np.uint16))
     Tokenizer.train(captions, 64).save(folder / "tokenizer.json")
-    write_manifest(folder, run, ("train-00000.parquet",), SAMPLES)
+    write_manifest(folder, run, ("train-00000.parquet",), samples)
     return folder
 
 

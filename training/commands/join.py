@@ -98,6 +98,14 @@ AnnounceMaddrs = Annotated[
     list[str] | None,
     typer.Option(help="Address at which others reach this machine, if it differs from the one it listens on."),
 ]
+Validate = Annotated[
+    bool,
+    typer.Option(
+        "--validate",
+        help="Check other volunteers' work: compute some samples again that they declare, with up to check_share of "
+        "the run's computing, and tell the membership server who fails.",
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="Seed of the order of samples. Default: derived from your peer id.")]
 DryRun = Annotated[
     bool,
@@ -130,6 +138,7 @@ def run(
     client_mode: ClientMode = False,
     host_maddrs: HostMaddrs = None,
     announce_maddrs: AnnounceMaddrs = None,
+    validate: Validate = False,
     seed: Seed = None,
     dry_run: DryRun = False,
     log_json: LogJson = None,
@@ -157,20 +166,26 @@ def run(
         "host_maddrs": tuple(host_maddrs or ["/ip4/0.0.0.0/tcp/0"]),
         "announce_maddrs": tuple(announce_maddrs or ()),
         "credentials": Credentials(invitation=invitation, hub_token=_hub_token if hugging_face else None),
+        "validate": validate,
         "seed": seed,
     }
     if cache_size is not None:
         settings["cache_gb"] = cache_size
     config = load_recipe(recipe)
-    if invitation is not None and not config.membership.open:
-        _check_state_dir(state_dir)
+    _check_flags(config, validate=validate, invitation=invitation, state_dir=state_dir)
     prepare_environment()
     run_role(partial(_role, config, wishes, settings, state_dir, dry_run, log_json), begins_anew=not dry_run)
 
 
-def _check_state_dir(state_dir: Path | None) -> None:
-    """Checks that an invitation is not used up by a peer that nobody will be again."""
-    if state_dir is None:
+def _check_flags(config: RunConfig, *, validate: bool, invitation: str | None, state_dir: Path | None) -> None:
+    """Checks that work can be checked in this run, and that an invitation is not used up by a peer that nobody will be
+    again."""
+    if validate and not config.swarm.declares_work:
+        raise BadInput(
+            f'Nobody can check work in {config.run_id}: its recipe needs aggregation = "centered-clip", audit_share '
+            "and check_share above 0, and neither diloco nor PowerSGD; omit --validate."
+        )
+    if invitation is not None and not config.membership.open and state_dir is None:
         raise BadInput(
             "An invitation admits one peer, and without --state-dir each start is another one; give --state-dir FOLDER."
         )

@@ -116,6 +116,10 @@ class Order:
         more, position = divmod(start.position + count, self.samples)
         return Place(seed=start.seed, finished_passes=start.finished_passes + more, position=position)
 
+    def number_of(self, place: Place) -> int:
+        """Of the sample at a place, counted through all passes."""
+        return place.finished_passes * self.samples + place.position
+
     def between(self, seed: int, begin: int, end: int) -> Iterator[Window]:
         """The windows of the samples from `begin` to `end`, counted through all passes; each has only the blocks that
         it needs."""

@@ -374,7 +374,7 @@ class SharedPass:
     def reached(self, place: Place) -> None:
         """All samples before this place are done."""
         with self._lock:
-            self._ledger.reach(place.finished_passes * self.order.samples + place.position)
+            self._ledger.reach(self.order.number_of(place))
             self._keep()
 
     # -- what others learn, and what is learnt of them -----------------------------------------------------------------

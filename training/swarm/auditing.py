@@ -23,7 +23,9 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from training.swarm.clipping import Clipping, clipped_shares
+from training.swarm.pipe import Shown
 from training.swarm.receipts import Commitment, Receipt, Scope, digest_of, digest_of_commitments, digest_of_tensor
+from training.swarm.work import alike, noise_of
 
 NOISE_SHARE = 0.1
 """An answer may be so much farther from the right one than the codec takes it, over what the codec changes,"""
@@ -78,6 +80,52 @@ def lie_in(case: Case, clipping: Clipping | None) -> str | None:
     if not _is_complete(case):
         return None
     return "answered with a wrong average" if _is_wrong(case, clipping) else None
+
+
+def shown_in(case: Case, peer: str, begin: int, clipping: Clipping | None) -> Shown | None:
+    """What a peer has sent, as a complete case shows it, for a check of its work; None if it has sent no such numbers.
+
+    Args:
+        case: With all senders' parts.
+        peer: One of them.
+        begin: Where the part begins in the tensors.
+        clipping: How the group averages.
+    """
+    names = [str(one) for one in case.scope.peers]
+    own, commitments = names.index(peer), case.commitments
+    try:
+        vectors = [deserialize_torch_tensor(part).detach().float().flatten() for part in case.parts]
+    except Exception:  # of many kinds; the reducer could not read it either
+        return None
+    weights = [one.weights[case.part] for one in commitments]
+    numbers = [
+        number
+        for number, (vector, weight) in enumerate(zip(vectors, weights, strict=True))
+        if vector.shape == vectors[own].shape and bool(torch.isfinite(vector).all()) and weight > 0
+    ]
+    if own not in numbers or len(numbers) < 2:
+        return None
+    average, asker = _average_of(vectors, weights, clipping, numbers), names.index(str(case.receiver))
+    if average is None or asker not in numbers:
+        return None
+    counted, own_number = [vectors[number] for number in numbers], numbers.index(own)
+    noise = noise_of(counted, [weights[number] for number in numbers], numbers.index(asker), own_number)
+    copies = alike(counted, average, own_number)
+    one, sender = commitments[own], case.scope.peers[own]
+    words = {"digests": one.digests, "weights": one.weights, "declared": one.declared}
+    statement = Commitment.statement(case.scope, sender=sender, reducer=case.reducer, **words)
+    return Shown(
+        peer=peer,
+        group_id=case.scope.group_id,
+        declared=one.declared,
+        weight=weights[own],
+        begin=begin,
+        values=vectors[own],
+        asker=vectors[asker],
+        noise=noise,
+        copies=tuple(names[numbers[copy]] for copy in copies),
+        proof=f"{one.signed.key.decode()} {statement.hex()} {one.signed.signature.decode()}",
+    )
 
 
 def are_sound(commitments: Sequence[Commitment], scope: Scope, reducer: PeerID) -> bool:
@@ -142,6 +190,14 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     if answer.shape != shape or not bool(torch.isfinite(answer).all()):
         return math.inf, most
     return _length((answer - exact).abs_().sub_(noise).clamp_(min=0)), most
+
+
+def _average_of(
+    vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping | None, numbers: Sequence[int]
+) -> Tensor | None:
+    """The average of some of the vectors, which have weight; None if it is none, see `_average`."""
+    chosen = zip(*((vectors[number], weights[number]) for number in numbers), strict=True)
+    return _average(*chosen, clipping)[0]
 
 
 def _average(

@@ -29,10 +29,11 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
-from training.swarm.auditing import Case, are_sound, lie_in
+from training.swarm.auditing import Case, are_sound, lie_in, shown_in
 from training.swarm.books import KEPT_BYTES, Books, Plan
 from training.swarm.clipping import Clipping
 from training.swarm.gathering import MOST_PEERS
+from training.swarm.pipe import Shown
 from training.swarm.quota import Quota
 from training.swarm.receipts import (
     DIGEST_BYTES,
@@ -88,12 +89,22 @@ class Auditor(ServicerBase):
         share: See `Plan`.
         clipping: How the group averages.
         caught: Told of reducers that lie, and of peers that evade checks.
+        shown: Gets what a peer has sent whose work is checked; see `work`.
     """
 
     def __init__(
-        self, connection: P2P, prefix: str, *, signer: Signer, share: float, clipping: Clipping | None, caught: Caught
+        self,
+        connection: P2P,
+        prefix: str,
+        *,
+        signer: Signer,
+        share: float,
+        clipping: Clipping | None,
+        caught: Caught,
+        shown: Callable[[Shown], None] = lambda shown: None,
     ):
         self._connection, self._prefix, self._clipping, self._caught = connection, prefix, clipping, caught
+        self._shown = shown
         self._plan = Plan(prefix=prefix, signer=signer, share=share)
         self._books: dict[bytes, Books] = {}
         self._asked: Counter[tuple[bytes, PeerID]] = Counter()
@@ -104,10 +115,9 @@ class Auditor(ServicerBase):
 
     # -- an all-reduce of this peer ------------------------------------------------------------------------------------
 
-    @property
-    def plan(self) -> Plan:
-        """For the next all-reduce."""
-        return replace(self._plan, suspects=frozenset(self._evasions))
+    def plan(self, declared: bytes = b"", inspected: str = "") -> Plan:
+        """For the next all-reduce; see `pipe.Start`."""
+        return replace(self._plan, suspects=frozenset(self._evasions), declared=declared, inspected=inspected)
 
     def open(self, books: Books) -> None:
         """An all-reduce begins; from now on groupmates may ask about it."""
@@ -164,6 +174,12 @@ class Auditor(ServicerBase):
                 return
             parts = tuple(shown[peer].part for peer in books.scope.peers)
             case = replace(case, parts=parts, answer=kept, answers=tuple(books.answers[reducer]))
+            if books.inspected in map(str, others):
+                begin = books.begin_of(reducer, part)
+                if (
+                    seen := await asyncio.to_thread(shown_in, case, books.inspected, begin, self._clipping)
+                ) is not None:
+                    self._shown(seen)
         for peer in others:
             self._evasions.pop(peer, None)
         await self._judge(case)

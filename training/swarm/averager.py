@@ -38,6 +38,7 @@ from training.swarm.pipe import (
     Ready,
     Sampled,
     SampleWanted,
+    Shown,
     Stage,
     Start,
     State,
@@ -77,11 +78,11 @@ class Round:
         """Whether the trainer has let it average; then it is not started again."""
         self.began = time.monotonic()
 
-    def start(self, weight: float) -> None:
-        """Lets it average what the tensors hold now, with this weight, as soon as it has a group."""
+    def start(self, weight: float, *, declared: bytes = b"", inspected: str = "") -> None:
+        """Lets it average what the tensors hold now, with this weight, as soon as it has a group; see `pipe.Start`."""
         if not self.started:
             self.started = True
-            self._send(Start(self.number, float(weight)))
+            self._send(Start(self.number, float(weight), declared, inspected))
 
     def expect_fewer(self, gone: int) -> None:
         """Lets it wait for fewer peers, since so many of those that it expects are gone; negative: they are back."""
@@ -151,6 +152,8 @@ class Averager:
         """Gets peers that have cost a round time (see `pipe.Ended`), also if the trainer has cancelled the round."""
         self.note_caught: Callable[[str, float, str], None] = lambda peer, weight, deed: None
         """Gets peers that have lied as reducers or evade checks (see `pipe.Caught`)."""
+        self.note_shown: Callable[[Shown], None] = lambda shown: None
+        """Gets what a groupmate has sent, whose work is checked (see `Round.start`)."""
         self._tensors = tuple(tensor.detach().share_memory_() for tensor in tensors)
         self._tensor_infos, self._method = tensor_infos, method or Mean()
         self._read_state, self._read_sample = read_state, read_sample
@@ -293,6 +296,8 @@ class Averager:
                 self._rounds.pop(number).end(group, fault)
             case Caught(peer, weight, deed):
                 self.note_caught(peer, weight, deed)
+            case Shown():
+                self.note_shown(message)
             case StateWanted(number):
                 self._donor.submit(self._give_state, number)
             case SampleWanted(number, seed):

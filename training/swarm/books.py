@@ -22,7 +22,6 @@ from training.swarm.receipts import (
     Commitment,
     Receipt,
     Scope,
-    Signed,
     Signer,
     digest_of,
     digest_of_commitments,
@@ -35,6 +34,8 @@ KEPT_BYTES = 16 << 20
 """Parts are copied before the tensors change if all of them together take no more, those of the last all-reduces
 included; then they can be shown for so many seconds."""
 KEPT_SECONDS = 20.0
+MOST_INSPECTED = 8
+"""Parts that are asked for when a peer's work is checked; each comes from all groupmates."""
 THREAD_BYTES = 1 << 17
 """Hashing so much takes some tenths of a millisecond."""
 
@@ -56,6 +57,10 @@ class Plan:
     """Of the bytes that a group exchanges: what its checks may take."""
     suspects: frozenset[PeerID] = frozenset()
     """Reducers of which one part is surely checked."""
+    declared: bytes = b""
+    """The samples from which this peer's tensors come; see `work`."""
+    inspected: str = ""
+    """The peer whose work is checked, for which some parts are surely asked for; empty: none."""
 
     def chance(self, peers: int) -> float:
         """With which each part is checked that this peer does not average itself.
@@ -90,10 +95,12 @@ class Books:
         self.scope = Scope(prefix=plan.prefix, group_id=group_id, peers=tuple(parts))
         self.own, self._signer, self._parts = own, plan.signer, {peer: list(ones) for peer, ones in parts.items()}
         self.part_counts = {peer: len(ones) for peer, ones in parts.items()}
+        self._lengths = {peer: [part.numel() for part in ones] for peer, ones in parts.items()}
         self.most_values = max((part.numel() for ones in parts.values() for part in ones), default=0)
         """Of the longest part."""
         self.can_keep = self.kept_bytes <= KEPT_BYTES
         """Whether the parts are small enough to be shown after the tensors have changed."""
+        self.inspected, self._declared = plan.inspected, plan.declared
         self.chosen = self._choose(plan)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
         self.most_asked = 4 + 4 * int(plan.chance(len(parts)) * sum(self.part_counts.values()))
@@ -117,7 +124,21 @@ class Books:
                 chosen |= {(peer, part) for part in range(count) if dice.random() < chance}
                 if peer in plan.suspects:
                     chosen.add((peer, dice.randrange(count)))
+        if plan.inspected in map(str, self.part_counts):
+            every = [
+                (peer, part) for peer, count in self.part_counts.items() if peer != self.own for part in range(count)
+            ]
+            chosen |= set(dice.sample(every, min(len(every), MOST_INSPECTED)))
         return frozenset(chosen)
+
+    def begin_of(self, reducer: PeerID, number: int) -> int:
+        """Where a part begins, in all values of the tensors one after the other."""
+        begin = 0
+        for peer, lengths in self._lengths.items():
+            if peer == reducer:
+                return begin + sum(lengths[:number])
+            begin += sum(lengths)
+        raise KeyError(reducer)
 
     # -- as a sender -------------------------------------------------------------------------------------------------
 
@@ -126,7 +147,7 @@ class Books:
         async for message in messages:
             await self.note_sent(reducer, message.tensor_part, message.weight)
             if reducer in self._own_commitments:
-                message.peer_id = pack_signed(self._own_commitments[reducer].signed)
+                message.peer_id = pack_signed(self._own_commitments[reducer].signed, self._declared)
             yield message
 
     async def note_sent(self, reducer: PeerID, part: runtime_pb2.Tensor, weight: float) -> None:
@@ -136,7 +157,7 @@ class Books:
         sent.weights.append(weight)
         sent.codecs.append(part.compression)
         if len(sent.digests) == self.part_counts[reducer]:
-            parts = {"digests": tuple(sent.digests), "weights": tuple(sent.weights)}
+            parts = {"digests": tuple(sent.digests), "weights": tuple(sent.weights), "declared": self._declared}
             statement = Commitment.statement(self.scope, sender=self.own, reducer=reducer, **parts)
             signed = await _in_thread(self._signer.signed, statement)
             self._own_commitments[reducer] = Commitment(**parts, signed=signed)
@@ -197,10 +218,11 @@ class Books:
         self, sender: PeerID, digests: Sequence[bytes], weights: Sequence[float], packed: bytes
     ) -> Commitment:
         try:
-            signed: Signed = read_signed(packed)[0]
+            signed, (declared,) = read_signed(packed, more=1)
         except ValueError:
             raise FalseSignatureError(f"{sender} has not signed its parts") from None
-        commitment = Commitment(digests=tuple(digests), weights=tuple(weights), signed=signed)
+        parts = {"digests": tuple(digests), "weights": tuple(weights), "declared": declared}
+        commitment = Commitment(**parts, signed=signed)
         if not commitment.holds(self.scope, sender=sender, reducer=self.own):
             raise FalseSignatureError(f"{sender} has signed other parts than it sent")
         return commitment

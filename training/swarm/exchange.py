@@ -56,6 +56,10 @@ class Exchange:
         self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
         """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
+        self.inspected = ""
+        """The peer whose work this one checks in the next average; see `pipe.Start`."""
+        self.groupmates: tuple[str, ...] = ()
+        """Of the last average."""
 
     @property
     def under_way(self) -> bool:
@@ -160,9 +164,13 @@ class Exchange:
             return None
         if search is None or search.started or search.done():
             search = self._look_for_group(epoch_end.epoch)
-        search.start(epoch_end.samples)
+        self._start(search, epoch_end)
         self._running = search
         return search
+
+    def _start(self, round_: Round, epoch_end: EpochEnd) -> None:
+        inspected, self.inspected = self.inspected, ""
+        round_.start(epoch_end.samples, declared=self.averager.declared, inspected=inspected)
 
     def finish(self, round_: Round | None, epoch_end: EpochEnd) -> None:
         """Waits for the average, and notes in `epoch_end` how it went.
@@ -179,6 +187,7 @@ class Exchange:
         try:
             group = self._average_with_the_rest(self._await(round_, epoch_end), epoch_end)
             epoch_end.round = group.report
+            self.groupmates = tuple(str(peer) for peer in group.told)
             self._average_ended = now = time.monotonic()
             self._standing.note_delays(group.report.delays, waited=now - began, cycle=now - before)
             self._note_faults(group, epoch_end)
@@ -236,7 +245,7 @@ class Exchange:
             return group
         epoch_end.notes.append("all others of its group were lost, so it has looked for another one")
         again = self._look_for_group(epoch_end.epoch)
-        again.start(epoch_end.samples)
+        self._start(again, epoch_end)
         try:
             found = self._await(again, epoch_end)
         except (TimeoutError, AveragingFailedError):

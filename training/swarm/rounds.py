@@ -208,6 +208,8 @@ class AllReduces:
         *,
         weight: float,
         travel: Travel,
+        declared: bytes = b"",
+        inspected: str = "",
         before: Attempt | None = None,
     ) -> Attempt:
         """One all-reduce of an announced group, and the group's decision on it. Changes no tensors.
@@ -232,7 +234,7 @@ class AllReduces:
             reducer_timeout=2 * travel.chunk_seconds if travel.chunk_seconds is not None else None,
             round_own_parts=travel.round_own_parts,
             clipping=travel.clipping,
-            plan=self._auditor.plan if self._auditor is not None else None,
+            plan=self._auditor.plan(declared, inspected) if self._auditor is not None else None,
             on_fault=over.set,
         )
         agreement = self._begin(group, runner, on_bad_verdict=over.set, before=before)
@@ -355,6 +357,9 @@ class GroupAllReduce:
     group: Group
     weight: float
     travel: Travel
+    declared: bytes = b""
+    """See `pipe.Start`."""
+    inspected: str = ""
 
     async def __call__(
         self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None = None, *, phase: bytes = b""
@@ -397,7 +402,14 @@ class GroupAllReduce:
             self.all_reduces.announce(group.group_id)
         try:
             return await self.all_reduces.attempt(
-                tensors, infos, group, weight=self.weight, travel=self.travel, before=before
+                tensors,
+                infos,
+                group,
+                weight=self.weight,
+                travel=self.travel,
+                declared=self.declared,
+                inspected=self.inspected,
+                before=before,
             )
         finally:
             if before is not None:

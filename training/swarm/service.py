@@ -83,8 +83,8 @@ class _Pending:
 
     begin: Begin
     task: asyncio.Task | None = None
-    weight: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """This peer's, when the trainer lets the round average."""
+    start: asyncio.Future[Start] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """When the trainer lets the round average."""
     gone: int = 0
     """Peers that it no longer expects."""
     spoiled_by: dict[str, float] = field(default_factory=dict)
@@ -191,6 +191,7 @@ class Service(ServicerBase):
             share=settings.audit_share,
             clipping=settings.clipping,
             caught=lambda *facts: self._pipe.send(Caught(*facts)),
+            shown=self._pipe.send,
         )
 
     def _read_pipe(self, messages: asyncio.Queue) -> None:
@@ -205,9 +206,9 @@ class Service(ServicerBase):
             case Begin(number):
                 pending = self._pending[number] = _Pending(message)
                 pending.task = asyncio.create_task(self._run_round(pending))
-            case Start(number, weight):
+            case Start(number):
                 if number in self._pending:  # else the round has failed already
-                    self._pending[number].weight.set_result(weight)
+                    self._pending[number].start.set_result(message)
             case Fewer(number, gone):
                 if number in self._pending:
                     self._pending[number].gone += gone
@@ -268,14 +269,14 @@ class Service(ServicerBase):
             self._pipe.send(Reached(number, Stage.WAITING))
             # The shield keeps the future open if the round is cancelled here: a Start that is already in the pipe would
             # otherwise fail on it (InvalidStateError) and end this process.
-            weight = await asyncio.shield(pending.weight)
+            start = await asyncio.shield(pending.start)
             # Still inside this context, or a groupmate that is quicker would hear that this peer is not in the group.
             groups = [info.group_id + phase for phase in self._method.phases]
             self.rounds.announce(*groups)
         pending.averages = True
         self._pipe.send(Reached(number, Stage.AVERAGING))
         try:
-            group = await asyncio.wait_for(self._average(info, weight), self.settings.allreduce_timeout_seconds)
+            group = await asyncio.wait_for(self._average(info, start), self.settings.allreduce_timeout_seconds)
             pending.spoiled_by |= group.report.spoiled_by
             return group
         except TimeoutError:
@@ -285,9 +286,16 @@ class Service(ServicerBase):
             pending.averages = False
             self.rounds.forget(*groups)
 
-    async def _average(self, info: GroupInfo, weight: float) -> AveragedGroup:
+    async def _average(self, info: GroupInfo, start: Start) -> AveragedGroup:
         told, group = await self._shares(info)
-        all_reduce = GroupAllReduce(all_reduces=self.rounds, group=group, weight=weight, travel=self._travel)
+        all_reduce = GroupAllReduce(
+            all_reduces=self.rounds,
+            group=group,
+            weight=start.weight,
+            travel=self._travel,
+            declared=start.declared,
+            inspected=start.inspected,
+        )
         # The trainer may hold the lock for a while; a plain `with` would hold up all calls of other peers as long.
         async with enter_asynchronously(self._lock):
             report = await self._method.average(self._tensors, self._tensor_infos, all_reduce)

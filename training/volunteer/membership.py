@@ -108,6 +108,19 @@ class Membership:
             self._is_watched = True
             threading.Thread(target=self._watch, daemon=True, name="membership").start()
 
+    def report(self, about: str, told: dict) -> None:
+        """Tells the membership server, in the background, of a peer that has failed checks of its work."""
+        if self._client is not None:
+            threading.Thread(target=self._report, args=(about, told), daemon=True, name="report").start()
+
+    def _report(self, about: str, told: dict) -> None:
+        try:
+            self._client.report(about, told)
+        except TrainingError as error:
+            self._notices.warn(f"The membership server has not taken the report on {about}: {error}")
+        else:
+            self._notices.warn(f"The membership server has suspended {about}; a moderator decides about it.")
+
     def until_refused(self, stop: StopRequest) -> MemberStop:
         """What a member listens to: to `stop`, and to whether the run no longer wants it."""
         return MemberStop(stop, self)

@@ -69,7 +69,7 @@ class PlayedNetwork:
 
     async def average(self, group=b"group", lie=lambda average: average, liar=None):
         """An all-reduce; what each peer needs to check it is in its books."""
-        self.books = {peer: Books(self.auditors[peer].plan, group, peer, parts_of(peer, group)) for peer in THREE}
+        self.books = {peer: Books(self.auditors[peer].plan(), group, peer, parts_of(peer, group)) for peer in THREE}
         for peer, books in self.books.items():
             self.auditors[peer].open(books)
         for reducer in THREE:
@@ -169,7 +169,7 @@ def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again_and_again
         network.gone = set()
         await network.average(group=b"last")
         await network.check(ADA)
-        return counts, network.auditors[ADA].plan.suspects
+        return counts, network.auditors[ADA].plan().suspects
 
     network, (counts, suspects) = played(scenario)
     assert counts == [0, 0, 0, 1] and network.caught[ADA][0][:2] == (str(gone), 1.0)
@@ -304,7 +304,7 @@ async def changed_at_the_end(messages, change):
 @pytest.mark.parametrize("change", [lost_signature, nonsense, long_nonsense, another_weight, another_number])
 def test_a_reducer_takes_no_parts_that_their_sender_has_not_signed(change):
     async def scenario(network):
-        books = {peer: Books(network.auditors[peer].plan, b"group", peer, parts_of(peer, b"g")) for peer in THREE}
+        books = {peer: Books(network.auditors[peer].plan(), b"group", peer, parts_of(peer, b"g")) for peer in THREE}
         sent = books[ADA].sending(EVE, parts_on_their_way(ADA, EVE, b"g"))
         with pytest.raises(FalseSignatureError):
             async for _ in books[EVE].taking(ADA, changed_at_the_end(sent, change)):

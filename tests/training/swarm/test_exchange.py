@@ -38,8 +38,8 @@ class PlayedRound:
     def __init__(self, outcome):
         self.outcome, self.weight = outcome, None
 
-    def start(self, weight):
-        self.started, self.weight = True, weight
+    def start(self, weight, *, declared=b"", inspected=""):
+        self.started, self.weight, self.told = True, weight, (declared, inspected)
 
     def done(self):
         return self.started
@@ -56,7 +56,7 @@ class PlayedRound:
 class PlayedAverager:
     """Its rounds come out as told, one after the other; notes what their groups were told."""
 
-    not_finite, is_new = False, True
+    not_finite, is_new, declared = False, True, b"samples"
 
     def __init__(self, *outcomes):
         self.outcomes, self.rounds, self.told = list(outcomes), [], []
@@ -240,3 +240,11 @@ def test_weights_count_little_until_the_moments_have_the_updates_that_the_peer_s
     alignment.note(Event.SKIPPED_EPOCHS)
     alignment.note(Event.LOADED_STATE)  # with the moments
     assert not alignment.lacks_updates
+
+
+def test_an_average_goes_with_what_the_peer_declares_and_with_the_wish_to_check_somebody_once():
+    exchange, averager, _ = exchange_of(averaged(), averaged())
+    exchange.inspected = "mallory"
+    average(exchange, 7)
+    average(exchange, 8)
+    assert [one.told for one in averager.rounds] == [(b"samples", "mallory"), (b"samples", "")]
