@@ -1,7 +1,7 @@
 """How a peer's weights compare with those of the others: a small state machine.
 
-ALIGNED   same epoch, and no sign of other weights: the peer trains. (After an update of its own gradients alone the
-          weights differ a little until the next round of parameters; its report says so.)
+ALIGNED   same epoch, and no sign of other weights: the peer trains. A peer that has made an update of its own gradients
+          alone is ALIGNED until it meets others: they may have made another one, so then it is DRIFTED.
 DRIFTED   same epoch, other weights: it trains, but gives its own weights next to no weight in the next round of
           parameters, and so takes the others'. If it has skipped epochs, its moments lack their updates too, so its
           next updates differ from the others'. For `MOMENTS_UPDATES` its weights count for next to nothing even when
@@ -67,11 +67,23 @@ class AlignmentState:
     def __init__(self) -> None:
         self.now = Alignment.ALIGNED
         self._lacking = 0
+        self._was_alone = False
 
     def note(self, event: Event) -> None:
         """Something has happened; see `TRANSITIONS`."""
         self.now = TRANSITIONS[event][self.now]
         self._lacking = _LACKING.get(event, self._lacking)
+        self._was_alone &= event not in (Event.LOADED_STATE, Event.PARAMETERS_AVERAGED)
+
+    def updated_alone(self) -> None:
+        """An update is of this peer's gradients alone."""
+        self._was_alone = True
+
+    def met_others(self) -> None:
+        """An update is of others' gradients, too."""
+        if self._was_alone:
+            self._was_alone = False
+            self.note(Event.AVERAGE_TORN)
 
     def updated(self) -> None:
         """The peer has made an update."""

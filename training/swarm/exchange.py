@@ -182,6 +182,7 @@ class Exchange:
         """
         if round_ is None:
             epoch_end.fault = "no group was looked for"
+            self._alignment.updated_alone()
             return
         began, before = time.monotonic(), self._average_ended
         try:
@@ -197,6 +198,7 @@ class Exchange:
             raise
         except (Exception, CancelledError) as error:  # whatever it was, the peer goes on and says so
             epoch_end.fault = str(error) or type(error).__name__
+            self._alignment.updated_alone()
             round_.cancel()
         finally:
             self._running = None
@@ -274,6 +276,7 @@ class Exchange:
         report = group.report
         if report.senders < 2:
             epoch_end.fault = "no other peer's gradients arrived"
+            self._alignment.updated_alone()
         elif report.torn:
             epoch_end.fault = "a peer was lost in the middle of the average"
         elif report.repeated:
@@ -289,6 +292,8 @@ class Exchange:
             )
         if report.torn or is_minority:  # the others' update is another one
             self._alignment.note(Event.AVERAGE_TORN)
+        if report.senders > 1:
+            self._alignment.met_others()
 
     def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
         if max((one.epoch for one in group.announcements), default=0) > epoch_end.epoch:

@@ -242,6 +242,15 @@ def test_weights_count_little_until_the_moments_have_the_updates_that_the_peer_s
     assert not alignment.lacks_updates
 
 
+def test_a_peer_that_made_an_update_alone_asks_for_weights_after_it_has_met_others():
+    exchange, averager, alignment = exchange_of(RuntimeError("no group"), averaged(), averaged())
+    average(exchange, 7)
+    assert not alignment.drifted
+    average(exchange, 8)
+    average(exchange, 9)
+    assert [one.wants_weights for one in averager.told] == [False, False, True]
+
+
 def test_an_average_goes_with_what_the_peer_declares_and_with_the_wish_to_check_somebody_once():
     exchange, averager, _ = exchange_of(averaged(), averaged())
     exchange.inspected = "mallory"
