@@ -171,14 +171,17 @@ def samples_of_weights() -> Reader:
 def statements() -> Reader:
     """What peers sign in an average."""
     from training.swarm.receipts import Commitment, Receipt, Signed, pack_signed, read_signed
+    from training.swarm.work import Declared
 
     signed = Signed(b"key", b"signature")
-    commitment = Commitment(digests=(b"d" * 32,) * 3, weights=(1.0,) * 3, signed=signed)
+    declared = Declared(order="0123456789abcdef", seed=7, spans=((0, 9), (12, 13)), mass=81.5).packed()
+    commitment = Commitment(digests=(b"d" * 32,) * 3, weights=(1.0,) * 3, declared=declared, signed=signed)
     receipt = Receipt(commitments=b"c" * 32, answers=b"a" * 32, signed=signed)
-    seeds = [pack(commitment.facts()), pack(receipt.facts()), pack_signed(signed, b"c" * 32)]
+    seeds = [pack(commitment.facts()), pack(receipt.facts()), pack_signed(signed, b"c" * 32), declared]
     from training.swarm.bounds import unpack
 
     def read(raw: bytes) -> None:
+        Declared.read(raw)  # None for what is none
         refused = 0
         for reader in (
             lambda: Commitment.read(unpack(raw)),

@@ -147,19 +147,20 @@ class Order:
         return Order(self._rows, window_samples=samples, content=self._content)
 
     def _layout(self, key: str) -> _Layout:
-        """How the blocks of a pass are arranged; the passes used last are kept."""
-        if key not in self._passes:
-            count = len(self._rows)
-            blocks = permuted(np.arange(count), count, key)
-            size, borders = 1, [0, 1]
-            while borders[-1] < count:
-                size = min(2 * size, self.window_blocks)
-                borders.append(min(borders[-1] + size, count))
-            ends = np.cumsum(self._rows[blocks])[np.array(borders[1:]) - 1]
-            self._passes[key] = _Layout(blocks=blocks, borders=borders, window_ends=ends.tolist())
-            while len(self._passes) > PASSES_KEPT:
-                self._passes.popitem(last=False)
-        return self._passes[key]
+        """How the blocks of a pass are arranged; the passes used last are kept. Two threads may ask at once."""
+        if (layout := self._passes.get(key)) is not None:
+            return layout
+        count = len(self._rows)
+        blocks = permuted(np.arange(count), count, key)
+        size, borders = 1, [0, 1]
+        while borders[-1] < count:
+            size = min(2 * size, self.window_blocks)
+            borders.append(min(borders[-1] + size, count))
+        ends = np.cumsum(self._rows[blocks])[np.array(borders[1:]) - 1]
+        layout = self._passes[key] = _Layout(blocks=blocks, borders=borders, window_ends=ends.tolist())
+        while len(self._passes) > PASSES_KEPT:
+            self._passes.popitem(last=False)
+        return layout
 
     def _pass(self, place: Place) -> Iterator[Window]:
         key = f"{place.seed}/{place.finished_passes}"

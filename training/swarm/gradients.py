@@ -84,7 +84,8 @@ class GradientAverager(Averager):
 
     def note_numbers(self, numbers: Sequence[int]) -> None:
         """The samples of the gradients that were added last have these numbers in this peer's order."""
-        self._added += numbers
+        if self.order is not None:
+            self._added += numbers
 
     def _decay_to(self, epoch: int) -> None:
         """A new epoch has begun, perhaps after some that this peer has missed, or after a return to an earlier one."""

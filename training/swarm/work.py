@@ -75,6 +75,18 @@ class Declared:
         """How many it names."""
         return sum(end - begin for begin, end in self.spans)
 
+    def number(self, index: int) -> int:
+        """Of one of them, counted from 0.
+
+        >>> Declared(order="0" * 16, seed=0, spans=((3, 5), (9, 10)), mass=3.0).number(2)
+        9
+        """
+        for begin, end in self.spans:
+            if index < end - begin:
+                return begin + index
+            index -= end - begin
+        raise IndexError(index)
+
     def packed(self) -> bytes:
         """As it travels."""
         facts = [bytes.fromhex(self.order), self.seed, [*sum(self.spans, ())], self.mass]

@@ -44,7 +44,8 @@ MOST_MASS = 4.0
 """A peer with momentum may have computed so many times more in earlier epochs than in this one."""
 UNCHECKED = -0.5
 """Evidence of a check of a peer that declares less than half of the samples that it claims, samples that this peer does
-not have, or more mass than they can have: one that does so again and again evades checks."""
+not have, more mass than they can have, or one thing to some and another to others: who does so again and again evades
+checks."""
 TOO_NOISY = -1.5
 """Evidence, at most, of a check of a peer whose vector varies more than a mean of so many samples can."""
 SUSPECTED = 0.5
@@ -160,6 +161,8 @@ class Validator:
         self._controls: deque[list[Tensor]] = deque(maxlen=MOST)
         self._saved, self._needed = 0.0, 2 * FEWEST
         self._epochs_between, self._epochs_left = EPOCHS_BETWEEN + is_delayed, 0
+        self.most_saved = 2.0 * MOST
+        """Samples that it saves up for checks at most."""
         self.records: dict[str, Record] = {}
         self.spent = 0
         """Samples that were computed for checks."""
@@ -175,7 +178,7 @@ class Validator:
             epoch: That has ended.
             run_samples: Of all peers, in its update.
         """
-        self._saved = min(self._saved + self._share * run_samples, 2.0 * MOST)
+        self._saved = min(self._saved + self._share * run_samples, self.most_saved)
         self._epochs_left = max(self._epochs_left - 1, 0)
         if not self._epochs_left:
             self._collect()
@@ -220,7 +223,8 @@ class Validator:
             self._record(copy).copies.add(peer)
             self._record(copy).evidence = min(self._record(copy).evidence, -0.1)
         found, count = None, 0
-        if declared is not None and self._is_sound(declared, parts[0].weight):
+        says_one_thing = len({(part.declared, part.weight) for part in parts}) == 1
+        if declared is not None and says_one_thing and self._is_sound(declared, parts[0].weight):
             if declared.samples < FEWEST:
                 return  # it has done little, and little depends on it
             wanted = math.ceil(CHECKED_PART * max(declared.samples, declared.mass / 10))
@@ -258,7 +262,8 @@ class Validator:
         """None if there are too few, they cannot be had, or their gradients are not finite."""
         if count < FEWEST:
             return None
-        numbers = self._chance.sample([number for begin, end in declared.spans for number in range(begin, end)], count)
+        # Of indices, not of the numbers themselves: who declares 2^60 samples shall not fill this peer's memory.
+        numbers = [declared.number(index) for index in self._chance.sample(range(declared.samples), count)]
         try:
             chosen = [list(self._read(declared.seed, number).inputs) for number in numbers]
         except Exception as error:  # of many kinds: this peer's link or disk; not the other one's fault

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 
 from builder.benchmark_records import recorded
 from builder.markup.tables import stacked
@@ -11,7 +12,11 @@ from training.config import SwarmConfig
 
 RECORD = "byzantine"
 CHECKS = "audits"
-"""The record of checks of reducers."""
+"""The record of checks of reducers,"""
+WORK = "work_checks"
+"""and that of checks of work."""
+ENOUGH = -12.0
+"""Evidence at which a peer fails; `training.volunteer.validator` has it, which needs PyTorch."""
 WHAT_THEY_SEND = {
     "sign flip": "minus the honest mean",
     "IPM": "minus twice the honest mean",
@@ -96,6 +101,41 @@ def checks() -> dict[str, str]:
         "seconds_without": f"{cpu['peer']:.2f}\u00a0s",
         "numbers": show_count(cpu["values"]),
     }
+
+
+def work_table() -> str:
+    """HTML table: for each peer of the benchmark, what checks of its work have found.
+
+    Raises:
+        ValueError: If an honest peer has failed, or a hostile one has not: then the page must not say otherwise.
+    """
+    rows = []
+    for one in recorded(WORK):
+        kind, _, peer = one["metric"].removeprefix("checks until failed, ").partition(": ")
+        if not one["metric"].startswith("checks until failed"):
+            continue
+        if one["failed"] != (kind == "hostile"):
+            raise ValueError(f"benchmarks/results/{WORK}.json has a {kind} peer that is misjudged; change the page.")
+        share = _work(f"share, {kind}: {peer}")
+        found = [f"{share['ours']:.2f}", f"{share['error']:.2f}"]
+        ended = f"{one['ours']:.0f}" if one["failed"] else f"none in {share['runs']}"
+        rows.append((peer if kind == "hostile" else f"honest ({peer})", *found, ended))
+    columns = ("What is sent", "Share of the declared samples, median", "Its error", "Checks until the peer fails")
+    return stacked("Checks of work, by what a peer sends", columns, rows)
+
+
+def false_alarms() -> str:
+    """In how many sequences of checks an honest peer fails once, rounded down."""
+    return show_count(int(float(f"{math.exp(-ENOUGH):.1g}")))
+
+
+def check_share() -> str:
+    """The default of recipes."""
+    return f"{100 * SwarmConfig.model_fields['check_share'].default:.0f}\u00a0%"
+
+
+def _work(metric: str) -> dict:
+    return next(one for one in recorded(WORK) if one["metric"] == metric)
 
 
 def _averages(named: dict) -> str:

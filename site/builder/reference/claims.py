@@ -310,6 +310,19 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/security.md",
+        sentence="A validator finds a peer that does not compute the samples that it declares, and the membership "
+        "server suspends it; a moderator sees the checks.",
+        tests=(
+            "training/volunteer/test_validator.py",
+            "training/roles/test_checks_of_work.py",
+            "training/trust/test_reports.py",
+        ),
+        records=("work_checks",),
+        not_known="The measured run is small and healthy. Where gradients change much from update to update, a check "
+        "says little.",
+    ),
+    Claim(
+        page="challenges/security.md",
         sentence="Each attack on a ticket fails at the check that the figure names; hivemind refuses the same "
         "requests.",
         tests=("calculator/figures/test_admission.py",),

@@ -181,6 +181,11 @@ def only_some(vectors, declared):
     return vectors["mallory"], replace(one, spans=((begin, begin + SAMPLES // 3),))
 
 
+def endless(vectors, declared):
+    """It names more samples than fit into any memory."""
+    return noise(vectors, declared)[0], replace(declared["mallory"], spans=((0, 1 << 59),))
+
+
 def of_other_shards(vectors, declared):
     return vectors["mallory"], replace(declared["mallory"], order="0" * 16)
 
@@ -205,7 +210,19 @@ def test_honest_peers_pass(swarm):
 
 @pytest.mark.parametrize(
     "cheat",
-    [noise, large_noise, copied, average_of_all, reversed_sign, huge, boasting, silent, only_some, of_other_shards],
+    [
+        noise,
+        large_noise,
+        copied,
+        average_of_all,
+        reversed_sign,
+        huge,
+        boasting,
+        silent,
+        only_some,
+        endless,
+        of_other_shards,
+    ],
 )
 def test_who_computes_nothing_that_it_declares_fails(swarm, tmp_path, cheat):
     for _ in range(EPOCHS_BETWEEN * 60):
