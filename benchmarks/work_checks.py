@@ -38,7 +38,8 @@ from training.swarm.clipping import Clipping, centered_clip  # noqa: E402
 from training.swarm.pipe import Shown  # noqa: E402
 from training.swarm.work import Declared, alike, noise_of, spans_of  # noqa: E402
 from training.task import task_of  # noqa: E402
-from training.volunteer.validator import ENOUGH, EPOCHS_BETWEEN, Validator  # noqa: E402
+from training.trust.policy import FAILING_EVIDENCE  # noqa: E402
+from training.volunteer.validator import EPOCHS_BETWEEN, Validator  # noqa: E402
 
 PICTURES, SAMPLES, EPOCHS, MOMENTUM, LEARNING_RATE = 8000, 32, 50, 0.9, 1e-3
 """Drawn pictures, samples of a peer in each epoch, epochs, the peers' momentum, and the update's learning rate."""
@@ -225,7 +226,7 @@ def until_failed(evidence: list[float]) -> int | None:
     total = 0.0
     for number, one in enumerate(evidence, start=1):
         total = min(total + one, 3.0)
-        if total <= ENOUGH:
+        if total <= FAILING_EVIDENCE:
             return number
     return None
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HUB = "https://huggingface.co"
+FAILING_EVIDENCE = -12.0
+"""Evidence at which a peer has failed checks of its work: an honest one is found so once in e^12, or 160 000, sequences
+of checks (`training.volunteer.validator`)."""
 MOST_WORK_BITS = 24
 """A processor core tries a million answers in a second: 24 bits take it a quarter of a minute on average."""
 

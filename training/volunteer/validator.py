@@ -31,6 +31,7 @@ from training.data.stream import Batch, TextBatch
 from training.storage.whole import write_whole
 from training.swarm.pipe import Shown
 from training.swarm.work import NOISIER, Declared, Presence, presence
+from training.trust.policy import FAILING_EVIDENCE
 
 CHECKED_PART = 1 / 2
 """Samples that are computed again, over the declared ones: the error of a check depends on that ratio alone."""
@@ -38,8 +39,6 @@ FEWEST, MOST = 8, 64
 """Samples that are computed again, and as many of others."""
 CREDIT = 3.0
 """Evidence for a peer adds up to this at most: whoever was honest for long is not free for long."""
-ENOUGH = -12.0
-"""Evidence at which a peer fails: an honest one is found so once in e^12, or 160 000, sequences of checks."""
 MOST_MASS = 4.0
 """A peer with momentum may have computed so many times more in earlier epochs than in this one."""
 UNCHECKED = -0.5
@@ -105,7 +104,7 @@ class Record:
         self.checks.append(check)
         self.undeclared += not check.samples
         self.evidence = min(self.evidence + check.evidence, CREDIT)
-        return self.evidence <= ENOUGH
+        return self.evidence <= FAILING_EVIDENCE
 
     def told(self) -> dict:
         """For the membership server."""
@@ -211,7 +210,7 @@ class Validator:
         return self.records.setdefault(peer, Record())
 
     def _has_failed(self, peer: str) -> bool:
-        return self._record(peer).evidence <= ENOUGH
+        return self._record(peer).evidence <= FAILING_EVIDENCE
 
     # -- one check -----------------------------------------------------------------------------------------------------
 

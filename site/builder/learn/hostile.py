@@ -9,14 +9,13 @@ from builder.benchmark_records import recorded
 from builder.markup.tables import stacked
 from calculator.page.words import show_count
 from training.config import SwarmConfig
+from training.trust.policy import FAILING_EVIDENCE
 
 RECORD = "byzantine"
 CHECKS = "audits"
 """The record of checks of reducers,"""
 WORK = "work_checks"
 """and that of checks of work."""
-ENOUGH = -12.0
-"""Evidence at which a peer fails; `training.volunteer.validator` has it, which needs PyTorch."""
 WHAT_THEY_SEND = {
     "sign flip": "minus the honest mean",
     "IPM": "minus twice the honest mean",
@@ -117,16 +116,16 @@ def work_table() -> str:
         if one["failed"] != (kind == "hostile"):
             raise ValueError(f"benchmarks/results/{WORK}.json has a {kind} peer that is misjudged; change the page.")
         share = _work(f"share, {kind}: {peer}")
-        found = [f"{share['ours']:.2f}", f"{share['error']:.2f}"]
+        found = [f"{share['ours']:.2f}".replace("-", "\u2212"), f"{share['error']:.2f}"]
         ended = f"{one['ours']:.0f}" if one["failed"] else f"none in {share['runs']}"
         rows.append((peer if kind == "hostile" else f"honest ({peer})", *found, ended))
-    columns = ("What is sent", "Share of the declared samples, median", "Its error", "Checks until the peer fails")
+    columns = ("What is sent", "Share found", "Its error", "Checks until it fails")
     return stacked("Checks of work, by what a peer sends", columns, rows)
 
 
 def false_alarms() -> str:
     """In how many sequences of checks an honest peer fails once, rounded down."""
-    return show_count(int(float(f"{math.exp(-ENOUGH):.1g}")))
+    return show_count(int(float(f"{math.exp(-FAILING_EVIDENCE):.1g}")))
 
 
 def check_share() -> str:

@@ -17,7 +17,8 @@ from training.swarm.clipping import Clipping, centered_clip
 from training.swarm.pipe import Shown
 from training.swarm.work import Declared, Presence, alike, noise_of, presence, spans_of
 from training.task import task_of
-from training.volunteer.validator import ENOUGH, EPOCHS_BETWEEN, Check, Record, Validator
+from training.trust.policy import FAILING_EVIDENCE
+from training.volunteer.validator import EPOCHS_BETWEEN, Check, Record, Validator
 
 MANY, SAMPLES, PEERS = 20_000, 24, ("ada", "alan", "grace", "mallory")
 """So many samples that no two peers have the same ones in their gradients; those of a peer in an epoch; and who."""
@@ -204,7 +205,7 @@ def test_honest_peers_pass(swarm):
     checks = [check for record in swarm.validator.records.values() for check in record.checks]
     assert len(checks) == len(swarm.checked) > 12 and all(check.samples for check in checks)
     assert not swarm.suspended and not swarm.reports
-    assert min(record.evidence for record in swarm.validator.records.values()) > ENOUGH / 2
+    assert min(record.evidence for record in swarm.validator.records.values()) > FAILING_EVIDENCE / 2
     assert 0.5 < sum(check.share for check in checks) / len(checks) < 1.5
 
 
