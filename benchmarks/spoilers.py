@@ -157,6 +157,22 @@ def talk_nonsense() -> None:
     averager.Words = Nonsense
 
 
+def announce_for_ever() -> None:
+    """Announces for hours that it looks for a group, and answers nobody who asks it to lead."""
+    from training.swarm.matchmaking import PatientKeyManager, PatientMatchmaking
+
+    declare = PatientKeyManager.declare_averager
+
+    async def for_ever(self, group_key, peer_id, expiration_time, looking_for_group=True):
+        return await declare(self, group_key, peer_id, expiration_time + LONG_SECONDS, True)
+
+    async def silence(self, request, context):
+        await asyncio.sleep(LONG_SECONDS)
+        yield
+
+    PatientKeyManager.declare_averager, PatientMatchmaking.rpc_join_group = for_ever, silence
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "stands still": stand_still,
     "answers slowly": answer_slowly,
@@ -166,6 +182,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "leads nobody anywhere": lead_nobody,
     "lies as a leader": lie_as_leader,
     "talks nonsense": talk_nonsense,
+    "announces for ever": announce_for_ever,
 }
 
 
