@@ -134,6 +134,8 @@ class Swarm:
             micro_batches=self.micro_batches,
             read=self.streams[VALIDATOR].one,
             order=self.order,
+            set_samples=self.samples,
+            own_seed=seed,
             momentum=MOMENTUM,
             share=1e9,
             is_delayed=False,

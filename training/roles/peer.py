@@ -231,6 +231,8 @@ def _make_validator(
         micro_batches=micro_batches,
         read=samples.stream.one,
         order=samples.stream.order.digest,
+        set_samples=samples.stream.order.samples,
+        own_seed=samples.stream.place.seed if loop.run.data.order == "own" else None,
         momentum=optimizer.gradients.momentum,
         share=loop.run.swarm.check_share,
         is_delayed=loop.run.swarm.delay_gradient_averaging,

@@ -110,6 +110,7 @@ class Auditor(ServicerBase):
         self._asked: Counter[tuple[bytes, PeerID]] = Counter()
         self._evasions: Counter[PeerID] = Counter()
         self._convicted: set[tuple[bytes, PeerID]] = set()
+        self._evaded: set[tuple[bytes, PeerID]] = set()
         self._proofs = Quota(at_once=PROOFS_AT_ONCE, of_one=PROOFS_OF_ONE, seconds=PROOF_PAUSE_SECONDS)
         self._tasks: set[asyncio.Task] = set()
 
@@ -125,6 +126,7 @@ class Auditor(ServicerBase):
         while len(self._books) > BOOKS_KEPT:
             del self._books[next(iter(self._books))]
         self._convicted = {one for one in self._convicted if one[0] in self._books}
+        self._evaded = {one for one in self._evaded if one[0] in self._books}
         self._asked = Counter({key: count for key, count in self._asked.items() if key[0] in self._books})
 
     def close(self, books: Books, *, keep: bool) -> None:
@@ -194,7 +196,9 @@ class Auditor(ServicerBase):
         if 2 * len(evasive) > others and not (others == 1 and books.can_keep):
             return
         for peer in evasive:
-            if books.part_counts[peer]:
+            # Of one average, many parts may be asked for at once; what is late then is late for all of them.
+            if books.part_counts[peer] and (books.scope.group_id, peer) not in self._evaded:
+                self._evaded.add((books.scope.group_id, peer))
                 self._evasions[peer] += 1
                 if self._evasions[peer] >= MOST_EVASIONS:
                     self._caught(str(peer), 1.0, "does not show what it has averaged or sent, so it")

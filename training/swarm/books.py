@@ -29,6 +29,7 @@ from training.swarm.receipts import (
     pack_signed,
     read_signed,
 )
+from training.swarm.work import LARGEST_DECLARED_BYTES
 
 KEPT_BYTES = 16 << 20
 """Parts are copied before the tensors change if all of them together take no more, those of the last all-reduces
@@ -103,7 +104,7 @@ class Books:
         self.inspected, self._declared = plan.inspected, plan.declared
         self.chosen = self._choose(plan)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
-        self.most_asked = 4 + 4 * int(plan.chance(len(parts)) * sum(self.part_counts.values()))
+        self.most_asked = 4 + 2 * MOST_INSPECTED + 4 * int(plan.chance(len(parts)) * sum(self.part_counts.values()))
         """So many parts at most this peer shows each other one."""
         self.kept: dict[tuple[PeerID, int], runtime_pb2.Tensor] = {}
         """The answers that it will check."""
@@ -221,6 +222,8 @@ class Books:
             signed, (declared,) = read_signed(packed, more=1)
         except ValueError:
             raise FalseSignatureError(f"{sender} has not signed its parts") from None
+        if len(declared) > LARGEST_DECLARED_BYTES:  # nobody else would read this commitment, and it would look evasive
+            raise FalseSignatureError(f"{sender} declares too much")
         parts = {"digests": tuple(digests), "weights": tuple(weights), "declared": declared}
         commitment = Commitment(**parts, signed=signed)
         if not commitment.holds(self.scope, sender=sender, reducer=self.own):

@@ -45,6 +45,8 @@ USUAL_SHARE = 0.8
 """The least share that is to be expected of an honest peer: weights move between its computing and the check."""
 MOST_SHARE = 2.0
 """Nobody sends this much more of a sample than it has computed."""
+LEAST_ERROR = 1e-3
+"""No check is more certain than this, whatever numbers come."""
 SURE = 3.0
 """So many standard errors are beyond chance."""
 NOISIER = 10.0
@@ -74,6 +76,11 @@ class Declared:
     def samples(self) -> int:
         """How many it names."""
         return sum(end - begin for begin, end in self.spans)
+
+    def overlaps(self, other: Declared) -> bool:
+        """Whether both name the same sample."""
+        is_same = (self.order, self.seed) == (other.order, other.seed)
+        return is_same and any(a < d and c < b for a, b in self.spans for c, d in other.spans)
 
     def number(self, index: int) -> int:
         """Of one of them, counted from 0.
@@ -144,13 +151,12 @@ class Presence:
         if self.share - SURE * self.error > MOST_SHARE:
             return -MOST_EVIDENCE
         # Of two normal distributions with this standard error, around the usual share and around 0.
-        ratio = USUAL_SHARE * (2 * self.share - USUAL_SHARE) / (2 * self.error**2) if self.error else math.inf
-        ratio = math.copysign(ratio, 2 * self.share - USUAL_SHARE)
+        ratio = USUAL_SHARE * (2 * self.share - USUAL_SHARE) / (2 * max(self.error, LEAST_ERROR) ** 2)
         return max(-MOST_EVIDENCE, min(ratio, MOST_EVIDENCE))
 
 
-def presence(vector: Tensor, asker: Tensor, declared: Tensor, controls: Tensor, *, mass: float) -> Presence:
-    """How much of the declared samples is in what a peer has sent.
+def presence(vector: Tensor, asker: Tensor, declared: Tensor, controls: Tensor, *, mass: float) -> Presence | None:
+    """How much of the declared samples is in what a peer has sent; None if all gradients are the same.
 
     Args:
         vector: (P,), some values of what the peer has sent.
@@ -163,7 +169,7 @@ def presence(vector: Tensor, asker: Tensor, declared: Tensor, controls: Tensor, 
     variance = centred.square().sum(0) / (len(centred) - 2)
     floor = FLOOR * variance.mean()
     if not floor > 0:
-        return Presence(0.0, math.inf)
+        return None
     weighted = (vector - asker) / (variance + floor)
     of_declared, of_controls = (declared @ weighted).double(), (controls @ weighted).double()
     expected = float((variance / (variance + floor)).sum(dtype=torch.float64)) / mass
@@ -174,7 +180,8 @@ def presence(vector: Tensor, asker: Tensor, declared: Tensor, controls: Tensor, 
 def noise_of(vectors: Sequence[Tensor], weights: Sequence[float], asker: int, one: int) -> float:
     """Variance of one vector over what is usual among the others, if each is a mean of as many samples as its weight.
 
-    1.0 if there are not two others to compare it with.
+    1.0 if there are not two others to compare it with. Of the usual ones, the higher median counts, and whoever claims
+    much less than most is left out: a member that claims next to nothing would make all others look noisy.
 
     Args:
         vectors: Of all senders.
@@ -187,8 +194,9 @@ def noise_of(vectors: Sequence[Tensor], weights: Sequence[float], asker: int, on
         for number, vector in enumerate(vectors)
         if number != asker
     }
-    own, others = found.pop(one), list(found.values())
-    return own / max(statistics.median_low(others), 1e-300) if len(others) > 1 else 1.0
+    least = statistics.median_low(weights) / 2
+    own, others = found.pop(one), [noise for number, noise in found.items() if weights[number] >= least]
+    return own / max(statistics.median_high(others), 1e-300) if len(others) > 1 else 1.0
 
 
 def alike(vectors: Sequence[Tensor], average: Tensor, one: int) -> list[int]:

@@ -16,7 +16,6 @@ import math
 import queue
 import random
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 from training.compute.micro_batches import MicroBatches
 from training.data.stream import Batch, TextBatch
+from training.errors import reason_of
 from training.storage.whole import write_whole
 from training.swarm.pipe import Shown
 from training.swarm.work import NOISIER, Declared, Presence, presence
@@ -39,14 +39,18 @@ FEWEST, MOST = 8, 64
 """Samples that are computed again, and as many of others."""
 CREDIT = 3.0
 """Evidence for a peer adds up to this at most: whoever was honest for long is not free for long."""
-MOST_MASS = 4.0
-"""A peer with momentum may have computed so many times more in earlier epochs than in this one."""
+LEAST_MASS, MOST_MASS = 0.99, 4.0
+"""What a peer's samples count together is no less than what those of the last epoch do. With momentum, it may have
+computed so many times more in earlier epochs."""
+MOST_PASSES = 2
+"""The samples of an epoch are not farther apart."""
 UNCHECKED = -0.5
 """Evidence of a check of a peer that declares less than half of the samples that it claims, samples that this peer does
-not have, more mass than they can have, or one thing to some and another to others: who does so again and again evades
-checks."""
-TOO_NOISY = -1.5
-"""Evidence, at most, of a check of a peer whose vector varies more than a mean of so many samples can."""
+not have, or takes itself, or has seen declared before, more mass than they can have, or one thing to some and another
+to others: who does so again and again evades checks."""
+TOO_NOISY, CLEAR = -1.5, 1.0
+"""Evidence, at most, of a check of a peer whose vector varies more than a mean of so many samples can, unless its share
+speaks clearly for it."""
 SUSPECTED = 0.5
 """How often the peer is checked that has most against it; otherwise it is any of the groupmates, by chance."""
 EVIDENCE_FOLDER = "evidence"
@@ -55,8 +59,12 @@ MOST_CHECKS_TOLD = 50
 EPOCHS_BETWEEN = 2
 """From the choice of a peer to its check: the next average must have ended, and this peer must have computed samples
 that were not in it. One more if averages run in the background."""
-_FRESH_SECONDS = 120.0
-"""What was sent longer ago belongs to other weights."""
+MOST_OF_SET = 1 / 5
+"""If a gradient has more than this part of all samples in it, those that the validator draws besides are in it, too,
+and a check says nothing."""
+REPORTED = 4
+"""A peer that has failed is reported if so many of its checks were possible. Otherwise it may be one whose link to the
+shards is down; it is left out, and nobody else hears of it."""
 
 
 class Optimizer(Protocol):
@@ -96,6 +104,8 @@ class Record:
     checks: deque[Check] = field(default_factory=lambda: deque(maxlen=MOST_CHECKS_TOLD))
     undeclared: int = 0
     """Checks that were impossible."""
+    seen: deque[Declared] = field(default_factory=lambda: deque(maxlen=MOST_CHECKS_TOLD))
+    """What it has declared when it was checked."""
     copies: set[str] = field(default_factory=set)
     """Peers that have sent copies of what it sent, or it of theirs."""
 
@@ -104,7 +114,10 @@ class Record:
         self.checks.append(check)
         self.undeclared += not check.samples
         self.evidence = min(self.evidence + check.evidence, CREDIT)
-        return self.evidence <= FAILING_EVIDENCE
+        has_failed = self.evidence <= FAILING_EVIDENCE
+        if has_failed:  # whoever comes back is checked on, and need not fail as often again
+            self.evidence = FAILING_EVIDENCE / 2
+        return has_failed
 
     def told(self) -> dict:
         """For the membership server."""
@@ -124,6 +137,8 @@ class Validator:
         read: Gives the sample of a number in the order of a seed; may raise any exception.
         order: Digest of the order by which all number their samples; a peer that declares another one has other shards,
             and cannot be checked.
+        set_samples: Of the whole order.
+        own_seed: Of this peer's order, if each peer has its own; None: all share one.
         momentum: Of the peers, see `gradients`.
         share: Of the run's computing: what checks may take.
         is_delayed: Whether gradients are averaged in the background.
@@ -142,6 +157,8 @@ class Validator:
         micro_batches: MicroBatches,
         read: Callable[[int, int], Batch | TextBatch],
         order: str,
+        set_samples: int,
+        own_seed: int | None,
         momentum: float,
         share: float,
         is_delayed: bool,
@@ -153,9 +170,10 @@ class Validator:
     ):
         self._optimizer, self._parameters, self._micro_batches = optimizer, tuple(parameters), micro_batches
         self._read, self._order, self._momentum, self._share = read, order, momentum, share
+        self._set_samples, self._own_seed = set_samples, own_seed
         self._folder, self._report, self._tell, self._log = folder, report, tell, log
         self._chance = chance or random.SystemRandom()
-        self._came: queue.SimpleQueue[tuple[float, Shown]] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[Shown] = queue.SimpleQueue()
         self._parts: dict[bytes, list[Shown]] = {}
         self._controls: deque[list[Tensor]] = deque(maxlen=MOST)
         self._saved, self._needed = 0.0, 2 * FEWEST
@@ -168,7 +186,7 @@ class Validator:
 
     def take(self, shown: Shown) -> None:
         """Gets what a groupmate has sent; called in another thread."""
-        self._came.put((time.monotonic(), shown))
+        self._came.put(shown)
 
     def end_epoch(self, epoch: int, run_samples: float) -> None:
         """An epoch of this peer has ended: checks what has come, and chooses whom to check next.
@@ -177,15 +195,18 @@ class Validator:
             epoch: That has ended.
             run_samples: Of all peers, in its update.
         """
-        self._saved = min(self._saved + self._share * run_samples, self.most_saved)
+        if math.isfinite(run_samples) and run_samples > 0:  # it is a sum of what all say
+            self._saved = min(self._saved + self._share * run_samples, self.most_saved)
         self._epochs_left = max(self._epochs_left - 1, 0)
         if not self._epochs_left:
             self._collect()
             for parts in self._parts.values():
-                self._check(epoch, parts)
+                try:
+                    self._check(epoch, parts)
+                except Exception as error:  # of many kinds, such as memory that runs out: this peer trains on
+                    self._tell(f"The work of {parts[0].peer} cannot be checked: {reason_of(error)}.")
             self._parts.clear()
-            others = [peer for peer in self._optimizer.groupmates if not self._has_failed(peer)]
-            if others and self._saved >= self._needed:
+            if (others := self._optimizer.groupmates) and self._saved >= self._needed:
                 self._optimizer.inspect(self._choose(others))
                 self._epochs_left = self._epochs_between
         self._controls.clear()
@@ -197,9 +218,8 @@ class Validator:
 
     def _collect(self) -> None:
         while not self._came.empty():
-            came, shown = self._came.get()
-            if time.monotonic() - came < _FRESH_SECONDS:
-                self._parts.setdefault(shown.group_id + shown.peer.encode(), []).append(shown)
+            shown = self._came.get()
+            self._parts.setdefault(shown.group_id + shown.peer.encode(), []).append(shown)
 
     def _choose(self, others: Sequence[str]) -> str:
         worst = min(others, key=lambda peer: self._record(peer).evidence)
@@ -208,9 +228,6 @@ class Validator:
 
     def _record(self, peer: str) -> Record:
         return self.records.setdefault(peer, Record())
-
-    def _has_failed(self, peer: str) -> bool:
-        return self._record(peer).evidence <= FAILING_EVIDENCE
 
     # -- one check -----------------------------------------------------------------------------------------------------
 
@@ -223,9 +240,9 @@ class Validator:
             self._record(copy).evidence = min(self._record(copy).evidence, -0.1)
         found, count = None, 0
         says_one_thing = len({(part.declared, part.weight) for part in parts}) == 1
-        if declared is not None and says_one_thing and self._is_sound(declared, parts[0].weight):
-            if declared.samples < FEWEST:
-                return  # it has done little, and little depends on it
+        if declared is not None and says_one_thing and self._is_sound(declared, parts[0].weight, record):
+            if declared.samples < FEWEST or declared.mass > MOST_OF_SET * self._set_samples:
+                return  # it has done little, and little depends on it; or the set is too small to tell
             wanted = math.ceil(CHECKED_PART * max(declared.samples, declared.mass / 10))
             count = min(max(FEWEST, min(wanted, MOST)), declared.samples)
             self._needed = 2 * count
@@ -238,8 +255,10 @@ class Validator:
         if found is None:
             check = Check(epoch=epoch, samples=0, share=math.nan, error=math.inf, evidence=UNCHECKED, proof=proof)
         else:
+            record.seen.append(declared)
             noise = statistics.median_low([part.noise for part in parts])
-            evidence = found.evidence if noise < NOISIER else min(found.evidence, TOO_NOISY)
+            is_too_noisy = noise >= NOISIER and found.evidence < CLEAR
+            evidence = min(found.evidence, TOO_NOISY) if is_too_noisy else found.evidence
             facts = {"share": found.share, "error": found.error, "noise": noise, "evidence": evidence}
             check = Check(epoch=epoch, samples=count, **facts, proof=proof)
         told = {
@@ -253,9 +272,17 @@ class Validator:
         if record.add(check):
             self._fail(peer, record)
 
-    def _is_sound(self, declared: Declared, weight: float) -> bool:
-        most_mass = MOST_MASS * weight / (1 - self._momentum)
-        return declared.order == self._order and 2 * declared.samples >= weight and declared.mass <= most_mass
+    def _is_sound(self, declared: Declared, weight: float, record: Record) -> bool:
+        """Whether what a peer says can be so, and be checked."""
+        first, last = declared.spans[0][0], declared.spans[-1][1]
+        return (
+            declared.order == self._order
+            and declared.seed != self._own_seed
+            and 2 * declared.samples >= weight
+            and LEAST_MASS * weight <= declared.mass <= MOST_MASS * weight / (1 - self._momentum)
+            and last - first <= MOST_PASSES * self._set_samples
+            and not any(declared.overlaps(other) for other in record.seen)
+        )
 
     def _compute(self, declared: Declared, count: int, parts: Sequence[Shown]) -> Presence | None:
         """None if there are too few, they cannot be had, or their gradients are not finite."""
@@ -263,13 +290,13 @@ class Validator:
             return None
         # Of indices, not of the numbers themselves: who declares 2^60 samples shall not fill this peer's memory.
         numbers = [declared.number(index) for index in self._chance.sample(range(declared.samples), count)]
+        self._saved -= 2 * count
         try:
             chosen = [list(self._read(declared.seed, number).inputs) for number in numbers]
         except Exception as error:  # of many kinds: this peer's link or disk; not the other one's fault
             self._tell(f"Samples for a check of work cannot be had: {error}")
             return None
         controls = self._chance.sample(list(self._controls), count)
-        self._saved -= 2 * count
         self.spent += 2 * count
         rows = [self._gradient(inputs, parts) for inputs in (*chosen, *controls)]
         if any(row is None for row in rows):
@@ -290,18 +317,21 @@ class Validator:
 
     def _fail(self, peer: str, record: Record) -> None:
         done = sum(bool(check.samples) for check in record.checks)
-        self._tell(
-            f"{peer} has failed {done} checks of its work: its gradients do not come from the samples that it "
-            f"declares. What speaks against it is in {self._folder}."
-        )
-        self._optimizer.suspend(peer, "sends gradients that do not come from the samples that it declares, so it")
+        if done >= REPORTED:
+            deed = "sends gradients that do not come from the samples that it declares"
+            self._tell(f"{peer} has failed {done} checks of its work: it {deed}. The checks are in {self._folder}.")
+        else:
+            deed = "declares no samples that this peer can check"
+            self._tell(f"{peer} {deed}. Perhaps it has other shards, or cannot reach them.")
+        self._optimizer.suspend(peer, f"{deed}, so it")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             kept = {"peer": peer, "copies": sorted(record.copies), "checks": [asdict(check) for check in record.checks]}
             write_whole(self._folder / f"{peer}.json", json.dumps(kept, indent=1))
         except OSError as error:
             self._tell(f"What speaks against {peer} cannot be kept: {error}")
-        self._report(peer, record.told())
+        if done >= REPORTED:
+            self._report(peer, record.told())
 
 
 def _values(parameters: Collection[nn.Parameter], begin: int, count: int) -> Tensor:
@@ -318,4 +348,4 @@ def _values(parameters: Collection[nn.Parameter], begin: int, count: int) -> Ten
 
 def _finite(value: float) -> float:
     """As JSON can carry it."""
-    return value if math.isfinite(value) else 0.0
+    return value if math.isfinite(value) else 1e9

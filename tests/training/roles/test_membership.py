@@ -306,8 +306,9 @@ def test_a_ban_ends_averages_with_a_volunteer_that_does_not_heed_it_and_the_run_
     assert first["epoch"] in (back_to, back_to + 1) and first["time"] > banned_at + BAN_SECONDS
     for name in ("ada", "eve"):
         assert not [event for event in together(events[name]) if event["time"] > banned_at + BAN_SECONDS]
-    # It went on alone, until it needed a ticket for the branch.
-    assert epochs_after(events["eve"], banned_at) and volunteers["eve"].poll() in (None, 3)
+    # It went on alone, until it needed a ticket for the branch; on a busy machine that may come before its next epoch.
+    until(lambda: epochs_after(events["eve"], banned_at) or volunteers["eve"].poll() is not None, within=60)
+    assert volunteers["eve"].poll() in (None, 3)
 
 
 BAN_SECONDS, REVERT_SECONDS = 10, 120
