@@ -1,7 +1,8 @@
 """How a peer's weights compare with those of the others: a small state machine.
 
 ALIGNED   same epoch, and no sign of other weights: the peer trains. A peer that has made an update of its own gradients
-          alone is ALIGNED until it meets others: they may have made another one, so then it is DRIFTED.
+          alone is ALIGNED until it meets others who want no weights: they may have made another one, so then it is
+          DRIFTED.
 DRIFTED   same epoch, other weights: it trains, but gives its own weights next to no weight in the next round of
           parameters, and so takes the others'. If it has skipped epochs, its moments lack their updates too, so its
           next updates differ from the others'. For `MOMENTS_UPDATES` its weights count for next to nothing even when
@@ -80,7 +81,7 @@ class AlignmentState:
         self._was_alone = True
 
     def met_others(self) -> None:
-        """An update is of others' gradients, too."""
+        """An update is of others' gradients, too, and some of them have weights of their own."""
         if self._was_alone:
             self._was_alone = False
             self.note(Event.AVERAGE_TORN)

@@ -292,7 +292,9 @@ class Exchange:
             )
         if report.torn or is_minority:  # the others' update is another one
             self._alignment.note(Event.AVERAGE_TORN)
-        if report.senders > 1:
+        # Whoever wants weights lacks updates, or comes from this peer's own state: it takes this peer's weights. One of
+        # the announcements is this peer's own.
+        if sum(not one.wants_weights for one in group.announcements) > 1 and report.senders > 1:
             self._alignment.met_others()
 
     def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:

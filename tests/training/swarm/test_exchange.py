@@ -242,13 +242,15 @@ def test_weights_count_little_until_the_moments_have_the_updates_that_the_peer_s
     assert not alignment.lacks_updates
 
 
-def test_a_peer_that_made_an_update_alone_asks_for_weights_after_it_has_met_others():
-    exchange, averager, alignment = exchange_of(RuntimeError("no group"), averaged(), averaged())
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_peer_that_made_an_update_alone_asks_for_weights_unless_only_newcomers_have_come(newcomer):
+    """They want its own; the others have made another update."""
+    met = averaged(Announcement(8, False, 2).packed(), Announcement(8, newcomer, 2).packed())
+    exchange, _, alignment = exchange_of(RuntimeError("no group"), met, averaged())
     average(exchange, 7)
     assert not alignment.drifted
     average(exchange, 8)
-    average(exchange, 9)
-    assert [one.wants_weights for one in averager.told] == [False, False, True]
+    assert alignment.drifted is not newcomer
 
 
 def test_an_average_goes_with_what_the_peer_declares_and_with_the_wish_to_check_somebody_once():
