@@ -105,15 +105,16 @@ def shown_in(case: Case, peer: str, begin: int, clipping: Clipping | None) -> Sh
     ]
     if own not in numbers or len(numbers) < 2:
         return None
-    average, asker = _average_of(vectors, weights, clipping, numbers), names.index(str(case.receiver))
+    asker = names.index(str(case.receiver))
+    counted, used = [vectors[number] for number in numbers], [weights[number] for number in numbers]
+    average, _ = _average(counted, used, clipping)
     if average is None or asker not in numbers:
         return None
-    counted, own_number = [vectors[number] for number in numbers], numbers.index(own)
-    noise = noise_of(counted, [weights[number] for number in numbers], numbers.index(asker), own_number)
+    own_number = numbers.index(own)
+    noise = noise_of(counted, used, numbers.index(asker), own_number)
     copies = alike(counted, average, own_number)
-    one, sender = commitments[own], case.scope.peers[own]
-    words = {"digests": one.digests, "weights": one.weights, "declared": one.declared}
-    statement = Commitment.statement(case.scope, sender=sender, reducer=case.reducer, **words)
+    one = commitments[own]
+    statement = one.signed_statement(case.scope, sender=case.scope.peers[own], reducer=case.reducer)
     return Shown(
         peer=peer,
         group_id=case.scope.group_id,
@@ -190,14 +191,6 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     if answer.shape != shape or not bool(torch.isfinite(answer).all()):
         return math.inf, most
     return _length((answer - exact).abs_().sub_(noise).clamp_(min=0)), most
-
-
-def _average_of(
-    vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping | None, numbers: Sequence[int]
-) -> Tensor | None:
-    """The average of some of the vectors, which have weight; None if it is none, see `_average`."""
-    chosen = zip(*((vectors[number], weights[number]) for number in numbers), strict=True)
-    return _average(*chosen, clipping)[0]
 
 
 def _average(

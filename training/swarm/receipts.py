@@ -122,8 +122,12 @@ class Commitment:
 
     def holds(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bool:
         """Whether the sender has signed it."""
+        return self.signed.is_of(sender, self.signed_statement(scope, sender=sender, reducer=reducer))
+
+    def signed_statement(self, scope: Scope, *, sender: PeerID, reducer: PeerID) -> bytes:
+        """What the sender must have signed."""
         words = {"digests": self.digests, "weights": self.weights, "declared": self.declared}
-        return self.signed.is_of(sender, self.statement(scope, sender=sender, reducer=reducer, **words))
+        return self.statement(scope, sender=sender, reducer=reducer, **words)
 
     def facts(self) -> list:
         """As it travels."""

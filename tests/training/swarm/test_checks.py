@@ -28,6 +28,8 @@ from training.swarm.auditor import LIE_WEIGHT, MOST_EVASIONS, Auditor, _proof
 from training.swarm.books import Books, FalseSignatureError
 from training.swarm.clipping import centered_clip
 from training.swarm.coroutine import wait_for_result
+from training.swarm.work import LARGEST_DECLARED_BYTES
+from training.trust.proof import proven_peer_id
 
 engine.prepare()
 THREE = PEERS[:3]
@@ -39,7 +41,7 @@ class PlayedNetwork:
     """Three peers with their auditors; a call goes straight to the other one's handler."""
 
     def __init__(self, *, share=2.5):
-        self.caught = {peer: [] for peer in THREE}
+        self.caught, self.shown = {peer: [] for peer in THREE}, {peer: [] for peer in THREE}
         self.gone, self.asked = set(), []
         self.auditors = {peer: self._auditor(peer, signer, share) for peer, signer in zip(THREE, SIGNERS, strict=False)}
         self.books = {}
@@ -53,7 +55,8 @@ class PlayedNetwork:
                 return network.stub(own, peer)
 
         caught = lambda *facts: self.caught[own].append(facts)  # noqa: E731
-        return Played(None, "run", signer=signer, share=share, clipping=CLIPPING, caught=caught)
+        told = {"caught": caught, "shown": self.shown[own].append}
+        return Played(None, "run", signer=signer, share=share, clipping=CLIPPING, **told)
 
     def stub(self, own, peer):
         async def rpc_show_part(request):
@@ -67,9 +70,10 @@ class PlayedNetwork:
 
         return SimpleNamespace(rpc_show_part=rpc_show_part, rpc_accuse=rpc_accuse)
 
-    async def average(self, group=b"group", lie=lambda average: average, liar=None):
-        """An all-reduce; what each peer needs to check it is in its books."""
-        self.books = {peer: Books(self.auditors[peer].plan(), group, peer, parts_of(peer, group)) for peer in THREE}
+    async def average(self, group=b"group", lie=lambda average: average, liar=None, declared=b"", inspected=""):
+        """An all-reduce; what each peer needs to check it is in its books. `inspected` by the first peer."""
+        plans = {peer: self.auditors[peer].plan(declared, inspected if peer == THREE[0] else "") for peer in THREE}
+        self.books = {peer: Books(plans[peer], group, peer, parts_of(peer, group)) for peer in THREE}
         for peer, books in self.books.items():
             self.auditors[peer].open(books)
         for reducer in THREE:
@@ -460,3 +464,37 @@ def test_copies_of_the_last_averages_stay_as_long_as_they_are_small_together(mon
         return found
 
     assert played(scenario)[1] == [False, True, True]
+
+
+# -- whose work is checked ---------------------------------------------------------------------------------------------
+
+
+def test_who_checks_a_peers_work_gets_what_that_one_has_sent_and_signed():
+    """All parts of the two other reducers, each where it is in the tensors; and what it has sent itself."""
+
+    async def scenario(network):
+        await network.average(declared=b"samples", inspected=str(BOB))
+        await network.check(ADA)
+
+    network, _ = played(scenario)
+    shown = sorted(network.shown[ADA], key=lambda one: one.begin)
+    assert [one.begin for one in shown] == [VALUES * number for number in range(PARTS, 3 * PARTS)]
+    whole = {
+        peer: torch.cat([part for parts in parts_of(peer, b"group").values() for part in parts]) for peer in (ADA, BOB)
+    }
+    for one in shown:
+        here = slice(one.begin, one.begin + VALUES)
+        for values, peer in ((one.values, BOB), (one.asker, ADA)):
+            assert (values - whole[peer][here]).norm() < 0.02 * whole[peer][here].norm()
+        assert (one.peer, one.declared, one.weight, one.copies) == (str(BOB), b"samples", 1.0, ())
+        key, statement, signature = one.proof.rsplit(" ", 2)
+        assert proven_peer_id(key, bytes.fromhex(statement), signature) == str(BOB)
+    assert not network.shown[BOB] and not network.shown[EVE]
+
+
+def test_a_sender_that_declares_more_than_anybody_reads_is_refused():
+    async def scenario(network):
+        await network.average(declared=b"x" * (LARGEST_DECLARED_BYTES + 1))
+
+    with pytest.raises(FalseSignatureError, match="declares too much"):
+        played(scenario)
