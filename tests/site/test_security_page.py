@@ -155,6 +155,6 @@ def test_the_record_of_checks_of_work_keeps_what_the_page_says(open_page):
         if one["metric"].startswith("share, honest"):
             assert 0.5 < one["ours"] < 1.5 and one["error"] < 1
     text = open_page("challenges/security/", scripts=False).locator("main").text_content()
-    assert "once in 200\u202f000 sequences" in text.replace("\n", " ")
+    assert "once in 160\u202f000 sequences" in text.replace("\n", " ")
     for name in failed:
         assert name.removeprefix("hostile: ") in text or name.startswith("honest"), name

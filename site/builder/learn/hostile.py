@@ -124,8 +124,8 @@ def work_table() -> str:
 
 
 def false_alarms() -> str:
-    """In how many sequences of checks an honest peer fails once, rounded down."""
-    return show_count(int(float(f"{math.exp(-FAILING_EVIDENCE):.1g}")))
+    """In how many sequences of checks an honest peer fails once, rounded down to tens of thousands."""
+    return show_count(int(math.exp(-FAILING_EVIDENCE)) // 10_000 * 10_000)
 
 
 def check_share() -> str:
