@@ -1,10 +1,11 @@
 """What one peer that spoils averages costs the honest ones: their throughput with it, over that without it.
 
-    python benchmarks/spoilers.py --json benchmarks/results/spoilers.json      (about 20 minutes)
+    python benchmarks/spoilers.py --json benchmarks/results/spoilers.json      (about 17 minutes)
 
 Three honest peers train for `--seconds`, first by themselves, then beside a fourth that has one of the faults below
 from its first average to its last. All are processes on this machine; computing is replaced by a sleep of 0.125 s per
-sample. Counted are the samples of the honest that have entered an average with others.
+sample, so that several such runs fit on it at once. Counted are the samples of the honest that have entered an average
+with others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -298,7 +300,8 @@ def measure(fault: str | None, seconds: float) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--at-once", type=int, default=3, help="runs at the same time")
     parser.add_argument("--only", nargs="*", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--json", type=Path, help="write the record here")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
@@ -306,11 +309,13 @@ def main() -> None:
     if arguments.peer:
         peer(*json.loads(arguments.peer))
         return
-    alone = measure(None, arguments.seconds)["samples_per_second"]
-    print(f"{'no fourth peer':30} {alone:6.2f} samples/s", flush=True)
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        without, *beside = [pool.submit(measure, fault, arguments.seconds) for fault in (None, *arguments.only)]
+        alone = without.result()["samples_per_second"]
+        print(f"{'no fourth peer':30} {alone:6.2f} samples/s", flush=True)
+        found = [one.result() for one in beside]
     against, measured = {"peer": alone, "peer_name": "without a fourth peer"}, []
-    for fault in arguments.only:
-        one = measure(fault, arguments.seconds)
+    for fault, one in zip(arguments.only, found, strict=True):
         ours, told = one.pop("samples_per_second"), {"fault": fault, **one}
         print(f"{fault:30} {ours:6.2f} samples/s, {ours / alone:4.0%}; left out {one['left_out']} times", flush=True)
         measured.append(result(f"honest peers: beside one that {fault}", "samples/s", ours, **against, **told))

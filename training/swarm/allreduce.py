@@ -27,6 +27,7 @@ from training.swarm.agreement import Verdict
 from training.swarm.books import Books, FalseSignatureError, Plan
 from training.swarm.clipping import Clipping
 from training.swarm.groups import Delay, RoundReport
+from training.swarm.patience import NEARLY, Late, Patience
 from training.swarm.reducer import CheckedParts, ClippingReducer, FiniteReducer
 from training.swarm.streams import first_of
 
@@ -48,6 +49,8 @@ class ReportingRunner(AllReduceRunner):
             from both.
         clipping: Average by CenteredClip; None: by the weighted mean.
         plan: How reducers are checked; None: they are not.
+        patience_seconds: A peer that alone is late is given up after so long; None: never. See `patience`.
+        suspects: Peers that have spoiled averages before.
         on_fault: Called when the average can no longer be whole.
         kwargs: See hivemind.
     """
@@ -63,6 +66,8 @@ class ReportingRunner(AllReduceRunner):
         round_own_parts: bool = False,
         clipping: Clipping | None = None,
         plan: Plan | None = None,
+        patience_seconds: float | None = None,
+        suspects: frozenset[PeerID] = frozenset(),
         on_fault: Callable[[], None] = lambda: None,
         **kwargs,
     ):
@@ -93,10 +98,14 @@ class ReportingRunner(AllReduceRunner):
         """Those of them that may have failed because they have given it up themselves."""
         self._answered: Counter[PeerID] = Counter()
         self._sent_at: dict[PeerID, float] = {}
+        self._has_all_of_mine: set[PeerID] = set()
+        """Reducers to which all parts of this peer have left."""
         self._answered_at: dict[PeerID, float] = {}
         self._talks: dict[PeerID, asyncio.Future] = {}
         self._hung_up: set[PeerID] = set()
         self._given_up = asyncio.get_running_loop().create_future()
+        others = self.group_size - 1
+        self.patience = Patience(others, patience_seconds, self._late, suspects, on_overdue=self._note_overdue)
 
     def _open_books(self, plan: Plan) -> Books:
         parts = {
@@ -177,6 +186,8 @@ class ReportingRunner(AllReduceRunner):
         own = self._faulty | (self.troubles - self._ended if is_repetition and self.group_size > 2 else set())
         if own or whole:
             return Verdict(whole=whole, faulty=frozenset(own))
+        if nearly := self.patience.overdue(NEARLY):
+            return Verdict(whole=False, faulty=nearly)
         ended = self._ended if is_repetition and self.group_size > 2 else set()
         return Verdict(whole=False, told=not self.troubles - self._ended, faulty=frozenset(ended))
 
@@ -185,13 +196,32 @@ class ReportingRunner(AllReduceRunner):
 
         An answer may be late because of a sender whose parts the reducer lacks, so senders come first.
         """
+        return self._late_senders() or self._late_reducers()
+
+    def _late_senders(self) -> frozenset[PeerID]:
+        # A reducer reads a sender's next part when all have sent the one before.
         came, parts = self.tensor_part_reducer.num_parts_received, self.tensor_part_reducer.num_parts
         last = min(came, default=0)
         late = [peer for peer, count in zip(self.sender_peer_ids, came, strict=True) if count == last < parts]
-        if senders := frozenset(late) - {self.peer_id}:
-            return senders
+        return frozenset(late) - {self.peer_id}
+
+    def _late_reducers(self) -> frozenset[PeerID]:
         due = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
         return frozenset(peer for peer, count in due if self._answered[peer] < count) - {self.peer_id}
+
+    def _late(self) -> Late:
+        """See `Patience`."""
+        if senders := self._late_senders():
+            return Late(senders, reduce=False)
+        # While this peer still sends, its own link may be what a reducer waits for.
+        return Late(self._late_reducers() & self._has_all_of_mine, reduce=True)
+
+    def _note_overdue(self, peers: frozenset[PeerID]) -> None:
+        """These alone have been late for too long."""
+        if not self._given_up.done():
+            self.troubles |= peers
+            self._faulty |= peers
+            self._on_fault()
 
     def note_gone(self, peer: PeerID) -> None:
         """A groupmate does not even answer a ping; nothing happens if this peer has no need of it any more."""
@@ -347,10 +377,11 @@ class ReportingRunner(AllReduceRunner):
                 self._weights[sender], self._sent_at[sender] = message.weight, time.monotonic()
             yield message
 
-    async def _outgoing(self, stream: AsyncIterator) -> AsyncIterator:
+    async def _outgoing(self, stream: AsyncIterator, reducer: PeerID) -> AsyncIterator:
         async for message in stream:
             self._bytes_sent += len(message.tensor_part.buffer)
             yield message
+        self._has_all_of_mine.add(reducer)
 
 
 class _CountingStub:
@@ -379,7 +410,7 @@ class _CountingStub:
     async def rpc_aggregate_part(self, parts: AsyncIterator) -> AsyncIterator:
         books = self._runner.books
         parts = parts if books is None else books.sending(self._peer, parts)
-        stream = first_of(await self._stub.rpc_aggregate_part(self._runner._outgoing(parts)), self._count)
+        stream = first_of(await self._stub.rpc_aggregate_part(self._runner._outgoing(parts, self._peer)), self._count)
         answers = self._runner._incoming(stream if books is None else books.answered(self._peer, stream))
         return answers if self._on_hang_up is None else self._listening(answers)
 

@@ -117,7 +117,7 @@ class Auditor(ServicerBase):
     # -- an all-reduce of this peer ------------------------------------------------------------------------------------
 
     def plan(self, declared: bytes = b"", inspected: str = "") -> Plan:
-        """For the next all-reduce; see `pipe.Start`."""
+        """For the next all-reduce; see `Contribution`."""
         return replace(self._plan, suspects=frozenset(self._evasions), declared=declared, inspected=inspected)
 
     def open(self, books: Books) -> None:

@@ -24,7 +24,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from training.errors import ProcessEnded, TrainingError
 from training.swarm.admission import admission_of
 from training.swarm.gathering import Words
-from training.swarm.groups import AveragedGroup
+from training.swarm.groups import AveragedGroup, Contribution
 from training.swarm.pipe import (
     AveragerSettings,
     Begin,
@@ -78,11 +78,14 @@ class Round:
         """Whether the trainer has let it average; then it is not started again."""
         self.began = time.monotonic()
 
-    def start(self, weight: float, *, declared: bytes = b"", inspected: str = "") -> None:
-        """Lets it average what the tensors hold now, with this weight, as soon as it has a group; see `pipe.Start`."""
+    def start(
+        self, weight: float, *, declared: bytes = b"", inspected: str = "", cycle_seconds: float | None = None
+    ) -> None:
+        """Lets it average what the tensors hold now, as soon as it has a group; see `Contribution`."""
         if not self.started:
             self.started = True
-            self._send(Start(self.number, float(weight), declared, inspected))
+            facts = dict(declared=declared, inspected=inspected, cycle_seconds=cycle_seconds)
+            self._send(Start(self.number, Contribution(weight=float(weight), **facts)))
 
     def expect_fewer(self, gone: int) -> None:
         """Lets it wait for fewer peers, since so many of those that it expects are gone; negative: they are back."""
@@ -222,9 +225,9 @@ class Averager:
             self._end_rounds()
         return round_
 
-    def leave_out(self, peers: frozenset[str]) -> None:
-        """From now on these peers are in no group of this one."""
-        self._send(LeaveOut(peers))
+    def leave_out(self, peers: frozenset[str], suspects: frozenset[str]) -> None:
+        """From now on these peers are in no group of this one, and its groups wait less long for the suspects."""
+        self._send(LeaveOut(peers, suspects))
 
     def offer_state(self, priority: float | None) -> None:
         """Tells the DHT that newcomers can download the state here, or (None) that they no longer can."""

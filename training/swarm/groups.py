@@ -100,6 +100,20 @@ class Announcement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Contribution:
+    """What a peer brings to an average beside its tensors, and what it wants of it."""
+
+    weight: float
+    """Of its tensors."""
+    declared: bytes = b""
+    """The samples that they come from, see `work`; the group's reducers get this peer's signature of it."""
+    inspected: str = ""
+    """The groupmate whose work the trainer checks: it wants some of what that one sends. Empty: of nobody."""
+    cycle_seconds: float | None = None
+    """Between two averages: so much time of the whole group an average is worth. None: waiting costs nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
     """Who takes part in an all-reduce."""
 

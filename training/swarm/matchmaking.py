@@ -43,8 +43,8 @@ MAJORITY_WINDOWS = 2
 """After `PATIENCE_WINDOWS`, a group needs only the majority of the expected peers, for so many windows. If any two
 could go on then, one peer with a bad link would make the others part in pairs, with weights that differ."""
 MUTE_WINDOWS = 1.5
-"""A leader that does not answer in time is not asked again for so many windows, if there may be others. Else each
-window would be spent on the one peer whose link is full."""
+"""A leader that does not answer in time, or answers nonsense, is not asked again for so many windows, if there may be
+others. Else each window would be spent on the one peer whose link is full."""
 _LOOK_SECONDS, _PAUSE_SHARE = 0.1, 0.25
 """Shortest pause before a look for leaders, and the pause's share of the time that the search has lasted; half a window
 at most. hivemind's own loop asks the DHT without pause: it keeps a core busy, and fills the links of those who answer.
@@ -229,6 +229,7 @@ class PatientMatchmaking(Matchmaking):
         except (NonsenseError, TicketRefused) as error:
             if not self._may_be_late_news(error):
                 self._spoilers.add(leader)
+                self._mute_at[leader] = time.monotonic()
             raise
         self._idle.pop(leader, None)
         return await super().follower_assemble_group(leader, msg)

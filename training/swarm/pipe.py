@@ -9,7 +9,7 @@ round.stage      <- Reached ------------
 round.result()   <- Ended --------------  what came of the round
 note_caught      <- Caught -------------  a peer has lied as a reducer, or evades checks
 note_shown       <- Shown --------------  what a groupmate has sent, whose work this peer checks
-leave_out()      -- LeaveOut ---------->  meets these peers no more
+leave_out()      -- LeaveOut ---------->  meets these peers no more, or waits less long for them
 offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
 read_state       <- StateWanted --------  a newcomer asks for the state
                  -- State ------------->
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from calculator.settings import MIN_GROUP_SIZE, REQUEST_TIMEOUT_SECONDS
 from training.swarm.clipping import Clipping
-from training.swarm.groups import AveragedGroup
+from training.swarm.groups import AveragedGroup, Contribution
 from training.swarm.serving import Head
 
 
@@ -98,11 +98,7 @@ class Start:
     """The tensors are ready."""
 
     number: int
-    weight: float
-    declared: bytes = b""
-    """The samples that they come from, see `work`; the group's reducers get this peer's signature of it."""
-    inspected: str = ""
-    """The groupmate whose work the trainer checks: it wants some of what that one sends. Empty: of nobody."""
+    contribution: Contribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +119,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class LeaveOut:
-    """Whom this peer's groups leave out from now on; see `standing`."""
+    """Whom this peer's groups leave out from now on, and for whom they wait less long; see `standing`."""
 
     peers: frozenset[str]
+    suspects: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

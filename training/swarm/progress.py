@@ -82,6 +82,8 @@ class GlobalProgress:
     """In this epoch, of all peers."""
     num_peers: int
     """Peers with a record, this one included; 0 if it finds none, not even its own."""
+    rate: float
+    """Samples per second of all peers."""
     ends_at: float
     """DHT time at which the epoch's samples will be there."""
     look_at: float
@@ -178,6 +180,11 @@ class Progress:
             or known.samples >= self.target_batch_size
             or get_dht_time() >= known.ends_at
         )
+
+    @property
+    def epoch_seconds(self) -> float:
+        """How long an epoch takes at the rate of all; 0 if that is not known."""
+        return self.target_batch_size / self._global.rate if self._global.rate > 0 else 0.0
 
     @property
     def seconds_left(self) -> float:
@@ -433,6 +440,7 @@ class Progress:
             newest=newest,
             samples=samples,
             num_peers=num_peers,
+            rate=rate,
             ends_at=now + seconds_left,
             look_at=now + look_in,
         )

@@ -25,7 +25,8 @@ from training.swarm.agreement import Agreement
 from training.swarm.allreduce import ReportingRunner
 from training.swarm.auditor import Auditor
 from training.swarm.clipping import Clipping
-from training.swarm.groups import Attempt, Group, RoundReport, spoilers
+from training.swarm.groups import Attempt, Contribution, Group, RoundReport, spoilers
+from training.swarm.patience import NEARLY, limit_of
 from training.swarm.reducer import shortened_part_bytes
 from training.swarm.signs_of_life import ping
 from training.swarm.streams import until_hung_up
@@ -116,6 +117,8 @@ class AllReduces:
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task] = set()
         self._newest: ReportingRunner | None = None
+        self.suspects: frozenset[PeerID] = frozenset()
+        """Peers that have spoiled averages before."""
 
     @property
     def peer_id(self) -> PeerID:
@@ -206,10 +209,8 @@ class AllReduces:
         infos: Sequence[CompressionInfo] | None,
         group: Group,
         *,
-        weight: float,
+        contribution: Contribution,
         travel: Travel,
-        declared: bytes = b"",
-        inspected: str = "",
         before: Attempt | None = None,
     ) -> Attempt:
         """One all-reduce of an announced group, and the group's decision on it. Changes no tensors.
@@ -224,7 +225,7 @@ class AllReduces:
             prefix=self._prefix,
             tensors=tensors,
             tensor_infos=infos,
-            weight=weight,
+            weight=contribution.weight,
             group_id=group.group_id,
             ordered_peer_ids=group.peers,
             peer_fractions=group.fractions,
@@ -234,7 +235,12 @@ class AllReduces:
             reducer_timeout=2 * travel.chunk_seconds if travel.chunk_seconds is not None else None,
             round_own_parts=travel.round_own_parts,
             clipping=travel.clipping,
-            plan=self._auditor.plan(declared, inspected) if self._auditor is not None else None,
+            plan=self._auditor.plan(contribution.declared, contribution.inspected)
+            if self._auditor is not None
+            else None,
+            patience_seconds=limit_of(contribution.cycle_seconds, len(group.peers), travel.chunk_seconds),
+            # Groupmates that do not suspect the same peers wait longer, and do not complain with this one: once only.
+            suspects=self.suspects if before is None else frozenset(),
             on_fault=over.set,
         )
         agreement = self._begin(group, runner, on_bad_verdict=over.set, before=before)
@@ -252,9 +258,9 @@ class AllReduces:
             decision=decision,
             updates=updates,
             fault=fault,
-            weight=weight,
+            weight=contribution.weight,
             absent=frozenset(agreement.absent),
-            troubles=frozenset(runner.troubles),
+            troubles=frozenset(runner.troubles | runner.patience.overdue(NEARLY)),
             complainer=agreement.only_complainer(),
         )
 
@@ -276,6 +282,7 @@ class AllReduces:
             on_bad_verdict=on_bad_verdict,
             is_repetition=before is not None,
             complained=before.complainer if before is not None else None,
+            suspects=self.suspects,
         )
         while len(self._agreements) > _AGREEMENTS_KEPT:
             del self._agreements[next(iter(self._agreements))]
@@ -287,7 +294,7 @@ class AllReduces:
 
     @asynccontextmanager
     async def _watching(self, group: Group, runner: ReportingRunner, agreement: Agreement) -> AsyncIterator[None]:
-        """Within this context, groupmates that are gone are not waited for."""
+        """Within this context nobody waits for groupmates that are gone, or that alone are late for too long."""
         called = frozenset(peer for peer, share in zip(group.peers, group.fractions, strict=True) if share > 0)
 
         def note_gone(peer: PeerID) -> None:
@@ -298,11 +305,12 @@ class AllReduces:
             return await ping(self._connection, peer, seconds) is not None
 
         vigil = Vigil(answers, lambda: (runner.late_peers() & called) | agreement.asked, note_gone)
-        watch = asyncio.create_task(vigil.watch())
+        watches = [asyncio.create_task(watch) for watch in (vigil.watch(), runner.patience.watch())]
         try:
             yield
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     def late_peers(self) -> frozenset[PeerID]:
         """For whom the newest all-reduce waits here."""
@@ -355,11 +363,8 @@ class GroupAllReduce:
 
     all_reduces: AllReduces
     group: Group
-    weight: float
+    contribution: Contribution
     travel: Travel
-    declared: bytes = b""
-    """See `pipe.Start`."""
-    inspected: str = ""
 
     async def __call__(
         self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None = None, *, phase: bytes = b""
@@ -405,10 +410,8 @@ class GroupAllReduce:
                 tensors,
                 infos,
                 group,
-                weight=self.weight,
+                contribution=self.contribution,
                 travel=self.travel,
-                declared=self.declared,
-                inspected=self.inspected,
                 before=before,
             )
         finally:

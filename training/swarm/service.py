@@ -216,8 +216,9 @@ class Service(ServicerBase):
             case Cancel(number):
                 if number in self._pending and not self._pending[number].averages:
                     self._pending[number].task.cancel()
-            case LeaveOut(peers):
-                self.matchmaking.left_out = frozenset(PeerID.from_base58(peer) for peer in peers)
+            case LeaveOut(peers, suspects):
+                self.matchmaking.left_out = frozenset(map(PeerID.from_base58, peers))
+                self.rounds.suspects = frozenset(map(PeerID.from_base58, suspects))
             case Offer(priority):
                 self._states.offer(priority)
             case State(number, state):
@@ -263,7 +264,9 @@ class Service(ServicerBase):
             try:
                 info = await self.matchmaking.find_group(begin.told, deadline=deadline, expected_peers=expected)
             finally:
-                pending.spoiled_by |= dict.fromkeys(self.matchmaking.take_spoilers(), 1.0)
+                spoilers = self.matchmaking.take_spoilers()
+                pending.gone += len(spoilers - pending.spoiled_by.keys())  # the next group need not wait for them
+                pending.spoiled_by |= dict.fromkeys(spoilers, 1.0)
             if info is None:
                 raise AllreduceException("no group was found")
             self._pipe.send(Reached(number, Stage.WAITING))
@@ -291,10 +294,8 @@ class Service(ServicerBase):
         all_reduce = GroupAllReduce(
             all_reduces=self.rounds,
             group=group,
-            weight=start.weight,
+            contribution=start.contribution,
             travel=self._travel,
-            declared=start.declared,
-            inspected=start.inspected,
         )
         # The trainer may hold the lock for a while; a plain `with` would hold up all calls of other peers as long.
         async with enter_asynchronously(self._lock):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 
-from builder.benchmark_records import recorded
+from builder.benchmark_records import record, recorded
 from builder.markup.tables import stacked
 from calculator.page.words import show_count
 from training.config import SwarmConfig
@@ -15,7 +15,11 @@ RECORD = "byzantine"
 CHECKS = "audits"
 """The record of checks of reducers,"""
 WORK = "work_checks"
-"""and that of checks of work."""
+"""that of checks of work,"""
+SPOILERS = "spoilers"
+"""and that of peers that spoil averages."""
+LEAST_THROUGHPUT = 0.9
+"""Of the honest beside a spoiler, over theirs without it."""
 WHAT_THEY_SEND = {
     "sign flip": "minus the honest mean",
     "IPM": "minus twice the honest mean",
@@ -121,6 +125,29 @@ def work_table() -> str:
         rows.append((peer if kind == "hostile" else f"honest ({peer})", *found, ended))
     columns = ("What is sent", "Share found", "Its error", "Checks until it fails")
     return stacked("Checks of work, by what a peer sends", columns, rows)
+
+
+def spoilers_table() -> str:
+    """HTML table: what three honest peers get done beside a fourth that spoils averages, by what that one does.
+
+    Raises:
+        ValueError: If it is less than 90 % beside one of them: then the page must say so.
+    """
+    rows = []
+    for one in recorded(SPOILERS):
+        share = one["ours"] / one["peer"]
+        if share < LEAST_THROUGHPUT:
+            raise ValueError(
+                f"benchmarks/results/{SPOILERS}.json: {share:.0%} beside a peer that {one['fault']}; say so."
+            )
+        rows.append((one["fault"], f"{100 * min(share, 1.0):.0f}\u00a0%"))
+    columns = ("The fourth peer", "Samples of the other three, over those without it")
+    return stacked("Three honest peers beside a fourth that spoils averages", columns, rows)
+
+
+def spoiled_minutes() -> str:
+    """How long each of them was beside the three."""
+    return f"{record(SPOILERS)['seconds'] / 60:.0f}"
 
 
 def false_alarms() -> str:

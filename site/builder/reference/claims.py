@@ -49,6 +49,12 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/security.md",
+        sentence="An average waits for a late peer no longer than that peer's samples are worth.",
+        tests=("training/swarm/test_patience.py", "training/swarm/test_standing.py"),
+        not_known="In a pair nobody can tell who is late: there only the time-outs of silent peers count.",
+    ),
+    Claim(
+        page="challenges/security.md",
         sentence="A slow peer that costs the others more time than it brings samples is left out.",
         tests=("training/swarm/test_standing.py",),
         not_known="What it brings is what it says, up to twice an average peer's work.",

@@ -21,6 +21,7 @@ from training.swarm.waiting import LeftBehindError
 
 SWARM = load_recipe("demo").swarm.model_copy(update={"matchmaking_seconds": 0.01, "request_timeout_seconds": 0.005})
 SAMPLES = 32
+EPOCH_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,8 @@ class PlayedRound:
     def __init__(self, outcome):
         self.outcome, self.weight = outcome, None
 
-    def start(self, weight, *, declared=b"", inspected=""):
-        self.started, self.weight, self.told = True, weight, (declared, inspected)
+    def start(self, weight, *, declared=b"", inspected="", cycle_seconds=None):
+        self.started, self.weight, self.told, self.cycle = True, weight, (declared, inspected), cycle_seconds
 
     def done(self):
         return self.started
@@ -78,10 +79,11 @@ def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None, peer
         give_up=lambda peers: None,
         look_around=lambda: (7, others()),
         seconds_left=0.0,
+        epoch_seconds=EPOCH_SECONDS,
         give_up_the_silent=lambda *seconds, **slow: None,
     )
     averager, alignment = PlayedAverager(*outcomes), AlignmentState()
-    standing = Standing(lambda peers: None)
+    standing = Standing(lambda peers, suspects: None)
     exchange = Exchange(SWARM, averager, progress or played, alignment, standing=standing, epochs_apart=epochs_apart)
     return exchange, averager, alignment
 
@@ -259,3 +261,15 @@ def test_an_average_goes_with_what_the_peer_declares_and_with_the_wish_to_check_
     average(exchange, 7)
     average(exchange, 8)
     assert [one.told for one in averager.rounds] == [(b"samples", "mallory"), (b"samples", "")]
+
+
+def test_an_average_knows_how_much_time_it_is_worth():
+    """At least an epoch, also if this peer has just come; waiting in the background costs nothing."""
+    exchange, averager, _ = exchange_of(averaged(), averaged())
+    average(exchange, 7)
+    exchange._average_ended -= 10 * EPOCH_SECONDS
+    average(exchange, 8)
+    assert [round(one.cycle / EPOCH_SECONDS) for one in averager.rounds] == [1, 10]
+    exchange, averager, _ = exchange_of(averaged(), epochs_apart=1)
+    average(exchange, 7)
+    assert averager.rounds[0].cycle is None

@@ -497,7 +497,7 @@ def follower(world):
     """Matchmaking of ada, as it follows bob."""
     one = object.__new__(PatientMatchmaking)
     one._admission, one.peer_id, one._spoilers, one._epochs_apart = world.ada.admission, world.ada.id, set(), 0
-    one._idle = {}
+    one._idle, one._mute_at = {}, {}
     return one
 
 
@@ -513,6 +513,7 @@ def test_a_member_refuses_a_group_with_the_uninvited_and_its_leader_spoils(world
     # An honest leader may not have heard of the ban yet.
     is_late_news = kind == "banned" and world.ada.admission.may_be_late_news(TicketRefused("banned", ""))
     assert one.take_spoilers() == (set() if is_late_news else {str(world.bob.id)})
+    assert one._mute_at.keys() == (set() if is_late_news else {world.bob.id})  # it is not followed again soon
 
 
 # -- a ban -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from played import averaged
 
 from training.swarm.agreement import Decision
 from training.swarm.coroutine import wait_for_result
-from training.swarm.groups import DOUBT, Attempt, Group
+from training.swarm.groups import DOUBT, Attempt, Contribution, Group
 from training.swarm.rounds import REPETITIONS, GroupAllReduce
 
 OWN, OTHER, THIRD = (PeerID(name) for name in (b"own", b"other", b"third"))
@@ -22,7 +22,7 @@ class PlayedAllReduces:
     def __init__(self, *attempts):
         self.attempts, self.known = list(attempts), []
 
-    async def attempt(self, tensors, infos, group, *, weight, travel, before, declared, inspected):
+    async def attempt(self, tensors, infos, group, *, contribution, travel, before):
         self.known.append(group.group_id)
         return self.attempts.pop(0)
 
@@ -44,7 +44,7 @@ def average(*attempts, peers=(OWN, OTHER)):
     fractions = (1 / len(peers),) * len(peers)
     played = PlayedAllReduces(*attempts)
     group = Group(group_id=b"first", peers=peers, fractions=fractions)
-    all_reduce = GroupAllReduce(all_reduces=played, group=group, weight=32.0, travel=None)
+    all_reduce = GroupAllReduce(all_reduces=played, group=group, contribution=Contribution(weight=32.0), travel=None)
     report = wait_for_result(all_reduce([tensor], phase=b"P"))
     return tensor.tolist(), report, played.known
 
