@@ -158,3 +158,14 @@ def test_the_record_of_checks_of_work_keeps_what_the_page_says(open_page):
     assert "once in 160\u202f000 sequences" in text.replace("\n", " ")
     for name in failed:
         assert name.removeprefix("hostile: ") in text or name.startswith("honest"), name
+
+
+def test_the_record_of_spoilers_keeps_what_is_asked_and_the_page_shows_it(open_page):
+    """Beside each kind of spoiler the honest get at least nine tenths done."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "spoilers.json").read_text(encoding="utf-8"))["results"]
+    shares = {one["fault"]: one["ours"] / one["peer"] for one in results}
+    assert {"stands still", "answers slowly", "breaks off", "blames all others", "lies as a leader"} < shares.keys()
+    assert min(shares.values()) >= 0.9, shares
+    table = open_page("challenges/security/", scripts=False).get_by_role("region", name="a fourth that spoils averages")
+    for fault, share in shares.items():
+        assert f"{100 * min(share, 1):.0f}\u00a0%" in table.get_by_role("row", name=fault).text_content()
