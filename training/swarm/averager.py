@@ -78,13 +78,15 @@ class Round:
         """Whether the trainer has let it average; then it is not started again."""
         self.began = time.monotonic()
 
-    def start(
-        self, weight: float, *, declared: bytes = b"", inspected: str = "", cycle_seconds: float | None = None
-    ) -> None:
-        """Lets it average what the tensors hold now, as soon as it has a group; see `Contribution`."""
+    def start(self, weight: float, **facts: object) -> None:
+        """Lets it average what the tensors hold now, as soon as it has a group.
+
+        Args:
+            weight: Of the tensors.
+            facts: The other fields of `Contribution`.
+        """
         if not self.started:
             self.started = True
-            facts = dict(declared=declared, inspected=inspected, cycle_seconds=cycle_seconds)
             self._send(Start(self.number, Contribution(weight=float(weight), **facts)))
 
     def expect_fewer(self, gone: int) -> None:

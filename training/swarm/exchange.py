@@ -170,11 +170,14 @@ class Exchange:
 
     def _start(self, round_: Round, epoch_end: EpochEnd) -> None:
         inspected, self.inspected = self.inspected, ""
-        # With an epoch between an average and its update, the trainer computes while the average waits.
-        cycle = (
-            None if self._epochs_apart else max(time.monotonic() - self._average_ended, self._progress.epoch_seconds)
+        cycle = max(time.monotonic() - self._average_ended, self._progress.epoch_seconds)
+        round_.start(
+            epoch_end.samples,
+            declared=self.averager.declared,
+            inspected=inspected,
+            cycle_seconds=cycle,
+            free_seconds=cycle * self._epochs_apart,
         )
-        round_.start(epoch_end.samples, declared=self.averager.declared, inspected=inspected, cycle_seconds=cycle)
 
     def finish(self, round_: Round | None, epoch_end: EpochEnd) -> None:
         """Waits for the average, and notes in `epoch_end` how it went.

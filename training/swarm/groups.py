@@ -110,7 +110,9 @@ class Contribution:
     inspected: str = ""
     """The groupmate whose work the trainer checks: it wants some of what that one sends. Empty: of nobody."""
     cycle_seconds: float | None = None
-    """Between two averages: so much time of the whole group an average is worth. None: waiting costs nothing."""
+    """Between two averages; a late peer is waited for as long as its share of that is worth. None: no limit."""
+    free_seconds: float = 0.0
+    """The trainer computes meanwhile, so that waiting costs nothing for so long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

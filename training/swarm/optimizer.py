@@ -123,7 +123,7 @@ class SwarmOptimizer:
         self.exchange = Exchange(
             swarm, self.gradients, self.progress, self.alignment, standing=self.standing, epochs_apart=apart
         )
-        self.updates = _make_updates(self.host, self.parameters, self.alignment, run)
+        self.updates = _make_updates(self.host, self.parameters, self.alignment, run, self.progress)
         self.strategy = strategy(
             Parts(
                 run=run,
@@ -369,11 +369,14 @@ def _make_parameter_averager(
     return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
 
 
-def _make_updates(host: Host, parameters: ParameterAverager, alignment: AlignmentState, run: RunConfig) -> Updates:
+def _make_updates(
+    host: Host, parameters: ParameterAverager, alignment: AlignmentState, run: RunConfig, progress: Progress
+) -> Updates:
     return Updates(
         host,
         parameters,
         alignment,
+        epoch_seconds=lambda: progress.epoch_seconds,
         round_seconds=run.swarm.averaging_timeout_seconds,
         search_seconds=run.swarm.matchmaking_seconds + run.swarm.request_timeout_seconds,
     )

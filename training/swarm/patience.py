@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from hivemind.p2p import PeerID
 
+from training.swarm.groups import Contribution
+
 LOOK_SECONDS = 0.25
 """How often it looks who is late."""
 LEAST_SHARE = 0.1
@@ -94,14 +96,15 @@ class Patience:
         return frozenset(peer for peer, waited in self._waited.items() if waited >= share)
 
 
-def limit_of(cycle_seconds: float | None, peers: int, chunk_seconds: float | None) -> float | None:
-    """Limit for a late sender in a group of so many peers.
+def limit_of(contribution: Contribution, peers: int, chunk_seconds: float | None) -> float | None:
+    """Seconds for which an all-reduce waits for a late sender in a group of so many peers; None: there is no limit.
 
     Args:
-        cycle_seconds: Between two averages; None: waiting costs nothing.
+        contribution: Says how much time an average is worth.
         peers: In the group.
         chunk_seconds: Longest silence of a sender; no peer is given up sooner. None: it may be silent for ever.
     """
-    if cycle_seconds is None or chunk_seconds is None:
+    if contribution.cycle_seconds is None or chunk_seconds is None:
         return None
-    return max(chunk_seconds, cycle_seconds * max(1 / peers, LEAST_SHARE))
+    worth = contribution.cycle_seconds * max(1 / peers, LEAST_SHARE)
+    return max(chunk_seconds, contribution.free_seconds + worth)

@@ -238,7 +238,7 @@ class AllReduces:
             plan=self._auditor.plan(contribution.declared, contribution.inspected)
             if self._auditor is not None
             else None,
-            patience_seconds=limit_of(contribution.cycle_seconds, len(group.peers), travel.chunk_seconds),
+            patience_seconds=limit_of(contribution, len(group.peers), travel.chunk_seconds),
             # Groupmates that do not suspect the same peers wait longer, and do not complain with this one: once only.
             suspects=self.suspects if before is None else frozenset(),
             on_fault=over.set,

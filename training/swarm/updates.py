@@ -34,6 +34,7 @@ class Updates:
         parameters: Averages them.
         alignment: Told when a round of parameters has brought the others' weights.
         round_seconds: Longest round of parameters, the search for its group included.
+        epoch_seconds: How long an epoch takes; 0 if that is not known.
         search_seconds: A round of parameters that has no group after this time is given up when the next epoch ends.
     """
 
@@ -43,11 +44,12 @@ class Updates:
         parameters: ParameterAverager,
         alignment: AlignmentState,
         *,
+        epoch_seconds: Callable[[], float],
         round_seconds: float,
         search_seconds: float,
     ):
         self.host, self.parameters, self._alignment = host, parameters, alignment
-        self._round_seconds, self._search_seconds = round_seconds, search_seconds
+        self._round_seconds, self._search_seconds, self._epoch_seconds = round_seconds, search_seconds, epoch_seconds
         # A single thread, so that a round of parameters begins when the update before it has ended.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="updates")
         self._updating: Future[bool] | None = None
@@ -150,7 +152,8 @@ class Updates:
             round_.cancel()
             return None
         self.parameters.load()
-        round_.start(self.parameters.weight)
+        seconds = self._epoch_seconds()
+        round_.start(self.parameters.weight, cycle_seconds=seconds or None, free_seconds=seconds)
         try:
             group = round_.result(self._round_seconds)
         except (Exception, CancelledError) as error:

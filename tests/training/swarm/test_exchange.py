@@ -39,8 +39,9 @@ class PlayedRound:
     def __init__(self, outcome):
         self.outcome, self.weight = outcome, None
 
-    def start(self, weight, *, declared=b"", inspected="", cycle_seconds=None):
-        self.started, self.weight, self.told, self.cycle = True, weight, (declared, inspected), cycle_seconds
+    def start(self, weight, *, declared=b"", inspected="", cycle_seconds=None, free_seconds=0.0):
+        self.started, self.weight, self.told = True, weight, (declared, inspected)
+        self.cycle, self.free = cycle_seconds, free_seconds
 
     def done(self):
         return self.started
@@ -264,12 +265,13 @@ def test_an_average_goes_with_what_the_peer_declares_and_with_the_wish_to_check_
 
 
 def test_an_average_knows_how_much_time_it_is_worth():
-    """At least an epoch, also if this peer has just come; waiting in the background costs nothing."""
+    """At least an epoch, also if this peer has just come; waiting in the background costs nothing for as long."""
     exchange, averager, _ = exchange_of(averaged(), averaged())
     average(exchange, 7)
     exchange._average_ended -= 10 * EPOCH_SECONDS
     average(exchange, 8)
     assert [round(one.cycle / EPOCH_SECONDS) for one in averager.rounds] == [1, 10]
+    assert [one.free for one in averager.rounds] == [0, 0]
     exchange, averager, _ = exchange_of(averaged(), epochs_apart=1)
     average(exchange, 7)
-    assert averager.rounds[0].cycle is None
+    assert averager.rounds[0].free == averager.rounds[0].cycle == EPOCH_SECONDS

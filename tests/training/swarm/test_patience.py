@@ -6,6 +6,7 @@ import pytest
 
 from training.swarm import patience
 from training.swarm.coroutine import wait_for_result
+from training.swarm.groups import Contribution
 from training.swarm.patience import NEARLY, Late, Patience, limit_of
 
 ADA, ALAN, GRACE, MALLORY = "ada", "alan", "grace", "mallory"
@@ -88,7 +89,12 @@ def test_honest_peers_that_hear_of_a_failure_name_the_same_peer():
 
 
 def test_a_peer_is_worth_its_share_of_the_time_between_two_averages():
-    assert limit_of(600.0, 4, 5.0) == 150.0
-    assert limit_of(600.0, 100, 5.0) == 60.0  # a tenth at least
-    assert limit_of(8.0, 4, 5.0) == 5.0  # no sooner than a peer that sends nothing
-    assert limit_of(None, 4, 5.0) is limit_of(8.0, 4, None) is None
+
+    def limit(cycle, peers, chunk=5.0, free=0.0):
+        return limit_of(Contribution(weight=1.0, cycle_seconds=cycle, free_seconds=free), peers, chunk)
+
+    assert limit(600.0, 4) == 150.0
+    assert limit(600.0, 100) == 60.0  # a tenth at least
+    assert limit(8.0, 4) == 5.0  # no sooner than a peer that sends nothing
+    assert limit(600.0, 4, free=600.0) == 750.0
+    assert limit(None, 4) is limit(8.0, 4, chunk=None) is None

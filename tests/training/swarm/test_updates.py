@@ -39,7 +39,8 @@ class PlayedRound:
     def __init__(self):
         self.began, self.over, self.group, self.cancelled = time.monotonic(), threading.Event(), None, False
 
-    def start(self, weight):
+    def start(self, weight, *, cycle_seconds, free_seconds):
+        assert cycle_seconds == free_seconds == 60.0  # an epoch, in which the trainer computes
         self.started = True
 
     def cancel(self):
@@ -60,7 +61,8 @@ def peer():
     host = Host([{"params": list(model)}], lambda groups: torch.optim.SGD(groups, lr=0.0), lambda e: 1 / (e + 1))
     host.use_gradients([torch.ones(1)])
     parameters, alignment = PlayedParameters(host), AlignmentState()
-    updates = Updates(host, parameters, alignment, round_seconds=30.0, search_seconds=0.3)
+    seconds = dict(epoch_seconds=lambda: 60.0, round_seconds=30.0, search_seconds=0.3)
+    updates = Updates(host, parameters, alignment, **seconds)
     return updates, parameters, alignment, model
 
 
