@@ -33,7 +33,7 @@ RUN = load_recipe("demo")
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a volunteer reports after an epoch (`training.publish.history.PeerReport`)."""
+    """What a volunteer reports after an epoch (`training.publish.credit.PeerReport`)."""
 
     name: str
     peer_id: str

@@ -20,15 +20,24 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Literal, Protocol
+from typing import Literal
 
 from training.config import parse_recipe
 from training.errors import BadInput, TrainingError
 from training.publish.branches import Branches
+from training.publish.credit import (
+    EPOCHS_BEFORE_ALL,
+    EPOCHS_OF_SAMPLES,
+    Credited,
+    PeerReport,
+    believed_totals,
+    with_believed_epochs,
+)
 from training.publish.schema import (
     SCHEMA_VERSION,
     SHOWN_COLUMNS,
@@ -47,30 +56,6 @@ EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "starte
 
 SAME_EPOCH_SECONDS = 10.0
 """Peers of a group end an epoch within this time of each other. It is done again only after all have left."""
-
-
-class PeerReport(Protocol):
-    """The fields of a peer's metric record that the history reads; `training.swarm.metrics.PeerRecord` has them."""
-
-    name: str
-    peer_id: str
-    status: str
-    """`joining`, `training`, `waiting` or `leaving`."""
-    lineage: str | None
-    """Of its weights; None: not known."""
-    epoch: int
-    """Updates in the peer's weights, made by itself or downloaded."""
-    loss: float | None
-    """Mean over its samples of the last complete epoch."""
-    samples: int
-    """All samples of this peer, including those before a restart."""
-    samples_per_second: float
-    seconds: float
-    """All the time that this peer has trained."""
-    time: float
-    """When the peer wrote the record, by its own clock; a different value means that the record was renewed."""
-    recent: Sequence[tuple[int, float, int, float]]
-    """Its last epochs, oldest first, each with its loss, its samples and when it ended, by the peer's clock."""
 
 
 class HistoryReader:
@@ -285,6 +270,7 @@ class History(HistoryReader):
         run_id: The run whose history this is.
         recipe_digest: `RunConfig.digest` of its recipe.
         expiration_seconds: A peer whose record is not renewed for this long counts as gone.
+        target_batch_size: Samples that end an epoch, by which credit is bounded (`credit`); None: it is not.
         clock: Seconds since the epoch; a test passes its own.
 
     Raises:
@@ -299,10 +285,11 @@ class History(HistoryReader):
         run_id: str,
         recipe_digest: str,
         expiration_seconds: float,
+        target_batch_size: int | None = None,
         clock: Callable[[], float] = time.time,
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._expiration_seconds = expiration_seconds
+        self._expiration_seconds, self._target_batch_size = expiration_seconds, target_batch_size
         self._watching_since = clock()
         self._lock_file = _lock_path(path).open("a")
         try:
@@ -417,9 +404,12 @@ class History(HistoryReader):
     ) -> dict[tuple[int, int], float]:
         """Takes in one record; returns the new epochs that it reports, as `{(branch, epoch): when it ended}`."""
         key = (report.name, report.peer_id)
+        report = with_believed_epochs(report, self._target_batch_size)
         known = self._known(connection, branches, report, now)
         if known["record_time"] == report.time:
             return {}
+        ended, total = self._totals(connection, branches, known, report)
+        report = replace(report, samples=total)
         self._note_coming_and_going(connection, known, report, now)
         base = known["since_epoch"]
         epochs = 1 if base is None else report.epoch - base
@@ -461,12 +451,33 @@ class History(HistoryReader):
                 _finite(report.samples_per_second),
                 _epoch_of(report),
                 # What a peer gave before it was started again belongs to no epoch that it does from now on.
-                report.samples if finished or samples < 0 or has_restarted else known["since_samples"],
+                ended if finished or samples < 0 or has_restarted else known["since_samples"],
                 branch,
                 *key,
             ),
         )
         return reported
+
+    def _totals(
+        self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, report: Credited
+    ) -> tuple[int, int]:
+        """The samples that a peer can have had, of the epochs that it has ended, and with the one under way."""
+        base, key = known["since_epoch"], (report.name, report.peer_id)
+        number = branches.of_lineage(report.lineage) if known["branch"] is None else known["branch"]
+        query = "SELECT 1 FROM reports WHERE branch = ? AND epoch = ? AND name = ? AND peer_id = ?"
+        told = [
+            epoch
+            for epoch in {report.epoch, *(one[0] for one in report.recent)}
+            if connection.execute(query, (branches.holder(number, epoch), epoch, *key)).fetchone()
+        ]
+        return believed_totals(
+            report,
+            self._target_batch_size,
+            since_epoch=base,
+            since_samples=known["since_samples"],
+            unwatched=0 if base is None else _unwatched(connection, base, _first_recent(report)),
+            told=told,
+        )
 
     def _goes_on(
         self, connection: sqlite3.Connection, branches: Branches, known: sqlite3.Row, report: PeerReport, now: float
@@ -539,6 +550,11 @@ class History(HistoryReader):
         unseen = _recent(report, branches.newest_before(report.lineage))
         before = unseen[0][0] - 1 if unseen else _epoch_of(report)
         samples = report.samples - sum(given for _, _, given, _ in unseen)
+        if self._target_batch_size is not None:  # what it did before, a monitor has seen, unless there was none
+            (newest,) = connection.execute("SELECT max(epoch) FROM epochs").fetchone()
+            last = before if before is not None else EPOCHS_BEFORE_ALL if newest is None else newest
+            unwatched = _unwatched(connection, 0, 1 + last)
+            samples = min(samples, EPOCHS_OF_SAMPLES * self._target_batch_size * unwatched)
         connection.execute(
             "INSERT INTO peers VALUES (?, ?, ?, FALSE, NULL, 0, 0.0, NULL, ?, ?, NULL)",
             (*key, now, before, max(0, samples)),
@@ -633,6 +649,13 @@ def _is_counted(connection: sqlite3.Connection, report: PeerReport, epoch: int, 
     """Whether a branch has this very report: when a peer does an epoch again, its loss differs."""
     query = "SELECT 1 FROM reports WHERE epoch = ? AND name = ? AND peer_id = ? AND loss = ? AND samples = ?"
     return connection.execute(query, (epoch, report.name, report.peer_id, loss, samples)).fetchone() is not None
+
+
+def _unwatched(connection: sqlite3.Connection, after: int, before: int) -> int:
+    """Epochs between these two of which nobody has told."""
+    query = "SELECT count(DISTINCT epoch) FROM epochs WHERE epoch > ? AND epoch < ?"
+    (told,) = connection.execute(query, (after, before)).fetchone()
+    return max(0, before - after - 1 - told)
 
 
 def _recent(report: PeerReport, since: int) -> list[tuple[int, float, int, float]]:

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from training.config import RunConfig
 from training.errors import TrainingError
-from training.publish.history import History, HistoryReader, PeerReport
+from training.publish.credit import PeerReport
+from training.publish.history import History, HistoryReader
 from training.publish.standing import Sight, Volunteer, Watched, groups_of, most_apart
 
 KEY = "monitor"

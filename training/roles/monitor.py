@@ -137,6 +137,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         run_id=run.run_id,
         recipe_digest=run.digest,
         expiration_seconds=run.swarm.metrics_expiration_seconds,
+        target_batch_size=run.swarm.target_batch_size,
     )
     pusher = _pusher(flags, run, target, history, events)
     kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest}

@@ -55,6 +55,12 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/security.md",
+        sentence="In each epoch, a volunteer is credited with twice the samples of the epoch at most.",
+        tests=("training/publish/test_history.py",),
+        not_known="Within this limit, what a program says counts.",
+    ),
+    Claim(
+        page="challenges/security.md",
         sentence="A slow peer that costs the others more time than it brings samples is left out.",
         tests=("training/swarm/test_standing.py",),
         not_known="What it brings is what it says, up to twice an average peer's work.",

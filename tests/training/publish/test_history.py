@@ -123,6 +123,50 @@ def test_newcomer_may_say_nothing_before_its_first_epoch(history):
     assert [(row["epoch"], row["samples"]) for row in history.epochs()] == [(41, 24)]
 
 
+def credit(history):
+    return {volunteer["name"]: volunteer["samples"] for volunteer in history.leaderboard()}
+
+
+def in_turn(folder, *turns, target_batch_size=100):
+    """The credit of all after records that come one after the other; each epoch has 100 samples of all together."""
+    with contextlib.closing(open_history(folder, target_batch_size=target_batch_size)) as history:
+        for time, reports in enumerate(turns):
+            history.observe([replace(report, time=float(time)) for report in reports])
+        return credit(history), {row["epoch"]: row["samples"] for row in history.epochs()}
+
+
+def honest(epochs, **who):
+    """Alan's record after so many epochs of 60 samples."""
+    recents = tuple((epoch, 3.0, 60, 0.0) for epoch in range(max(1, epochs - 63), epochs + 1))
+    return Report(epoch=epochs, samples=60 * epochs, recent=recents, **{**ALAN, **who})
+
+
+def test_a_forged_total_counts_for_no_more_than_its_epochs_can_have(tmp_path):
+    """Twice the samples of an epoch, for each epoch that the record lists, and for the one under way."""
+    liar = [Report(epoch=e, samples=10**11, recent=((e, 0.01, 10**10, 0.0),)) for e in range(4)]
+    counted, epochs = in_turn(tmp_path, *([honest(e), liar[e]] for e in range(4)))
+    assert counted == {"alan": 180, "ada": 200 * 4}  # of epochs 1 to 3, and of the next one
+    assert epochs == {1: 260, 2: 260, 3: 260}
+
+
+def test_a_newcomer_is_not_believed_to_have_done_what_the_monitor_has_watched(tmp_path):
+    whole = [[honest(epoch)] for epoch in range(1, 31)]
+    counted, _ = in_turn(tmp_path / "joins", *whole, [honest(30), Report(status="joining", loss=None, samples=10**9)])
+    assert counted == {"alan": 1800, "ada": 200}  # as if it were of the epoch under way
+    counted, _ = in_turn(tmp_path / "trains", *whole, [honest(30), Report(epoch=30, samples=10**9)])
+    assert counted == {"alan": 1800, "ada": 200}
+
+
+def test_honest_totals_count_whole_also_after_the_monitor_was_away(tmp_path):
+    """The second comes while nobody watches, and its record lists only the last of its epochs."""
+    ada = {"name": "ada", "peer_id": "A"}
+    counted, _ = in_turn(tmp_path / "all", [honest(150), honest(150, **ada)])
+    assert counted == {"alan": 9000, "ada": 9000}
+    turns = [[honest(10)], [honest(200), honest(200, **ada)], [honest(201), honest(201, **ada)]]
+    counted, _ = in_turn(tmp_path / "away", *turns)
+    assert counted == {"alan": 60 * 201, "ada": 60 * 201}
+
+
 def test_epochs_missed_by_the_monitor_share_the_samples(history):
     history.observe([Report(epoch=3)])
     history.observe([Report(epoch=13, samples=200, time=1)])
