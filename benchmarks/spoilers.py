@@ -1,6 +1,6 @@
 """What one peer that spoils averages costs the honest ones: their throughput with it, over that without it.
 
-    python benchmarks/spoilers.py --json benchmarks/results/spoilers.json      (about 17 minutes)
+    python benchmarks/spoilers.py --json benchmarks/results/spoilers.json      (about 45 minutes)
 
 Three honest peers train for `--seconds`, first by themselves, then beside a fourth that has one of the faults below
 from its first average to its last. All are processes on this machine; computing is replaced by a sleep of 0.125 s per
@@ -300,7 +300,7 @@ def measure(fault: str | None, seconds: float) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--at-once", type=int, default=3, help="runs at the same time")
     parser.add_argument("--only", nargs="*", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--json", type=Path, help="write the record here")

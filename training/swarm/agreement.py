@@ -9,8 +9,7 @@ its result before the group has agreed on it:
 3. If one is bad, all peers end the all-reduce at once, and those that sent a verdict repeat it among themselves. They
    still hold their tensors, so nothing is lost.
 4. If that fails as well, those are left out that most of the others name, and then both of any two of which one names
-   the other, since nobody knows which of them lies. If only one of the two has spoiled averages before, as far as the
-   referee has seen, only that one is left out.
+   the other, since nobody knows which of them lies.
 
 A broken stream does not make a peer dead: the referee calls the peers that are silent, and waits for those that it
 reaches. A peer that stands in for a dead referee also asks the others whether they know of a decision.
@@ -136,7 +135,6 @@ class Agreement:
         on_bad_verdict: Called when this peer hears that the all-reduce has failed for a groupmate.
         is_repetition: Whether the group has tried before; peers that name each other are left out only then.
         complained: The peer that was the only one to complain of the attempt before, as far as this one knows.
-        suspects: Peers that have spoiled averages before.
     """
 
     def __init__(
@@ -150,11 +148,10 @@ class Agreement:
         on_bad_verdict: Callable[[], None] = lambda: None,
         is_repetition: bool = False,
         complained: PeerID | None = None,
-        suspects: frozenset[PeerID] = frozenset(),
     ):
         self.own, self.group_id, self.peers, self.referees = own, group_id, tuple(peers), tuple(referees)
         self._ask, self._on_bad_verdict = ask, on_bad_verdict
-        self._is_repetition, self._complained, self._suspects = is_repetition, complained, suspects
+        self._is_repetition, self._complained = is_repetition, complained
         self._verdicts: dict[PeerID, Verdict] = {}
         self._gone: set[PeerID] = set()
         self.absent: set[PeerID] = set()
@@ -290,15 +287,10 @@ class Agreement:
         named = {judge: self._named_by(judge) & frozenset(members) for judge in members}
         # Who names more than half of the others is cut off from them, or lies. Its word counts against itself alone.
         loud = {judge for judge, accused in named.items() if len(accused) * 2 > len(members) - 1}
-        pairs = {peer for judge in named.keys() - loud for one in named[judge] for peer in self._doubted_of(judge, one)}
+        pairs = {peer for judge in named.keys() - loud for accused in named[judge] for peer in (judge, accused)}
         alone = self.only_complainer()
         silent = {alone} if alone is not None and alone == self._complained and not pairs else set()
         return tuple(peer for peer in members if peer in loud | pairs | silent)
-
-    def _doubted_of(self, judge: PeerID, accused: PeerID) -> frozenset[PeerID]:
-        """Which of two that cannot both be right is to leave."""
-        both = frozenset({judge, accused})
-        return both & self._suspects or both
 
     def _named_by(self, judge: PeerID) -> frozenset[PeerID]:
         """Whom a member names.

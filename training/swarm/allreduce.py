@@ -49,8 +49,8 @@ class ReportingRunner(AllReduceRunner):
             from both.
         clipping: Average by CenteredClip; None: by the weighted mean.
         plan: How reducers are checked; None: they are not.
-        patience_seconds: A peer that alone is late is given up after so long; None: never. See `patience`.
-        suspects: Peers that have spoiled averages before.
+        patience_seconds: A peer that is much slower than the others is given up after so long; None: never. See
+            `patience`.
         on_fault: Called when the average can no longer be whole.
         kwargs: See hivemind.
     """
@@ -67,7 +67,6 @@ class ReportingRunner(AllReduceRunner):
         clipping: Clipping | None = None,
         plan: Plan | None = None,
         patience_seconds: float | None = None,
-        suspects: frozenset[PeerID] = frozenset(),
         on_fault: Callable[[], None] = lambda: None,
         **kwargs,
     ):
@@ -98,6 +97,8 @@ class ReportingRunner(AllReduceRunner):
         """Those of them that may have failed because they have given it up themselves."""
         self._answered: Counter[PeerID] = Counter()
         self._sent_at: dict[PeerID, float] = {}
+        self._first_sent: dict[PeerID, float] = {}
+        self._first_answered: dict[PeerID, float] = {}
         self._has_all_of_mine: set[PeerID] = set()
         """Reducers to which all parts of this peer have left."""
         self._answered_at: dict[PeerID, float] = {}
@@ -105,7 +106,7 @@ class ReportingRunner(AllReduceRunner):
         self._hung_up: set[PeerID] = set()
         self._given_up = asyncio.get_running_loop().create_future()
         others = self.group_size - 1
-        self.patience = Patience(others, patience_seconds, self._late, suspects, on_overdue=self._note_overdue)
+        self.patience = Patience(others, patience_seconds, self._late, on_overdue=self._note_overdue)
 
     def _open_books(self, plan: Plan) -> Books:
         parts = {
@@ -187,6 +188,7 @@ class ReportingRunner(AllReduceRunner):
         if own or whole:
             return Verdict(whole=whole, faulty=frozenset(own))
         if nearly := self.patience.overdue(NEARLY):
+            self.troubles |= nearly
             return Verdict(whole=False, faulty=nearly)
         ended = self._ended if is_repetition and self.group_size > 2 else set()
         return Verdict(whole=False, told=not self.troubles - self._ended, faulty=frozenset(ended))
@@ -196,28 +198,32 @@ class ReportingRunner(AllReduceRunner):
 
         An answer may be late because of a sender whose parts the reducer lacks, so senders come first.
         """
-        return self._late_senders() or self._late_reducers()
+        return frozenset(self._late_senders() or self._late_reducers())
 
-    def _late_senders(self) -> frozenset[PeerID]:
+    def _late_senders(self) -> dict[PeerID, int]:
+        """How many parts came of those whose parts are late."""
         # A reducer reads a sender's next part when all have sent the one before.
         came, parts = self.tensor_part_reducer.num_parts_received, self.tensor_part_reducer.num_parts
         last = min(came, default=0)
-        late = [peer for peer, count in zip(self.sender_peer_ids, came, strict=True) if count == last < parts]
-        return frozenset(late) - {self.peer_id}
+        late = zip(self.sender_peer_ids, came, strict=True)
+        return {peer: count for peer, count in late if count == last < parts and peer != self.peer_id}
 
-    def _late_reducers(self) -> frozenset[PeerID]:
+    def _late_reducers(self) -> dict[PeerID, int]:
+        """How many answers came of those whose answers are late."""
         due = zip(self.ordered_peer_ids, self.tensor_part_container.num_parts_by_peer, strict=True)
-        return frozenset(peer for peer, count in due if self._answered[peer] < count) - {self.peer_id}
+        came = self._answered
+        return {peer: came[peer] for peer, count in due if came[peer] < count and peer != self.peer_id}
 
     def _late(self) -> Late:
         """See `Patience`."""
         if senders := self._late_senders():
-            return Late(senders, reduce=False)
+            return Late(senders, reduce=False, first=self._first_sent)
         # While this peer still sends, its own link may be what a reducer waits for.
-        return Late(self._late_reducers() & self._has_all_of_mine, reduce=True)
+        late = {peer: count for peer, count in self._late_reducers().items() if peer in self._has_all_of_mine}
+        return Late(late, reduce=True, first=self._first_answered)
 
     def _note_overdue(self, peers: frozenset[PeerID]) -> None:
-        """These alone have been late for too long."""
+        """The all-reduce has waited for these for too long."""
         if not self._given_up.done():
             self.troubles |= peers
             self._faulty |= peers
@@ -316,6 +322,7 @@ class ReportingRunner(AllReduceRunner):
             raise AllreduceException(f"{peer} has sent numbers that are not finite")
         self._answered[peer] += 1
         self._answered_at[peer] = time.monotonic()
+        self._first_answered.setdefault(peer, self._answered_at[peer] - self._began)
 
     def _get_peer_stub(self, peer: PeerID) -> _CountingStub:
         """How a reducer is called: bytes are counted, and the stream is closed by its reader (see `streams`)."""
@@ -375,6 +382,7 @@ class ReportingRunner(AllReduceRunner):
             self._bytes_received += len(message.tensor_part.buffer)
             if sender is not None:
                 self._weights[sender], self._sent_at[sender] = message.weight, time.monotonic()
+                self._first_sent.setdefault(sender, self._sent_at[sender] - self._began)
             yield message
 
     async def _outgoing(self, stream: AsyncIterator, reducer: PeerID) -> AsyncIterator:

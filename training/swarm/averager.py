@@ -227,9 +227,9 @@ class Averager:
             self._end_rounds()
         return round_
 
-    def leave_out(self, peers: frozenset[str], suspects: frozenset[str]) -> None:
-        """From now on these peers are in no group of this one, and its groups wait less long for the suspects."""
-        self._send(LeaveOut(peers, suspects))
+    def leave_out(self, peers: frozenset[str]) -> None:
+        """From now on these peers are in no group of this one."""
+        self._send(LeaveOut(peers))
 
     def offer_state(self, priority: float | None) -> None:
         """Tells the DHT that newcomers can download the state here, or (None) that they no longer can."""

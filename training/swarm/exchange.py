@@ -170,12 +170,12 @@ class Exchange:
 
     def _start(self, round_: Round, epoch_end: EpochEnd) -> None:
         inspected, self.inspected = self.inspected, ""
-        cycle = max(time.monotonic() - self._average_ended, self._progress.epoch_seconds)
+        cycle = self._progress.epoch_seconds  # as all peers know it, so that they wait equally long
         round_.start(
             epoch_end.samples,
             declared=self.averager.declared,
             inspected=inspected,
-            cycle_seconds=cycle,
+            cycle_seconds=cycle or None,
             free_seconds=cycle * self._epochs_apart,
         )
 

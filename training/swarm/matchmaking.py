@@ -96,6 +96,7 @@ class PatientMatchmaking(Matchmaking):
         self._idle: Counter[PeerID] = Counter()
         self._idle_at: dict[PeerID, float] = {}
         self._mute_at: dict[PeerID, float] = {}
+        self._nonsense_at: dict[PeerID, float] = {}
         self._spoilers: set[PeerID] = set()
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
         # hivemind's constructor has made a manager, and gives no way to pass another one.
@@ -229,7 +230,7 @@ class PatientMatchmaking(Matchmaking):
         except (NonsenseError, TicketRefused) as error:
             if not self._may_be_late_news(error):
                 self._spoilers.add(leader)
-                self._mute_at[leader] = time.monotonic()
+                self._mute_at[leader] = self._nonsense_at[leader] = time.monotonic()
             raise
         self._idle.pop(leader, None)
         return await super().follower_assemble_group(leader, msg)
@@ -312,8 +313,13 @@ class PatientMatchmaking(Matchmaking):
         with suppress(NonsenseError, TicketRefused):
             Words.read(words)
             self._check_ticket(peer, words)
-            return peer not in self.left_out
+            return peer not in self.left_out and not self._has_just_told_nonsense(peer)
         return False
+
+    def _has_just_told_nonsense(self, peer: PeerID) -> bool:
+        """Then the group does not expect it, and it would take an honest peer's place."""
+        muted = MUTE_WINDOWS * self.min_matchmaking_time
+        return time.monotonic() - self._nonsense_at.get(peer, -math.inf) < muted
 
     async def leader_assemble_group(self) -> GroupInfo:
         """The group of this peer and its followers, without those that have been banned since they came.

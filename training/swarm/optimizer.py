@@ -308,11 +308,11 @@ class SwarmOptimizer:
         """Leaves a peer out of this one's groups, for as long as a peer is left out at most."""
         self.standing.note_caught(peer, SUSPENDED_WEIGHT, deed)
 
-    def _leave_out(self, peers: frozenset[str], suspects: frozenset[str]) -> None:
-        """These have spoiled averages: no group of this peer takes the first in, or waits long for the second."""
+    def _leave_out(self, peers: frozenset[str]) -> None:
+        """These have spoiled averages: no group of this peer waits for them or takes them in."""
         self.progress.left_out = peers
         for averager in (self.gradients, self.parameters):
-            averager.leave_out(peers, suspects)
+            averager.leave_out(peers)
 
     def say_goodbye(self) -> None:
         """Tells the others not to wait for this peer.

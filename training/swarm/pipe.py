@@ -9,7 +9,7 @@ round.stage      <- Reached ------------
 round.result()   <- Ended --------------  what came of the round
 note_caught      <- Caught -------------  a peer has lied as a reducer, or evades checks
 note_shown       <- Shown --------------  what a groupmate has sent, whose work this peer checks
-leave_out()      -- LeaveOut ---------->  meets these peers no more, or waits less long for them
+leave_out()      -- LeaveOut ---------->  meets these peers no more
 offer_state()    -- Offer ------------->  tells the DHT that newcomers can download the state here
 read_state       <- StateWanted --------  a newcomer asks for the state
                  -- State ------------->
@@ -119,10 +119,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class LeaveOut:
-    """Whom this peer's groups leave out from now on, and for whom they wait less long; see `standing`."""
+    """Whom this peer's groups leave out from now on; see `standing`."""
 
     peers: frozenset[str]
-    suspects: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

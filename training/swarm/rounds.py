@@ -26,7 +26,7 @@ from training.swarm.allreduce import ReportingRunner
 from training.swarm.auditor import Auditor
 from training.swarm.clipping import Clipping
 from training.swarm.groups import Attempt, Contribution, Group, RoundReport, spoilers
-from training.swarm.patience import NEARLY, limit_of
+from training.swarm.patience import limit_of
 from training.swarm.reducer import shortened_part_bytes
 from training.swarm.signs_of_life import ping
 from training.swarm.streams import until_hung_up
@@ -117,8 +117,6 @@ class AllReduces:
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task] = set()
         self._newest: ReportingRunner | None = None
-        self.suspects: frozenset[PeerID] = frozenset()
-        """Peers that have spoiled averages before."""
 
     @property
     def peer_id(self) -> PeerID:
@@ -239,8 +237,6 @@ class AllReduces:
             if self._auditor is not None
             else None,
             patience_seconds=limit_of(contribution, len(group.peers), travel.chunk_seconds),
-            # Groupmates that do not suspect the same peers wait longer, and do not complain with this one: once only.
-            suspects=self.suspects if before is None else frozenset(),
             on_fault=over.set,
         )
         agreement = self._begin(group, runner, on_bad_verdict=over.set, before=before)
@@ -260,7 +256,7 @@ class AllReduces:
             fault=fault,
             weight=contribution.weight,
             absent=frozenset(agreement.absent),
-            troubles=frozenset(runner.troubles | runner.patience.overdue(NEARLY)),
+            troubles=frozenset(runner.troubles),
             complainer=agreement.only_complainer(),
         )
 
@@ -282,7 +278,6 @@ class AllReduces:
             on_bad_verdict=on_bad_verdict,
             is_repetition=before is not None,
             complained=before.complainer if before is not None else None,
-            suspects=self.suspects,
         )
         while len(self._agreements) > _AGREEMENTS_KEPT:
             del self._agreements[next(iter(self._agreements))]
@@ -294,7 +289,7 @@ class AllReduces:
 
     @asynccontextmanager
     async def _watching(self, group: Group, runner: ReportingRunner, agreement: Agreement) -> AsyncIterator[None]:
-        """Within this context nobody waits for groupmates that are gone, or that alone are late for too long."""
+        """Within this context groupmates that are gone are not waited for."""
         called = frozenset(peer for peer, share in zip(group.peers, group.fractions, strict=True) if share > 0)
 
         def note_gone(peer: PeerID) -> None:
@@ -305,12 +300,11 @@ class AllReduces:
             return await ping(self._connection, peer, seconds) is not None
 
         vigil = Vigil(answers, lambda: (runner.late_peers() & called) | agreement.asked, note_gone)
-        watches = [asyncio.create_task(watch) for watch in (vigil.watch(), runner.patience.watch())]
+        watch = asyncio.create_task(vigil.watch())
         try:
             yield
         finally:
-            for watch in watches:
-                watch.cancel()
+            watch.cancel()
 
     def late_peers(self) -> frozenset[PeerID]:
         """For whom the newest all-reduce waits here."""
@@ -326,9 +320,11 @@ class AllReduces:
         self._closing.add(collecting)
         collecting.add_done_callback(self._closing.discard)
         fault: Exception | None = AllreduceException("a peer was lost")
+        watch = asyncio.create_task(runner.patience.watch())
         try:
             await over.wait()
         finally:  # also if the round is cancelled because it has lasted too long
+            watch.cancel()  # during the agreement nobody sends
             if len(updates) == count:
                 fault = None
             elif collecting.done() and collecting.result() is not None:

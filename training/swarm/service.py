@@ -216,9 +216,8 @@ class Service(ServicerBase):
             case Cancel(number):
                 if number in self._pending and not self._pending[number].averages:
                     self._pending[number].task.cancel()
-            case LeaveOut(peers, suspects):
+            case LeaveOut(peers):
                 self.matchmaking.left_out = frozenset(map(PeerID.from_base58, peers))
-                self.rounds.suspects = frozenset(map(PeerID.from_base58, suspects))
             case Offer(priority):
                 self._states.offer(priority)
             case State(number, state):

@@ -2,10 +2,9 @@
 
 A peer that stands still, breaks off or sends nonsense costs its whole group the time until it is given up. Once may be
 an accident. After the second time it is left out, for a time that doubles with each further time; it is forgiven when
-it has been inconspicuous for long. Until then its groups wait less long for it (`patience`). A peer that is only slow
-is left out if the others lose more by waiting for it than it brings: its share of the samples. Each peer keeps its own
-list, of what it has seen itself, so that nobody can talk the others into leaving an honest peer out. Groupmates see the
-same faults, so their lists agree.
+it has been inconspicuous for long. A peer that is only slow is left out if the others lose more by waiting for it than
+it brings: its share of the samples. Each peer keeps its own list, of what it has seen itself, so that nobody can talk
+the others into leaving an honest peer out. Groupmates see the same faults, so their lists agree.
 """
 
 from __future__ import annotations
@@ -41,32 +40,26 @@ class _Record:
     costs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ROUNDS_COMPARED))
     """What the last rounds with it cost, and what it brought, as shares."""
 
-    def is_forgiven(self, now: float) -> bool:
-        """Whether it has been inconspicuous for long."""
-        return now - max(self.seen_at, self.out_until) > FORGOTTEN_SECONDS
-
 
 class Standing:
     """The list of one peer; the threads of both averagers note in it.
 
     Args:
-        tell: Gets the ids of all peers that are left out, and of those with any fault, whenever these change.
+        tell: Gets the ids of all peers that are left out, whenever these change.
         clock: Seconds; a test passes its own.
 
     >>> now = [0.0]
-    >>> standing = Standing(lambda peers, suspects: None, clock=lambda: now[0])
+    >>> standing = Standing(lambda peers: None, clock=lambda: now[0])
     >>> standing.note({"mallory": 1.0})
     >>> standing.note({"mallory": 1.0, "alan": 1.0})
     >>> standing.take_news()
     ['mallory has spoiled averages and is left out of groups for 30 s']
     """
 
-    def __init__(
-        self, tell: Callable[[frozenset[str], frozenset[str]], None], *, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, tell: Callable[[frozenset[str]], None], *, clock: Callable[[], float] = time.monotonic):
         self._tell, self._clock = tell, clock
         self._records: dict[str, _Record] = {}
-        self._told: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+        self._told: frozenset[str] = frozenset()
         self._news: list[str] = []
         self._lock = threading.Lock()
 
@@ -107,7 +100,7 @@ class Standing:
         record = self._records.setdefault(peer, _Record())
         if now < record.out_until:  # a round that was begun before
             return
-        if record.is_forgiven(now):
+        if now - max(record.seen_at, record.out_until) > FORGOTTEN_SECONDS:
             record.faults = 0.0
         record.faults, record.seen_at = record.faults + weight, now
         if record.faults >= MOST_FAULTS:
@@ -127,7 +120,6 @@ class Standing:
         with self._lock:
             records = list(self._records.items())
         out = frozenset(peer for peer, record in records if now < record.out_until)
-        suspects = frozenset(peer for peer, record in records if record.faults and not record.is_forgiven(now))
-        if (out, suspects) != self._told:
-            self._told = out, suspects
-            self._tell(out, suspects)
+        if out != self._told:
+            self._told = out
+            self._tell(out)

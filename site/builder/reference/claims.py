@@ -49,9 +49,9 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/security.md",
-        sentence="An average waits for a late peer no longer than that peer's samples are worth.",
+        sentence="An average waits for a peer that is much slower than the others no longer than one is worth.",
         tests=("training/swarm/test_patience.py", "training/swarm/test_standing.py"),
-        not_known="In a pair nobody can tell who is late: there only the time-outs of silent peers count.",
+        not_known="In a pair nobody can tell who is slow: there only the time-outs of silent peers count.",
     ),
     Claim(
         page="challenges/security.md",

@@ -236,7 +236,7 @@ def spoil(fault: Fault) -> None:
     rounds.ReportingRunner = partial(faulty_runner, fault, first_only=False, made=[])
 
 
-def answer_slowly() -> None:
+def answer_slowly(seconds: float = SILENCE_SECONDS * 0.8) -> None:
     """From now on this peer sends each mean late, but in time not to be given up."""
     from training.swarm.allreduce import ReportingRunner
 
@@ -244,7 +244,7 @@ def answer_slowly() -> None:
 
     async def slowly(self, stream, context):
         async for message in aggregate(self, stream, context):
-            await asyncio.sleep(SILENCE_SECONDS * 0.8)
+            await asyncio.sleep(seconds)
             yield message
 
     ReportingRunner.rpc_aggregate_part = slowly

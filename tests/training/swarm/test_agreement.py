@@ -37,7 +37,6 @@ def decide(
     unlinked=None,
     again=False,
     complained=None,
-    suspects=(),
     gone=None,
 ):
     """What each peer with a verdict takes for decided, in the end.
@@ -52,7 +51,6 @@ def decide(
         unlinked: Whether the second of two peers cannot be reached from the first.
         again: Whether the group has tried before.
         complained: The only peer to complain of the attempt before.
-        suspects: Peers that have spoiled averages before.
         gone: A peer that all find gone, by their pings, when they have asked the referee.
     """
 
@@ -79,7 +77,6 @@ def decide(
                 on_bad_verdict=told[peer].set,
                 is_repetition=again,
                 complained=complained,
-                suspects=frozenset(suspects),
             )
 
         async def note_gone():
@@ -169,14 +166,6 @@ def test_of_two_of_which_one_names_the_other_nobody_knows_who_lies():
         assert left_out(verdicts) == ({second, fourth}, {second, fourth})
     assert left_out({second: naming(fourth), third: naming(fourth)}) == ({fourth}, set())  # most name it
     assert left_out({first: naming(second), third: naming(fourth)}) == (set(), set())  # nobody would be left
-
-
-def test_of_two_the_one_that_has_spoiled_averages_before_is_left_out():
-    first, second, _, fourth = PEERS
-    for suspect in (second, fourth):
-        assert left_out({second: naming(fourth)}, suspects=[suspect, first]) == ({suspect}, {suspect})
-    both = left_out({second: naming(fourth)}, suspects=[second, fourth])
-    assert both == left_out({second: naming(fourth)}, suspects=[first]) == ({second, fourth}, {second, fourth})
 
 
 def test_who_sees_a_stream_end_names_the_other_only_if_nobody_knows_more():

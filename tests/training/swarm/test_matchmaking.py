@@ -266,6 +266,7 @@ def leader_of_two(monkeypatch, most=64):
     monkeypatch.setattr(Matchmaking, "_check_reasons_to_reject", lambda self, request, context: None)
     leader = object.__new__(PatientMatchmaking)
     leader.request_timeout, leader._arrivals, leader._epochs_apart = 60, {}, 0
+    leader._nonsense_at, leader.min_matchmaking_time = {}, 5.0
     leader._expected, leader._most, leader.left_out = 2, most, frozenset()
     leader.step_control = SimpleNamespace(data_for_gather=gather([7, False, 2]))
     return leader

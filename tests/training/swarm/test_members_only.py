@@ -497,7 +497,7 @@ def follower(world):
     """Matchmaking of ada, as it follows bob."""
     one = object.__new__(PatientMatchmaking)
     one._admission, one.peer_id, one._spoilers, one._epochs_apart = world.ada.admission, world.ada.id, set(), 0
-    one._idle, one._mute_at = {}, {}
+    one._idle, one._mute_at, one._nonsense_at = {}, {}, {}
     return one
 
 

@@ -1,4 +1,4 @@
-"""For how long an all-reduce waits for those who alone are late."""
+"""For how long an all-reduce waits for groupmates that are much slower than the others."""
 
 import asyncio
 
@@ -7,81 +7,121 @@ import pytest
 from training.swarm import patience
 from training.swarm.coroutine import wait_for_result
 from training.swarm.groups import Contribution
-from training.swarm.patience import NEARLY, Late, Patience, limit_of
+from training.swarm.patience import LOOK_SECONDS, NEARLY, REDUCER_FACTOR, Late, Patience, limit_of
 
 ADA, ALAN, GRACE, MALLORY = "ada", "alan", "grace", "mallory"
-LIMIT = 5.9
-"""Seconds; the first look after it is at 6."""
-LOOKS = 20
+LIMIT = 6.0
+QUICK = {ADA: 0.1, ALAN: 0.1, GRACE: 0.1, MALLORY: 0.1}
 
 
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.001)
-
-
-def watched(late, *, others=3, seconds=LIMIT, suspects=()):
-    """Who is given up, and after how many seconds; None if nobody is within twenty looks, each a second after the last.
+def given_up(late, *, others=3, seconds=LIMIT, until=40.0, stall_at=None):
+    """Who is given up, and after how many seconds; None if nobody is.
 
     Args:
-        late: Who is late at a second.
+        late: Who is late at a moment.
         others: Peers in the group beside this one.
         seconds: The limit.
-        suspects: Peers that have spoiled averages before.
+        until: When the all-reduce ends.
+        stall_at: When the process is held up for ten seconds.
     """
 
     async def play():
-        now, given = [-1], []
+        now, given, held_up = [0.0], [], [stall_at]
 
-        def clock():
-            now[0] += 1
-            return float(now[0])
+        async def sleep(seconds):
+            now[0] += seconds
+            if held_up[0] is not None and now[0] >= held_up[0]:
+                now[0], held_up[0] = now[0] + 10.0, None
+            if now[0] > until:
+                raise asyncio.CancelledError
 
-        one = Patience(others, seconds, lambda: late(now[0]), suspects, on_overdue=given.append, clock=clock)
-        watching = asyncio.create_task(one.watch())
-        while now[0] < LOOKS and not watching.done():
-            await asyncio.sleep(0)
-        watching.cancel()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(patience.asyncio, "sleep", sleep)
+            one = Patience(others, seconds, lambda: late(now[0]), on_overdue=given.append, clock=lambda: now[0])
+            try:
+                await one.watch()
+            except asyncio.CancelledError:
+                return None
         return (set(given[0]), now[0]) if given else None
 
     return wait_for_result(play())
 
 
-def senders(*peers):
-    return lambda second: Late(frozenset(peers), reduce=False)
+def sends(*peers, every=None, first=QUICK):
+    """These send a part every so many seconds, or none; the others have sent everything."""
+    return lambda now: Late(dict.fromkeys(peers, 0 if every is None else int(now / every)), reduce=False, first=first)
 
 
-def reducers(*peers):
-    return lambda second: Late(frozenset(peers), reduce=True)
+def answers(*peers, every=None):
+    return lambda now: Late(dict.fromkeys(peers, 0 if every is None else int(now / every)), reduce=True, first=QUICK)
 
 
 def test_a_peer_that_alone_is_late_is_given_up_at_its_limit():
-    assert watched(senders(MALLORY)) == ({MALLORY}, 6)
-    assert watched(reducers(MALLORY)) == ({MALLORY}, 9)
-    assert watched(senders()) is None
-    assert watched(senders(MALLORY), seconds=None) is None
+    assert given_up(sends(MALLORY)) == ({MALLORY}, LIMIT)
+    assert given_up(answers(MALLORY)) == ({MALLORY}, LIMIT * REDUCER_FACTOR)
+    assert given_up(sends()) is None
+    assert given_up(sends(MALLORY), seconds=None) is None
 
 
-def test_a_peer_that_has_spoiled_averages_before_is_given_up_in_half_the_time():
-    assert watched(senders(MALLORY), suspects={MALLORY, ADA}) == ({MALLORY}, 3)
-    assert watched(reducers(MALLORY), suspects={MALLORY}) == ({MALLORY}, 5)
-
-
-def test_all_seconds_count_in_which_an_all_reduce_has_waited_for_a_peer():
-    """A part now and then does not help: others may be late in between."""
-    late = [{MALLORY}, {MALLORY}, {ALAN}, {MALLORY}, {ADA, ALAN, MALLORY}]
-    assert watched(lambda second: Late(frozenset(late[second % 5]), reduce=False)) == ({MALLORY}, 10)
+def test_a_part_now_and_then_does_not_help():
+    assert given_up(sends(MALLORY, every=4.0)) == ({MALLORY}, pytest.approx(LIMIT, abs=2 * LOOK_SECONDS))
+    who, second = given_up(answers(MALLORY, every=4.0))
+    assert who == {MALLORY} and LIMIT < second <= 10
 
 
 def test_whoever_misses_more_than_half_of_the_others_gives_nobody_up():
     """Its own link may be what all wait for. In a pair nobody can tell."""
-    assert watched(senders(MALLORY), others=1) is None
-    assert watched(senders(ADA, MALLORY)) is None
-    assert watched(senders(ADA, MALLORY), others=4) == ({ADA, MALLORY}, 6)
+    assert given_up(sends(MALLORY), others=1) is None
+    assert given_up(sends(ADA, MALLORY)) is None
+    assert given_up(sends(ADA, MALLORY), others=4) == ({ADA, MALLORY}, LIMIT)
+
+
+def test_a_process_that_was_held_up_itself_gives_nobody_up():
+    assert given_up(sends(MALLORY), stall_at=3.0) == ({MALLORY}, LIMIT + 10 - LOOK_SECONDS)
+    assert given_up(lambda now: sends(*[MALLORY][: now < 14])(now), stall_at=3.0) is None
+
+
+def in_step(*paces, link_parts=2):
+    """When each sender's parts come, and when a reducer reads them: a part when all have sent the one before.
+
+    Args:
+        paces: Seconds that each sender's link needs for a part.
+        link_parts: So many parts wait on the way.
+    """
+    names = (ADA, ALAN, GRACE, MALLORY)
+    averaged, arrived, read = [0.0], [[] for _ in paces], [[] for _ in paces]
+    for part in range(60):
+        for sender, pace in enumerate(paces):
+            room = averaged[part - link_parts] if part >= link_parts else 0.0
+            arrived[sender].append(max(arrived[sender][-1] if part else 0.0, room) + pace)
+            read[sender].append(max(arrived[sender][-1], averaged[part]))
+        averaged.append(max(one[part] for one in read))
+
+    def late(now):
+        counts = {name: sum(moment <= now for moment in one) for name, one in zip(names, read, strict=False)}
+        last = min(counts.values())
+        first = {name: one[0] for name, one in zip(names, read, strict=False) if one[0] <= now}
+        return Late({n: c for n, c in counts.items() if c == last < 60}, reduce=False, first=first)
+
+    return late, averaged[-1]
+
+
+@pytest.mark.parametrize("slower", [1.02, 1.2, 1.5, 3.0])
+def test_a_peer_whose_link_is_somewhat_slower_is_never_given_up(slower):
+    """The parts of the others lie ready while its parts are awaited: the average waits for it nearly all the time."""
+    late, end = in_step(1.0, 1.0, 1.0, slower)
+    assert end > 10 * LIMIT
+    assert given_up(late, until=end) is None
+
+
+def test_a_peer_whose_link_is_very_much_slower_is_given_up_when_it_has_cost_more_than_it_is_worth():
+    late, end = in_step(0.1, 0.1, 0.1, 5.0)
+    who, second = given_up(late, until=end)
+    assert who == {MALLORY} and second == pytest.approx(LIMIT, abs=1.0) and second < end / 10
 
 
 def test_honest_peers_that_hear_of_a_failure_name_the_same_peer():
-    one = Patience(3, LIMIT, lambda: senders(MALLORY)(0), on_overdue=print)
+    one = Patience(3, LIMIT, lambda: sends(MALLORY)(0), on_overdue=print)
     one._look(NEARLY * LIMIT - 0.1)
     assert not one.overdue(NEARLY)
     one._look(0.2)
@@ -89,7 +129,6 @@ def test_honest_peers_that_hear_of_a_failure_name_the_same_peer():
 
 
 def test_a_peer_is_worth_its_share_of_the_time_between_two_averages():
-
     def limit(cycle, peers, chunk=5.0, free=0.0):
         return limit_of(Contribution(weight=1.0, cycle_seconds=cycle, free_seconds=free), peers, chunk)
 
