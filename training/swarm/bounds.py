@@ -28,7 +28,8 @@ MOST_RECORD_SECONDS = 3600.0
 """How far ahead a record may expire: three times as long as any record of ours is valid."""
 TUPLE, DICTIONARY = 0x40, 0x50
 """hivemind's extension types of msgpack: a tuple, and the records under one key of the DHT."""
-_OWNER = re.compile(rb"\[owner:ssh-rsa [A-Za-z0-9+/]{200,800}={0,2}\]")
+_OWNER = re.compile(rb"\[owner:ssh-rsa [A-Za-z0-9+/]{360,800}={0,2}\]")
+"""A key of 2048 bits or more; shorter ones are made by the hundred in a second."""
 _depth = threading.local()
 
 

@@ -33,6 +33,7 @@ from training.swarm.receipts import Signer
 from training.swarm.record_tickets import MOST_TICKET_BYTES, TicketValidator, keep_out_strangers
 from training.swarm.renewal import replace_own_records
 from training.swarm.slow_nodes import leave_slow_nodes_behind
+from training.swarm.stored import bound_what_is_stored
 
 REACH_SECONDS = 5.0
 """Longest wait for an initial peer to accept a connection."""
@@ -189,6 +190,7 @@ def _prepare_node(dht: DHT, admission: Admission | None) -> None:
     dht.run_coroutine(remember_nearest_nodes)
     dht.run_coroutine(leave_slow_nodes_behind)
     dht.run_coroutine(replace_own_records)
+    dht.run_coroutine(bound_what_is_stored)
     if admission is not None:
         keep_out_strangers(dht)
 

@@ -55,6 +55,12 @@ CLAIMS = (
     ),
     Claim(
         page="challenges/security.md",
+        sentence="A flood of large records does not hide the peers of a run.",
+        tests=("training/swarm/test_stored.py",),
+        not_known="A flood of small ones, signed with thousands of keys, may do so in a run without tickets.",
+    ),
+    Claim(
+        page="challenges/security.md",
         sentence="In each epoch, a volunteer is credited with twice the samples of the epoch at most.",
         tests=("training/publish/test_history.py",),
         not_known="Within this limit, what a program says counts.",

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import msgpack
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
@@ -27,7 +29,7 @@ from training.swarm import engine
 from training.swarm.bounds import MOST_BYTES, MOST_RECORD_BYTES, MOST_RECORD_SECONDS, unpack
 from training.swarm.dht import check_node, full_addresses, post_recipe, posted_words, record_validators, start_dht
 from training.swarm.download import find_donors
-from training.swarm.identity import Identity
+from training.swarm.identity import Identity, peer_id_of
 from training.swarm.lineage import run_prefix
 from training.swarm.matchmaking import PatientKeyManager
 from training.swarm.metrics import read_records
@@ -126,6 +128,14 @@ def by_a_peer_id(identity, value=True, **changes):
     return replace(record, **changes)
 
 
+def owner_of_a_short_key():
+    """Of 1024 bits: a hundred are made in a second."""
+    public = rsa.generate_private_key(65537, 1024).public_key()
+    owner = b"[owner:" + public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"]"
+    assert peer_id_of(owner) is not None
+    return owner
+
+
 ATTACKS = {
     "no subkey": lambda ada: replace(signed(ada), subkey=DHTProtocol.IS_REGULAR_VALUE),
     "junk as subkey": lambda ada: by_a_peer_id(ada, subkey=MSGPackSerializer.dumps(b"123456")),
@@ -135,6 +145,7 @@ ATTACKS = {
     "a key that is none": lambda ada: replace(
         signed(ada), subkey=MSGPackSerializer.dumps(b"[owner:ssh-rsa " + b"A" * 372 + b"]")
     ),
+    "a short key": lambda ada: replace(signed(ada), subkey=MSGPackSerializer.dumps(owner_of_a_short_key())),
     "unsigned": lambda ada: replace(signed(ada), value=MSGPackSerializer.dumps(RUN.digest)),
     "averager of a peer id": lambda ada: by_a_peer_id(ada),
     "offer of a peer id": lambda ada: by_a_peer_id(ada, 0.5),

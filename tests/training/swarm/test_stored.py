@@ -1,0 +1,105 @@
+"""How much a node stores for others, so that a look still finds the run when somebody floods it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage
+from hivemind.utils import MSGPackSerializer, get_dht_time
+from test_bounds import RUN, send, signed
+
+from training.swarm import stored
+from training.swarm.bounds import MOST_BYTES
+from training.swarm.dht import start_dht
+from training.swarm.identity import Identity
+from training.swarm.matchmaking import PatientKeyManager
+from training.swarm.stored import MOST_KEYS_OF_ONE, PACKING_BYTES, BoundedStore
+
+KEY, OTHER = DHTID.generate(source="key"), DHTID.generate(source="other")
+SMALL, LARGE = 100, 400
+"""Bytes of a record, with its subkey and what packing adds."""
+
+
+def store(bounded, size, key, *names, seconds=60.0):
+    value = b"v" * (size - PACKING_BYTES - 2)
+    return [bounded(key, name, value, get_dht_time() + seconds) for name in names]
+
+
+@pytest.fixture
+def storage(monkeypatch):
+    monkeypatch.setattr(stored, "MOST_KEY_BYTES", 1000)
+    monkeypatch.setattr(stored, "MOST_STORED_BYTES", 1500)
+    return DHTLocalStorage()
+
+
+def names_of(storage, key):
+    return {name for name, _ in storage.get(key).value.items()}
+
+
+def test_larger_records_make_room_for_smaller_ones_of_the_same_key(storage):
+    bounded = BoundedStore(storage)
+    assert store(bounded, LARGE, KEY, b"e1", b"e2", b"e3") == [True, True, False]
+    assert store(bounded, SMALL, KEY, b"a1", b"a2") == [True, True]
+    assert names_of(storage, KEY) == {b"e1", b"e2", b"a1", b"a2"}  # 1000 bytes
+    assert store(bounded, SMALL, KEY, b"a3") == [True] and len(names_of(storage, KEY)) == 4
+    names = [b"b%d" % number for number in range(9)]
+    assert store(bounded, SMALL, KEY, *names) == 7 * [True] + 2 * [False]
+    assert not names_of(storage, KEY) & {b"e1", b"e2"}
+
+
+def test_a_record_is_renewed_also_if_its_key_is_full(storage):
+    bounded = BoundedStore(storage)
+    assert store(bounded, SMALL, KEY, *(b"a%d" % number for number in range(10))) == 10 * [True]
+    assert store(bounded, SMALL, KEY, b"a0", seconds=90.0) == [True]
+
+
+def test_records_under_new_keys_are_refused_when_the_store_is_full(storage):
+    bounded = BoundedStore(storage)
+    assert store(bounded, LARGE, KEY, b"e1", b"e2") == [True, True]
+    assert store(bounded, LARGE, OTHER, b"e1") == [True]
+    assert store(bounded, LARGE, DHTID.generate(source="third"), b"e2") == [False]
+    assert store(bounded, SMALL, KEY, b"a1") == [True]
+
+
+def test_one_signer_has_records_under_so_many_keys_at_most(storage, monkeypatch):
+    monkeypatch.setattr(stored, "MOST_STORED_BYTES", 10**6)
+    bounded = BoundedStore(storage)
+    keys = [DHTID.generate(source=number) for number in range(MOST_KEYS_OF_ONE + 1)]
+    answers = [store(bounded, SMALL, key, b"e1")[0] for key in keys]
+    assert answers == MOST_KEYS_OF_ONE * [True] + [False]
+    assert store(bounded, SMALL, keys[-1], b"a1") == [True]
+    assert store(bounded, SMALL, keys[0], b"e1", seconds=90.0) == [True]
+
+
+def test_a_full_key_can_be_read(monkeypatch):
+    storage = DHTLocalStorage()
+    bounded = BoundedStore(storage)
+    for number in range(40_000):
+        if not store(bounded, 500, KEY, b"%d" % number)[0]:
+            break
+    assert 0.8 * MOST_BYTES < len(MSGPackSerializer.dumps(storage.get(KEY).value)) < MOST_BYTES
+
+
+@pytest.mark.swarm
+def test_a_newcomer_finds_the_others_beside_a_flood_of_large_announcements(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "MOST_KEY_BYTES", 40_000)
+    name = "demo_grad_averager"
+    (tmp_path / "ada").mkdir()
+    ada = Identity(tmp_path / "ada")
+    dht = start_dht(RUN, ada, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    try:
+        node, ghosts = SimpleNamespace(dht=dht), []
+        for number in range(8):
+            (folder := tmp_path / f"eve{number}").mkdir()
+            ghosts.append(signed(Identity(folder), f"{name}.0b", {"x": "y" * 7000}))
+        answers = send(node, ghosts)
+        assert answers.count([True]) == 5 and answers.count([False]) == 3
+        averagers = PatientKeyManager(dht, name, "", None, follows=lambda _: True, pause=lambda: 0.0, window_seconds=60)
+        assert send(node, [signed(ada, f"{name}.0b", True)]) == [[True]]
+        found = asyncio.run(averagers.get_averagers(averagers.current_key, True))
+        assert ada.peer_id in [peer for peer, _ in found]
+    finally:
+        dht.shutdown()

@@ -1,0 +1,97 @@
+"""How much a node stores for others: as much under each key as a look can read, and so much in all.
+
+hivemind stores without end. In an open run anybody can make keys to sign with. Hundreds of large records under one key
+of the run make the answer to a look larger than what a reader takes (`bounds.MOST_BYTES`): then a newcomer finds
+nobody. So the largest records of a key make room for smaller ones, which the records of a run are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from hivemind.dht import DHT, DHTID
+from hivemind.dht.node import DHTNode
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.utils import get_dht_time
+
+from training.swarm.bounds import MOST_BYTES
+
+MOST_KEY_BYTES = MOST_BYTES * 7 // 8
+"""Of all records under one key; with what packing adds, an answer stays below what readers take."""
+MOST_KEYS_OF_ONE = 64
+"""Keys under which one signer has records; a peer of a run has about ten, and as many for each lineage."""
+MOST_STORED_BYTES = 64 << 20
+"""Of all records. When it is full, records under new keys are refused."""
+PACKING_BYTES = 24
+"""That a record takes besides its subkey and its value."""
+
+
+class BoundedStore:
+    """Takes the place of a storage's `store_subkey`.
+
+    Args:
+        storage: Of a node.
+    """
+
+    def __init__(self, storage: DHTLocalStorage):
+        self._storage, self._store = storage, storage.store_subkey
+        self._keys_of: defaultdict[bytes, dict[DHTID, float]] = defaultdict(dict)
+
+    def __call__(self, key: DHTID, subkey: bytes, value: bytes, expiration_time: float) -> bool:
+        """Stores a record unless there is no room for it; whether it is stored."""
+        found = self._storage.get(key)
+        records = found.value if found is not None and isinstance(found.value, DictionaryDHTValue) else None
+        is_new = records is None or subkey not in records
+        if is_new and not (self._may_have(subkey, key) and self._has_room(key, records, subkey, value)):
+            return False
+        self._keys_of[subkey][key] = expiration_time
+        return self._store(key, subkey, value, expiration_time)
+
+    def _may_have(self, subkey: bytes, key: DHTID) -> bool:
+        """Whether a signer may have a record under one more key."""
+        now, keys = get_dht_time(), self._keys_of[subkey]
+        if key not in keys and len(keys) >= MOST_KEYS_OF_ONE:
+            keys = self._keys_of[subkey] = {one: expires for one, expires in keys.items() if expires > now}
+        if key not in keys and len(keys) >= MOST_KEYS_OF_ONE:
+            return False
+        if len(self._keys_of) > len(self._storage) * MOST_KEYS_OF_ONE + 10_000:  # most of them have left
+            alive = {one: known for one, known in self._keys_of.items() if any(at > now for at in known.values())}
+            self._keys_of = defaultdict(dict, alive)
+        return True
+
+    def _has_room(self, key: DHTID, records: DictionaryDHTValue | None, subkey: bytes, value: bytes) -> bool:
+        """Whether a new record fits in; larger records under the same key make room for it."""
+        size = _size(subkey, value)
+        if records is None:
+            return self._all_bytes() + size <= MOST_STORED_BYTES
+        sizes = dict(_sizes(records))
+        while (full := sum(sizes.values()) + size - MOST_KEY_BYTES) > 0 and sizes:
+            largest = max(sizes, key=sizes.get)
+            if sizes[largest] <= size:
+                return False
+            del records[largest], sizes[largest]
+        return full <= 0
+
+    def _all_bytes(self) -> int:
+        values = (item.value for _, item in list(self._storage.items()))
+        return sum(
+            sum(size for _, size in _sizes(value)) if isinstance(value, DictionaryDHTValue) else len(value)
+            for value in values
+        )
+
+
+def _sizes(records: DictionaryDHTValue) -> Iterator[tuple[bytes, int]]:
+    for subkey, item in list(records.items()):
+        yield subkey, _size(subkey, item.value)
+
+
+def _size(subkey: bytes, value: bytes) -> int:
+    return len(subkey) + len(value) + PACKING_BYTES
+
+
+async def bound_what_is_stored(_dht: DHT, node: DHTNode) -> None:
+    """In the node's process: it stores no more than the above."""
+    # hivemind's DHT makes the node itself and lets nobody choose its class.
+    for storage in (node.protocol.storage, node.protocol.cache):
+        storage.store_subkey = BoundedStore(storage)
