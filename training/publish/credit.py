@@ -2,7 +2,7 @@
 
 A peer's totals are what it says of itself. It is believed for the epochs that its record lists, for the one under way,
 and for those that no monitor has watched; in each of them, for twice the samples that end an epoch for all peers
-together. Some more than one epoch's come together where peers notice its end late.
+together (`MOST_BATCHES`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-EPOCHS_OF_SAMPLES = 2
-"""Most samples of one peer in one epoch, in batches of all peers together."""
+from training.swarm.epochs import MOST_BATCHES
+
 EPOCHS_BEFORE_ALL = 64
 """A newcomer of a history that has no epoch yet may have trained for so many before."""
 
@@ -67,7 +67,7 @@ def with_believed_epochs(report: PeerReport, target_batch_size: int | None) -> C
     """
     facts = {name: getattr(report, name) for name in Credited.__slots__}
     if target_batch_size is not None:
-        most = EPOCHS_OF_SAMPLES * target_batch_size
+        most = MOST_BATCHES * target_batch_size
         facts["recent"] = [(epoch, loss, min(given, most), ended) for epoch, loss, given, ended in report.recent]
     return Credited(**facts)
 
@@ -93,7 +93,7 @@ def believed_totals(
     """
     if target_batch_size is None:
         return report.samples, report.samples
-    most, since = EPOCHS_OF_SAMPLES * target_batch_size, -1 if since_epoch is None else since_epoch
+    most, since = MOST_BATCHES * target_batch_size, -1 if since_epoch is None else since_epoch
     listed = {epoch: given for epoch, _, given, _ in report.recent}
     if not listed and report.loss is not None:
         listed = {report.epoch: most}

@@ -32,7 +32,6 @@ from training.errors import BadInput, TrainingError
 from training.publish.branches import Branches
 from training.publish.credit import (
     EPOCHS_BEFORE_ALL,
-    EPOCHS_OF_SAMPLES,
     Credited,
     PeerReport,
     believed_totals,
@@ -49,6 +48,7 @@ from training.publish.schema import (
     show,
     version_of,
 )
+from training.swarm.epochs import MOST_BATCHES
 from training.task import Shown
 
 EventKind = Literal["joined", "left", "unseen", "checkpoint", "warning", "started", "stopped", "branch"]
@@ -554,7 +554,7 @@ class History(HistoryReader):
             (newest,) = connection.execute("SELECT max(epoch) FROM epochs").fetchone()
             last = before if before is not None else EPOCHS_BEFORE_ALL if newest is None else newest
             unwatched = _unwatched(connection, 0, 1 + last)
-            samples = min(samples, EPOCHS_OF_SAMPLES * self._target_batch_size * unwatched)
+            samples = min(samples, MOST_BATCHES * self._target_batch_size * unwatched)
         connection.execute(
             "INSERT INTO peers VALUES (?, ?, ?, FALSE, NULL, 0, 0.0, NULL, ?, ?, NULL)",
             (*key, now, before, max(0, samples)),

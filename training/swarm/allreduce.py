@@ -48,6 +48,7 @@ class ReportingRunner(AllReduceRunner):
             equal then keep them; otherwise the mean of the reducer's exact and the others' rounded tensors differs
             from both.
         clipping: Average by CenteredClip; None: by the weighted mean.
+        most_weight: In the mean, a peer's weight counts as no more than this; CenteredClip compares weights.
         plan: How reducers are checked; None: they are not.
         patience_seconds: A peer that is much slower than the others is given up after so long; None: never. See
             `patience`.
@@ -65,6 +66,7 @@ class ReportingRunner(AllReduceRunner):
         tensor_infos: Sequence[CompressionInfo] | None = None,
         round_own_parts: bool = False,
         clipping: Clipping | None = None,
+        most_weight: float = math.inf,
         plan: Plan | None = None,
         patience_seconds: float | None = None,
         on_fault: Callable[[], None] = lambda: None,
@@ -78,7 +80,9 @@ class ReportingRunner(AllReduceRunner):
         self.tensor_part_reducer.finished.set()  # or it would complain of the parts that never came
         shapes, senders = tuple(part.shape for part in self.parts_for_local_averaging), len(self.sender_peer_ids)
         self.tensor_part_reducer = (
-            FiniteReducer(shapes, senders) if clipping is None else ClippingReducer(shapes, senders, clipping)
+            FiniteReducer(shapes, senders, most_weight)
+            if clipping is None
+            else ClippingReducer(shapes, senders, clipping)
         )
         self.books = None if plan is None else self._open_books(plan)
         """What was sent and answered, signed; None: nobody signs anything."""

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 
 from training.swarm.groups import RoundReport
 
+MOST_BATCHES = 2
+"""Samples that one peer can have in an epoch, in batches of all peers together. Some more than one batch come together
+where peers notice an epoch's end late."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochReport:

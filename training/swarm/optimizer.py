@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from training.config import RunConfig
 from training.swarm.alignment import AlignmentState, Event
 from training.swarm.catching_up import CatchingUp
-from training.swarm.clipping import clipping_of_gradients, clipping_of_parameters
+from training.swarm.clipping import FULL_WEIGHT, clipping_of_gradients, clipping_of_parameters
 from training.swarm.codecs import exchange_codec
 from training.swarm.dht import check_node
 from training.swarm.early import EarlyDownload
-from training.swarm.epochs import EpochEnd, EpochReport
+from training.swarm.epochs import MOST_BATCHES, EpochEnd, EpochReport
 from training.swarm.exchange import Exchange
 from training.swarm.host import Host
 from training.swarm.identity import Identity
@@ -364,6 +364,7 @@ def _make_parameter_averager(
         compression=exchange_codec(swarm.compression_threshold, large),
         round_own_parts=True,  # else a round would change even weights that are equal
         clipping=clipping_of_parameters(swarm),
+        most_weight=FULL_WEIGHT,
     )
     codec = state_codec(swarm.newcomer_bits, swarm.compression_threshold)
     return ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec, lineage=lineage)
@@ -393,5 +394,6 @@ def _averager_settings(run: RunConfig, prefix: str, client_mode: bool) -> Averag
         min_group_size=swarm.min_group_size,
         client_mode=client_mode,
         clipping=clipping_of_gradients(swarm),
+        most_weight=MOST_BATCHES * swarm.target_batch_size,
         audit_share=swarm.audit_share if swarm.aggregation == "centered-clip" else 0.0,
     )

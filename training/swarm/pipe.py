@@ -19,6 +19,7 @@ read_sample      <- SampleWanted -------  somebody asks for some of the weights
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -64,6 +65,8 @@ class AveragerSettings:
     """See `allreduce.ReportingRunner`."""
     clipping: Clipping | None = None
     """How far one peer of a group may pull its average; None: as far as it likes, which is the weighted mean."""
+    most_weight: float = math.inf
+    """In the mean, a peer's weight counts as no more than this."""
     audit_share: float = 0.0
     """Of the bytes that a group exchanges: what checks of its reducers may take (see `auditor`); 0: none is checked."""
 

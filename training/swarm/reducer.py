@@ -20,9 +20,15 @@ class FiniteReducer(TensorPartReducer):
     """hivemind's weighted mean of a part; it leaves out parts and weights that are not finite, or of a wrong shape.
 
     If no part is left, or all weights are zero, each peer keeps its own part; hivemind divides by zero.
+
+    Args:
+        part_shapes: See hivemind.
+        num_senders: See hivemind.
+        most_weight: A sender's weight counts as no more than this.
     """
 
-    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int):
+    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int, most_weight: float = math.inf):
+        self._most_weight = most_weight
         super().__init__(part_shapes, num_senders)
         self.refused: Counter[int] = Counter()
         """Parts that were left out, by the sender's number."""
@@ -44,6 +50,7 @@ class FiniteReducer(TensorPartReducer):
             weight, counts = 0.0, torch.zeros(self.part_shapes[part_index])
         # A connection that breaks cancels its handler and what the handler awaits. That is the mean of this part, which
         # the other senders await as well: without the shield, one broken connection would fail them all.
+        weight = min(weight, self._most_weight)
         average = await asyncio.shield(asyncio.ensure_future(self._add(sender_index, part_index, counts, weight)))
         return tensor_part if part_index in self._empty else average
 
@@ -56,7 +63,7 @@ class FiniteReducer(TensorPartReducer):
 
     def counted(self, weights: Sequence[float]) -> Sequence[float]:
         """Senders' weights as they count in the average."""
-        return weights
+        return [min(weight, self._most_weight) for weight in weights]
 
     def check_current_part_finished(self) -> None:
         """hivemind calls this when a sender's part has come; the last one makes the mean."""

@@ -8,6 +8,7 @@ the all-reduce counts, or that it is repeated without the peers that are gone; s
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -51,6 +52,8 @@ class Travel:
     chunk_seconds: float | None
     """Longest silence of a sender; a reducer, which waits for senders itself, may be silent twice as long."""
     clipping: Clipping | None = None
+    """See `ReportingRunner`."""
+    most_weight: float = math.inf
     """See `ReportingRunner`."""
     audited: bool = False
     """Whether reducers are checked, so that a peer may have to hold all senders' copies of a part."""
@@ -233,6 +236,7 @@ class AllReduces:
             reducer_timeout=2 * travel.chunk_seconds if travel.chunk_seconds is not None else None,
             round_own_parts=travel.round_own_parts,
             clipping=travel.clipping,
+            most_weight=travel.most_weight,
             plan=self._auditor.plan(contribution.declared, contribution.inspected)
             if self._auditor is not None
             else None,

@@ -118,6 +118,7 @@ class Service(ServicerBase):
             round_own_parts=settings.round_own_parts,
             chunk_seconds=settings.next_chunk_timeout_seconds,
             clipping=settings.clipping,
+            most_weight=settings.most_weight,
             audited=settings.audit_share > 0,
         )
         self._pending: dict[int, _Pending] = {}

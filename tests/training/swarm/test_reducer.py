@@ -8,8 +8,10 @@ import pytest
 import torch
 from hivemind.compression import NoCompression
 
+from training.config import load_recipe
 from training.swarm.clipping import Clipping, centered_clip
 from training.swarm.coroutine import wait_for_result
+from training.swarm.optimizer import _averager_settings
 from training.swarm.reducer import LARGEST_HELD_BYTES, ClippingReducer, FiniteReducer, shortened_part_bytes
 from training.swarm.rounds import Travel
 
@@ -75,6 +77,25 @@ def test_a_mean_leaves_out_a_part_of_a_wrong_shape_too():
         return answers[0].tolist(), dict(made.refused)
 
     assert wait_for_result(average()) == ([2.0, 3.0], {1: 1})
+
+
+def test_in_a_mean_no_weight_counts_as_more_than_one_peer_can_have():
+    async def average():
+        made = FiniteReducer((torch.Size([1]),), 3, most_weight=512.0)
+        parts = [(1.0, 128.0), (2.0, 384.0), (9.0, 1e9)]
+        coming = (made.accumulate_part(n, 0, torch.tensor([value]), weight) for n, (value, weight) in enumerate(parts))
+        answers = await asyncio.gather(*coming)
+        return answers[0].item(), made.counted([128.0, 384.0, 1e9])
+
+    mean, counted = wait_for_result(average())
+    assert counted == [128.0, 384.0, 512.0]
+    assert mean == pytest.approx((128 + 2 * 384 + 9 * 512) / 1024)
+
+
+def test_a_peer_of_a_run_averages_with_such_weights():
+    run = load_recipe("demo")
+    settings = _averager_settings(run, "demo", client_mode=False)
+    assert settings.most_weight == 2 * run.swarm.target_batch_size
 
 
 def test_huge_but_finite_parts_with_huge_weights_spoil_nothing():
