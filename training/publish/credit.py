@@ -8,7 +8,7 @@ together (`MOST_BATCHES`).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from training.swarm.epochs import MOST_BATCHES
@@ -17,6 +17,7 @@ EPOCHS_BEFORE_ALL = 64
 """A newcomer of a history that has no epoch yet may have trained for so many before."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class PeerReport(Protocol):
     """The fields of a peer's metric record that the history reads; `training.swarm.metrics.PeerRecord` has them."""
 
@@ -41,21 +42,9 @@ class PeerReport(Protocol):
     """Its last epochs, oldest first, each with its loss, its samples and when it ended, by the peer's clock."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Credited:
-    """A report whose samples are as many as are believed; see `PeerReport`."""
-
-    name: str
-    peer_id: str
-    status: str
-    lineage: str | None
-    epoch: int
-    loss: float | None
-    samples: int
-    samples_per_second: float
-    seconds: float
-    time: float
-    recent: Sequence[tuple[int, float, int, float]]
+@dataclass(frozen=True, kw_only=True)
+class Credited(PeerReport):
+    """A report whose samples are as many as are believed."""
 
 
 def with_believed_epochs(report: PeerReport, target_batch_size: int | None) -> Credited:
@@ -65,7 +54,7 @@ def with_believed_epochs(report: PeerReport, target_batch_size: int | None) -> C
         report: As it came.
         target_batch_size: Samples of all peers together that end an epoch; None: believe everything.
     """
-    facts = {name: getattr(report, name) for name in Credited.__slots__}
+    facts = {field.name: getattr(report, field.name) for field in fields(Credited)}
     if target_batch_size is not None:
         most = MOST_BATCHES * target_batch_size
         facts["recent"] = [(epoch, loss, min(given, most), ended) for epoch, loss, given, ended in report.recent]
