@@ -62,4 +62,4 @@ def run(
         console = Console(highlight=False, soft_wrap=True)
         run_bootstrap(config, settings, stop=stop, events=EventLog(log_json), console=console)
 
-    run_role(role)
+    run_role(role, begins_anew=True)

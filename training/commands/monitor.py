@@ -127,7 +127,7 @@ def run(
         log_json=log_json,
         one_machine=one_machine,
     )
-    run_role(partial(run_monitor, flags))
+    run_role(partial(run_monitor, flags), begins_anew=True)
 
 
 def _back_up(run_dir: Path, file: Path) -> None:

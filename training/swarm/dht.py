@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import ClassVar
 
-from hivemind.dht import DHT
+from hivemind.dht import DHT, DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
@@ -191,8 +192,23 @@ def _prepare_node(dht: DHT, admission: Admission | None) -> None:
     dht.run_coroutine(leave_slow_nodes_behind)
     dht.run_coroutine(replace_own_records)
     dht.run_coroutine(bound_what_is_stored)
+    dht.run_coroutine(_end_with_daemon)
     if admission is not None:
         keep_out_strangers(dht)
+
+
+async def _end_with_daemon(dht: Node, node: DHTNode) -> None:
+    """In the node's process: it ends once its network daemon has ended, so that `check_node` notices.
+
+    hivemind's node would run on, and neither reach anybody nor be reached.
+    """
+
+    async def follow() -> None:
+        await node.p2p._child.wait()
+        if node.p2p.is_alive:  # else the node itself has ended it
+            os._exit(1)
+
+    dht.hold(asyncio.create_task(follow()))
 
 
 class _Words(BaseModel):
@@ -236,15 +252,15 @@ def announced_peer(dht: DHT, subkey: bytes) -> PeerID | None:
 
 
 def check_node(dht: DHT) -> None:
-    """Checks that the node's process still runs; without it a role would wait for answers for ever.
+    """Checks that the node and its network daemon still run; without them a role would wait for answers for ever.
 
     Raises:
         TrainingError: If it has ended, for example because memory ran out.
     """
     if not dht.is_alive():
         raise ProcessEnded(
-            "The network node's process has ended.",
-            cure="Start this program again; if memory ran out, give it more. `serve` does the former by itself.",
+            "The network node has ended.",
+            cure="If memory ran out, give this program more; then start it again.",
         )
 
 

@@ -12,6 +12,7 @@ import time
 import tomllib
 
 import httpx
+import psutil
 import pytest
 import torch
 
@@ -119,6 +120,30 @@ def monitor_command(recipe, address, run_dir, port):
         *(sys.executable, "-m", "training", "monitor", "--recipe", str(recipe), "--initial-peers", address),
         *("--run-dir", str(run_dir), "--port", str(port), "--log-json", str(run_dir / "monitor.jsonl")),
     ]
+
+
+HERE = ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
+
+
+def bootstrap_command(recipe, state_dir, log_json):
+    return [
+        *(sys.executable, "-m", "training", "bootstrap", "--recipe", recipe, *HERE),
+        *("--state-dir", state_dir, "--log-json", log_json),
+    ]
+
+
+def ready(started, log, number):
+    """The event that a program logs when it is ready for the `number`-th time."""
+
+    def found():
+        return [event for event in read_events(log) if event["event"] == "ready"][number - 1 : number]
+
+    return while_it_runs(started, found)[0]
+
+
+def node_of(process, role):
+    """The process of a program's network node."""
+    return next(child for child in psutil.Process(process.pid).children() if role in child.cmdline())
 
 
 def while_it_runs(started, condition):
@@ -232,22 +257,11 @@ def test_monitor_sees_keeps_and_serves_a_run(start, recipe, tmp_path):
 def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, recipe, tmp_path):
     """Its machine and that of the bootstrap peer were off. Both keep their addresses, and find each other again."""
     run, run_dir = load_recipe(str(recipe)), tmp_path / "run"
-    log_json, state_dir = tmp_path / "boot.jsonl", tmp_path / "boot"
-    port, here = free_port(), ("--host-maddrs", "/ip4/127.0.0.1/tcp/0")
-    bootstrap = [
-        *(sys.executable, "-m", "training", "bootstrap", "--recipe", recipe, *here),
-        *("--state-dir", state_dir, "--log-json", log_json),
-    ]
-
-    def ready(started, log, number):
-        def found():
-            return [event for event in read_events(log) if event["event"] == "ready"][number - 1 : number]
-
-        return while_it_runs(started, found)[0]
-
+    log_json, port = tmp_path / "boot.jsonl", free_port()
+    bootstrap = bootstrap_command(recipe, tmp_path / "boot", log_json)
     first = start("boot", *bootstrap)
     (address,) = ready(first, log_json, 1)["addresses"]
-    watching = [*monitor_command(recipe, address, run_dir, port), *here]
+    watching = [*monitor_command(recipe, address, run_dir, port), *HERE]
     second = start("monitor", *watching)
     known = ready(second, run_dir / "monitor.jsonl", 1)["initial_peers"]
     assert known[0] == address and document(port, "run")["initial_peers"] == known
@@ -259,17 +273,35 @@ def test_a_monitor_that_comes_back_before_all_others_welcomes_newcomers(start, r
     third = start("monitor-again", *watching)
     assert ready(third, run_dir / "monitor.jsonl", 2)["initial_peers"] == known
     ada, bob = Identity(tmp_path / "ada"), Identity(tmp_path / "bob")
-    at_monitor = start_dht(run, ada, initial_peers=known[1:], host_maddrs=here[1:])
+    at_monitor = start_dht(run, ada, initial_peers=known[1:], host_maddrs=HERE[1:])
     check_recipe(at_monitor, run)
     (again,) = ready(start("boot-again", *bootstrap), log_json, 2)["addresses"]
     assert again == address
     post_word(at_monitor, "greeting", "hello", ada)
-    at_bootstrap = start_dht(run, bob, initial_peers=[address], host_maddrs=here[1:])
+    at_bootstrap = start_dht(run, bob, initial_peers=[address], host_maddrs=HERE[1:])
     try:
         until(lambda: "hello" in posted_words(at_bootstrap, "greeting").values(), within=60)
     finally:
         at_monitor.shutdown()
         at_bootstrap.shutdown()
+
+
+@pytest.mark.swarm
+def test_each_server_begins_anew_at_its_address_when_its_network_node_has_died(start, recipe, tmp_path):
+    """Also without `serve`, which would start it again."""
+    run_dir, log_json, port = tmp_path / "run", tmp_path / "boot.jsonl", free_port()
+    first = start("boot", *bootstrap_command(recipe, tmp_path / "boot", log_json))
+    (address,) = ready(first, log_json, 1)["addresses"]
+    second = start("monitor", *monitor_command(recipe, address, run_dir, port), *HERE)
+    known = ready(second, run_dir / "monitor.jsonl", 1)["initial_peers"]
+    node, daemon = node_of(first[0], "bootstrap"), node_of(second[0], "monitor").children()[0]
+    node.kill()
+    daemon.kill()
+    assert ready(first, log_json, 2)["addresses"] == [address]
+    assert ready(second, run_dir / "monitor.jsonl", 2)["initial_peers"] == known
+    for _, log in (first, second):
+        assert "Warning: The network node has ended. The program begins anew." in log.read_text()
+    while_it_runs(second, lambda: document(port, "state"))
 
 
 def test_recipe_points_to_other_shards_and_stays_the_same_run():

@@ -67,6 +67,34 @@ run_role(role)
 """
 
 
+WITHOUT_DAEMON = """
+import psutil
+from training.errors import ProcessEnded
+from training.swarm.dht import check_node
+
+def role(stop):
+    dht = start()
+    check_node(dht)
+    (daemon,) = psutil.Process(dht.pid).children()
+    daemon.kill()
+    dht.join(20)
+    try:
+        check_node(dht)
+    except ProcessEnded as error:
+        print(error, flush=True)
+
+run_role(role)
+"""
+AT_ITS_END = """
+def role(stop):
+    dht = start()
+    dht.shutdown()
+    print(dht.exitcode, flush=True)
+
+run_role(role)
+"""
+
+
 def printed_by(program, folder):
     with Programs() as programs:
         node = programs.start(
@@ -89,6 +117,16 @@ def test_a_coroutine_that_waits_is_not_collected_as_garbage(tmp_path):
 @pytest.mark.swarm
 def test_a_process_that_is_killed_while_it_asks_does_not_end_the_node(tmp_path):
     assert printed_by(KILLED, tmp_path) == "None"
+
+
+@pytest.mark.swarm
+def test_a_node_without_its_network_daemon_is_noticed(tmp_path):
+    assert printed_by(WITHOUT_DAEMON, tmp_path) == "The network node has ended."
+
+
+@pytest.mark.swarm
+def test_a_node_that_is_asked_to_end_does_so_by_itself(tmp_path):
+    assert printed_by(AT_ITS_END, tmp_path) == "0"
 
 
 STORED = """
