@@ -85,8 +85,9 @@ def go_online(
 def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> None:
     """Compares the recipe with those that the peers of the run announce.
 
-    A volunteer announces the recipe only after it has found it. So if all volunteers and servers have been away, and
-    the volunteers are back first, they wait for a server.
+    A volunteer announces the recipe only after it has found it, and a monitor only after it has looked for others. So
+    if all volunteers and servers have been away, volunteers that are back first wait for a server, also for one that
+    answers already.
 
     Args:
         redial: Of this peer, which is no server.
@@ -99,11 +100,11 @@ def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> Non
     try:
         check_recipe(redial.dht, run)
     except UnknownRun:
-        if redial.reachability().answering:
+        if not redial.met_before:
             raise
         tell(
-            "No server of the run answers, and the peers that answer have just come back themselves. Waiting for a "
-            f"server for {COMPANY_SECONDS:.0f} s."
+            f"The peers that answer do not know the run {run.run_id} yet. If they have just come back themselves, a "
+            f"server soon tells them. Waiting for that for {COMPANY_SECONDS:.0f} s."
         )
         check_recipe(redial.dht, run, patience_seconds=COMPANY_SECONDS)
 

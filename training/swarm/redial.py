@@ -121,6 +121,8 @@ class Redial:
         pace: Pace | None = None,
     ):
         self.dht, self.servers, self.book = dht, servers, book
+        self.met_before = len(book.peers())
+        """Peers that this one had met when it started."""
         self._tell, self._pace = tell, pace or Pace()
         self._own_id = str(dht.peer_id)
         self._servers: dict[str, _Contact] = {}

@@ -4,7 +4,8 @@ Reads a JSON object from each line of its input, and forks a peer from it: a new
 The peers import hivemind themselves. It makes locks while it is imported, which the peers would share: a peer that is
 killed while it holds one would stop all others.
 The peer goes online, posts its name every half second, and writes to FOLDER/NAME.json what it sees. If it has a
-recipe, it posts that too; one that "finds" the run begins only when another peer has the same.
+recipe, it posts that too, `posts_after` seconds after it began; one that "finds" the run begins only when another peer
+has the same.
 """
 
 import json
@@ -64,10 +65,11 @@ def play(wanted, stop):
     )
     if wanted.get("recipe") == "finds":
         find_run(redial, run, told.append)
+    posts_from = time.monotonic() + wanted.get("posts_after", 0)
     board = MetricsBoard(dht=redial.dht, run_id=run.run_id, expiration_seconds=SEEN_SECONDS)
     while not stop.wait(0.5):
         board.post(record(identity, name), identity)
-        if "recipe" in wanted:
+        if "recipe" in wanted and time.monotonic() >= posts_from:
             post_recipe(redial.dht, run, identity)
         now, known = redial.reachability(), [peer.peer_id for peer in redial.book.peers()]
         seen = {

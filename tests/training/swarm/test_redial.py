@@ -268,7 +268,8 @@ def test_who_leaves_while_its_book_is_written_leaves_no_half_one(peers):
     assert json.loads((peers.folder / "ada" / "address_book.json").read_text())["peers"]
 
 
-def test_volunteers_that_are_back_before_the_servers_wait_for_one(peers):
+@pytest.mark.parametrize("answers", [False, True], ids=["which is away", "which has no word of the run yet"])
+def test_volunteers_that_are_back_before_the_servers_wait_for_one(peers, answers):
     """They meet each other at once, but none of them can tell the others that the run is here."""
     address = peers.start("boot", recipe="posts")
     ada = peers.start("ada", address, recipe="finds")
@@ -276,14 +277,24 @@ def test_volunteers_that_are_back_before_the_servers_wait_for_one(peers):
     for name, other in (("ada", bob), ("bob", ada)):
         until(lambda name=name, other=other: other.split("/")[-1] in peers.seen(name)["known"], within=60)
     peers.kill("boot", "ada", "bob")
+    if answers:
+        peers.begin("boot", recipe="posts", posts_after=30)
     peers.begin("ada", address, recipe="finds")
     peers.begin("bob", address, recipe="finds")
     time.sleep(25)
     assert not peers.seen("ada") and not peers.seen("bob")
-    peers.start("boot", recipe="posts")
+    if not answers:
+        peers.start("boot", recipe="posts")
     peers.await_meeting("boot", "ada", "bob")
-    waiting = "No server of the run answers, and the peers that answer have just come back themselves. Waiting for a "
-    assert f"{waiting}server for 120 s." in peers.seen("ada")["told"]
+    told = peers.seen("ada")["told"]
+    assert any(said.startswith("The peers that answer do not know the run demo yet. If they have ") for said in told)
+
+
+def test_a_newcomer_that_names_a_run_which_nobody_knows_is_told_so(peers):
+    address = peers.start("boot")
+    peers.begin("ada", address, recipe="finds")
+    log = peers.folder / "ada.log"
+    until(lambda: log.exists() and "know no run named 'demo'" in log.read_text(), within=60)
 
 
 def test_servers_that_have_moved_are_found_through_the_runs_site(peers, tmp_path):
