@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -43,10 +43,15 @@ HASHES = PINS / "hashes.txt"
 """Of all files of the pinned versions, in all sets of extras."""
 PACKAGE_INDEX = "https://pypi.org/simple"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-ATHERIS = "atheris==3.0.0"
-SBOM_TOOL = "cyclonedx-bom==7.5.0"
+TOOLS = {
+    "nox": ("nox", "colorama"),  # the latter for Windows
+    "sbom": ("cyclonedx-bom",),
+    # These two are installed among the packages of the tests, which pin what they need.
+    "fuzz": ("--no-deps", "atheris"),
+    "hivemind": ("--no-deps", "pytest-asyncio"),
+}
+"""What is installed beside the extras: pip's arguments, for which constraints/ has a file with pins and hashes."""
 HIVEMINDS_TESTS = ("auth", "allreduce", "allreduce_fault_tolerance", "averaging", "optimizer", "compression")
-HIVEMINDS_RUNNER = "pytest-asyncio==1.5.0"
 NOT_APPLICABLE = (
     # If several live peers have faults in every repetition of an average, our group gives up the average. hivemind's
     # peers use the parts that they got, as these tests expect. tests/training/swarm/test_faults.py tests the same
@@ -165,7 +170,7 @@ def hivemind(session: nox.Session) -> None:
     The tests are in hivemind's source distribution; pip fetches it unless you name a file: `-- hivemind-1.1.12.tar.gz`.
     """
     _install(session, *ALL)
-    session.install("--no-deps", HIVEMINDS_RUNNER)
+    session.install(*_tool("hivemind"))
     folder = Path(session.create_tmp(), "hivemind")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -192,7 +197,7 @@ def fuzz(session: nox.Session) -> None:
             "atheris, which guides the inputs, has wheels for Linux only; benchmarks/malformed.py needs none."
         )
     _install(session, *ALL)
-    session.install("--no-deps", ATHERIS)
+    session.install(*_tool("fuzz"))
     session.run("python", "benchmarks/guided.py", *session.posargs)
 
 
@@ -214,7 +219,7 @@ def sbom(session: nox.Session) -> None:
     tool = Path(session.create_tmp(), "tool")
     session.run("python", "-m", "venv", str(tool))
     python = str(tool / "bin" / "python")
-    session.run(python, "-m", "pip", "install", "--quiet", SBOM_TOOL, external=True)
+    session.run(python, "-m", "pip", "install", "--quiet", *_tool("sbom"), external=True)
     described = ("--output-reproducible", "--pyproject", "pyproject.toml", "--output-file", str(packages))
     session.run(python, "-m", "cyclonedx_py", "environment", *described, session.virtualenv.location, external=True)
 
@@ -241,8 +246,26 @@ def constraints(session: nox.Session) -> None:
         frozen = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
         # Without "+cpu", which names a build of PyTorch and would forbid all others.
         pins = [line.split("+")[0] for line in frozen.splitlines() if "==" in line and not line.startswith("pip==")]
-        Path("constraints", f"{profile}.txt").write_text("\n".join(sorted(pins, key=str.lower)) + "\n")
-    _write_hashes(sorted({pin for pins in PINS.glob("*.txt") if pins != HASHES for pin in _pins(pins)}, key=str.lower))
+        (PINS / f"{profile}.txt").write_text("\n".join(sorted(pins, key=str.lower)) + "\n")
+    hashed = {HASHES, *map(_file_of, TOOLS)}
+    _write_hashes(HASHES, {pin for pins in PINS.glob("*.txt") if pins not in hashed for pin in _pins(pins)})
+    for tool, arguments in TOOLS.items():
+        # In an environment of its own: what the trainer needs must not limit the versions of the tools.
+        alone = Path(session.create_tmp(), tool)
+        session.run("python", "-m", "venv", "--clear", "--without-pip", str(alone))
+        pip = ("python", "-m", "pip", "--python", str(alone))
+        session.run(*pip, "install", *arguments)
+        _write_hashes(_file_of(tool), (session.run(*pip, "list", "--format=freeze", silent=True) or "").split())
+
+
+def _file_of(tool: str) -> Path:
+    """Pins and hashes of a tool, as a file of requirements."""
+    return PINS / f"{tool}.txt"
+
+
+def _tool(name: str) -> tuple[str, ...]:
+    """pip's arguments that install a tool."""
+    return ("--no-deps", "--require-hashes", "-r", str(_file_of(name)))
 
 
 def _pins(file: Path) -> list[str]:
@@ -250,17 +273,18 @@ def _pins(file: Path) -> list[str]:
     return [pin for pin in file.read_text().splitlines() if pin != TORCH]
 
 
-def _write_hashes(pins: Sequence[str]) -> None:
+def _write_hashes(file: Path, pins: Iterable[str]) -> None:
     """Writes the hashes of all files of pinned versions: a requirement of pip in each line.
 
     All files, because the machines on which they are installed have other systems and versions of Python.
     """
+    pins = sorted(pins, key=str.lower)
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(_hashes_of, pins)
     lines = [
         " ".join([pin, *(f"--hash=sha256:{one}" for one in hashes)]) for pin, hashes in zip(pins, found, strict=True)
     ]
-    HASHES.write_text("\n".join(lines) + "\n")
+    file.write_text("\n".join(lines) + "\n")
 
 
 def _hashes_of(pin: str) -> list[str]:

@@ -9,8 +9,11 @@ import pytest
 from tests.programs import ROOT
 
 PINS = ROOT / "constraints"
+TOOLS = ("fuzz", "hivemind", "nox", "sbom")
+"""Files that pip gets as they are: each line has the hashes of its pin."""
 WITHOUT_HASHES = "torch"
 """Its builds for CPUs and for GPUs have the same version and other hashes."""
+HASHES = r"(--hash=sha256:[0-9a-f]{64} ?)+"
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,12 @@ def test_every_pin_has_hashes(profile, hashed):
 
 
 def test_no_hash_stands_for_another_version(hashed):
-    pins = {pin for file in PINS.glob("*.txt") if file.name != "hashes.txt" for pin in file.read_text().splitlines()}
-    assert hashed.keys() <= pins
-    assert all(re.fullmatch(r"(--hash=sha256:[0-9a-f]{64} ?)+", options) for options in hashed.values())
+    files = [file for file in PINS.glob("*.txt") if file.stem not in ("hashes", *TOOLS)]
+    assert hashed.keys() <= {pin for file in files for pin in file.read_text().splitlines()}
+    assert all(re.fullmatch(HASHES, options) for options in hashed.values())
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_are_pinned_with_hashes_too(tool):
+    lines = (PINS / f"{tool}.txt").read_text().splitlines()
+    assert lines and all(re.fullmatch(rf"[\w.-]+==\S+ {HASHES}", line) for line in lines)

@@ -90,7 +90,7 @@ def test_the_site_needs_no_library_of_the_trainer_to_say_what_a_run_takes():
 
 
 def test_readme_and_ci_run_the_same_test_command():
-    command = "python3 -m venv .venv && .venv/bin/pip install nox && .venv/bin/nox -s tests"
+    command = "python3 -m venv .venv && .venv/bin/pip install -r constraints/nox.txt && .venv/bin/nox -s tests"
     assert command in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
@@ -154,6 +154,9 @@ def test_actions_are_pinned_by_commit_and_only_the_job_that_publishes_may_write(
         assert workflow["permissions"] == {"contents": "read"}
         writers = [job for job in workflow["jobs"].values() if "write" in job.get("permissions", {}).values()]
         assert len(writers) == (path.name == "site.yml")
+        # A build runs what many packages bring, so it must not be able to publish.
+        assert not any("run" in step for job in writers for step in job["steps"])
+        assert all("constraints/nox.txt" in command for command in re.findall(r"run: .*pip install.*", text))
 
 
 def test_the_readme_has_a_line_for_each_folder_of_two_levels():

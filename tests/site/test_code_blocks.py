@@ -93,7 +93,7 @@ def understood(line: str, commands: dict) -> bool:
     """Whether a line of a shell can be run; wrong flags and values raise."""
     if line in ("{{ clone_command }}", "cd training-transformers-together"):
         return True
-    if line in ("python3 -m venv .venv", ".venv/bin/pip install nox"):
+    if line in ("python3 -m venv .venv", ".venv/bin/pip install -r constraints/nox.txt"):
         return line in (ROOT / ".ci" / "run").read_text()
     words = shlex.split(line)
     program = " ".join(words[:3])

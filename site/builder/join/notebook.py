@@ -24,7 +24,7 @@ def notebook(repository: str) -> str:
             "`ADDRESS`.\n"
         ),
         _code("code", f"!git clone {repository} training-transformers-together\n"),
-        _code("tools", "%cd training-transformers-together\n%pip install --quiet nox\n"),
+        _code("tools", "%cd training-transformers-together\n%pip install --quiet -r constraints/nox.txt\n"),
         _text(
             "The next cell trains until you interrupt it (the square button). To only check the recipe, the data and "
             "the network, add `--dry-run` after `join`.\n"
