@@ -30,6 +30,9 @@ from training.trust.ticket import LARGEST_TICKET_BYTES, Ticket
 
 LATE_NEWS_SECONDS = 2 * BANS_EVERY_SECONDS
 """For so long after this peer has heard of new bans, another one may not have heard of them."""
+CUT_SECONDS = 0.8 * BANS_EVERY_SECONDS
+"""An average is ended so long after a member of the group is banned. By then most of the group has heard of it; if one
+of its peers alone left that member out, the group could not tell which of the two is at fault."""
 _NEWS_BYTES = LARGEST_BANS_BYTES + LARGEST_TICKET_BYTES + 4096
 """Ban list, own ticket and lineages, as JSON."""
 _HEAD = struct.Struct("<QI32s")
@@ -168,13 +171,49 @@ class Admission:
             TicketRefused: If its ticket is not good for training.
             ValueError: If it is nothing of the kind.
         """
+        return self.open(packed, peer_id)[1]
+
+    def open(self, packed: bytes, peer_id: str) -> tuple[Guest, bytes]:
+        """The same, and who has packed it."""
         ticket, answer = MSGPackSerializer.loads(packed)
         self.check(ticket, peer_id, trains=True)
-        return answer
+        return Guest(self, ticket, peer_id), answer
 
     def may_be_late_news(self, refused: TicketRefused) -> bool:
         """Whether another honest peer may still believe a ticket that this one refuses."""
         return refused.fault == "banned" and time.monotonic() - self._bans_heard < LATE_NEWS_SECONDS
+
+
+class Guest:
+    """A peer whose ticket held when it was let in, for as long as what it was let in to lasts: an average, a download.
+
+    Args:
+        admission: By which it was let in; None in an open run, which bans nobody.
+        ticket: As it was shown.
+        peer_id: Of the peer that showed it.
+    """
+
+    def __init__(self, admission: Admission | None, ticket: object, peer_id: str):
+        self._admission, self._ticket, self._peer_id = admission, ticket, peer_id
+        self._number = -1  # so that the first look also sees the news of since it was let in
+        self._banned_at: float | None = None
+
+    @property
+    def is_banned(self) -> bool:
+        """Whether it has been banned since; takes no time while there is no news."""
+        if self._admission is not None and self._banned_at is None and self._admission.news.number != self._number:
+            self._number = self._admission.news.number
+            try:
+                self._admission.check(self._ticket, self._peer_id, trains=True)
+            except TicketRefused as refused:
+                # A ticket that only expires was good when it was let in, and the guest has a new one.
+                self._banned_at = time.monotonic() if refused.fault == "banned" else None
+        return self._banned_at is not None
+
+    @property
+    def has_been_banned_for_long(self) -> bool:
+        """Whether `CUT_SECONDS` have passed since this peer heard of the ban."""
+        return self.is_banned and time.monotonic() - self._banned_at >= CUT_SECONDS
 
 
 def admission_of(dht: DHT) -> Admission | None:

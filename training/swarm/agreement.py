@@ -154,6 +154,7 @@ class Agreement:
         self._is_repetition, self._complained = is_repetition, complained
         self._verdicts: dict[PeerID, Verdict] = {}
         self._gone: set[PeerID] = set()
+        self._barred: set[PeerID] = set()
         self.absent: set[PeerID] = set()
         """Peers that live and say that they are not of the group."""
         self._bad = False
@@ -167,6 +168,12 @@ class Agreement:
         self._news.set()
         if peer in self._asked:
             self._asked[peer].cancel()
+
+    def bar(self, peer: PeerID) -> None:
+        """A groupmate is banned: its verdict counts no longer, so it has no part in a repetition."""
+        self._barred.add(peer)
+        self._verdicts.pop(peer, None)
+        self.note_gone(peer)
 
     @property
     def asked(self) -> frozenset[PeerID]:
@@ -207,7 +214,7 @@ class Agreement:
 
         The answer is the decision if there is one within `HOLD_SECONDS`, otherwise NOT_DECLARED.
         """
-        if peer not in self.peers or peer == self.own:
+        if peer not in self.peers or peer == self.own or peer in self._barred:
             return Message(code=averaging_pb2.PROTOCOL_VIOLATION)
         self._hear(peer, Verdict.read(message), counts=not self._is_before_this_one(peer))
         # Any other referee judges only when its own all-reduce has ended and the referees before it have not answered;

@@ -26,7 +26,7 @@ from hivemind.utils.streaming import combine_from_streaming
 
 from training.config import RunConfig
 from training.errors import TrainingError
-from training.swarm.admission import Admission, admission_of
+from training.swarm.admission import Admission, Guest, admission_of
 from training.swarm.coroutine import wait_for_result
 from training.swarm.dht import announced_peer
 from training.swarm.engine import open_connection
@@ -285,7 +285,7 @@ class _Download:
 
     async def _take(self, stream: AsyncIterator[averaging_pb2.DownloadData], donor: PeerID) -> TrainingState:
         self.landing.begin()
-        metadata, parts, tensors, received, began = None, [], [], 0, None
+        metadata, guest, parts, tensors, received, began = None, None, [], [], 0, None
         async for message in aiter_with_timeout(stream, timeout=self.chunk_seconds):
             began = began or time.monotonic()
             received += len(message.tensor_part.buffer)
@@ -299,10 +299,13 @@ class _Download:
                 )
             if message.metadata:
                 # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
-                metadata = MSGPackSerializer.loads(self._without_ticket(message.metadata, donor))
+                guest, told = self._open(message.metadata, donor)
+                metadata = MSGPackSerializer.loads(told)
                 self._check(metadata)
             elif metadata is None and self.admission is not None:
                 raise TrainingError("shows no ticket", cure="Nothing: another peer is asked.")
+            elif guest is not None and guest.is_banned:
+                raise TrainingError("has been banned meanwhile", cure="Nothing: another peer is asked.")
             parts.append(message.tensor_part)
             if len(parts) < parts[0].chunks:
                 continue
@@ -327,8 +330,8 @@ class _Download:
         _check_count(state, len(self.shapes))
         return state
 
-    def _without_ticket(self, metadata: bytes, donor: PeerID) -> bytes:
-        return metadata if self.admission is None else self.admission.without_ticket(metadata, str(donor))
+    def _open(self, metadata: bytes, donor: PeerID) -> tuple[Guest | None, bytes]:
+        return (None, metadata) if self.admission is None else self.admission.open(metadata, str(donor))
 
     def _check(self, metadata: object) -> None:
         if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:

@@ -37,6 +37,8 @@ REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
 LOOK_SECONDS = 0.1
 """A peer that waits for news of a group looks this often whether there are any."""
+BANS_LOOK_SECONDS = 0.5
+"""How often a running all-reduce looks whether one of its peers is banned."""
 _AGREEMENTS_KEPT = 8
 """Peers that end late may still ask what was decided on the last few all-reduces."""
 
@@ -101,6 +103,7 @@ class AllReduces:
         prefix: Of the averager.
         has_no_group: See `PatientMatchmaking.has_no_group`.
         auditor: Checks reducers; None: nobody does.
+        is_banned: Whether a groupmate has been banned since it came into the group; an all-reduce ends then.
     """
 
     def __init__(
@@ -111,8 +114,10 @@ class AllReduces:
         *,
         has_no_group: Callable[[], bool],
         auditor: Auditor | None = None,
+        is_banned: Callable[[PeerID], bool] = lambda peer: False,
     ):
         self._connection, self._servicer, self._prefix = connection, servicer, prefix
+        self._is_banned = is_banned
         self._has_no_group, self._auditor = has_no_group, auditor
         self._runners: dict[bytes, asyncio.Future[ReportingRunner]] = {}
         self._agreements: dict[bytes, Agreement] = {}
@@ -293,7 +298,7 @@ class AllReduces:
 
     @asynccontextmanager
     async def _watching(self, group: Group, runner: ReportingRunner, agreement: Agreement) -> AsyncIterator[None]:
-        """Within this context groupmates that are gone are not waited for."""
+        """Within this context groupmates that are gone or banned are not waited for."""
         called = frozenset(peer for peer, share in zip(group.peers, group.fractions, strict=True) if share > 0)
 
         def note_gone(peer: PeerID) -> None:
@@ -303,12 +308,20 @@ class AllReduces:
         async def answers(peer: PeerID, seconds: float) -> bool:
             return await ping(self._connection, peer, seconds) is not None
 
+        async def cut_the_banned() -> None:
+            while True:
+                await asyncio.sleep(BANS_LOOK_SECONDS)
+                for peer in filter(self._is_banned, group.peers):
+                    agreement.bar(peer)
+                    runner.note_gone(peer)
+
         vigil = Vigil(answers, lambda: (runner.late_peers() & called) | agreement.asked, note_gone)
-        watch = asyncio.create_task(vigil.watch())
+        watches = [asyncio.create_task(watch) for watch in (vigil.watch(), cut_the_banned())]
         try:
             yield
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     def late_peers(self) -> frozenset[PeerID]:
         """For whom the newest all-reduce waits here."""

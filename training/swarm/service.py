@@ -31,6 +31,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import enter_asynchronously, switch_to_uvloop
 
 from calculator.exchange import part_bytes
+from training.swarm.admission import Guest, admission_of
 from training.swarm.auditor import Auditor
 from training.swarm.dht import signer_of
 from training.swarm.engine import open_connection
@@ -123,6 +124,8 @@ class Service(ServicerBase):
         )
         self._pending: dict[int, _Pending] = {}
         self._noting: asyncio.Task | None = None
+        self._guests: dict[PeerID, Guest] = {}
+        """The groupmates of the newest group."""
 
     # -- what the trainer asks ---------------------------------------------------------------------------------------
 
@@ -166,6 +169,7 @@ class Service(ServicerBase):
             settings.prefix,
             has_no_group=lambda: self.matchmaking.has_no_group,
             auditor=self._auditor,
+            is_banned=lambda peer: peer in self._guests and self._guests[peer].has_been_banned_for_long,
         )
         self._states = StateService(
             self.dht,
@@ -309,8 +313,10 @@ class Service(ServicerBase):
         # Each peer computes this by itself, from the same words in the same order, so all get the same shares. It is a
         # linear program, and runs in a thread, so that the loop can go on with the calls of other peers.
         fractions = await loop.run_in_executor(None, load_balance_peers, self._total_size, bandwidths(words))
+        admission, members = admission_of(self.dht), list(zip(info.peer_ids, words, strict=True))
+        self._guests = {peer: Guest(admission, one.ticket, str(peer)) for peer, one in members if peer != self.peer_id}
         group = Group(group_id=info.group_id, peers=tuple(info.peer_ids), fractions=tuple(fractions))
-        return {peer: one.told for peer, one in zip(info.peer_ids, words, strict=True)}, group
+        return {peer: one.told for peer, one in members}, group
 
     # -- calls of other peers --------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.streaming import split_for_streaming
 from torch import Tensor
 
-from training.swarm.admission import admission_of
+from training.swarm.admission import Guest, admission_of
 from training.swarm.dht import own_subkey
 from training.swarm.quota import Quota
 from training.swarm.streams import until_hung_up
@@ -140,15 +140,16 @@ class StateService(ServicerBase):
         """A newcomer requests the state; sends nothing if it is not offered, or if that peer asks too often, and in a
         run that admits members only, whose newcomers show their tickets (`rpc_download_state_as_member`)."""
         if self._admission is None:
-            async for message in self._state_for(context.remote_id):
+            async for message in self._state_for(context.remote_id, Guest(None, b"", str(context.remote_id))):
                 yield message
 
     async def rpc_download_state_as_member(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         """The same with a ticket in the request; hivemind's own request has no place for one."""
+        guest = Guest(self._admission, _ticket_in(request), str(context.remote_id))
         if self._lets_in(request, context):
-            async for message in self._state_for(context.remote_id):
+            async for message in self._state_for(context.remote_id, guest):
                 yield message
 
     async def rpc_sample_state(
@@ -169,15 +170,16 @@ class StateService(ServicerBase):
         """Whether a request has a ticket that holds, if it needs one."""
         with suppress(TicketRefused):
             if self._admission is not None:
-                text = request.gathered[0] if request.gathered else b""
-                self._admission.check(text, str(context.remote_id), trains=True)
+                self._admission.check(_ticket_in(request), str(context.remote_id), trains=True)
             return True
         return False
 
-    async def _state_for(self, peer: PeerID) -> AsyncIterator[averaging_pb2.DownloadData]:
+    async def _state_for(self, peer: PeerID, guest: Guest) -> AsyncIterator[averaging_pb2.DownloadData]:
         with self._quota.request(peer) as allowed:
             if allowed and self._priority is not None:
                 async for message in until_hung_up(self._messages()):
+                    if guest.is_banned:
+                        return
                     yield message
 
     async def _messages(self) -> AsyncIterator[averaging_pb2.DownloadData]:
@@ -198,6 +200,10 @@ class StateService(ServicerBase):
             return await asyncio.wait_for(asked, TRAINER_SECONDS)
         finally:
             del self._asked[number]
+
+
+def _ticket_in(request: averaging_pb2.MessageFromLeader) -> bytes:
+    return request.gathered[0] if request.gathered else b""
 
 
 def offers_key(prefix: str) -> str:

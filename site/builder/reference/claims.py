@@ -354,9 +354,10 @@ CLAIMS = (
     Claim(
         page="challenges/security.md",
         sentence="In a run for members, whoever is uninvited gets no weights, is in no group, and nobody believes what "
-        "they announce; a ban reaches all peers within ten seconds.",
+        "they announce; a ban reaches all peers within ten seconds, and ends the averages and downloads that run.",
         tests=(
             "training/swarm/test_members_only.py",
+            "training/swarm/test_bans.py",
             "training/swarm/test_doors.py",
             "training/swarm/test_admission.py",
             "training/roles/test_membership.py",

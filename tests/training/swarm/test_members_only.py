@@ -151,16 +151,16 @@ def ticket_of(kind, identity, anothers):
     }[kind]
 
 
-def offer(stack, peer):
-    """Lets a peer average, and offer its state."""
+def offer(stack, peer, **changes):
+    """Lets a peer average, and offer its state; `changes` are settings of its averager."""
     host = Host([{"params": list(MODEL.parameters())}], torch.optim.Adam, lambda epoch: 0.001)
-    settings = AveragerSettings(
-        prefix=STATE,
-        matchmaking_seconds=2.0,
-        request_timeout_seconds=1.0,
-        next_chunk_timeout_seconds=5.0,
-        audit_share=0.02,
-    )
+    wanted = {
+        "matchmaking_seconds": 2.0,
+        "request_timeout_seconds": 1.0,
+        "next_chunk_timeout_seconds": 5.0,
+        "audit_share": 0.02,
+    }
+    settings = AveragerSettings(prefix=STATE, **{**wanted, **changes})
     codec, lineage = NoCompression(), Lineage(id=LINEAGE)
     peer.averager = ParameterAverager(
         host, AlignmentState(), dht=peer.dht, settings=settings, codec=codec, lineage=lineage
