@@ -269,13 +269,13 @@ class ReportingRunner(AllReduceRunner):
         hivemind goes on with the other reducers if one fails, and takes this peer's own parts in place of the means.
         Here the failure is told at once, so that the group can repeat the all-reduce.
         """
-        if self._round_own_parts and peer_id == self.peer_id:
-            await self._reduce_rounded_parts()
-            return
-        if self.books is not None and peer_id == self.peer_id:
-            await self.books.note_own(self.weight)
         try:
-            await self._talk_to(peer_id)
+            if peer_id != self.peer_id:
+                await self._talk_to(peer_id)
+            elif self._round_own_parts:
+                await self._reduce_rounded_parts()
+            else:
+                await self._reduce_own_parts()
         except Exception:
             self._note_trouble(peer_id)
             self._on_fault()
@@ -283,6 +283,18 @@ class ReportingRunner(AllReduceRunner):
                 # It is gone, and has sent nothing: without the ban this peer, as a reducer, would wait for its parts.
                 await self._ban_sender(peer_id)
             raise
+
+    async def _reduce_own_parts(self) -> None:
+        """This peer's own parts are averaged as they are.
+
+        Each is noted just before it is averaged: if all were noted first, all others would wait for that.
+        """
+        own, sender = self.ordered_peer_ids.index(self.peer_id), self.sender_peer_ids.index(self.peer_id)
+        for index, part in enumerate(self.parts_for_local_averaging):
+            if self.books is not None:
+                await self.books.note_own(index, self.weight)
+            averaged = await self.tensor_part_reducer.accumulate_part(sender, index, part, weight=self.weight)
+            self.tensor_part_container.register_processed_part(own, index, averaged - part)
 
     async def _reduce_rounded_parts(self) -> None:
         """This peer's own parts go through the codec before they are averaged, as everybody else's do."""

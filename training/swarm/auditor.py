@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator as Messages
 from collections.abc import Callable
@@ -90,6 +91,7 @@ class Auditor(ServicerBase):
         clipping: How the group averages.
         caught: Told of reducers that lie, and of peers that evade checks.
         shown: Gets what a peer has sent whose work is checked; see `work`.
+        clock: Seconds, for how often others may send proofs.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Auditor(ServicerBase):
         clipping: Clipping | None,
         caught: Caught,
         shown: Callable[[Shown], None] = lambda shown: None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._connection, self._prefix, self._clipping, self._caught = connection, prefix, clipping, caught
         self._shown = shown
@@ -111,7 +114,8 @@ class Auditor(ServicerBase):
         self._evasions: Counter[PeerID] = Counter()
         self._convicted: set[tuple[bytes, PeerID]] = set()
         self._evaded: set[tuple[bytes, PeerID]] = set()
-        self._proofs = Quota(at_once=PROOFS_AT_ONCE, of_one=PROOFS_OF_ONE, seconds=PROOF_PAUSE_SECONDS)
+        most = {"at_once": PROOFS_AT_ONCE, "of_one": PROOFS_OF_ONE, "seconds": PROOF_PAUSE_SECONDS}
+        self._proofs = Quota(**most, clock=clock)
         self._tasks: set[asyncio.Task] = set()
 
     # -- an all-reduce of this peer ------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ class Auditor(ServicerBase):
     def close(self, books: Books, *, keep: bool) -> None:
         """The tensors are about to change; `keep` if this all-reduce counts, so that others may be checking it."""
         books.close(keep=keep)
-        # Two all-reduces may follow each other at once (`powersgd`), so copies of the last few stay, if they are small.
+        # Two all-reduces may follow each other at once (`powersgd`), so those of the last few stay, if they are small.
         kept = 0
         for one in reversed(self._books.values()):
             kept += one.kept_bytes

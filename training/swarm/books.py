@@ -1,8 +1,8 @@
 """What this peer has sent, taken and answered in one all-reduce: digests of all, and signatures (`receipts`).
 
 `allreduce` passes each message through the books. Afterwards they give what others need to check a reducer of this
-all-reduce, and what this peer needs for its own checks: the parts of tensors themselves, which are there until the
-tensors change, and some seconds longer if they are small.
+all-reduce, and what this peer needs for its own checks: the parts as they were sent. The messages are kept for some
+seconds if they are small. Else they are made again from the tensors, until these change.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from training.swarm.receipts import (
 from training.swarm.work import LARGEST_DECLARED_BYTES
 
 KEPT_BYTES = 16 << 20
-"""Parts are copied before the tensors change if all of them together take no more, those of the last all-reduces
-included; then they can be shown for so many seconds."""
+"""Messages are kept if the tensors take no more, nor the messages of the last all-reduces. They can be shown for
+so many seconds after the tensors have changed."""
 KEPT_SECONDS = 20.0
 MOST_INSPECTED = 8
 """Parts that are asked for when a peer's work is checked; each comes from all groupmates."""
@@ -80,6 +80,8 @@ class _Sent:
     digests: list[bytes] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     codecs: list[int] = field(default_factory=list)
+    messages: list[runtime_pb2.Tensor] = field(default_factory=list)
+    """The parts as they travelled, if they are kept."""
 
 
 class Books:
@@ -99,8 +101,10 @@ class Books:
         self._lengths = {peer: [part.numel() for part in ones] for peer, ones in parts.items()}
         self.most_values = max((part.numel() for ones in parts.values() for part in ones), default=0)
         """Of the longest part."""
-        self.can_keep = self.kept_bytes <= KEPT_BYTES
+        self.can_keep = sum(part.nbytes for ones in parts.values() for part in ones) <= KEPT_BYTES
         """Whether the parts are small enough to be shown after the tensors have changed."""
+        self.kept_bytes = 0
+        """Of the messages that are kept."""
         self.inspected, self._declared = plan.inspected, plan.declared
         self.chosen = self._choose(plan)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
@@ -157,6 +161,9 @@ class Books:
         sent.digests.append(await _digest(part))
         sent.weights.append(weight)
         sent.codecs.append(part.compression)
+        if self.can_keep:
+            sent.messages.append(part)
+            self.kept_bytes += len(part.buffer)
         if len(sent.digests) == self.part_counts[reducer]:
             parts = {"digests": tuple(sent.digests), "weights": tuple(sent.weights), "declared": self._declared}
             statement = Commitment.statement(self.scope, sender=self.own, reducer=reducer, **parts)
@@ -165,10 +172,10 @@ class Books:
             if reducer == self.own:
                 self._taken[self.own] = self._own_commitments[reducer]
 
-    async def note_own(self, weight: float) -> None:
-        """This peer averages its own parts as they are."""
-        for part in self._parts[self.own]:
-            await self.note_sent(self.own, await _in_thread(serialize_torch_tensor, part), weight)
+    async def note_own(self, number: int, weight: float) -> None:
+        """This peer averages one of its own parts as it is."""
+        part = await _in_thread(serialize_torch_tensor, self._parts[self.own][number])
+        await self.note_sent(self.own, part, weight)
 
     async def answered(self, reducer: PeerID, messages: AsyncIterator[Data]) -> AsyncIterator[Data]:
         """A reducer's answers; the last one has its receipt.
@@ -250,28 +257,30 @@ class Books:
 
     def part(self, reducer: PeerID, number: int) -> runtime_pb2.Tensor | None:
         """One of this peer's parts as the reducer got it; None if it is no longer there."""
-        parts, sent = self._parts.get(reducer, []), self._sent.get(reducer)
-        if not 0 <= number < min(len(parts), len(sent.digests) if sent is not None else 0):
+        sent = self._sent.get(reducer)
+        if sent is None or not 0 <= number < len(sent.digests):
+            return None
+        if number < len(sent.messages):
+            return sent.messages[number]
+        parts = self._parts.get(reducer, [])
+        if number >= len(parts):
             return None
         message = serialize_torch_tensor(parts[number], sent.codecs[number])
         return message if digest_of_tensor(message) == sent.digests[number] else None
 
-    @property
-    def kept_bytes(self) -> int:
-        """Of the parts, as long as they are there."""
-        return sum(part.nbytes for parts in self._parts.values() for part in parts)
-
     def close(self, *, keep: bool) -> None:
-        """The tensors are about to change; with `keep`, copies of small parts take their place for a while."""
+        """The tensors are about to change; with `keep`, messages that were kept are there for a while."""
+        self._parts = {}
         if keep and self.can_keep:
-            self._parts = {peer: [part.clone() for part in parts] for peer, parts in self._parts.items()}
             asyncio.get_running_loop().call_later(KEPT_SECONDS, self.drop_parts)
         else:
             self.drop_parts()
 
     def drop_parts(self) -> None:
         """From now on no part is shown."""
-        self._parts = {}
+        self._parts, self.kept_bytes = {}, 0
+        for sent in self._sent.values():
+            sent.messages.clear()
 
 
 async def _digest(part: runtime_pb2.Tensor) -> bytes:
