@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -174,14 +174,14 @@ def _update(branch: int, epoch: int, events: Sequence[dict]) -> dict:
 
 
 @contextmanager
-def run_in(shards: Path, aggregation: str) -> Iterator[Run]:
-    """A run whose recipe averages so; its programs end with the block."""
+def run_in(shards: Path, aggregation: str, changes: Mapping[str, str] = SMALL) -> Iterator[Run]:
+    """A run of the recipe `stories` with some changes that averages so; its programs end with the block."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), shards)
         text = read_recipe("stories")
-        for before, after in {**SMALL, 'aggregation = "mean"': f'aggregation = "{aggregation}"'}.items():
+        for before, after in {**changes, 'aggregation = "mean"': f'aggregation = "{aggregation}"'}.items():
             if before not in text:
-                raise SystemExit(f"The recipe has no line {before!r}; change SMALL.")
+                raise SystemExit(f"The recipe has no line {before!r}; change this program.")
             text = text.replace(before, after)
         run.recipe.write_text(text, encoding="utf-8")
         try:

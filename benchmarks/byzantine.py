@@ -9,6 +9,11 @@ in the trainer, where no part spans two tensors. Hostile peers know all that the
 vector, made by byzfl 0.0.11 (https://github.com/LPD-EPFL/byzfl, MIT) or as in the attacks that were tried on this
 trainer. Each run is compared with one of the same seed in which nobody is hostile and the mean is used.
 
+Against hostile peers that answer wrongly as reducers, averages do not help. There the peers average by the trainer's
+own all-reduce (`in_process.py`), with signatures and checks of reducers beside CenteredClip, with none beside the mean.
+Hostile peers send what an honest peer sends; each averages as large a share of the vector as any other, and answers all
+peers alike. Whoever is caught is left out for as long as the trainer does it, if an update takes `UPDATE_SECONDS`.
+
 The samples are those of `local_updates.py` with fewer captions, so that the loss is near its least when a run ends.
 `--reference FILE` writes what byzfl makes of small vectors, for tests/training/swarm/test_clipping.py.
 """
@@ -42,6 +47,8 @@ from training.config import ModelConfig, RunConfig, load_recipe  # noqa: E402
 BYZFL_VERSION = "0.0.11"
 CAPTIONS, HELD_OUT, BATCH, SEEDS = 8, 512, 8, (0, 1, 2)
 """Captions, held-out samples, samples of a peer in each update, and seeds."""
+MANY_SEEDS, MANY_SEEDS_OF = range(10), ("mimic", "copied", "infinite")
+"""With `--many-seeds`; those who send infinity count for nothing, as if they were not there."""
 STEPS, LOOK_EVERY, PEAK_LEARNING_RATE = 40, 5, 1e-1
 STATE_EVERY, DRIFT = 5, 3e-4
 """Updates between rounds of parameters in the attack on these, and how far honest peers' weights differ before one: as
@@ -54,6 +61,11 @@ RECOVERED = 1.03
 """A run is back on the clean curve when its loss is at most so many times that of the clean run at the same update."""
 CLAIM = 1e9
 """Weight that a hostile peer claims where it does."""
+UPDATE_SECONDS = 60.0
+"""Of the run that these ones stand for: how long a peer is left out counts in seconds. In updates that is less, the
+longer they take."""
+HIDDEN = 1.5
+"""Standard deviations by which a reducer's answer is off that hides among the honest vectors, as in ALIE."""
 MODEL = ModelConfig(
     hidden_size=32,
     num_layers=2,
@@ -73,7 +85,8 @@ EIGHT_BIT_FROM = 2048
 
 BYZFL_ATTACKS = ("sign flip", "IPM", "IPM, best", "ALIE", "ALIE, best", "mimic", "Gaussian", "infinite", "label flip")
 OWN_ATTACKS = ("not a number", "weight 1e9", "copied", "times -1000", "parameters")
-ATTACKS = (*BYZFL_ATTACKS, *OWN_ATTACKS)
+REDUCER_ATTACKS = ("reducer", "reducer, hidden", "reducer, silent")
+ATTACKS = (*BYZFL_ATTACKS, *OWN_ATTACKS, *REDUCER_ATTACKS)
 MEAN, CLIP = "mean", "centered-clip"
 
 Attack = Callable[[torch.Tensor], torch.Tensor]
@@ -167,6 +180,15 @@ def attack_of(case: Case, run: RunConfig, last_average: list[torch.Tensor]) -> A
     return own[case.attack] if case.attack in own else byzfl_attacks(against, case.hostile)[case.attack]
 
 
+def lie_of(attack: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """What hostile reducers answer, from the average of a part and all senders' parts, one a row."""
+    return {
+        "reducer": lambda average, parts: -1000 * average,
+        "reducer, hidden": lambda average, parts: average - HIDDEN * parts.std(0),
+        "reducer, silent": lambda average, parts: -average,
+    }[attack]
+
+
 # -- the swarm ---------------------------------------------------------------------------------------------------------
 
 
@@ -208,10 +230,31 @@ class Swarm:
         self.noise = torch.Generator().manual_seed(case.seed)
         self.last_average: list[torch.Tensor] = []
         self.attack = attack_of(case, self.run, self.last_average) if self._invents else None
+        self.left_out_at: dict[int, int] = {}
+        """The update before which each lying reducer was left out first."""
+        self.lies = False
+        self.reducers = self._make_reducers() if case.attack in REDUCER_ATTACKS else None
 
     @property
     def _invents(self) -> bool:
-        return self.case.attack not in (None, "label flip")
+        return self.case.attack not in (None, "label flip", *REDUCER_ATTACKS)
+
+    def _make_reducers(self) -> object:
+        from in_process import Peers
+
+        case, lie = self.case, lie_of(self.case.attack)
+        return Peers(
+            case.peers,
+            case.hostile,
+            self.run.swarm,
+            values=sum(parameter.numel() for parameter in self.host.parameters),
+            smallest=EIGHT_BIT_FROM,
+            lie=lambda average, parts: lie(average, parts) if self.lies else average,
+            silent=case.attack == "reducer, silent",
+            audits=case.aggregation == CLIP,
+            update_seconds=UPDATE_SECONDS,
+            seed=case.seed,
+        )
 
     def attacks_at(self, step: int) -> bool:
         """Whether hostile peers attack in this update."""
@@ -221,6 +264,10 @@ class Swarm:
     def step(self, step: int) -> None:
         """One update."""
         attacks = self.attacks_at(step)
+        if self.reducers is not None:
+            self._update(self._average_by_reducers(step, attacks), step)
+            self.host.copy_to_model()
+            return
         honest = self.case.peers - (self.case.hostile if self.case.attack else 0)
         sent = [self._gradients(peer, step) for peer in range(honest)]
         weights = [float(BATCH)] * honest
@@ -235,14 +282,37 @@ class Swarm:
             weights += [CLAIM if claims else float(BATCH)] * self.case.hostile
         average = self._average(sent, weights, "gradients")
         self.last_average[:] = [flat(average)]
-        self.host.use_gradients([part.view(p.shape) for part, p in zip(average, self.host.parameters, strict=True)])
-        self.host.update(step)
+        self._update(average, step)
         if attacks and self.case.attack == "parameters" and step % STATE_EVERY == 0:
             self._round_of_parameters(honest)
         self.host.copy_to_model()
 
+    def _update(self, average: Sequence[torch.Tensor], step: int) -> None:
+        self.host.use_gradients([part.view(p.shape) for part, p in zip(average, self.host.parameters, strict=True)])
+        self.host.update(step)
+
+    def _average_by_reducers(self, step: int, attacks: bool) -> list[torch.Tensor]:
+        """What an honest peer has after an average by the trainer's all-reduce."""
+        self.lies, group = attacks, self.reducers.group()
+        out = set(range(self.case.peers)) - set(group)
+        self.left_out_at |= {peer: step for peer in out - self.left_out_at.keys()}
+        for peer in range(self.case.peers):
+            self._compute(peer, step)
+        tensors = {}
+        for peer in group:
+            with self.averagers[peer].get_tensors() as own:
+                tensors[peer] = [tensor.clone() for tensor in own]
+        self.reducers.average(tensors, float(BATCH))
+        return tensors[0]
+
     def _gradients(self, peer: int, step: int, *, wrong: bool = False) -> list[torch.Tensor]:
         """What a peer sends, as the others receive it; `wrong`: computed with wrong picture codes."""
+        self._compute(peer, step, wrong=wrong)
+        with self.averagers[peer].get_tensors() as tensors:
+            return self._received(tensors, "gradients")
+
+    def _compute(self, peer: int, step: int, *, wrong: bool = False) -> None:
+        """Leaves what a peer sends in its averager."""
         text, codes = next(self.batches[peer])
         if wrong:
             codes = MODEL.image_vocab_size - 1 - codes
@@ -251,8 +321,6 @@ class Swarm:
         averager = self.averagers[peer]
         averager.add_gradients(BATCH, step)
         averager.load_mean()
-        with averager.get_tensors() as tensors:
-            return self._received(tensors, "gradients")
 
     def _received(self, tensors: Sequence[torch.Tensor], kind: str) -> list[torch.Tensor]:
         from hivemind.compression import CompressionInfo, deserialize_torch_tensor
@@ -317,7 +385,10 @@ def train(case: Case) -> dict:
         swarm.step(step)
         if (step + 1) % LOOK_EVERY == 0:
             course.append(swarm.loss())
-    return {"course": course, "cpu_seconds": time.process_time() - began}
+    if swarm.reducers is not None:
+        swarm.reducers.close()
+    left_out = sorted(swarm.left_out_at.values())
+    return {"course": course, "cpu_seconds": time.process_time() - began, "left_out": left_out}
 
 
 # -- the cases and what comes of them ----------------------------------------------------------------------------------
@@ -325,6 +396,13 @@ def train(case: Case) -> dict:
 QUARTER = {"peers": 25, "hostile": 5}
 TWELVE_OF_53 = {"peers": 53, "hostile": 12}
 SEVEN_OF_16 = {"peers": 16, "hostile": 7, "steps": LONG_STEPS}
+
+
+def many_cases() -> list[Case]:
+    """For attacks whose cost is as small as what a run happens to end with: enough seeds to tell the two apart."""
+    attacks = (*MANY_SEEDS_OF, None)
+    clip = [Case(attack=attack, aggregation=CLIP, seed=seed, **QUARTER) for seed in MANY_SEEDS for attack in attacks]
+    return clip + [Case(attack=None, aggregation=MEAN, seed=seed, **QUARTER) for seed in MANY_SEEDS]
 
 
 def all_cases() -> list[Case]:
@@ -380,27 +458,48 @@ def steps_until_back(case: Case, runs: dict[Case, dict]) -> int:
     return case.steps
 
 
-def figures(runs: dict[Case, dict]) -> list[dict]:
-    """The record's results."""
+def figures(runs: dict[Case, dict], attacks: Sequence[str] = ATTACKS) -> list[dict]:
+    """The record's results for these attacks."""
     results = []
-    for attack in ATTACKS:
+    for attack in attacks:
         of_attack = [case for case in runs if case.attack == attack and case.momentum and not case.claims]
-        ours = [over_clean(case, runs) for case in of_attack if case.peers == 25 and case.aggregation == CLIP]
+        seeds = [case for case in of_attack if case.peers == 25 and case.aggregation == CLIP]
+        ours = [over_clean(case, runs) for case in seeds]
         mean = next(over_clean(case, runs) for case in of_attack if case.aggregation == MEAN)
-        spread = {"runs": len(ours), "min": min(ours), "max": max(ours)}
+        spread = {"runs": len(ours), "min": min(ours), "max": max(ours), **left_out(seeds, runs)}
         compared = {"peer": mean, "peer_name": "weighted mean"}
         name = f"loss over clean, 5 of 25 hostile: {attack}"
         results.append(result(name, "", statistics.median(ours), **compared, **spread))
-    for attack in ATTACKS:
+    for attack in attacks:
         case = next(case for case in runs if case.attack == attack and case.peers == 53)
-        results.append(result(f"loss over clean, 12 of 53 hostile: {attack}", "", over_clean(case, runs)))
-    for attack in ATTACKS:
+        name = f"loss over clean, 12 of 53 hostile: {attack}"
+        results.append(result(name, "", over_clean(case, runs), **left_out([case], runs)))
+    for attack in attacks:
         case = next(case for case in runs if case.attack == attack and case.peers == 16)
         worst, back = max(runs[case]["course"][ATTACKED.start // LOOK_EVERY :]), steps_until_back(case, runs)
         name = f"updates until back on the clean curve, 7 of 16 hostile for {len(ATTACKED)} updates: {attack}"
-        results.append(result(name, "updates", back))
+        results.append(result(name, "updates", back, **left_out([case], runs)))
         results.append(result(f"highest loss since the attack began, 7 of 16 hostile: {attack}", "nats", worst))
-    return results + limits(runs) + costs(runs)
+    return results
+
+
+def left_out(cases: Sequence[Case], runs: dict[Case, dict]) -> dict:
+    """Of lying reducers: for each run, after how many updates each was left out first; some may never have been."""
+    found = [runs[case].get("left_out", []) for case in cases]
+    return {"left_out_after": found} if cases[0].attack in REDUCER_ATTACKS else {}
+
+
+def many_figures(runs: dict[Case, dict]) -> list[dict]:
+    """Of the runs with many seeds: means, with their standard errors."""
+    results = []
+    for attack in (*MANY_SEEDS_OF, None):
+        cases = [case for case in runs if case.attack == attack and case.aggregation == CLIP]
+        over = [over_clean(case, runs) for case in cases]
+        error = statistics.stdev(over) / math.sqrt(len(over))
+        spread = {"runs": len(over), "min": min(over), "max": max(over), "error": error, "seeds": over}
+        name = f"loss over clean, 5 of 25 hostile, mean of many seeds: {attack or 'nobody hostile'}"
+        results.append(result(name, "", statistics.fmean(over), **spread))
+    return results
 
 
 def limits(runs: dict[Case, dict]) -> list[dict]:
@@ -534,12 +633,42 @@ def courses(runs: dict[Case, dict]) -> list[dict]:
     ]
 
 
+def recorded_runs(content: dict, cases: Sequence[Case]) -> dict[Case, dict]:
+    """The clean runs among these cases, from a record: runs of these attacks are compared with those."""
+    runs = {}
+    for case in cases:
+        for one in content["courses"]:
+            is_same = all(getattr(case, name) == one[name] for name in ("attack", "aggregation", "peers", "seed"))
+            if case.attack is None and is_same and len(one["losses"]) == case.steps // LOOK_EVERY:
+                runs[case] = {"course": one["losses"]}
+    return runs
+
+
+def run_some(path: Path, attacks: Sequence[str], processes: int) -> tuple[list[dict], list[dict]]:
+    """Runs the cases of these attacks; results and courses of the record, whose others stay."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    cases = all_cases()
+    known = recorded_runs(content, cases)
+    new = run_all([case for case in cases if case.attack in attacks], processes)
+    results = [one for one in content["results"] if one["metric"].rpartition(": ")[2] not in attacks]
+    kept = [one for one in content["courses"] if one["attack"] not in attacks]
+    return results + figures(known | new, attacks), kept + courses(new)
+
+
+def run_many_seeds(path: Path, processes: int) -> tuple[list[dict], list[dict]]:
+    """The same of the runs with many seeds; their courses are in no record."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    results = [one for one in content["results"] if "mean of many seeds" not in one["metric"]]
+    return results + many_figures(run_all(many_cases(), processes)), content["courses"]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs all cases, prints the figures, and writes the JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="runs at a time")
-    parser.add_argument("--only", metavar="ATTACK", help="this attack alone, with the clean runs; writes no JSON")
+    parser.add_argument("--only", nargs="*", choices=ATTACKS, help="these attacks, for the record in FILE")
+    parser.add_argument("--many-seeds", action="store_true", help="ten seeds of some, for the record in FILE")
     parser.add_argument(
         "--reference", type=Path, metavar="FILE", help="write byzfl's results on small vectors, and end"
     )
@@ -547,11 +676,13 @@ def main(arguments: list[str] | None = None) -> int:
     if flags.reference:
         write_reference(flags.reference)
         return 0
-    cases = [case for case in all_cases() if flags.only is None or case.attack in (None, flags.only)]
-    runs = run_all(cases, flags.processes)
-    if flags.only is not None:
-        return 0
-    results = figures(runs)
+    if flags.only:
+        results, losses = run_some(flags.json, flags.only, flags.processes)
+    elif flags.many_seeds:
+        results, losses = run_many_seeds(flags.json, flags.processes)
+    else:
+        runs = run_all(all_cases(), flags.processes)
+        results, losses = figures(runs) + limits(runs) + costs(runs), courses(runs)
     for one in results:
         peer = "" if one["peer"] is None else f"{one['peer']:14.4g} {one['peer_name']}"
         print(f"{one['metric']:<110}{one['ours']:12.4g}{peer}")
@@ -559,7 +690,7 @@ def main(arguments: list[str] | None = None) -> int:
         import hivemind
 
         versions = {"torch": torch.__version__, "hivemind": hivemind.__version__, "byzfl": BYZFL_VERSION}
-        record(flags.json, "byzantine", versions, results, look_every=LOOK_EVERY, courses=courses(runs))
+        record(flags.json, "byzantine", versions, results, look_every=LOOK_EVERY, courses=losses)
     return 0
 
 
