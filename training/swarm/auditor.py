@@ -56,8 +56,9 @@ PROOF_SECONDS = 60.0
 """Longest time in which a proof is sent to a groupmate."""
 MOST_EVASIONS = 3
 """From so many checks in a row on that a peer has made impossible, it counts as one that spoils averages."""
-LIE_WEIGHT = 4.0
-"""What a proof counts among a peer's faults; see `standing`."""
+LIE_WEIGHT = 9.0
+"""What a proof counts among a peer's faults: it is left out for an hour, as long as a peer is left out at most (see
+`standing`). No accident signs a wrong average."""
 BOOKS_KEPT = 8
 """Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
 PROOFS_AT_ONCE, PROOFS_OF_ONE, PROOF_PAUSE_SECONDS = 2, 2, 30.0

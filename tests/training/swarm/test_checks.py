@@ -191,7 +191,19 @@ def test_a_peer_that_reaches_nobody_blames_nobody():
     assert played(scenario)[0].caught[ADA] == []
 
 
-def test_a_reducer_that_has_evaded_a_check_is_surely_checked_in_the_next_average():
+def test_checks_take_their_share_of_the_bytes_or_64_kib():
+    """Of 25 peers, a check moves a part of 23 others in 8 bit and one in 32."""
+    plan = books_module.Plan(prefix="run", signer=SIGNERS[0], share=0.03)
+    large, small = 125_000_000, 50_000
+    exchanged = 2 * 24 / 25 * large
+    assert plan.chance(25, large) * large * 24 / 25 * (23 + 4) == pytest.approx(0.03 * exchanged)
+    assert plan.chance(25, small) * small * 24 / 25 * (23 + 4) == pytest.approx(65_536)
+    assert plan.chance(3, 1000) == 1 and plan.chance(1, small) == plan.chance(25, 0) == 0
+
+
+def test_a_reducer_that_has_evaded_a_check_is_surely_checked_in_the_next_average(monkeypatch):
+    monkeypatch.setattr(books_module, "LEAST_CHECKED_BYTES", 0)
+
     async def scenario(network):
         network.auditors[ADA] = network._auditor(ADA, SIGNERS[0], share=1e-9)
         await network.average()

@@ -1,4 +1,4 @@
-"""The benchmark's peers of one process: they average as the trainer does, and reducers among them that lie are caught."""
+"""The benchmark's peers of one process: they average as the trainer does; a reducer among them that lies is caught."""
 
 from __future__ import annotations
 
