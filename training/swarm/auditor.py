@@ -9,7 +9,8 @@ never know that this answer is not checked. A check begins as soon as this peer 
 
 A wrong answer is proof against the reducer (`auditing`). This peer sends it to all groupmates; each judges it by
 itself, and leaves the reducer out. Nobody is believed without proof. A reducer, or a sender, that shows nothing when it
-is asked may be gone or slow: only this peer notes that, and only if it happens again and again.
+is asked may be gone or slow: only this peer notes that, and only if it happens again and again. When it asks for a part
+of such a reducer again, it says why, and the others check that one, too.
 
 A check comes too late for the average in which it is made: that one counts.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator as Messages
@@ -59,6 +61,8 @@ MOST_EVASIONS = 3
 LIE_WEIGHT = 9.0
 """What a proof counts among a peer's faults: it is left out for an hour, as long as a peer is left out at most (see
 `standing`). No accident signs a wrong average."""
+EVADED = b"evaded"
+"""Beside the number of a part: the one that asks could not check this reducer lately."""
 BOOKS_KEPT = 8
 """Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
 PROOFS_AT_ONCE, PROOFS_OF_ONE, PROOF_PAUSE_SECONDS = 2, 2, 30.0
@@ -112,7 +116,11 @@ class Auditor(ServicerBase):
         self._plan = Plan(prefix=prefix, signer=signer, share=share)
         self._books: dict[bytes, Books] = {}
         self._asked: Counter[tuple[bytes, PeerID]] = Counter()
-        self._evasions: Counter[PeerID] = Counter()
+        self._evasions: Counter[tuple[PeerID, bool]] = Counter()
+        """In a row, of each peer; true: as a reducer, false: as a sender. Who shows what it has sent may still hide
+        what it has averaged."""
+        self._told: dict[PeerID, PeerID] = {}
+        """Groupmates, and the reducer of which each has said that it evades checks."""
         self._convicted: set[tuple[bytes, PeerID]] = set()
         self._evaded: set[tuple[bytes, PeerID]] = set()
         most = {"at_once": PROOFS_AT_ONCE, "of_one": PROOFS_OF_ONE, "seconds": PROOF_PAUSE_SECONDS}
@@ -123,7 +131,11 @@ class Auditor(ServicerBase):
 
     def plan(self, declared: bytes = b"", inspected: str = "") -> Plan:
         """For the next all-reduce; see `Contribution`."""
-        return replace(self._plan, suspects=frozenset(self._evasions), declared=declared, inspected=inspected)
+        suspects = {peer for peer, _ in self._evasions}
+        # One, whoever says so: a groupmate that names honest reducers makes this peer check one part more.
+        suspects |= set(random.sample(list(self._told.values()), min(len(self._told), 1)))
+        self._told.clear()
+        return replace(self._plan, suspects=frozenset(suspects), declared=declared, inspected=inspected)
 
     def open(self, books: Books) -> None:
         """An all-reduce begins; from now on groupmates may ask about it."""
@@ -167,7 +179,7 @@ class Auditor(ServicerBase):
                 await self._judge(Case(**facts, other=(peer, one.receipt)))
         commitments = shown[reducer].commitments
         if commitments is None or digest_of_commitments(commitments) != receipt.commitments:
-            self._note_evasions(books, {reducer} | {peer for peer in others if shown[peer] == _Shown()})
+            self._note_evasions(books, {reducer} | {peer for peer in others if shown[peer] == _Shown()}, reducer)
             return
         case = Case(**facts, part=part, commitments=commitments)
         if are_sound(commitments, books.scope, reducer):
@@ -177,7 +189,7 @@ class Auditor(ServicerBase):
                 if (one := shown[peer].part) is None or digest_of_tensor(one) != commitment.digests[part]
             }
             if evasive:
-                self._note_evasions(books, evasive - {books.own})
+                self._note_evasions(books, evasive - {books.own}, reducer)
                 return
             parts = tuple(shown[peer].part for peer in books.scope.peers)
             case = replace(case, parts=parts, answer=kept, answers=tuple(books.answers[reducer]))
@@ -188,11 +200,12 @@ class Auditor(ServicerBase):
                 ) is not None:
                     self._shown(seen)
         for peer in others:
-            self._evasions.pop(peer, None)
+            self._evasions.pop((peer, peer == reducer), None)
         await self._judge(case)
 
-    def _note_evasions(self, books: Books, evasive: set[PeerID]) -> None:
-        """A check was impossible because of these. If they are most of the others, this peer was late, or is cut off.
+    def _note_evasions(self, books: Books, evasive: set[PeerID], reducer: PeerID) -> None:
+        """A check of a reducer was impossible because of these. If they are most of the others, this peer was late, or
+        is cut off.
 
         In a pair it may have been late if the parts are large: the other one need not wait for it. Whoever averages
         nothing is perhaps in client mode, and this peer cannot call it.
@@ -204,8 +217,9 @@ class Auditor(ServicerBase):
             # Of one average, many parts may be asked for at once; what is late then is late for all of them.
             if books.part_counts[peer] and (books.scope.group_id, peer) not in self._evaded:
                 self._evaded.add((books.scope.group_id, peer))
-                self._evasions[peer] += 1
-                if self._evasions[peer] >= MOST_EVASIONS:
+                role = peer, peer == reducer
+                self._evasions[role] += 1
+                if self._evasions[role] >= MOST_EVASIONS:
                     self._caught(str(peer), 1.0, "does not show what it has averaged or sent, so it")
 
     async def _judge(self, case: Case) -> None:
@@ -227,8 +241,9 @@ class Auditor(ServicerBase):
 
     async def _ask(self, books: Books, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
         """What a groupmate shows; nothing if it is gone, too slow, or sends something else."""
+        words = [part.to_bytes(4, "little"), *([EVADED] if self._evasions[reducer, True] else [])]
         request = averaging_pb2.MessageFromLeader(
-            group_id=books.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=[part.to_bytes(4, "little")]
+            group_id=books.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=words
         )
         shown = _Shown()
         with suppress(Exception):  # whatever it is, this peer cannot check with it
@@ -260,12 +275,15 @@ class Auditor(ServicerBase):
         self, request: averaging_pb2.MessageFromLeader, peer: PeerID
     ) -> Messages[averaging_pb2.DownloadData]:
         books = self._books.get(request.group_id)
-        if books is None or not self._may_ask(books, peer) or [len(one) for one in request.gathered] != [4]:
+        number, *more = request.gathered or [b""]
+        if books is None or not self._may_ask(books, peer) or len(number) != 4 or more not in ([], [EVADED]):
             yield averaging_pb2.DownloadData()  # so that the other one need not wait
             return
         reducer = PeerID(request.suggested_leader)
+        if more and reducer != books.own:
+            self._told[peer] = reducer
         # Between this and the message, nothing else runs on this loop that could change the tensors.
-        part = books.part(reducer, int.from_bytes(request.gathered[0], "little"))
+        part = books.part(reducer, int.from_bytes(number, "little"))
         receipt, commitments = books.receipts.get(reducer), books.commitments if reducer == books.own else None
         words = [
             receipt.facts() if receipt is not None else None,

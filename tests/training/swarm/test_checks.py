@@ -181,6 +181,27 @@ def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again_and_again
     assert suspects == frozenset()  # it has shown something again
 
 
+def test_a_reducer_that_hides_what_it_has_averaged_is_blamed_also_if_it_shows_what_it_has_sent():
+    async def scenario(network):
+        show = network.auditors[EVE]._show
+
+        async def hide(request, peer):
+            if request.suggested_leader == EVE.to_bytes():
+                yield averaging_pb2.DownloadData()
+                return
+            async for message in show(request, peer):
+                yield message
+
+        network.auditors[EVE]._show = hide
+        for number in range(MOST_EVASIONS):
+            for reducer in (EVE, BOB):
+                await network.average(group=b"g" * (number + 1) + reducer.to_bytes())
+                network.books[ADA].chosen = frozenset({(reducer, 0)})
+                await network.check(ADA)
+
+    assert [facts[:2] for facts in played(scenario)[0].caught[ADA]] == [(str(EVE), 1.0)]
+
+
 def test_a_peer_that_reaches_nobody_blames_nobody():
     async def scenario(network):
         network.gone = {BOB, EVE}
@@ -217,12 +238,31 @@ def test_a_reducer_that_has_evaded_a_check_is_surely_checked_in_the_next_average
     assert {peer for peer, _ in played(scenario)[1]} == {EVE}
 
 
+@pytest.mark.parametrize("named", [EVE, BOB])
+def test_who_hears_that_a_reducer_evades_checks_checks_it_once(named, monkeypatch):
+    monkeypatch.setattr(books_module, "LEAST_CHECKED_BYTES", 0)
+
+    async def scenario(network):
+        network.auditors[BOB] = network._auditor(BOB, SIGNERS[1], share=1e-9)
+        await network.average()
+        await ask(network, BOB, ADA, reducer=named, more=[auditor_module.EVADED])
+        chosen = []
+        for group in (b"second", b"third"):
+            await network.average(group=group)
+            chosen.append({peer for peer, _ in network.books[BOB].chosen})
+        return chosen, network.caught[BOB]
+
+    # A peer does not check itself, whoever says so.
+    assert played(scenario)[1] == ([{EVE} if named == EVE else set(), set()], [])
+
+
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
-def ask(network, peer, own, *, group=b"group", number=bytes(4), reducer=EVE):
+def ask(network, peer, own, *, group=b"group", number=bytes(4), reducer=EVE, more=()):
     """Bytes of a part that one peer shows another."""
-    request = averaging_pb2.MessageFromLeader(group_id=group, suggested_leader=reducer.to_bytes(), gathered=[number])
+    words = {"suggested_leader": reducer.to_bytes(), "gathered": [number, *more]}
+    request = averaging_pb2.MessageFromLeader(group_id=group, **words)
 
     async def shown():
         return sum([len(m.tensor_part.buffer) async for m in network.auditors[peer]._show(request, own)])
