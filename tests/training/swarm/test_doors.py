@@ -14,20 +14,19 @@ from collections import defaultdict
 from pathlib import Path
 
 import test_members_only
-from hivemind.dht.protocol import DHTProtocol
+from calls import calls_that_are_answered
 from members import admission, closed_run
 
-from training.swarm.auditor import Auditor
 from training.swarm.dht import record_validators
 from training.swarm.identity import Identity
 from training.swarm.record_tickets import TicketValidator
-from training.swarm.service import Service
-from training.swarm.serving import StateService
 from training.trust.keys import MembershipKey
 
 ROOT = Path(__file__).parents[3]
-GROUPS, PARTS = "in_no_group_while_members_go_on", "parts_and_verdicts_of_those_outside"
-STATES, RECORDS = "get_no_byte_of_a_state", "nobody_believes_a_record"
+GROUPS = test_members_only.test_the_uninvited_are_in_no_group_while_members_go_on
+PARTS = test_members_only.test_parts_and_verdicts_of_the_uninvited_do_not_count_in_a_group
+STATES = test_members_only.test_the_uninvited_get_no_byte_of_a_state
+RECORDS = test_members_only.test_nobody_believes_a_record_of_the_uninvited
 CALLS = {
     "Service.rpc_join_group": GROUPS,
     "Service.rpc_aggregate_part": PARTS,
@@ -42,17 +41,7 @@ CALLS = {
     "DHTProtocol.rpc_find": None,
 }
 """None: anybody may call it. It tells that the node is there, and what is public anyway."""
-STORED = {
-    ("dht.py", "_recipe"),
-    ("tokens.py", "_key(run)"),
-    ("lineage.py", "_lineage"),
-    ("lineage.py", "_site"),
-    ("metrics.py", "_metrics"),
-    ("progress.py", "self.key"),
-    ("shared_pass.py", "_samples"),
-    ("serving.py", "offers_key(self._prefix)"),
-}
-"""Records that peers store, beside the announcements that hivemind stores for `PatientKeyManager`."""
+KINDS = {"no ticket", "expired", "another's", "another run's", "another key's", "banned"}
 
 
 @functools.cache
@@ -77,12 +66,14 @@ def calls_of(name):
     return calls().get(name, [])
 
 
-def test_each_call_that_others_can_make_has_a_test_with_the_uninvited():
-    servicers = (Service, Auditor, StateService, DHTProtocol)
-    found = {f"{one.__name__}.{name}" for one in servicers for name in dir(one) if name.startswith("rpc_")}
-    assert found == set(CALLS)
-    tests = " ".join(vars(test_members_only))
-    assert all(test in tests for test in CALLS.values() if test is not None)
+def test_each_call_that_others_can_make_is_made_by_all_kinds_of_the_uninvited():
+    """The tests themselves fail if a call of theirs reaches nobody."""
+    assert calls_that_are_answered() == set(CALLS)
+    for call, test in CALLS.items():
+        if test is not None:
+            assert call in test.calls
+            (kinds,) = [mark.args for mark in test.pytestmark if mark.name == "parametrize"]
+            assert kinds[0] == "kind" and set(kinds[1]) == KINDS
 
 
 def test_nothing_else_answers_calls():
@@ -95,7 +86,8 @@ def test_nothing_else_answers_calls():
         assert not calls_of(name)
 
 
-def test_each_record_is_stored_under_a_key_that_is_known_here():
+def test_each_record_that_peers_store_is_sent_by_the_uninvited():
+    """Beside the announcements that hivemind stores for `PatientKeyManager`."""
     stored = set()
     for path, node in (*calls_of("store"), *calls_of("post_word")):
         if path.parent.name != "swarm" or ast.unparse(node.func).startswith("records."):
@@ -104,7 +96,8 @@ def test_each_record_is_stored_under_a_key_that_is_known_here():
         suffix = re.search(r"(_[a-z]+)'$", ast.unparse(key)) if isinstance(key, ast.JoinedStr) else None
         stored.add((path.name, suffix[1] if suffix else ast.unparse(key)))
     # `post_word` itself, and the copy that a node keeps of any of these
-    assert stored == STORED | {("dht.py", "key"), ("renewal.py", "key")}
+    own = {one for one in test_members_only.RECORDS if one[0] != "matchmaking.py"}
+    assert stored == own | {("dht.py", "key"), ("renewal.py", "key")}
 
 
 def test_each_node_of_a_run_for_members_checks_the_tickets_of_all_records(tmp_path):

@@ -7,20 +7,23 @@ ticket that they have.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
+from calls import PROOF, noting_calls
 from hivemind.averaging.averager import compute_schema_hash
-from hivemind.compression import NoCompression
+from hivemind.compression import NoCompression, serialize_torch_tensor
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
-from hivemind.p2p import ServicerBase
+from hivemind.p2p import P2PHandlerError, ServicerBase
 from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
@@ -31,7 +34,6 @@ from tests.programs import until
 from training.data.ranges import Ranges
 from training.data.shared import Word as PassWord
 from training.errors import TrainingError
-from training.swarm import rounds
 from training.swarm.admission import Admission
 from training.swarm.alignment import AlignmentState
 from training.swarm.auditor import Auditor
@@ -48,7 +50,7 @@ from training.swarm.parameters import ParameterAverager, state_prefix
 from training.swarm.pipe import AveragerSettings, Stage
 from training.swarm.progress import Progress
 from training.swarm.service import Service
-from training.swarm.serving import StateService
+from training.swarm.serving import StateService, offers_key
 from training.swarm.shared_pass import PassBoard
 from training.swarm.tokens import tell_tokens, told_tokens
 from training.swarm.witnesses import SEED_BYTES
@@ -63,7 +65,21 @@ STATE = state_prefix(PREFIX)
 UNINVITED = ["no ticket", "expired", "another's", "another run's", "another key's", "banned"]
 MODEL = torch.nn.Linear(30, 20)
 SHAPES = [parameter.shape for parameter in MODEL.parameters()]
-SEARCH_SECONDS = 12.0
+SEARCH_SECONDS, RECORD_SECONDS = 12.0, 5.0
+SAMPLES = {"order": "0" * 16, "done": [0, 5], "claims": [], "wishes": [], "claimed_until": 1.0}
+PROGRESS = {"epoch": 3, "samples_accumulated": 5, "samples_per_second": 1.0, "time": 1.0, "client_mode": False}
+RECORDS = {
+    ("dht.py", "_recipe"): ("demo_recipe", RUN.digest),
+    ("tokens.py", "_key(run)"): ("demo_tokens", "f" * 16),
+    ("lineage.py", "_lineage"): ("demo_lineage", f"{LINEAGE} 3"),
+    ("lineage.py", "_site"): ("demo_site", "https://localhost/"),
+    ("metrics.py", "_metrics"): ("demo_metrics", lambda peer: metrics_of(peer).dict()),
+    ("progress.py", "self.key"): (f"{PREFIX}_progress", lambda peer: PROGRESS | {"peer_id": peer.id.to_bytes()}),
+    ("shared_pass.py", "_samples"): (f"{PREFIX}_samples", SAMPLES),
+    ("serving.py", "offers_key(self._prefix)"): (offers_key(STATE), 0.0),
+    ("matchmaking.py", "PatientKeyManager"): (f"{STATE}.0b", False),
+}
+"""For each place in the code that stores a record: its key, and what a peer may store there."""
 
 
 class Careless(Admission):
@@ -102,17 +118,19 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     groups = folder / "groups"
     groups.touch()
-    announce = rounds.AllReduces.announce
+    find_group = PatientMatchmaking.find_group
 
-    def announce_and_tell(self, *ids):
-        with groups.open("a") as file:
-            file.writelines(f"{self.peer_id} {one.hex()}\n" for one in ids)
-        announce(self, *ids)
+    async def find_group_and_tell(self, *args, **kwargs):
+        group = await find_group(self, *args, **kwargs)
+        if group is not None:
+            with groups.open("a") as file:
+                file.write(f"{group.group_id.hex()}\n")
+        return group
 
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds.AllReduces, "announce", announce_and_tell)
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch, noting_calls(folder / "calls") as calls:
+        patch.setattr(PatientMatchmaking, "find_group", find_group_and_tell)
         ada = start(stack, folder / "ada", Admission)
-        members = SimpleNamespace(ada=ada, groups=groups)
+        members = SimpleNamespace(ada=ada, groups=groups, calls=calls)
         members.bob = start(stack, folder / "bob", Admission, ada)
         members.banned = start(stack, folder / "banned", Careless, ada)
         members.eve = start(stack, folder / "eve", Careless, ada)
@@ -129,6 +147,24 @@ def uninvited(world, kind):
     peer = world.banned if kind == "banned" else world.eve
     peer.tell(ticket_of(kind, peer.identity, world.ada.admission.own_ticket))
     return peer
+
+
+def tries(*calls):
+    """Decorates a test of each kind of uninvited peer; it fails unless these calls of that peer have come to others."""
+
+    def decorated(test):
+        @pytest.mark.swarm
+        @pytest.mark.parametrize("kind", UNINVITED)
+        @functools.wraps(test)
+        def with_each_kind(world, kind, **fixtures):
+            since = world.calls.place
+            test(world=world, kind=kind, **fixtures)
+            assert set(calls) <= world.calls.of(uninvited(world, kind).id, since)
+
+        with_each_kind.calls = frozenset(calls)
+        return with_each_kind
+
+    return decorated
 
 
 def start(stack, folder, kind, first=None):
@@ -229,17 +265,29 @@ def test_members_believe_each_other_take_states_and_average(world):
         assert round_.result(30).report.senders == 2
 
 
+@pytest.mark.swarm
+def test_a_member_has_its_records_taken_and_gets_states(world):
+    """The same requests as those of the uninvited below, by the same peer, with a ticket that holds."""
+    world.eve.tell(ticket(KEY, world.eve.identity))
+    sent = {one: wait_for_result(send_records(world.eve, world.ada.id, with_ticket=one)) for one in (False, True)}
+    assert sent == {one: dict.fromkeys(RECORDS, one) for one in (False, True)}
+    received = wait_for_result(take_states(world.eve, world.ada.id))
+    assert received["as anybody"] == 0 < received["sample"] < received["as a member"]
+    time.sleep(RECORD_SECONDS)  # so that no other test finds them
+
+
 # -- the uninvited -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.swarm
-@pytest.mark.parametrize("kind", UNINVITED)
+@tries("DHTProtocol.rpc_store")
 def test_nobody_believes_a_record_of_the_uninvited(world, kind):
     """Neither what their own nodes keep, nor what they send to a member's node."""
     eve = uninvited(world, kind)
     before = {name: believed(member) for name, member in (("ada", world.ada), ("bob", world.bob))}
     post_everything(eve)
-    assert set(wait_for_result(send_records(eve, world.ada.id))) == {False}
+    refused = dict.fromkeys(RECORDS, False)
+    for with_ticket in (False, True):
+        assert wait_for_result(send_records(eve, world.ada.id, with_ticket=with_ticket)) == refused
     # A member's own record through the uninvited is one that a member has made.
     assert {name: believed(member) for name, member in (("ada", world.ada), ("bob", world.bob))} == before
     assert str(eve.id) not in {word.signer for word in posted_lineages(world.ada.dht, "demo")}
@@ -269,39 +317,27 @@ def test_nobody_believes_what_the_uninvited_say_of_a_shared_pass(world, kind):
     assert [word.peer for word in boards[world.bob.id].look()] == [str(world.ada.id)]
 
 
-async def send_records(eve, peer):
-    """What a node answers to records of each kind that are sent to it directly."""
-    p2p = await open_connection(eve.dht)
+async def send_records(eve, peer, *, with_ticket):
+    """Which records of each kind a node takes that are sent to it directly; they expire soon."""
+    p2p, signer = await open_connection(eve.dht), eve.identity.signer()
     stub = ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)
-    signer, text = eve.identity.signer(), eve.admission.own_ticket
-    answers = []
+    ticket = b"[ticket:" + eve.admission.own_ticket.encode() + b"]" if with_ticket else b""
+    subkey, expires, taken = MSGPackSerializer.dumps(signer.local_public_key), get_dht_time() + RECORD_SECONDS, {}
     try:
-        samples = f"{PREFIX}_samples"
-        for key in (
-            "demo_recipe",
-            "demo_metrics",
-            f"{PREFIX}_progress",
-            samples,
-            f"{STATE}.0b",
-            f"{STATE}.all_averagers",
-        ):
-            subkey = MSGPackSerializer.dumps(signer.local_public_key)
-            record = DHTRecord(
-                DHTID.generate(source=key).to_bytes(), subkey, MSGPackSerializer.dumps(1), get_dht_time() + 60
+        for place, (key, value) in RECORDS.items():
+            packed = MSGPackSerializer.dumps(value(eve) if callable(value) else value)
+            record = DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, packed, expires)
+            request = dht_pb2.StoreRequest(
+                keys=[record.key],
+                subkeys=[subkey],
+                values=[signer.sign_value(record) + ticket],
+                expiration_time=[expires],
+                in_cache=[False],
             )
-            signed = signer.sign_value(record)
-            for value in (signed, signed + b"[ticket:" + text.encode() + b"]"):
-                request = dht_pb2.StoreRequest(
-                    keys=[record.key],
-                    subkeys=[subkey],
-                    values=[value],
-                    expiration_time=[record.expiration_time],
-                    in_cache=[False],
-                )
-                answers += list((await stub.rpc_store(request, timeout=10)).store_ok)
+            (taken[place],) = (await stub.rpc_store(request, timeout=10)).store_ok
     finally:
         await p2p.shutdown()
-    return answers
+    return taken
 
 
 async def send_dictionary(sender, signers, peer):
@@ -327,13 +363,14 @@ async def send_dictionary(sender, signers, peer):
         await p2p.shutdown()
 
 
-@pytest.mark.swarm
-@pytest.mark.parametrize("kind", UNINVITED)
+@tries("StateService.rpc_download_state", "StateService.rpc_download_state_as_member", "StateService.rpc_sample_state")
 def test_the_uninvited_get_no_byte_of_a_state(world, kind):
     eve = uninvited(world, kind)
     received = wait_for_result(take_states(eve, world.ada.id))
     assert received == {"as anybody": 0, "as a member": 0, "sample": 0}
-    assert "sent nothing" in states_of(eve)
+    got = states_of(eve)
+    # Those who have let themselves in find each other, and give what they have.
+    assert "sent nothing" in got if isinstance(got, str) else got.donor in (str(world.eve.id), str(world.banned.id))
 
 
 async def take_states(eve, donor):
@@ -381,26 +418,29 @@ async def take_from(peer, donor):
 
 
 @pytest.mark.swarm
-def test_the_uninvited_are_in_no_group_while_members_go_on(world):
+def test_a_member_is_let_into_a_group(world):
+    """By the same request as that of the uninvited below."""
     alone = world.ada.averager.begin_round([0, False, 9], seconds=SEARCH_SECONDS, expected_peers=9)
     until(lambda: world.ada.id in looking(world.bob), within=10)
-    # A member's request, which is the same but for the ticket.
     assert wait_for_result(ask_to_lead(world.bob, world.ada.id)) == averaging_pb2.ACCEPTED
     alone.cancel()
     until(lambda: world.ada.id not in looking(world.bob), within=10)
-    for kind in UNINVITED:
-        eve = uninvited(world, kind)
-        search = eve.average(expected=3)
-        waits = world.ada.averager.begin_round([0, False, 2], seconds=SEARCH_SECONDS, expected_peers=2)
-        until(lambda: world.ada.id in looking(world.bob), within=10)
-        assert wait_for_result(ask_to_lead(eve, world.ada.id)) == averaging_pb2.PROTOCOL_VIOLATION
-        waits.start(1.0)
-        for round_ in (waits, world.bob.average()):
-            group = round_.result(30)
-            assert set(map(str, group.told)) == {str(world.ada.id), str(world.bob.id)}
-            assert group.report.senders == 2
-        assert search.stage is Stage.SEARCHING and looking(world.bob) <= {world.ada.id, world.bob.id}
-        search.cancel()
+
+
+@tries("Service.rpc_join_group")
+def test_the_uninvited_are_in_no_group_while_members_go_on(world, kind):
+    eve = uninvited(world, kind)
+    search = eve.average(expected=3)
+    waits = world.ada.averager.begin_round([0, False, 2], seconds=SEARCH_SECONDS, expected_peers=2)
+    until(lambda: world.ada.id in looking(world.bob), within=10)
+    assert wait_for_result(ask_to_lead(eve, world.ada.id)) == averaging_pb2.PROTOCOL_VIOLATION
+    waits.start(1.0)
+    for round_ in (waits, world.bob.average()):
+        group = round_.result(30)
+        assert set(map(str, group.told)) == {str(world.ada.id), str(world.bob.id)}
+        assert group.report.senders == 2
+    assert search.stage is Stage.SEARCHING and looking(world.bob) <= {world.ada.id, world.bob.id}
+    search.cancel()
 
 
 def looking(peer):
@@ -434,42 +474,73 @@ async def ask_to_lead(eve, leader):
         await p2p.shutdown()
 
 
-@pytest.mark.swarm
-def test_parts_and_verdicts_of_those_outside_a_group_are_not_accepted(world):
-    """Even if they know the group's id."""
+@pytest.fixture
+def group(world):
+    """The id of a group of the two members, and their rounds, which wait to be started."""
+    before = world.groups.stat().st_size
     rounds_ = [
         member.averager.begin_round([0, False, 2], seconds=SEARCH_SECONDS, expected_peers=2)
         for member in (world.ada, world.bob)
     ]
     until(lambda: all(round_.stage is Stage.WAITING for round_ in rounds_), within=30)
-    for round_ in rounds_:
+    (one,) = set(world.groups.read_text()[before:].split())
+    return SimpleNamespace(id=bytes.fromhex(one), rounds=rounds_)
+
+
+@pytest.mark.swarm
+def test_members_check_each_other_after_an_average(world, group):
+    """By the same requests as those of the uninvited below."""
+    since = world.calls.place
+    for round_ in group.rounds:
         round_.start(1.0)
-    eve = uninvited(world, "expired")
-    until(lambda: world.groups.read_text(), within=10)
-    group = bytes.fromhex(world.groups.read_text().split()[-1])
-    part, verdict = wait_for_result(send_to_group(eve, world.ada.id, group))
-    assert part is None and verdict in (None, averaging_pb2.PROTOCOL_VIOLATION, averaging_pb2.BAD_GROUP_ID)
-    for round_ in rounds_:
+    for round_ in group.rounds:
         assert round_.result(30).report.senders == 2
-    # Members may check each other afterwards; nobody else is shown anything, or listened to.
-    assert wait_for_result(ask_to_check(world.bob, world.ada.id, group))[0] > 0
-    shown, accusation = wait_for_result(ask_to_check(eve, world.ada.id, group))
-    assert shown == 0 and accusation in (None, averaging_pb2.PROTOCOL_VIOLATION)
+    shown, answer = wait_for_result(ask_to_check(world.bob, world.ada.id, group.id))
+    assert shown > 0 and answer == averaging_pb2.PROTOCOL_VIOLATION  # it has read the accusation, which is nonsense
+    assert PROOF in world.calls.of(world.bob.id, since)
+
+
+@tries("Service.rpc_aggregate_part", "Service.rpc_agree", "Auditor.rpc_show_part", "Auditor.rpc_accuse")
+def test_parts_and_verdicts_of_the_uninvited_do_not_count_in_a_group(world, group, kind):
+    """Even if they know the group's id, and whether they come before its average or after it."""
+    eve, since = uninvited(world, kind), world.calls.place
+    with ThreadPoolExecutor(1) as thread:
+        sent = thread.submit(wait_for_result, send_to_group(eve, world.ada.id, group.id))
+        calls = {"Service.rpc_aggregate_part", "Service.rpc_agree"}
+        until(lambda: calls <= world.calls.of(eve.id, since), within=20)
+        for round_ in group.rounds:
+            round_.start(1.0)
+        assert sent.result(30) == (None, averaging_pb2.PROTOCOL_VIOLATION)
+    for round_ in group.rounds:
+        report = round_.result(30).report
+        assert (report.senders, report.weight, report.repeated, report.torn) == (2, 2.0, 0, False)
+    for member in (world.ada, world.bob):
+        for mean, parameter in zip(member.averager._tensors, MODEL.parameters(), strict=True):
+            assert torch.allclose(mean, parameter)
+    shown, answer = wait_for_result(ask_to_check(eve, world.ada.id, group.id))
+    assert shown == 0 and answer in (None, averaging_pb2.PROTOCOL_VIOLATION)
+    assert PROOF not in world.calls.of(eve.id, since)
 
 
 async def send_to_group(eve, peer, group):
     """What a member answers to a part and a verdict for its group: the mean of the part, and the code."""
     p2p = await open_connection(eve.dht)
     stub = Service.get_stub(p2p, peer, namespace=STATE)
-    part = verdict = None
+
+    async def send_part():
+        part = serialize_torch_tensor(torch.full((sum(map(torch.Size.numel, SHAPES)) // 2,), 1e6))
+        facts = {"group_id": group, "code": averaging_pb2.PART_FOR_AVERAGING, "weight": 1e9}
+        with suppress(P2PHandlerError):  # a call that is refused
+            async for message in await stub.rpc_aggregate_part(
+                as_aiter(averaging_pb2.AveragingData(tensor_part=part, **facts))
+            ):
+                return message.tensor_part.buffer or None
+
+    async def send_verdict():
+        return (await stub.rpc_agree(averaging_pb2.MessageFromLeader(group_id=group))).code
+
     try:
-        data = averaging_pb2.AveragingData(group_id=group, code=averaging_pb2.PART_FOR_AVERAGING, weight=1.0)
-        with suppress(Exception):  # a call that is refused
-            async for message in await stub.rpc_aggregate_part(as_aiter(data)):
-                part = message.tensor_part.buffer or part
-        with suppress(Exception):
-            verdict = (await stub.rpc_agree(averaging_pb2.MessageFromLeader(group_id=group))).code
-        return part, verdict
+        return tuple(await asyncio.gather(send_part(), send_verdict()))
     finally:
         await p2p.shutdown()
 
@@ -482,10 +553,10 @@ async def ask_to_check(peer, asked, group):
         reducer = {"suggested_leader": asked.to_bytes(), "gathered": [bytes(4)]}
         stream = await stub.rpc_show_part(averaging_pb2.MessageFromLeader(group_id=group, **reducer))
         shown = [(await asyncio.wait_for(anext(stream), 10)).ByteSize()]
-        accusation = None
-        with suppress(Exception):  # a call that is refused
-            accusation = (await stub.rpc_accuse(as_aiter(averaging_pb2.DownloadData(metadata=b"nonsense")))).code
-        return sum(shown), accusation
+        answer = None
+        with suppress(Exception):  # a call that is refused, perhaps before it is read
+            answer = await stub.rpc_accuse(as_aiter(averaging_pb2.DownloadData(metadata=b"nonsense")))
+        return sum(shown), answer and answer.code
     finally:
         await p2p.shutdown()
 
