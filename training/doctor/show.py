@@ -37,6 +37,7 @@ def show(findings: Sequence[Finding], seconds: float) -> None:
     """Prints a line for each finding, then what to do about those that are not well."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False)
     table = Table.grid(padding=(0, 2))
@@ -48,16 +49,15 @@ def show(findings: Sequence[Finding], seconds: float) -> None:
         table.add_row(
             f"[{colour}]{word}[/]",
             finding.check,
-            f"{finding.name}, see below" if finding.name else _plain(finding.found),
+            f"{finding.name}, see below" if finding.name else Text(finding.found),
         )
     console.print(table)
     wrong = [finding for finding in findings if finding.name]
     for finding in sorted(wrong, key=lambda one: one.level != "fault"):
         word, colour = MARKS[finding.level]
         console.print(f"\n[bold {colour}]{word}: {finding.name}[/] ({finding.check})")
-        console.print(f"  {_plain(finding.found)}", soft_wrap=True)
-        console.print(f"  Why it matters: {_plain(finding.why)}", soft_wrap=True)
-        console.print(f"  What to do: {_plain(finding.remedy)}", soft_wrap=True)
+        for line in (finding.found, f"Why it matters: {finding.why}", f"What to do: {finding.remedy}"):
+            console.print(f"  {line}", markup=False, soft_wrap=True)
     console.print(f"\n{summary(findings)} It took {seconds:.0f} s.", soft_wrap=True)
 
 
@@ -70,10 +70,3 @@ def summary(findings: Sequence[Finding]) -> str:
     unknown = [finding.check for finding in findings if finding.level == "skipped"]
     asked = " Give --recipe and --initial-peers to check the run as well." if "run" in unknown else ""
     return f"{counts}: nothing that was checked keeps this machine from joining.{asked}"
-
-
-def _plain(text: str) -> str:
-    """Text in which rich finds no markup."""
-    from rich.markup import escape
-
-    return escape(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 import time
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from training.task import CardWords, task_of
 
 MOST_NAMES = 50
 """Volunteers that the card names; it counts the others."""
+MARKUP = "\\`*_[]<>|#!~&"
+"""Signs of Markdown, and of HTML and its named characters."""
 
 
 def model_card(checkpoint: Path, run: RunConfig, history: HistoryReader) -> str:
@@ -73,7 +76,8 @@ def _volunteers(history: HistoryReader) -> str:
     if not people:
         return "None are recorded.\n"
     lines = [
-        f"- {_plain(one['name'])}: {one['samples']:,} samples" + (f" ({one['share']:.1%})" if one["share"] else "")
+        f"- {_plain(one['name'], string.punctuation)}: {one['samples']:,} samples"
+        + (f" ({one['share']:.1%})" if one["share"] else "")
         for one in people[:MOST_NAMES]
     ]
     more = [f"- and {len(people) - MOST_NAMES} more"] if len(people) > MOST_NAMES else []
@@ -98,7 +102,13 @@ def _day(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-def _plain(text: str) -> str:
-    """Text of strangers in one line, without what Markdown or HTML would take for markup."""
+def _plain(text: str, signs: str = MARKUP) -> str:
+    """Text of others in one line, without what Markdown or HTML would take for markup.
+
+    Args:
+        text: Theirs.
+        signs: That are escaped. In the text of a stranger it is all that Markdown lets escape: addresses become links,
+            and a number or a hyphen at the beginning a list.
+    """
     line = " ".join(text.split())
-    return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#!~" else sign for sign in line)
+    return "".join(f"\\{sign}" if sign in signs else sign for sign in line)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from training.config import RunConfig
 from training.processes.events import EventLog
@@ -94,9 +95,9 @@ def run_bootstrap(
 
 def _greet(run: RunConfig, settings: BootstrapSettings, addresses: list[str], console: Console) -> None:
     """Prints the run's addresses, and the commands with which others join it."""
-    console.print(f"The run [bold]{run.run_id}[/bold] (recipe {run.digest}) can be joined at")
+    console.print(Text.assemble("The run ", (run.run_id, "bold"), f" (recipe {run.digest}) can be joined at"))
     for address in addresses:
-        console.print(f"    {address}")
+        console.print(f"    {address}", markup=False)
     recipe = settings.recipe or run.run_id
     console.print("Give volunteers this command:")
     console.print(f"    {command_for('join', recipe, addresses[:1])}", markup=False)
@@ -105,7 +106,7 @@ def _greet(run: RunConfig, settings: BootstrapSettings, addresses: list[str], co
             "It works only on this machine; --host-maddrs (behind a router: --announce-maddrs) lets other machines in."
         )
     if Path(recipe).is_file():
-        console.print(f"They also need the file {recipe}, or a monitor that serves it.")
+        console.print(f"They also need the file {recipe}, or a monitor that serves it.", markup=False)
     console.print("Watch the run and keep its checkpoints with")
     console.print(f"    {command_for('monitor', recipe, addresses[:1])}", markup=False)
     console.print("Volunteers who join or leave are listed below. Ctrl-C stops this peer.")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
@@ -70,7 +71,8 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
     samples.close()
     others = [record.name for record in read_records(connection.dht, run.run_id) if record.status != "leaving"]
     console.print(
-        f"The run {run.run_id} was found and uses this recipe ({run.digest}); it trains with {len(others)} peers."
+        f"The run {run.run_id} was found and uses this recipe ({run.digest}); it trains with {len(others)} peers.",
+        markup=False,
     )
     console.print("All checks passed: omit --dry-run to train.")
 
@@ -134,7 +136,7 @@ def run_peer(
         events.write("stopped", epoch=epoch)
     if membership.refusal is not None:
         raise membership.refusal
-    console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!")
+    console.print(f"{connection.name} leaves at epoch {epoch}. Thank you!", markup=False)
 
 
 @dataclass(frozen=True)
@@ -267,8 +269,10 @@ def _announce(loop: TrainingLoop, connection: Connection, source: str) -> None:
     notices.show(link_in_use(link))
     parameters = count_trained(loop.model)
     notices.console.print(
-        f"[bold]{connection.name}[/bold] joins {run.run_id} at epoch {optimizer.local_epoch} with {source}: "
-        f"{parameters:,} parameters."
+        Text.assemble(
+            (connection.name, "bold"),
+            f" joins {run.run_id} at epoch {optimizer.local_epoch} with {source}: {parameters:,} parameters.",
+        )
     )
     if (slow := link_warning(run, link, parameters)) is not None:
         notices.warn(slow)

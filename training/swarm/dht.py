@@ -211,13 +211,17 @@ async def _end_with_daemon(dht: Node, node: DHTNode) -> None:
     dht.hold(asyncio.create_task(follow()))
 
 
-class _Words(BaseModel):
-    """Schema of a run's announcements: `{run_id}_recipe` and so on."""
+_Word = constr(strict=True, max_length=LONGEST_WORD, regex=rf"\Z|{metrics.PLAIN}")
+_ServerWord = constr(strict=True, max_length=LONGEST_SERVER_WORD, regex=rf"\Z|{metrics.PLAIN}")
 
-    recipe: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_WORD)]
-    tokens: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_WORD)]
-    lineage: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_SERVER_WORD)]
-    site: dict[BytesWithPublicKey, constr(strict=True, max_length=LONGEST_SERVER_WORD)]
+
+class _Words(BaseModel):
+    """Schema of a run's announcements: `{run_id}_recipe` and so on. Messages quote them."""
+
+    recipe: dict[BytesWithPublicKey, _Word]
+    tokens: dict[BytesWithPublicKey, _Word]
+    lineage: dict[BytesWithPublicKey, _ServerWord]
+    site: dict[BytesWithPublicKey, _ServerWord]
 
 
 def record_validators(run_id: str, identity: Identity, admission: Admission | None = None) -> list[RecordValidatorBase]:

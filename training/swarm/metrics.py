@@ -30,7 +30,8 @@ LARGEST_LOSS = 10**6
 _Loss = confloat(strict=True, ge=0, le=LARGEST_LOSS)
 LONGEST_NAME = 40
 PLAIN = r"[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+\Z"
-"""Text without control characters and without what is invisible or changes the direction of the text around it."""
+"""Text without control characters and without what is invisible or changes the direction of the text around it. Other
+text of peers is not stored, since it is shown in terminals, in logs and on pages."""
 RECENT_EPOCHS = 64
 """A record repeats so many of its peer's epochs, for a monitor that was away; about 25 bytes each."""
 

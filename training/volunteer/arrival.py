@@ -81,7 +81,7 @@ def arrive(
             return "the state of another peer"
         if not standing.there:
             if ahead >= run.schedule.total_epochs and source is None:
-                console.print(_end_of_run(run, ahead))
+                console.print(_end_of_run(run, ahead), markup=False)
                 return None
             if source is not None:
                 return source
@@ -89,7 +89,7 @@ def arrive(
                 return found
         if time.monotonic() - told >= TOLD_SECONDS:
             told = time.monotonic()
-            console.print(newcomer.waits_for(standing, newest))
+            console.print(newcomer.waits_for(standing, newest), markup=False)
         stop.wait(LOOK_SECONDS)
     return None
 
@@ -163,7 +163,8 @@ class _Newcomer:
             return True  # a lineage without any update may begin with weights of another one
         self.console.print(
             f"{checkpoint.path} is not used: it belongs to the lineage {checkpoint.lineage} at epoch "
-            f"{checkpoint.epoch}, and the run trains {lineage.id}."
+            f"{checkpoint.epoch}, and the run trains {lineage.id}.",
+            markup=False,
         )
         return False
 

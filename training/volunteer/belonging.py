@@ -148,7 +148,7 @@ class Belonging:
         if choice is None:
             return kept.lineage if kept is not None else Lineage.begin()
         if kept is not None and kept.lineage.id != choice.lineage.id:
-            self._notices.console.print(_other_lineage(kept, choice))
+            self._notices.console.print(_other_lineage(kept, choice), markup=False)
         return choice.lineage
 
     def _watch(self) -> None:

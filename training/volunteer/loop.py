@@ -127,7 +127,9 @@ class TrainingLoop:
                 if self.optimizer.local_epoch >= last or stop.asked:
                     break
         if self.optimizer.local_epoch >= self.run.schedule.total_epochs and not stop.asked:
-            self.notices.console.print(f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.")
+            self.notices.console.print(
+                f"The schedule is done; serving the result for {SERVE_SECONDS:.0f} s.", markup=False
+            )
             stop.wait(SERVE_SECONDS)
 
     def _wait_for_others(self, stop: LeaveRequest) -> float:
@@ -199,7 +201,9 @@ class TrainingLoop:
         share = since.waiting_seconds / seconds if seconds else 0.0
         waiting = f"  {share:.0%} waiting for samples" if share >= SHOWN_SHARE else ""
         samples = f"{report.samples:>5} samples  {speed:6.1f}/s"
-        self.notices.console.print(f"epoch {report.epoch:>5}  loss {loss:.4f}  {samples}  {together}{waiting}")
+        self.notices.console.print(
+            f"epoch {report.epoch:>5}  loss {loss:.4f}  {samples}  {together}{waiting}", markup=False
+        )
         if share > WAITING_SHARE:
             self.notices.warn(
                 f"Epoch {report.epoch}: this peer waited for samples for {share:.0%} of the time. The link, or the "

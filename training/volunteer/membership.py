@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from training.config import RunConfig
@@ -49,7 +50,9 @@ class Membership:
         self.admission = Admission.of(run)
         """By which this peer lets others in; None in an open run. It has this peer's ticket from `begin` on."""
         if not run.membership.open:
-            self._client = MembershipClient(run, identity, credentials, tell=notices.console.print)
+            self._client = MembershipClient(
+                run, identity, credentials, tell=partial(notices.console.print, markup=False)
+            )
         elif credentials != Credentials():
             notices.console.print("This run is open to all: it asks for no invitation and no token.")
         self.resting = threading.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.text import Text
 
 from training.compute.choices import Setting
 from training.processes.events import EventLog
@@ -24,4 +25,4 @@ class Notices:
 
     def show(self, setting: Setting) -> None:
         """Prints a setting with its reason."""
-        self.console.print(f"{setting.name:<12} [bold]{setting.value}[/bold]: {setting.reason}.")
+        self.console.print(Text.assemble(f"{setting.name:<12} ", (setting.value, "bold"), f": {setting.reason}."))

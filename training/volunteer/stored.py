@@ -28,11 +28,11 @@ def fetch_stored(belonging: Belonging, run: RunConfig, *, stop: LeaveRequest, co
 
     has_answered = False
     for site in belonging.sites():
-        console.print(f"Nobody who has the run's weights is here; looking for a checkpoint at {site}.")
+        console.print(f"Nobody who has the run's weights is here; looking for a checkpoint at {site}.", markup=False)
         try:
             found = fetch_latest(site, belonging.downloads, recipe=run, lineage=belonging.lineage.id, stop=stop)
         except TrainingError as error:
-            console.print(f"{site} has given no checkpoint: {error.told}")
+            console.print(f"{site} has given no checkpoint: {error.told}", markup=False)
             continue
         if found is not None:
             return Stored(path=found)

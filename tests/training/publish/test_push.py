@@ -319,7 +319,7 @@ def test_the_card_has_a_header_numbers_of_the_history_and_limits(tmp_path, save)
     assert "| Training loss at this epoch | 2.5 nats per token, of pictures and captions with their weights |" in body
     assert "| Samples that volunteers have contributed | 4,000 |" in body
     assert "| Training data | a\\|b \\<c\\> |" in body
-    assert "- ada: 75 samples (75.0%)\n- al & \\<b\\>\\|\\`x\\` \\# heading: 25 samples (25.0%)\n" in body
+    assert "- ada: 75 samples (75.0%)\n- al \\& \\<b\\>\\|\\`x\\` \\# heading: 25 samples (25.0%)\n" in body
     assert "The training is not finished" in body
     assert "contains no evaluation" in body
     assert [line for line in body.splitlines() if line.startswith("#")] == [

@@ -17,9 +17,9 @@ OWN, FOREIGN = Lineage(id="a" * 16), Lineage(id="b" * 16)
 NOTHING, UNREACHABLE = Stored(is_nothing=True), Stored()
 
 
-def record(epoch, status="training", lineage=OWN, time=0.0):
+def record(epoch, status="training", lineage=OWN, time=0.0, name="ada"):
     facts = {"epoch": epoch, "samples": 8, "status": status, "lineage": lineage.id, "time": time}
-    return SimpleNamespace(peer_id="another", name="ada", **facts)
+    return SimpleNamespace(peer_id="another", name=name, **facts)
 
 
 class Newcomer:
@@ -98,6 +98,13 @@ def test_a_newcomer_waits_for_the_runs_weights_also_if_the_network_is_slow_to_an
     assert one.come() == "the state of another peer"
     assert one.wanted == [1, 1]  # the state of another newcomer, which is at epoch 0, is not wanted
     assert "waiting for ada to send its weights" in one.printed
+
+
+@pytest.mark.parametrize("name", ["[/]", "[bold]ada[/bold]"])
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(newcomer, name):
+    one = newcomer([record(5, name=name)], gives=(False, True))
+    assert one.come() == "the state of another peer"
+    assert f"waiting for {name} to send its weights" in one.printed
 
 
 @pytest.mark.parametrize("looks", [[], [record(7, status="leaving")], [record(0, status="joining")]])
