@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from contextlib import contextmanager
 
-import uvicorn
+from training.processes.web import serve_in_thread
 
 
 @contextmanager
-def serving(app):
+def serving(app, **settings):
     """Address at which the app is served in the block."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
+        others = set(threading.enumerate())
+        with serve_in_thread(listener, app, **settings):
             yield "http://{}:{}".format(*listener.getsockname())
-        finally:
-            server.should_exit = True
-            thread.join(10)
-        assert not thread.is_alive()
+        assert "server" not in {thread.name for thread in set(threading.enumerate()) - others}

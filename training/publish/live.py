@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
@@ -332,7 +333,10 @@ def export(history: HistoryReader, folder: Path, *, pictures: Path, clock: Calla
 
 
 class _Headers:
-    """Adds the headers of every response: revalidate before using a cached copy, and do not guess the type."""
+    """Adds the headers of every response: revalidate before using a cached copy, and do not guess the type.
+
+    Starlette names a host in redirects, the one that the request names: a stranger's, or one behind a proxy.
+    """
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -341,10 +345,20 @@ class _Headers:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [
-                    *message.get("headers", []),
+                    *((name, _path_of(value) if name == b"location" else value) for name, value in message["headers"]),
                     (b"cache-control", b"no-cache"),
                     (b"x-content-type-options", b"nosniff"),
                 ]
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+def _path_of(url: bytes) -> bytes:
+    """An address of this server without the host.
+
+    >>> _path_of(b"http://elsewhere.example//calculator/?gpu=t4")
+    b'/calculator/?gpu=t4'
+    """
+    parts = urlsplit(url)
+    return urlunsplit((b"", b"", b"/" + parts.path.lstrip(b"/"), parts.query, b""))

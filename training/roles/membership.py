@@ -151,7 +151,7 @@ def _serve(app: FastAPI, settings: MembershipSettings) -> Iterator[None]:
             listener,
             app,
             access_log=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            most_connections=MOST_CONNECTIONS,
             forwarded_allow_ips=list(settings.proxies),
             server_header=False,
         ):
