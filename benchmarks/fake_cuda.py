@@ -127,7 +127,8 @@ def workspace_bytes(func, args: tuple) -> int:
     """Memory that a CUDA kernel allocates and frees within one operation, as far as it is large.
 
     The sources are those of `calculator.operations`: softmax backward's product, attention's accumulator in 32 bits,
-    squares of which a loss is the mean, and copies of operands that lie in another memory order.
+    squares of which a loss is the mean, the copy in which a matrix is decomposed, and copies of operands that lie in
+    another memory order.
     """
     aten = torch.ops.aten
     if func in (aten._softmax.default, aten._log_softmax.default):
@@ -138,6 +139,9 @@ def workspace_bytes(func, args: tuple) -> int:
         return rounded(args[0].nbytes) + _copied(args[1])
     if func in (aten.convolution_backward.default, aten.native_layer_norm.default, aten._fused_rms_norm.default):
         return _copied(args[0])
+    if func is aten._linalg_svd.default:
+        # A copy to overwrite, and a number for its success; cuSOLVER's workspace is not known.
+        return rounded(args[0].nbytes) + rounded(4)
     if func is aten.mse_loss.default:
         return rounded(args[0].nbytes)
     if func in (aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default):

@@ -16,7 +16,7 @@ import gc
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -245,8 +245,23 @@ def total(tensors: Iterator[torch.Tensor] | list[torch.Tensor], device: str) -> 
     return sum(sizes.values())
 
 
-def trace(setup: Setup) -> dict:
-    """What the device holds in a step of a setup."""
+def trace(
+    setup: Setup,
+    *,
+    build: Callable = build,
+    inputs: Callable = inputs,
+    make_optimizer: Callable = make_optimizer,
+    phases: tuple[str, ...] = ("forward", "backward"),
+) -> dict:
+    """What the device holds in a step of a setup.
+
+    Args:
+        setup: What is trained.
+        build: Makes the model of a setup.
+        inputs: Makes what a step of a setup reads.
+        make_optimizer: Makes the optimizer of a setup for some parameters.
+        phases: Parts of the step whose own peaks are told.
+    """
     fake_cuda.prepare()
     dtype = HALF.get(setup.precision, torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -277,7 +292,7 @@ def trace(setup: Setup) -> dict:
         "host_total": optimizer.host_bytes if setup.offload_optimizer else 0,
         "peak": held.peak,
         "peak_phase": held.peak_phase,
-        "peaks": {phase: held.peaks[phase] for phase in ("forward", "backward")},
+        "peaks": {phase: held.peaks[phase] for phase in phases},
     }
 
 
@@ -398,16 +413,16 @@ def main(arguments: list[str] | None = None) -> None:
     pairs = recorded(flags.check) if flags.check else ((drawn(chance), None) for _ in range(flags.cases))
     steps = []
     for setup, known in pairs:
-        step = {"setup": _written(setup), "held_out": True, **trace(setup)}
+        step = {"setup": written(setup), "held_out": True, **trace(setup)}
         steps.append(step)
-        print(_compared(setup, step, known), flush=True)
+        print(compared(setup, step, known), flush=True)
         if flags.json:
             lines = ",\n".join(json.dumps(step) for step in steps)
             flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     print(f"{len(steps)} steps traced")
 
 
-def _compared(setup: Setup, step: dict, known: dict | None) -> str:
+def compared(setup: Setup, step: dict, known: dict | None) -> str:
     """The differences from a traced step: of a record, or else of the calculator."""
     if known is None:
         from calculator.estimate import estimate
@@ -430,7 +445,7 @@ def _compared(setup: Setup, step: dict, known: dict | None) -> str:
     return f"{differences or 'equal'}; peak {step['peak']:,} in {step['peak_phase']}: {kind} {shown}"
 
 
-def _written(setup: Setup) -> dict:
+def written(setup: Setup) -> dict:
     """The fields of a setup that differ from their defaults."""
     always = ("precision", "attention", "optimizer", "checkpointing", "offload_optimizer")
     return {

@@ -418,7 +418,7 @@ def draw(chance: random.Random) -> Setup:
     # PyTorch multiplies groups of rows by their expert's weights in bfloat16 only.
     if family == "qwen3_moe" and precision != "amp-bf16":
         precision = "bf16"
-    config = {"model_type": family, **_sizes(family, chance)}
+    config = {"model_type": family, **random_sizes(family, chance)}
     layers = config.get("num_hidden_layers") or config["n_layer"]
     values = {
         "config": config,
@@ -438,7 +438,7 @@ def draw(chance: random.Random) -> Setup:
     return setup_from(values)
 
 
-def _sizes(family: str, chance: random.Random) -> dict:
+def random_sizes(family: str, chance: random.Random) -> dict:
     heads, width = chance.choice((2, 4, 6)), chance.choice((16, 24, 40, 64))
     layers, inner = chance.randint(1, 6), chance.randint(100, 1500)
     sizes = {"vocab_size": chance.randint(50, 9000)}

@@ -11,7 +11,8 @@ from calculator.adapters import Lora, adapter_tensors, frozen_adapter_values, fr
 from calculator.architectures import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.devices import MIB
-from calculator.optimizers import ADAMW, IN_32_BIT, OPTIMIZERS, Optimizer
+from calculator.low_rank import DEFAULT_RANKS
+from calculator.optimizers import IN_32_BIT, Optimizer, chosen
 from calculator.parameters import FAMILIES, ParameterTensor, count_parameters, parameter_tensors, parameters_by_part
 from calculator.recording import Levels
 from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
@@ -171,7 +172,7 @@ def estimate(setup: Setup) -> Estimate:
     """
     architecture = resolve(setup)
     shared = architecture.shared_groups if setup.shared_groups is None else setup.shared_groups
-    optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
+    optimizer = chosen(setup.optimizer, implementation=setup.optimizer_impl, rank=setup.optimizer_rank)
     lora = lora_of(setup, architecture)
     course, fixed, timeline, gradients = _played(setup, architecture, shared, optimizer, lora)
 
@@ -213,6 +214,7 @@ def estimate(setup: Setup) -> Estimate:
         notes=(
             *_notes(setup, architecture),
             *_adapter_notes(setup, architecture, lora),
+            *_low_rank_notes(setup),
             *_group_notes(setup, architecture, buckets),
         ),
     )
@@ -276,7 +278,7 @@ def estimate_around(
         peak: Where the peak is.
         note: How it was measured, a sentence.
     """
-    optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
+    optimizer = chosen(setup.optimizer, implementation=setup.optimizer_impl, rank=setup.optimizer_rank)
     fixed = _sizes(trained, [(1, size) for size in frozen_bytes], 4, optimizer)
     return Estimate(
         model=str(setup.config["model_type"]),
@@ -413,6 +415,8 @@ def _step_bytes(trained: tuple[ParameterTensor, ...], optimizer: Optimizer, item
         again: Whether the first tensor's next copy follows the last tensor, as a layer's adapters follow those of the
             layer before.
     """
+    if optimizer.all_step_bytes:
+        return optimizer.all_step_bytes(trained, itemsize)
     steps = [optimizer.step_bytes(tensor, itemsize) for tensor in trained]
     if optimizer.whole_step:
         return sum(tensor.copies * step for tensor, step in zip(trained, steps, strict=True))
@@ -580,6 +584,23 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
             f"With at most {FUSED_4BIT_TOKENS} tokens in a pass, bitsandbytes may multiply without making a weight's "
             "16-bit copy in forward, depending on the GPU; the copy is counted."
         )
+
+
+def _low_rank_notes(setup: Setup) -> Iterator[str]:
+    """Which update is counted of GaLore and APOLLO, and what of it is not known."""
+    if setup.optimizer not in DEFAULT_RANKS:
+        return
+    yield (
+        "The matrices of attention and feed-forward are projected, everything else has plain AdamW. Counted is every "
+        "200th update, which finds new projections and takes the most."
+    )
+    if setup.optimizer == "galore":
+        yield "The workspace that cuSOLVER takes to decompose a matrix, one at a time, is not known and not counted."
+        if _itemsize(setup) == 4:
+            yield (
+                "Of gradients in 32 bits, galore-torch keeps all singular vectors of a matrix, not only those of the "
+                "rank; with precision bf16 or fp16 it does not."
+            )
 
 
 def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iterator[str]:

@@ -358,7 +358,7 @@ def _among_more(setup: Setup, device: Device) -> str:
         return ""
     changes = {"sharding": "zero-3", "checkpointing": True, "offload_optimizer": False, "delta_rule": False}
     if setup.optimizer not in SHARDED_OPTIMIZERS:
-        changes |= {"optimizer": "adamw", "optimizer_impl": "fused"}
+        changes |= {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_rank": None}
     for gpus in MORE_GPUS:
         try:
             fits = gpus > setup.gpus and need_bytes(replace(setup, gpus=gpus, **changes), device) <= device.usable_bytes

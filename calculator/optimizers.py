@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from calculator.autograd import allocated_bytes
+from calculator.low_rank import (
+    APOLLO_PACKAGE,
+    DEFAULT_RANKS,
+    GALORE_PACKAGE,
+    apollo_state,
+    apollo_step,
+    galore_state,
+    galore_step,
+)
 from calculator.parameters import ParameterTensor
 
 LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE = 4096, 65_536
@@ -75,6 +85,8 @@ class Optimizer:
     local name."""
     later_bytes: Callable[[ParameterTensor, int], int] = _nothing
     """Bytes that an update takes besides `step_bytes`, after it has freed `kept_bytes` of the previous tensor."""
+    all_step_bytes: Callable[[tuple[ParameterTensor, ...], int], int] | None = None
+    """Bytes that the update of all tensors, in the model's order, uses temporarily, if `step_bytes` does not say it."""
 
 
 def _moments(rule: Moments) -> Callable[[ParameterTensor, int], int]:
@@ -204,6 +216,24 @@ def _paged_optimizer(name: str, title: str, rule: Moments, shared_bytes: int = 0
     )
 
 
+@lru_cache(maxsize=256)
+def low_rank(name: str, rank: int) -> Optimizer:
+    """GaLore or APOLLO with a rank; the same object for the same rank, so that caches know it."""
+    if name == "galore":
+        state, step = partial(galore_state, rank=rank), partial(galore_step, rank=rank)
+    else:
+        state = partial(apollo_state, rank=rank)
+        step = partial(apollo_step, rank=rank, by_channel=name == "apollo")
+    return Optimizer(
+        name=name,
+        title={"galore": "GaLore", "apollo": "APOLLO", "apollo-mini": "APOLLO-Mini"}[name],
+        source=f"{GALORE_PACKAGE}, adamw.py" if name == "galore" else f"{APOLLO_PACKAGE}, apollo.py",
+        state_bytes=state,
+        step_bytes=_nothing,
+        all_step_bytes=step,
+    )
+
+
 ADAMW: dict[str, Optimizer] = {
     "foreach": _adamw("foreach", _one_temporary),
     "for-loop": _adamw("for-loop", _two_temporaries),
@@ -311,9 +341,24 @@ OPTIMIZERS: dict[str, Optimizer] = {
             state_bytes=_moments(_MOMENTUM),
             step_bytes=_nothing,
         ),
+        *(low_rank(name, rank) for name, rank in DEFAULT_RANKS.items()),
     )
 }
 """Every optimizer that a setup may name."""
+
+
+def chosen(name: str, *, implementation: str = "foreach", rank: int | None = None) -> Optimizer:
+    """The optimizer of a setup.
+
+    Args:
+        name: A key of `OPTIMIZERS`.
+        implementation: Of AdamW, a key of `ADAMW`.
+        rank: Of GaLore's and APOLLO's projections; None: the usual one.
+    """
+    if name == "adamw":
+        return ADAMW[implementation]
+    return low_rank(name, rank) if name in DEFAULT_RANKS and rank else OPTIMIZERS[name]
+
 
 OF_RECIPES = {
     "lamb8bit": "lamb8bit-demo",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from calculator.adapters import ALL_LINEAR, FAMILIES_WITH_ADAPTERS, Lora, modules_of
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.errors import BadSetup
+from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.picture_models import LARGEST_PICTURE, with_picture
 from calculator.tensor_parallel import TENSOR_SHARDINGS, undivided
@@ -61,6 +62,8 @@ class Setup:
     """One of `calculator.optimizers.OPTIMIZERS`."""
     optimizer_impl: str = "foreach"
     """AdamW's implementation: "foreach", "for-loop" or "fused"."""
+    optimizer_rank: int | None = None
+    """Dimensions to which GaLore and APOLLO project a matrix's gradient; None: 128, 256 and, for APOLLO-Mini, 1."""
     offload_optimizer: bool = False
     """Whether the host keeps the optimizer state and a 32-bit copy of the parameters and makes the update."""
     delta_rule: bool = False
@@ -145,6 +148,7 @@ def resolve(setup: Setup) -> Architecture:
         if architecture.mixed:
             raise BadSetup(f"Layers of {architecture.name} have different weights; omit shared_groups.")
     _check_combinations(setup, architecture)
+    _check_low_rank(setup, architecture)
     _check_diffusion(setup, architecture)
     _check_sharding(setup, architecture)
     _check_adapters(setup, architecture)
@@ -271,6 +275,37 @@ def _check_combinations(setup: Setup, architecture: Architecture) -> None:
         raise BadSetup("A paged optimizer moves its own state to the host; it cannot be offloaded as well.")
     if setup.optimizer_impl != "foreach" and setup.optimizer != "adamw":
         raise BadSetup(f"optimizer_impl is for the optimizer adamw; {setup.optimizer} has one implementation.")
+
+
+def _check_low_rank(setup: Setup, architecture: Architecture) -> None:
+    """Refuses what GaLore's and APOLLO's packages cannot do, and what is not counted with them."""
+    if setup.optimizer not in DEFAULT_RANKS:
+        if setup.optimizer_rank is not None:
+            raise BadSetup(f"optimizer_rank is for {', '.join(DEFAULT_RANKS)}; {setup.optimizer} has none, so omit it.")
+        return
+    title = OPTIMIZERS[setup.optimizer].title
+    if setup.optimizer_rank is not None:
+        _whole("optimizer_rank", setup.optimizer_rank, 1, MOST_RANK)
+    if architecture.family not in FAMILIES_WITH_ADAPTERS:
+        raise BadSetup(
+            f"{title} is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of another "
+            "family, so choose the optimizer adafactor."
+        )
+    if setup.lora_rank is not None:
+        raise BadSetup(
+            f"{title} projects the gradients of whole matrices, which LoRA freezes; omit lora_rank, or choose adamw."
+        )
+    if setup.offload_optimizer:
+        raise BadSetup(
+            f"{title} is counted on the GPU only: its package keeps no copies on the host; omit offload_optimizer."
+        )
+    if setup.sharding != "none":
+        raise BadSetup(
+            f"{title} projects a matrix's whole gradient, and sharding {setup.sharding} is not counted with it; choose "
+            "sharding none, or adamw."
+        )
+    if setup.shared_groups or architecture.shared_groups:
+        raise BadSetup(f"{title} is not counted for layers that share weights; omit shared_groups.")
 
 
 def _check_diffusion(setup: Setup, architecture: Architecture) -> None:

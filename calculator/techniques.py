@@ -111,6 +111,13 @@ def _optimizers(setup: Setup, architecture: Architecture) -> Iterator[Technique]
         changes = {"optimizer": "adafactor", "optimizer_impl": "foreach"}
         caveat = "another optimizer, which needs its own learning rate"
         yield Technique("Adafactor", changes, OTHER_TRAINING, level=3, caveat=caveat)
+        # It takes less than Adafactor if weights are in 16 bits, and more if they are in 32. APOLLO of a higher rank
+        # and GaLore make nothing fit that it does not.
+        counted = architecture.family in FAMILIES_WITH_ADAPTERS and setup.lora_rank is None and setup.sharding == "none"
+        if counted and not setup.offload_optimizer and not setup.shared_groups:
+            changes = {**changes, "optimizer": "apollo-mini"}
+            caveat = "another optimizer (package apollo-torch), which needs its own learning rate"
+            yield Technique("APOLLO-Mini", changes, OTHER_TRAINING, level=3, caveat=caveat)
 
 
 def _smaller_passes(setup: Setup) -> Iterator[Technique]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calculator.devices import Device
 from calculator.estimate import Estimate
-from calculator.optimizers import ADAMW, OPTIMIZERS
+from calculator.optimizers import chosen
 from calculator.page.words import show_bytes, show_count
 from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
 from calculator.tensor_parallel import TENSOR_SHARDINGS
@@ -19,7 +19,7 @@ CONTEXT = (
 
 def explanations(setup: Setup, result: Estimate, device: Device | None) -> dict[str, str]:
     """A text for every number in the two tables and the verdict, by the name of its place."""
-    optimizer = ADAMW[setup.optimizer_impl] if setup.optimizer == "adamw" else OPTIMIZERS[setup.optimizer]
+    optimizer = chosen(setup.optimizer, implementation=setup.optimizer_impl, rank=setup.optimizer_rank)
     count = show_count(result.trained_parameters)
     if setup.offload_optimizer:
         state = "Nothing stays on the GPU: the optimizer runs on the host."

@@ -138,7 +138,7 @@ def test_browser_catalogue_names_every_choice_that_is_accepted():
     assert [model["name"] for model in catalogue["models"]] == list(PRESETS)
     for key, choices in catalogue["choices"].items():
         for choice in choices:
-            values = {"model": "gpt2", key: choice["value"]}
+            values = {"model": "smollm2-135m", key: choice["value"]}
             assert "error" not in json.loads(browser.answer(json.dumps({"setup": values}))), values
     assert set(catalogue["defaults"]) == set(Setup.__dataclass_fields__) - {"config"}
     assert "error" not in json.loads(browser.answer(json.dumps({"setup": catalogue["defaults"]})))

@@ -36,7 +36,7 @@ QUESTIONS = {
     "Llama 3.2 1B on 12 GB": (Setup(model="llama-3.2-1b"), "rtx-3060", [(BF16, HOST, AGAIN)]),
     "Mistral 7B on 40 GB": (
         Setup(model="mistral-7b", optimizer="adamw8bit", checkpointing=True), "a100-40gb",
-        [(BF16, HOST), (BF16, "Adafactor"), (LORA,)],
+        [(BF16, HOST), (BF16, "Adafactor"), (BF16, "APOLLO-Mini"), (LORA,)],
     ),
     "BERT-large, batch 32, on a T4": (
         Setup(model="bert-large", micro_batch_size=32), "t4", [("micro-batches of 8, accumulated over 4",)],

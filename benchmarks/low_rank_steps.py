@@ -1,0 +1,156 @@
+"""Traces training steps whose optimizer is GaLore or APOLLO, and counts what the device holds.
+
+    pip install --no-deps galore-torch==1.0 apollo-torch==1.0.3
+    python benchmarks/low_rank_steps.py --check benchmarks/low_rank_steps.json
+    python benchmarks/low_rank_steps.py --cases 60 --seed 2026 --json benchmarks/low_rank_steps.json
+
+Real code of transformers, galore-torch and apollo-torch runs on a fake GPU, as in `picture_steps.py`. Every traced
+update finds new projections, as otherwise every 200th does: it is the update that takes the most. Nothing is drawn or
+decomposed. The limiter of APOLLO's updates always acts; where it does not, a step may take 512 bytes less. Counted is
+PyTorch's copy of a matrix that is decomposed, but not the workspace of cuSOLVER, which is not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import picture_steps  # noqa: E402  before torch
+import sharded_steps  # noqa: E402
+import torch  # noqa: E402
+
+from calculator.adapters import modules_of  # noqa: E402
+from calculator.low_rank import DEFAULT_RANKS  # noqa: E402
+from calculator.setups import Setup, resolve, setup_from  # noqa: E402
+
+FAMILIES = ("llama", "llama", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3_text")
+"""Model types of a drawn step; the first is drawn twice as often."""
+PHASES = ("forward", "backward", "optimizer")
+SETTINGS = {
+    "galore": {"scale": 0.25},
+    "apollo": {"proj": "random", "scale_type": "channel", "scale": 1.0},
+    "apollo-mini": {"proj": "random", "scale_type": "tensor", "scale": 128.0},
+}
+"""The settings that the packages' own examples give to a group of matrices."""
+
+
+class LowRank:
+    """An optimizer of galore-torch or apollo-torch.
+
+    Args:
+        setup: Names the optimizer and its rank.
+        named: All parameters, by their names in the model.
+    """
+
+    def __init__(self, setup: Setup, named: dict[str, torch.nn.Parameter]) -> None:
+        modules = tuple(f".{name}.weight" for name in modules_of(resolve(setup)))
+        others = [parameter for name, parameter in named.items() if not name.endswith(modules)]
+        matrices = [parameter for name, parameter in named.items() if name.endswith(modules)]
+        settings = {"rank": setup.optimizer_rank or DEFAULT_RANKS[setup.optimizer], **SETTINGS[setup.optimizer]}
+        settings |= {"update_proj_gap": 1, "proj_type": "std"}
+        self.optimizer = _class_of(setup.optimizer)([{"params": others}, {"params": matrices, **settings}], lr=1e-3)
+        self.step = self.optimizer.step
+
+    @property
+    def state(self) -> dict:
+        """The state of each parameter; of an object that projects, its matrix."""
+        return {
+            parameter: {name: getattr(value, "ortho_matrix", value) for name, value in state.items()}
+            for parameter, state in self.optimizer.state.items()
+        }
+
+
+def _class_of(name: str) -> type:
+    """The package's optimizer, which neither draws numbers nor reads any: fake tensors have none."""
+    if name == "galore":
+        import galore_torch
+
+        return galore_torch.GaLoreAdamW
+    import apollo_torch
+    from apollo_torch import apollo, random_projector
+
+    random_projector.stable_randn = lambda shape, seed, device, dtype: torch.randn(shape, device=device, dtype=dtype)
+    random_projector.next_seed = lambda seed: seed + 1
+    apollo.max = _first_of
+    return apollo_torch.APOLLOAdamW
+
+
+def _first_of(tensor: torch.Tensor, other: float) -> torch.Tensor:
+    """Python's `max` where the tensor is larger, after the comparison on the device."""
+    _larger = tensor < other
+    return tensor
+
+
+def inputs(setup: Setup) -> dict[str, torch.Tensor]:
+    """Token ids and labels, on the default device."""
+    shape = (setup.micro_batch_size, setup.sequence_length)
+    return {name: torch.zeros(shape, dtype=torch.long) for name in ("input_ids", "labels")}
+
+
+def trace(setup: Setup) -> dict:
+    """What the device holds in a step of a setup."""
+    built = []
+
+    def build(setup: Setup) -> torch.nn.Module:
+        built.append(sharded_steps.build(setup))
+        return built[0]
+
+    def make_optimizer(setup: Setup, parameters: list) -> LowRank:
+        return LowRank(setup, dict(built[0].named_parameters()))
+
+    return picture_steps.trace(setup, build=build, inputs=inputs, make_optimizer=make_optimizer, phases=PHASES)
+
+
+def draw(chance: random.Random) -> Setup:
+    """A random setup: a decoder of a few layers, whose attention runs in separate operations."""
+    family = chance.choice(FAMILIES)
+    config = {"model_type": family, **sharded_steps.random_sizes(family, chance)}
+    if family == "qwen2":
+        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    optimizer = chance.choice(tuple(SETTINGS))
+    values = {
+        "config": config,
+        "micro_batch_size": chance.randint(1, 4),
+        "sequence_length": chance.choice((16, 64, 96, 130, 250)),
+        "precision": chance.choice(("amp-bf16", "amp-fp16", "bf16", "bf16", "fp16", "fp32")),
+        "attention": "eager",
+        "dropout": 0.0,
+        "checkpointing": chance.choice((False, True)),
+        "optimizer": optimizer,
+        "optimizer_rank": chance.choice((None, 1, 4, chance.randint(1, 300))),
+    }
+    return setup_from(values)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="trace the steps of this record again instead")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
+    flags = parser.parse_args(arguments)
+    chance = random.Random(flags.seed)
+    pairs = [(draw(chance), None) for _ in range(flags.cases)]
+    if flags.check:
+        known = json.loads(flags.check.read_text(encoding="utf-8"))
+        pairs = [(setup_from(step["setup"]), step) for step in known]
+    steps = []
+    for setup, step in pairs:
+        traced = {"setup": picture_steps.written(setup), "held_out": True, **trace(setup)}
+        steps.append(traced)
+        print(picture_steps.compared(setup, traced, step), flush=True)
+        if flags.json:
+            lines = ",\n".join(json.dumps(step) for step in steps)
+            flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{len(steps)} steps traced")
+
+
+if __name__ == "__main__":
+    main()
