@@ -13,6 +13,7 @@ from calculator.devices import Device, device_named
 from calculator.errors import BadSetup
 from calculator.fit import Fit, largest_micro_batch, suggestions, verdict
 from calculator.inference_report import add_model_flags, model_or_config
+from calculator.low_rank import DEFAULT_RANKS
 from calculator.setups import PRECISIONS, Setup, resolve
 from calculator.techniques import Technique
 
@@ -29,6 +30,9 @@ OPTIMIZERS_OF_TRAINER = {
     "paged-lion": "paged_lion_32bit",
     "paged-lion8bit": "paged_lion_8bit",
     "adafactor": "adafactor",
+    "galore": "galore_adamw",
+    "apollo": "apollo_adamw",
+    "apollo-mini": "apollo_adamw",
     "sgd": "sgd",
 }
 """The optimizers of a setup, as `transformers.TrainingArguments(optim=...)` names them."""
@@ -232,21 +236,31 @@ def snippet(setup: Setup, source: str) -> str:
     return "\n".join([*lines, "", *_arguments(setup), ""])
 
 
+def _literal(value: object) -> str:
+    """A setting as Python code; texts have double quotes."""
+    return json.dumps(value) if isinstance(value, str | list) else str(value)
+
+
 def _arguments(setup: Setup) -> list[str]:
     optimizer = ADAMW_OF_TRAINER[setup.optimizer_impl] if setup.optimizer == "adamw" else None
-    settings = {
+    settings: dict[str, object] = {
         "output_dir": "trained",
         "per_device_train_batch_size": setup.micro_batch_size,
         "gradient_accumulation_steps": setup.accumulation_steps,
         "optim": optimizer or OPTIMIZERS_OF_TRAINER[setup.optimizer],
     }
+    if setup.optimizer in DEFAULT_RANKS:
+        settings["optim_target_modules"] = list(modules_of(resolve(setup)))
+        settings["optim_args"] = f"rank={setup.optimizer_rank or DEFAULT_RANKS[setup.optimizer]}"
+        if setup.optimizer == "apollo-mini":
+            settings["optim_args"] += ", scale_type=tensor, scale=128"
     if setup.precision.startswith("amp-"):
         settings[setup.precision.removeprefix("amp-")] = True
     if setup.checkpointing:
         settings["gradient_checkpointing"] = True
     return [
         "arguments = TrainingArguments(",
-        *(f"    {name}={json.dumps(value) if isinstance(value, str) else value}," for name, value in settings.items()),
+        *(f"    {name}={_literal(value)}," for name, value in settings.items()),
         ")",
         f"# Each sample of train_dataset has {setup.sequence_length} tokens.",
         "Trainer(model=model, args=arguments, train_dataset=train_dataset).train()",

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from calculator.architectures import PRESETS
 from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
+from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import OPTIMIZERS
 from calculator.techniques import LORA_RANK
 
@@ -30,6 +31,9 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (rf"(?:adamw?{GAP})?8{GAP}bits?(?:{GAP}(?:adamw?|optimi[sz]er))?|adamw8bit", {"optimizer": "adamw8bit"}),
     (rf"4{GAP}bits?|nf4|int4", {"base_bits": 4}),
     (r"adafactor", {"optimizer": "adafactor"}),
+    (r"galore", {"optimizer": "galore"}),
+    (rf"apollo{GAP}mini", {"optimizer": "apollo-mini"}),
+    (r"apollo", {"optimizer": "apollo"}),
     (r"lion", {"optimizer": "lion"}),
     (r"lamb", {"optimizer": "lamb"}),
     (r"sgd", {"optimizer": "sgd"}),
@@ -113,6 +117,8 @@ def understood(text: str) -> dict:
             setup = changes | setup
             rest = _without(rest, found)
     setup |= numbers
+    if setup.get("optimizer") in DEFAULT_RANKS and "lora_rank" in numbers:
+        setup["optimizer_rank"] = setup.pop("lora_rank")
     if "base_bits" in setup and "lora_rank" not in setup:  # weights of 4 bits are trained through adapters only
         setup["lora_rank"] = LORA_RANK
     if gpu is not None and "precision" not in setup and not device_named(gpu).bfloat16:
@@ -138,7 +144,8 @@ def said(found: dict) -> str:
         how = "QLoRA" if setup.get("base_bits") == 4 else "LoRA"
         parts.append(f"{how} of rank {setup['lora_rank']}")
     if "optimizer" in setup:
-        parts.append(OPTIMIZERS[setup["optimizer"]].title)
+        rank = f" of rank {setup['optimizer_rank']}" if "optimizer_rank" in setup else ""
+        parts.append(OPTIMIZERS[setup["optimizer"]].title + rank)
     if "checkpointing" in setup:
         parts.append("checkpointing" if setup["checkpointing"] else "no checkpointing")
     if "offload_optimizer" in setup:

@@ -76,6 +76,27 @@ def test_the_code_trains_what_is_estimated(folder, changes):
     assert arguments.gradient_checkpointing is bool(setup.checkpointing)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    "name, package, rank",
+    [("galore", "galore_torch", 5), ("apollo", "apollo_torch", None), ("apollo-mini", "apollo_torch", 2)],
+)
+def test_the_code_projects_the_matrices_that_are_counted(folder, name, package, rank):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip(package)
+    config = json.loads((folder / "config.json").read_text())
+    setup = Setup(config=config, sequence_length=LENGTH, precision="bf16", optimizer=name, optimizer_rank=rank)
+    sample = {"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}
+    names = {"train_dataset": [sample] * 4}
+    code = snippet(setup, str(folder)).replace("TrainingArguments(", "TrainingArguments(use_cpu=True,")
+    exec(code.replace("Trainer(model", "trainer = Trainer(model").replace(".train()", "") + "trainer.train()", names)
+    state = names["trainer"].optimizer.optimizer.state
+    kept = [getattr(value, "ortho_matrix", value) for one in state.values() for value in one.values()]
+    sizes = [value.untyped_storage().nbytes() for value in kept if isinstance(value, torch.Tensor)]
+    assert sum(-(-size // 512) * 512 for size in sizes) == estimate(setup).optimizer_state_bytes
+
+
 def test_every_optimizer_and_released_preset_has_a_name():
     pytest.importorskip("transformers")
     from transformers.training_args import OptimizerNames

@@ -26,6 +26,11 @@ QUERIES = {
         "qwen3-8b", LORA | {"lora_rank": 64, "sequence_length": 2048}, "a100-80gb"
     ),
     "mistral pure bf16 adafactor 3090": ("mistral-7b", {"precision": "bf16", "optimizer": "adafactor"}, "rtx-3090"),
+    "llama 3.2 3b galore rank 256 pure bf16": (
+        "llama-3.2-3b", {"precision": "bf16", "optimizer": "galore", "optimizer_rank": 256}, ""
+    ),
+    "qwen3 4b apollo mini 24gb": ("qwen3-4b", {"optimizer": "apollo-mini"}, "cuda-24gb"),
+    "qwen3 4b apollo": ("qwen3-4b", {"optimizer": "apollo"}, ""),
     "phi-3 mini context 4096 h100": ("phi-3-mini", {"sequence_length": 4096}, "h100-80gb"),
     "bert large sgd fp32 1080 ti": ("bert-large", {"precision": "fp32", "optimizer": "sgd"}, "gtx-1080-ti"),
     "gemma 2 9b cpu offload eager apple 32gb": (

@@ -9,6 +9,8 @@ from calculator import browser
 from calculator.architectures import PRESETS
 from calculator.devices import DRIVER_BYTES, MIB
 from calculator.flops import UTILISATION
+from calculator.low_rank import DEFAULT_RANKS
+from calculator.optimizers import OPTIMIZERS
 from calculator.page.models import own_values
 from calculator.page.shown import HOST_PARTS, PARTS
 from calculator.page.words import show_bytes
@@ -83,6 +85,7 @@ def page_data() -> dict:
             "lora_rank",
             "base_bits",
             "sharding",
+            "optimizer_rank",
             "optimizer_impl",
             "delta_rule",
             "pcie_generation",
@@ -116,6 +119,7 @@ def _groups(catalogue: dict) -> list[dict]:
             "folded": False,
             "fields": [
                 _choice("optimizer", "Optimizer", _titled(choices["optimizer"])),
+                _number("optimizer_rank", "Optimizer's rank", f"Of its projections. Empty: {_usual_ranks()}."),
                 _switch(
                     "offload_optimizer", "Offload the optimizer", "Keeps its state and computes its update on the host."
                 ),
@@ -147,6 +151,10 @@ def _groups(catalogue: dict) -> list[dict]:
             "fields": _finer(choices),
         },
     ]
+
+
+def _usual_ranks() -> str:
+    return ", ".join(f"{rank} ({OPTIMIZERS[name].title})" for name, rank in DEFAULT_RANKS.items())
 
 
 def _finer(choices: dict) -> list[dict]:

@@ -29,6 +29,9 @@
 /** The option "another card": a card's name without its memory. */
 export const ANOTHER_CARD = "cuda-gb";
 
+/** Optimizers with a rank, from calculator/low_rank.py. */
+const LOW_RANK = ["galore", "apollo", "apollo-mini"];
+
 export const cardOf = (memory) => `cuda-${memory}gb`;
 
 /** The memory in a card's name, as text and unchecked; null if the name has another form. */
@@ -41,16 +44,21 @@ export const memoryOf = (gpu) => /^cuda-(.*)gb$/s.exec(gpu)?.[1] ?? null;
 export function fitting(values, own) {
   const reversible = values.reversible === "" ? own.reversible : values.reversible === "true";
   const paged = values.optimizer.startsWith("paged");
-  const offloaded = values.offload_optimizer === "true" && !paged;
+  const projecting = LOW_RANK.includes(values.optimizer);
+  const onGpu = (paged && "A paged optimizer moves its state to the host by itself.")
+    || (projecting && "GaLore and APOLLO are counted on the GPU only.");
+  const offloaded = values.offload_optimizer === "true" && !onGpu;
   return {
     own,
     impossible: {
       model: values.config && "The pasted config.json is in use; remove it to choose a model.",
       checkpointing: own.text_to_image && reversible && "Reversible layers keep no activations: nothing is left to checkpoint.",
       sequence_length: own.text_to_image && "Fixed by the model's text length and image grid.",
-      shared_groups: own.mixed && "The layers of this model have different weights.",
+      shared_groups: (own.mixed && "The layers of this model have different weights.")
+        || (projecting && "Not counted with GaLore and APOLLO."),
+      lora_rank: projecting && "GaLore and APOLLO train whole matrices, which LoRA freezes.",
       sharding: undividable(values, own),
-      offload_optimizer: paged && "A paged optimizer moves its state to the host by itself.",
+      offload_optimizer: onGpu,
     },
     needless: {
       card: memoryOf(values.gpu) === null,
@@ -59,8 +67,9 @@ export function fitting(values, own) {
       target_length: !own.two_stacks,
       reversible: !own.text_to_image,
       lora_rank: !own.adapters,
-      base_bits: !own.adapters || !values.lora_rank,
+      base_bits: !own.adapters || !values.lora_rank || projecting,
       sharding: ["", "1"].includes(values.gpus),
+      optimizer_rank: !projecting,
       optimizer_impl: values.optimizer !== "adamw",
       embeddings_32bit: !values.optimizer.includes("8bit"),
       delta_rule: !offloaded,

@@ -50,6 +50,18 @@ test("adapters are for models for which they are counted, and frozen weights for
   assert.ok(!needless(true, "16").base_bits);
 });
 
+test("a rank is that of GaLore and APOLLO, which work on the GPU and train whole matrices", () => {
+  const own = { placeholders: {}, adapters: true };
+  assert.ok(fitting(DEFAULTS, own).needless.optimizer_rank);
+  for (const optimizer of ["galore", "apollo", "apollo-mini"]) {
+    const { needless, impossible } = fitting({ ...DEFAULTS, optimizer, offload_optimizer: "true", lora_rank: "16" }, own);
+    assert.ok(!needless.optimizer_rank && needless.delta_rule && needless.base_bits);
+    assert.match(impossible.offload_optimizer, /on the GPU only/);
+    assert.match(impossible.lora_rank, /LoRA freezes/);
+    assert.match(impossible.shared_groups, /Not counted/);
+  }
+});
+
 test("layers with different weights share none", () => {
   const { impossible } = fitting(DEFAULTS, { placeholders: {}, mixed: true });
   assert.match(impossible.shared_groups, /different weights/);
