@@ -13,6 +13,7 @@ from builder.markup.tables import table
 from calculator.architectures import PRESETS
 from calculator.estimate import estimate
 from calculator.inference import cache_bytes
+from calculator.optimizers import OPTIMIZERS
 from calculator.setups import setup_from
 
 LATER = RESULTS.parent / "later_steps.json"
@@ -25,6 +26,8 @@ DIFFUSION = RESULTS.parent / "diffusion_steps.json"
 """The same for diffusion transformers."""
 ADAPTERS = RESULTS.parent / "lora_steps.json"
 """The same with LoRA's adapters."""
+LOW_RANK = RESULTS.parent / "low_rank_steps.json"
+"""The same with GaLore and APOLLO (benchmarks/low_rank_steps.py)."""
 SHARDED = RESULTS.parent / "sharded_steps.json"
 """Steps on one of several GPUs (benchmarks/sharded_steps.py)."""
 TOGETHER = RESULTS.parent / "tensor_steps.json"
@@ -94,6 +97,13 @@ def adapter_table() -> str:
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
 
+def low_rank_table() -> str:
+    """HTML table: the same with GaLore and APOLLO."""
+    steps = _steps(LOW_RANK)
+    names = [OPTIMIZERS[step["setup"]["optimizer"]].title for step in steps]
+    return _errors_table("Errors with GaLore and APOLLO on steps drawn last", "optimizer", *_by_name(names, steps))
+
+
 def sharded_table() -> str:
     """HTML table: for each way to divide a model among GPUs, how many steps were traced, and the errors of the peak."""
     errors: dict[str, list[float]] = {name: [] for name in SHARDINGS}
@@ -145,6 +155,16 @@ def qlora_8b() -> dict[str, str]:
     return {"ours": f"{total / 2**30:.1f}", "other": str(ANOTHER_8B_GB)}
 
 
+def galore_8b() -> dict[str, str]:
+    """GiB of optimizer state of Llama 3.1 8B: GaLore's with weights in 32 and in 16 bits, and that of 8-bit AdamW."""
+    named = {"amp": ("galore", "amp-bf16"), "pure": ("galore", "bf16"), "eight_bit": ("adamw8bit", "amp-bf16")}
+    setups = {
+        name: setup_from({"model": "llama-3.1-8b", "optimizer": optimizer, "precision": precision})
+        for name, (optimizer, precision) in named.items()
+    }
+    return {name: f"{estimate(setup).optimizer_state_bytes / 2**30:.1f}" for name, setup in setups.items()}
+
+
 def cache_table() -> str:
     """HTML table: caches of keys and values that another calculator got wrong, and what this one gives."""
     rows = []
@@ -168,6 +188,7 @@ def accuracy_counts() -> dict[str, int]:
         "pictures": len(_steps(PICTURES)),
         "diffusion": len(_steps(DIFFUSION)),
         "adapters": len(_steps(ADAPTERS)),
+        "low_rank": len(_steps(LOW_RANK)),
         "sharded": len(_sharded_steps()),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }

@@ -97,6 +97,8 @@ def _calls() -> dict:
         "adapter_table": accuracy.adapter_table,
         "sharded_table": accuracy.sharded_table,
         "qlora_8b": accuracy.qlora_8b,
+        "galore_8b": accuracy.galore_8b,
+        "low_rank_table": accuracy.low_rank_table,
         "accuracy_table": accuracy.accuracy_table,
         "bans_every_seconds": f"{BANS_EVERY_SECONDS:g}",
         "cache_gb": f"{CACHE_GB:g}",
