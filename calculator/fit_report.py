@@ -104,6 +104,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizer", choices=("adamw", *OPTIMIZERS_OF_TRAINER), default="adamw", help="to begin with (adamw)"
     )
+    parser.add_argument("--optimizer-rank", type=int, metavar="R", help="of GaLore's and APOLLO's projections")
     parser.add_argument("--lora-rank", type=int, metavar="R", help="train LoRA's adapters in any case")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -258,7 +259,12 @@ def _arguments(setup: Setup) -> list[str]:
         settings[setup.precision.removeprefix("amp-")] = True
     if setup.checkpointing:
         settings["gradient_checkpointing"] = True
+    package = "galore-torch" if setup.optimizer == "galore" else "apollo-torch"
+    needed = (
+        [f"# The optimizer is that of a package: pip install {package}"] if setup.optimizer in DEFAULT_RANKS else []
+    )
     return [
+        *needed,
         "arguments = TrainingArguments(",
         *(f"    {name}={_literal(value)}," for name, value in settings.items()),
         ")",

@@ -90,6 +90,7 @@ def test_the_code_projects_the_matrices_that_are_counted(folder, name, package, 
     sample = {"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}
     names = {"train_dataset": [sample] * 4}
     code = snippet(setup, str(folder)).replace("TrainingArguments(", "TrainingArguments(use_cpu=True,")
+    assert f"pip install {package.replace('_', '-')}" in code
     exec(code.replace("Trainer(model", "trainer = Trainer(model").replace(".train()", "") + "trainer.train()", names)
     state = names["trainer"].optimizer.optimizer.state
     kept = [getattr(value, "ortho_matrix", value) for one in state.values() for value in one.values()]
