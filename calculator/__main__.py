@@ -19,7 +19,16 @@ from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
 from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
-from calculator.setups import ATTENTIONS, PCIE_BYTES_PER_SECOND, PRECISIONS, SHARDINGS, Setup, setup_from
+from calculator.setups import (
+    ATTENTIONS,
+    NAMES_OF_COMPILING,
+    NOT_COMPILED,
+    PCIE_BYTES_PER_SECOND,
+    PRECISIONS,
+    SHARDINGS,
+    Setup,
+    setup_from,
+)
 
 COMMANDS = {
     "swarm": ("The throughput of volunteers, and what their time is spent on.", swarm_report),
@@ -35,6 +44,9 @@ class _Parser(argparse.ArgumentParser):
         """Reports bad flags like any bad input: one sentence, exit code 2."""
         hint = ""
         if message.startswith("unrecognized arguments: "):
+            asked = [word.split("=")[0].lstrip("-").replace("-", "_") for word in message.split()[2:]]
+            if set(asked) & set(NAMES_OF_COMPILING):
+                raise BadSetup(NOT_COMPILED)
             meant = [flag for word in message.split()[2:] if word.startswith("--") for flag in self._like(word)]
             hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
             hint += f" `{self.prog} --help` lists all flags."

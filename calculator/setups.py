@@ -24,6 +24,11 @@ SHARDED_OPTIMIZERS = ("adamw", "sgd")
 """Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
 ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "lora_freeze_a", "base_bits", "adapter_bits", "rest_32bit")
 """Fields that mean something only with `lora_rank`."""
+NOT_COMPILED = (
+    "torch.compile is not counted: what a compiled step keeps depends on how its operations are fused, for which there "
+    "is no rule here; every answer is that of a step without it."
+)
+NAMES_OF_COMPILING = ("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor")
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
 """16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
 
@@ -108,6 +113,8 @@ def setup_from(values: Mapping[str, object]) -> Setup:
     known = [field.name for field in fields(Setup)]
     unknown = [key for key in values if key not in known]
     if unknown:
+        if unknown[0] in NAMES_OF_COMPILING:
+            raise BadSetup(f"{NOT_COMPILED} Omit {unknown[0]}.")
         raise BadSetup(f"Unknown key {_shown(unknown[0])}; a setup may have: {', '.join(known)}.")
     return Setup(**values)
 

@@ -10,6 +10,7 @@ from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
 from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import OPTIMIZERS
+from calculator.setups import NAMES_OF_COMPILING, NOT_COMPILED
 from calculator.techniques import LORA_RANK
 
 LONGEST_TEXT = 300
@@ -160,7 +161,8 @@ def said(found: dict) -> str:
     if found["gpu"]:
         parts.append(f"GPU {found['gpu']}")
     ignored = f" Not understood: {', '.join(found['ignored'])}." if found["ignored"] else ""
-    return f"Understood: {', '.join(parts)}.{ignored}"
+    not_compiled = f" {NOT_COMPILED}" if set(found["ignored"]) & set(NAMES_OF_COMPILING) else ""
+    return f"Understood: {', '.join(parts)}.{ignored}{not_compiled}"
 
 
 def _named(names: Iterable[str], text: str) -> tuple[str | None, str]:

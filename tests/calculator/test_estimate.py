@@ -318,6 +318,7 @@ REFUSED = {
     "model is one of": {"model": "gpt5"},
     "Give either model or config": {"model": "gpt2", "config": {"model_type": "gpt2"}},
     "Unknown key 'batch'": {"model": "gpt2", "batch": 3},
+    "torch.compile is not counted": {"model": "gpt2", "compile": True},
     "micro_batch_size is a whole number": {"model": "gpt2", "micro_batch_size": 0},
     "sequence_length is a whole number from 1 to 1024": {"model": "gpt2", "sequence_length": 1025},
     "sequence_length of dalle-2021 is fixed": {"model": "dalle-2021", "sequence_length": 100},

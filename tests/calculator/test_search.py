@@ -8,7 +8,7 @@ import pytest
 from calculator import PRESETS, BadSetup, Setup, estimate
 from calculator.browser import search
 from calculator.devices import DEVICES
-from calculator.page.search import COMMON, understood
+from calculator.page.search import COMMON, said, understood
 from calculator.setups import setup_from
 
 LORA, QLORA = {"lora_rank": 16, "base_bits": 16}, {"lora_rank": 16, "base_bits": 4}
@@ -91,3 +91,9 @@ def test_an_impossible_setup_is_refused_by_the_calculator_itself():
     found = understood("gpt2 lora")
     with pytest.raises(BadSetup, match=re.escape("LoRA is counted for")):
         estimate(Setup(**found["setup"]))
+
+
+@pytest.mark.parametrize("text", ["llama 8b torch.compile 24 gb", "gpt2 compiled"])
+def test_who_asks_for_compiling_is_told_that_it_is_not_counted(text):
+    assert "torch.compile is not counted" in said(understood(text))
+    assert "torch.compile" not in said(understood("gpt2"))
