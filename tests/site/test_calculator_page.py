@@ -412,6 +412,19 @@ def test_a_model_is_frozen_beside_adapters(open_page):
     shows(page, {**DEFAULT, "model": "gpt2"})
 
 
+def test_an_optimizer_that_projects_has_a_rank(open_page):
+    page = open_page("calculator/")
+    expect(page.get_by_label("Optimizer's rank")).to_be_hidden()
+    choose_model(page, "llama-3.2-1b")
+    page.get_by_label("Optimizer", exact=True).select_option("galore")
+    page.get_by_label("Optimizer's rank").fill("64")
+    shows(page, {**DEFAULT, "model": "llama-3.2-1b", "optimizer": "galore", "optimizer_rank": 64})
+    expect(page.locator("[data-slot=command]")).to_contain_text("--optimizer galore --optimizer-rank 64")
+    expect(page.get_by_label("Offload the optimizer")).to_be_disabled()
+    choose_model(page, "gpt2")
+    expect(page.get_by_text("gpt2 is of another family")).to_be_visible()
+
+
 @pytest.mark.parametrize(
     "query, said",
     [
