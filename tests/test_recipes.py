@@ -158,6 +158,36 @@ def test_a_membership_that_is_not_clear_or_not_safe_is_refused_in_words(old, new
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "aggregation"),
+    [
+        (DEMO, "mean"),
+        (DEMO.replace('aggregation = "mean"', ""), "mean"),
+        (DEMO.replace('aggregation = "mean"', "") + MEMBERS, "mean"),
+        (DEMO.replace('aggregation = "mean"', "") + MEMBERS + "unvouched = true\n", "centered-clip"),
+    ],
+)
+def test_members_that_nobody_vouches_for_are_averaged_by_centered_clip_unless_the_recipe_chooses(text, aggregation):
+    assert parse_recipe(text).swarm.aggregation == aggregation
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (DEMO + MEMBERS + "unvouched = true\n", "membership.unvouched does not go with swarm.aggregation mean"),
+        (DEMO + "[membership]\nunvouched = true\n", "unvouched is of runs for members, and open is true"),
+        (
+            DEMO.replace('aggregation = "mean"', 'mode = "diloco"') + MEMBERS + "unvouched = true\n",
+            "centered-clip does not go with swarm.mode diloco",
+        ),
+    ],
+)
+def test_a_run_that_members_whom_nobody_vouches_for_could_spoil_is_refused(text, said):
+    with pytest.raises(BadInput) as refused:
+        parse_recipe(text)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
 def test_a_membership_server_on_the_same_machine_needs_no_tls():
     for url in ("http://127.0.0.1:8001", "http://localhost:8001", "http://[::1]:8001"):
         parse_recipe(DEMO + MEMBERS.replace("https://run.example/membership", url))

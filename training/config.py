@@ -331,7 +331,8 @@ class SwarmConfig(Section):
     max_group_size: Annotated[int, Field(ge=2)] = DEFAULTS.max_group_size
     """Most peers in one all-reduce."""
     aggregation: Literal["mean", "centered-clip"] = "mean"
-    """How a group averages. `mean`: weighted by samples; one hostile peer can move it anywhere. `centered-clip`
+    """How a group averages. Default: `mean`, or `centered-clip` where `membership.unvouched` is true.
+    `mean`: weighted by samples; one hostile peer can move it anywhere. `centered-clip`
     (Karimireddy et al. 2021): no peer pulls an average far, as long as most peers of its group are honest. Then each
     peer has its own momentum, with the optimizer's first beta (`muon`: muon_momentum), and the optimizer has none. It
     costs no bytes, and less than a tenth of the time of an average. AdamW then divides by the size of averaged momenta,
@@ -419,9 +420,14 @@ class MembershipConfig(Section):
     """Public key of the membership server, which `membership` prints."""
     url: Annotated[str, Field(max_length=200)] | None = None
     """Address of the membership server: https://, or http:// on the same machine."""
+    unvouched: bool = False
+    """People whom nobody vouches for may be members as well, if their program computes for it (`membership
+    --work-bits`). In averages their gradients count a quarter of the others', and the run averages by centered-clip."""
 
     @model_validator(mode="after")
     def _is_clear(self) -> MembershipConfig:
+        if self.open and self.unvouched:
+            raise ValueError("unvouched is of runs for members, and open is true; set open = false, or omit unvouched")
         if self.open and (self.key or self.url):
             raise ValueError("open is true, so key and url would do nothing; set open = false, or omit the other two")
         if not self.open and not (self.key and self.url):
@@ -467,10 +473,27 @@ class RunConfig(Section):
     monitor: MonitorConfig = MonitorConfig()
     membership: MembershipConfig = MembershipConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_aggregation(cls, fields: Any) -> Any:
+        """Where members may be unvouched for, a recipe that does not choose averages by CenteredClip."""
+        tables = [fields.get(name) for name in ("swarm", "membership")] if isinstance(fields, dict) else []
+        if not tables or not all(isinstance(table, dict) for table in tables):
+            return fields
+        swarm, membership = tables
+        if membership.get("unvouched") is not True or "aggregation" in swarm:
+            return fields
+        return {**fields, "swarm": {**swarm, "aggregation": "centered-clip"}}
+
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:
         _check_times(self.swarm)
         _check_modes(self.swarm)
+        if self.membership.unvouched and self.swarm.aggregation == "mean":
+            raise ValueError(
+                "membership.unvouched does not go with swarm.aggregation mean, which one hostile member can move "
+                "anywhere; write centered-clip there, or omit it"
+            )
         if self.swarm.min_group_size > self.swarm.max_group_size:
             raise ValueError("swarm.min_group_size must be at most swarm.max_group_size: no group could form")
         if self.schedule.warmup_epochs >= self.schedule.total_epochs:

@@ -57,6 +57,7 @@ def run_membership(run: RunConfig, settings: MembershipSettings, *, stop: StopRe
     _check_policy(settings.policy)
     key = open_key(settings.state_dir / KEY_FILE)
     _check_recipe(run, key, settings)
+    _check_standing(run, settings.policy)
     register = Register(settings.state_dir / REGISTER_FILE, run_id=run.run_id)
     page_token = _page_token(settings.state_dir)
     # The Hub's library logs its requests at a level that a user's environment may switch on.
@@ -72,9 +73,10 @@ def run_membership(run: RunConfig, settings: MembershipSettings, *, stop: StopRe
     events.write("stopped")
 
 
-def table_for_recipe(key: MembershipKey, url: str) -> str:
+def table_for_recipe(key: MembershipKey, url: str, *, unvouched: bool) -> str:
     """The lines that a recipe needs, on one line each."""
-    return f'[membership]\nopen = false\nkey = "{key.public}"\nurl = "{url}"'
+    lines = ["[membership]", "open = false", f'key = "{key.public}"', f'url = "{url}"']
+    return "\n".join([*lines, "unvouched = true"] if unvouched else lines)
 
 
 def _check_policy(policy: Policy) -> None:
@@ -94,7 +96,8 @@ def _check_policy(policy: Policy) -> None:
 
 def _check_recipe(run: RunConfig, key: MembershipKey, settings: MembershipSettings) -> None:
     if run.membership.open:
-        lines = table_for_recipe(key, f"http://{settings.host}:{settings.port}")
+        unvouched = settings.policy.work_bits > 0
+        lines = table_for_recipe(key, f"http://{settings.host}:{settings.port}", unvouched=unvouched)
         print(f"Add these lines to the recipe; url is the server's address for volunteers:\n\n{lines}\n")
         raise BadInput(
             f"The recipe of {run.run_id} lets anybody take part, so that nobody would ask for a ticket.",
@@ -104,6 +107,23 @@ def _check_recipe(run: RunConfig, key: MembershipKey, settings: MembershipSettin
         raise BadInput(
             f"The recipe names the membership key {run.membership.key}, and {settings.state_dir / KEY_FILE} is "
             f'{key.public}; put the right file there, or write key = "{key.public}" into the recipe.'
+        )
+
+
+def _check_standing(run: RunConfig, policy: Policy) -> None:
+    """Checks that server and recipe agree on whether there are members whom nobody vouches for."""
+    if policy.work_bits and not run.membership.unvouched:
+        raise BadInput(
+            f"--work-bits {policy.work_bits} lets people in whom nobody vouches for, and the recipe of {run.run_id} "
+            "has no such members.",
+            cure='Write unvouched = true below [membership] and aggregation = "centered-clip" below [swarm], or omit '
+            "--work-bits.",
+        )
+    if run.membership.unvouched and not policy.work_bits:
+        raise BadInput(
+            f"The recipe of {run.run_id} says unvouched = true, and without --work-bits this server admits only whom "
+            "somebody vouches for.",
+            cure="Give --work-bits 20, or omit unvouched in the recipe.",
         )
 
 

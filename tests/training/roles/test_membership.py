@@ -59,9 +59,9 @@ class Maintainer:
         own = ["--recipe", self.recipe, "--state-dir", self.state, "--port", str(self.port)]
         return [*PROGRAM, "membership", *own, *flags]
 
-    def close_run(self):
+    def close_run(self, *flags):
         """Lets the server say what the recipe needs, and adds it."""
-        told = run_program(self.server_command())
+        told = run_program(self.server_command(*flags))
         assert told.returncode == 2 and "Add the lines above to the recipe" in told.stderr
         lines = told.stdout.split("\n\n")[1]
         assert tomllib.loads(lines)["membership"]["url"] == self.url
@@ -188,6 +188,14 @@ def test_a_server_that_cannot_serve_says_why(maintainer, monkeypatch):
     for wrong in ("ada", "hf:", "hf:ada ", "invited:a/b", ""):
         said = refusal(validators=("hf:ada", wrong))
         assert said.startswith(f"--validator {wrong!r} is no account; give one as `moderate list` names it")
+    assert "--work-bits 20 lets people in whom nobody vouches for, and the recipe of demo has no" in refusal(
+        work_bits=20
+    )
+    closed = maintainer.recipe.read_text()
+    unvouched = closed.replace("open = false", "open = false\nunvouched = true")
+    maintainer.recipe.write_text(unvouched.replace('aggregation = "mean"', 'aggregation = "centered-clip"'))
+    assert "without --work-bits this server admits only whom somebody vouches for" in refusal()
+    maintainer.recipe.write_text(closed)
     with socket.create_server(("127.0.0.1", maintainer.port)):
         assert "cannot listen at 127.0.0.1" in refusal()
     monkeypatch.setenv(PAGE_TOKEN, "short")
