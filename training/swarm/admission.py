@@ -26,7 +26,7 @@ from training.config import RunConfig
 from training.trust.bans import LARGEST_BANS_BYTES, BanList
 from training.trust.check import Rules, TicketRefused, check_ticket
 from training.trust.policy import BANS_EVERY_SECONDS
-from training.trust.ticket import LARGEST_TICKET_BYTES, Ticket
+from training.trust.ticket import LARGEST_TICKET_BYTES, Ticket, read_ticket
 
 LATE_NEWS_SECONDS = 2 * BANS_EVERY_SECONDS
 """For so long after this peer has heard of new bans, another one may not have heard of them."""
@@ -159,6 +159,11 @@ class Admission:
             server_since=news.server_since,
         )
         return check_ticket(text, peer_id=peer_id, rules=rules, now=self.clock())
+
+    def vouches_for(self, ticket: str) -> bool:
+        """Whether the server vouches for whom it has given a ticket that holds."""
+        read = read_ticket(ticket, self.public_key)
+        return read is not None and read.standing == "vouched"
 
     def with_ticket(self, answer: bytes) -> bytes:
         """An answer of this peer together with its ticket; `without_ticket` reads it."""

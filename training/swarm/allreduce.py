@@ -28,6 +28,7 @@ from training.swarm.books import Books, FalseSignatureError, Plan
 from training.swarm.clipping import Clipping
 from training.swarm.groups import Delay, RoundReport
 from training.swarm.patience import NEARLY, Late, Patience
+from training.swarm.receipts import shares_of
 from training.swarm.reducer import CheckedParts, ClippingReducer, FiniteReducer
 from training.swarm.streams import first_of
 
@@ -49,6 +50,7 @@ class ReportingRunner(AllReduceRunner):
             from both.
         clipping: Average by CenteredClip; None: by the weighted mean.
         most_weight: In the mean, a peer's weight counts as no more than this; CenteredClip compares weights.
+        unvouched: Peers of whose weight a share counts, in CenteredClip; see `Scope`.
         plan: How reducers are checked; None: they are not.
         patience_seconds: A peer that is much slower than the others is given up after so long; None: never. See
             `patience`.
@@ -67,6 +69,7 @@ class ReportingRunner(AllReduceRunner):
         round_own_parts: bool = False,
         clipping: Clipping | None = None,
         most_weight: float = math.inf,
+        unvouched: frozenset[PeerID] = frozenset(),
         plan: Plan | None = None,
         patience_seconds: float | None = None,
         on_fault: Callable[[], None] = lambda: None,
@@ -82,8 +85,9 @@ class ReportingRunner(AllReduceRunner):
         self.tensor_part_reducer = (
             FiniteReducer(shapes, senders, most_weight)
             if clipping is None
-            else ClippingReducer(shapes, senders, clipping)
+            else ClippingReducer(shapes, senders, clipping, shares_of(self.sender_peer_ids, unvouched))
         )
+        self._unvouched = unvouched
         self.books = None if plan is None else self._open_books(plan)
         """What was sent and answered, signed; None: nobody signs anything."""
         self.tensor_part_container.finalize()
@@ -119,7 +123,7 @@ class ReportingRunner(AllReduceRunner):
             else self.tensor_part_container.get_raw_input_parts(number)
             for number, peer in enumerate(self.ordered_peer_ids)
         }
-        return Books(plan, self.group_id, self.peer_id, parts)
+        return Books(plan, self.group_id, self.peer_id, parts, self._unvouched)
 
     def report(self) -> RoundReport:
         """What has happened so far."""
@@ -130,7 +134,8 @@ class ReportingRunner(AllReduceRunner):
         weights = {peer: weight for peer, weight in self._weights.items() if peer not in left_out}
         if self.peer_id not in left_out:
             weights[self.peer_id] = self.weight
-        weights = dict(zip(weights, reducer.counted(list(weights.values())), strict=True))
+        counted = reducer.counted(list(weights.values()), shares_of(list(weights), self._unvouched))
+        weights = dict(zip(weights, counted, strict=True))
         failed = container.failed_size / max(container.total_size, 1)
         if reducer.num_parts == 0:  # it reduces nothing, so nobody has sent it any weight
             senders, total, own_share = len(self.sender_peer_ids), None, 1.0 if failed == 1 else None

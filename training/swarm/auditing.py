@@ -107,7 +107,7 @@ def shown_in(case: Case, peer: str, begin: int, clipping: Clipping | None) -> Sh
         return None
     asker = names.index(str(case.receiver))
     counted, used = [vectors[number] for number in numbers], [weights[number] for number in numbers]
-    average, _ = _average(counted, used, clipping)
+    average, _ = _average(counted, used, clipping, [case.scope.shares[number] for number in numbers])
     if average is None or asker not in numbers:
         return None
     own_number = numbers.index(own)
@@ -179,7 +179,7 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
     for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
         if part.shape != shape or not (math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())):
             parts[number], weights[number] = torch.zeros(shape), 0.0
-    average, scale = _average(parts, weights, clipping)
+    average, scale = _average(parts, weights, clipping, case.scope.shares)
     if not math.isfinite(scale):
         return 0.0, 0.0
     exact = torch.zeros(shape) if average is None else average - parts[receiver]
@@ -194,25 +194,25 @@ def distance_of(case: Case, clipping: Clipping | None) -> tuple[float, float]:
 
 
 def _average(
-    parts: Sequence[Tensor], weights: Sequence[float], clipping: Clipping | None
+    parts: Sequence[Tensor], weights: Sequence[float], clipping: Clipping | None, shares: Sequence[float]
 ) -> tuple[Tensor | None, float]:
     """The average, and the length of what it consists of, on which rounding errors depend.
 
     None if nobody has any weight: all keep their own then. The length is infinite if a mean may have overflowed.
     """
-    counted = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight > 0]
+    counted = [one for one in zip(parts, weights, shares, strict=True) if one[1] > 0]
     if not counted:
         return None, 0.0
-    vectors, used = zip(*counted, strict=True)
+    vectors, used, of_these = zip(*counted, strict=True)
     if clipping is None:
-        if any(weight * _largest(part) > LARGEST_SUMMAND for part, weight in counted):
+        if any(weight * _largest(part) > LARGEST_SUMMAND for part, weight, _ in counted):
             return None, math.inf
         total = math.fsum(used)
-        shares = [weight / total for weight in used]
+        pulls = [weight / total for weight in used]
     else:
-        shares = clipped_shares(vectors, used, clipping)
+        pulls = clipped_shares(vectors, used, clipping, of_these)
     average, scale = torch.zeros_like(vectors[0]), 0.0
-    for share, vector in zip(shares, vectors, strict=True):
+    for share, vector in zip(pulls, vectors, strict=True):
         average.add_(vector, alpha=share)
         scale += share * _length(vector)
     return average, scale

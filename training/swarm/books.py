@@ -103,10 +103,18 @@ class Books:
         group_id: Of the group.
         own: This peer.
         parts: This peer's own parts, for each reducer, as pieces of the tensors; by the peers in the group's order.
+        unvouched: See `Scope`.
     """
 
-    def __init__(self, plan: Plan, group_id: bytes, own: PeerID, parts: Mapping[PeerID, Sequence[Tensor]]):
-        self.scope = Scope(prefix=plan.prefix, group_id=group_id, peers=tuple(parts))
+    def __init__(
+        self,
+        plan: Plan,
+        group_id: bytes,
+        own: PeerID,
+        parts: Mapping[PeerID, Sequence[Tensor]],
+        unvouched: frozenset[PeerID] = frozenset(),
+    ):
+        self.scope = Scope(prefix=plan.prefix, group_id=group_id, peers=tuple(parts), unvouched=unvouched)
         self.own, self._signer, self._parts = own, plan.signer, {peer: list(ones) for peer, ones in parts.items()}
         self.part_counts = {peer: len(ones) for peer, ones in parts.items()}
         self._lengths = {peer: [part.numel() for part in ones] for peer, ones in parts.items()}

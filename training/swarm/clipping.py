@@ -26,6 +26,8 @@ from torch import Tensor
 
 from training.config import SwarmConfig
 
+UNVOUCHED_SHARE = 0.25
+"""Of the weight of a member whom nobody vouches for, so much counts: many such members may be one person."""
 FULL_WEIGHT = 1.0
 """Weight of a peer's parameters in their average, and the most that it can claim."""
 _CHUNK_VALUES = 1 << 14
@@ -47,17 +49,28 @@ class Clipping:
     most_weight: float = math.inf
     """A sender's weight counts as at most this."""
 
-    def counted(self, weights: Sequence[float]) -> list[float]:
+    def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> list[float]:
         """The weights as they count; one of 0 stays so, and is not among those of which the median is taken.
+
+        `shares`, if there are any, say how much of each weight counts after that.
 
         >>> Clipping(radius=1, iterations=1, weight_over_median=4).counted([8, 0, 16, 1e9])
         [8.0, 0.0, 16.0, 64.0]
+        >>> Clipping(radius=1, iterations=1, weight_over_median=4).counted([8, 0, 16, 1e9], [1, 1, 1, UNVOUCHED_SHARE])
+        [8.0, 0.0, 16.0, 16.0]
         """
         positive = sorted(weight for weight in weights if weight > 0)
         if not positive:
             return [0.0] * len(weights)
         most = min(self.most_weight, self.weight_over_median * positive[(len(positive) - 1) // 2])
-        return [float(min(weight, most)) for weight in weights]
+        return [
+            float(min(weight, most) * share) for weight, share in zip(weights, shares or ones(weights), strict=True)
+        ]
+
+
+def ones(senders: Sequence[object]) -> list[float]:
+    """The shares of senders of which all are vouched for."""
+    return [1.0] * len(senders)
 
 
 def clipping_of_gradients(swarm: SwarmConfig) -> Clipping | None:
@@ -75,7 +88,9 @@ def clipping_of_parameters(swarm: SwarmConfig) -> Clipping | None:
     return Clipping(radius=swarm.clip_radius, iterations=swarm.clip_iterations, most_weight=FULL_WEIGHT)
 
 
-def centered_clip(vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping) -> Tensor:
+def centered_clip(
+    vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping, shares: Sequence[float] = ()
+) -> Tensor:
     """The weighted mean of vectors, each clipped to a distance from it; see the module.
 
     Takes two passes over the vectors, and no memory of their size but for the result.
@@ -83,19 +98,24 @@ def centered_clip(vectors: Sequence[Tensor], weights: Sequence[float], clipping:
     Args:
         vectors: Finite, of equal shapes, in float32. The same vectors in another order give the same result, up to
             rounding, unless two of them could be the first estimate.
-        weights: Above zero; clamped by `clipping`. Each vector counts the same for the first estimate and the radius.
+        weights: Above zero; clamped by `clipping`. Each vector counts the same for the first estimate and the radius,
+            whatever its weight.
         clipping: How far one sender may pull.
+        shares: See `Clipping.counted`. The vectors count for the first estimate and the radius as much, too.
     """
     estimate = torch.zeros_like(vectors[0])
-    for share, vector in zip(clipped_shares(vectors, weights, clipping), vectors, strict=True):
+    for share, vector in zip(clipped_shares(vectors, weights, clipping, shares), vectors, strict=True):
         estimate.add_(vector, alpha=share)
     return estimate
 
 
-def clipped_shares(vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping) -> list[float]:
+def clipped_shares(
+    vectors: Sequence[Tensor], weights: Sequence[float], clipping: Clipping, shares: Sequence[float] = ()
+) -> list[float]:
     """Each vector's share in their `centered_clip`; they add up to 1."""
-    weights = np.array(clipping.counted(weights))
-    return _shares(_inner_products(vectors).numpy(), weights / weights.sum(), clipping).tolist()
+    weights = np.array(clipping.counted(weights, shares))
+    votes = np.array(shares or ones(vectors))
+    return _shares(_inner_products(vectors).numpy(), weights / weights.sum(), votes, clipping).tolist()
 
 
 def _inner_products(vectors: Sequence[Tensor]) -> Tensor:
@@ -116,20 +136,20 @@ def _inner_products(vectors: Sequence[Tensor]) -> Tensor:
     return products
 
 
-def _shares(products: np.ndarray, weights: np.ndarray, clipping: Clipping) -> np.ndarray:
+def _shares(products: np.ndarray, weights: np.ndarray, votes: np.ndarray, clipping: Clipping) -> np.ndarray:
     """Each vector's share in the estimate; they add up to 1.
 
     Args:
         products: Of each two vectors.
         weights: They add up to 1.
+        votes: How much each vector counts for the first estimate and the radius.
         clipping: Radius and iterations.
     """
-    most = len(weights) // 2
     squares = products.diagonal()
     distances = _root(squares + squares[:, None] - 2 * products)
     # Of three vectors, two are always equally near to each other. Whoever computes the average again to check it must
     # start from the same one, whichever is nearer by a rounding error on its machine.
-    nearest = np.sort(distances)[:, most]
+    nearest = _reach(distances, votes)
     start = int((nearest <= nearest.min() * (1 + _SAME)).argmax())
     # From here on the products are those of the differences from the first estimate, which are the smaller numbers.
     products = products - products[start] - products[start][:, None] + products[start, start]
@@ -139,11 +159,24 @@ def _shares(products: np.ndarray, weights: np.ndarray, clipping: Clipping) -> np
     for _ in range(clipping.iterations):
         along = products @ shares
         distances = _root(squares - 2 * along + shares @ along)
-        radius = clipping.radius * np.sort(distances)[most]
+        radius = clipping.radius * float(_reach(distances, votes))
         # Whoever is within the radius is not clipped; the estimate itself is at a distance of 0.
         pulls = weights * np.divide(radius, distances, out=np.ones_like(weights), where=distances > radius)
         shares = shares * (1 - pulls.sum()) + pulls
     return shares
+
+
+def _reach(distances: np.ndarray, votes: np.ndarray) -> np.ndarray:
+    """The distance within which more than half of the votes lie; of each row, if there are several.
+
+    >>> distances = np.array([0.0, 3.0, 1.0])
+    >>> float(_reach(distances, np.ones(3))), float(_reach(distances, np.array([0.25, 1.0, 0.25])))
+    (1.0, 3.0)
+    """
+    order = np.argsort(distances, axis=-1, kind="stable")
+    over = np.cumsum(votes[order], axis=-1) > votes.sum() / 2
+    found = np.take_along_axis(order, over.argmax(axis=-1)[..., None], axis=-1)
+    return np.take_along_axis(distances, found, axis=-1)[..., 0]
 
 
 def _root(squares: np.ndarray) -> np.ndarray:

@@ -123,6 +123,8 @@ class Group:
     peers: tuple[PeerID, ...]
     fractions: tuple[float, ...]
     """Share of the values that each peer averages; 0 in client mode."""
+    unvouched: frozenset[PeerID] = frozenset()
+    """Members whom nobody vouches for; see `training.swarm.clipping.UNVOUCHED_SHARE`."""
 
     def of(self, decision: Decision) -> Group:
         """The members that repeat the all-reduce."""
@@ -135,6 +137,7 @@ class Group:
             group_id=decision.group_id,
             peers=tuple(peer for peer, _ in left),
             fractions=tuple(fraction for _, fraction in left),
+            unvouched=self.unvouched & frozenset(decision.members),
         )
 
 

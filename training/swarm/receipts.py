@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +22,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
+from training.swarm.clipping import UNVOUCHED_SHARE
 from training.swarm.work import LARGEST_DECLARED_BYTES
 from training.trust.proof import LARGEST_KEY_BYTES, LARGEST_PROOF_BYTES, proven_peer_id
 
@@ -52,16 +53,30 @@ class Scope:
     group_id: bytes
     peers: tuple[PeerID, ...]
     """The group, in its order."""
+    unvouched: frozenset[PeerID] = frozenset()
+    """Those of it whom nobody vouches for. Who goes by another list signs another all-reduce, and is not caught lying
+    for it."""
 
     @property
     def digest(self) -> bytes:
         """Begins each statement."""
-        return _scope_digest(self.prefix, self.group_id, self.peers)
+        return _scope_digest(self.prefix, self.group_id, self.peers, self.unvouched)
+
+    @property
+    def shares(self) -> list[float]:
+        """How much of the peers' weights counts, in the group's order."""
+        return shares_of(self.peers, self.unvouched)
+
+
+def shares_of(peers: Sequence[PeerID], unvouched: Collection[PeerID]) -> list[float]:
+    """How much of the weight of each peer counts."""
+    return [UNVOUCHED_SHARE if peer in unvouched else 1.0 for peer in peers]
 
 
 @lru_cache(maxsize=64)
-def _scope_digest(prefix: str, group_id: bytes, peers: tuple[PeerID, ...]) -> bytes:
-    return digest_of(prefix.encode(), group_id, *(peer.to_bytes() for peer in peers))
+def _scope_digest(prefix: str, group_id: bytes, peers: tuple[PeerID, ...], unvouched: frozenset[PeerID]) -> bytes:
+    standings = [b"open" if peer in unvouched else b"" for peer in peers] if unvouched else []
+    return digest_of(prefix.encode(), group_id, *(peer.to_bytes() for peer in peers), *standings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from hivemind.averaging.partition import TensorPartContainer, TensorPartReducer
 
-from training.swarm.clipping import Clipping, centered_clip
+from training.swarm.clipping import Clipping, centered_clip, ones
 
 LARGEST_HELD_BYTES = 64 << 20
 """Most that all senders' copies of a part take at a `ClippingReducer`; with many senders, parts are shorter."""
@@ -61,8 +61,8 @@ class FiniteReducer(TensorPartReducer):
     async def _add(self, sender_index: int, part_index: int, part: torch.Tensor, weight: float) -> torch.Tensor:
         return await super().accumulate_part(sender_index, part_index, part, weight=weight)
 
-    def counted(self, weights: Sequence[float]) -> Sequence[float]:
-        """Senders' weights as they count in the average."""
+    def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> Sequence[float]:
+        """Senders' weights as they count in the average; see `Clipping.counted`."""
         return [min(weight, self._most_weight) for weight in weights]
 
     def check_current_part_finished(self) -> None:
@@ -86,10 +86,13 @@ class ClippingReducer(FiniteReducer):
         part_shapes: See hivemind.
         num_senders: See hivemind.
         clipping: How far one sender may pull.
+        shares: How much of each sender's weight counts; none: all of it.
     """
 
-    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int, clipping: Clipping):
-        self._clipping = clipping
+    def __init__(
+        self, part_shapes: Sequence[torch.Size], num_senders: int, clipping: Clipping, shares: Sequence[float] = ()
+    ):
+        self._clipping, self._shares = clipping, shares or ones(range(num_senders))
         super().__init__(part_shapes, num_senders)
 
     async def _add(self, sender_index: int, part_index: int, part: torch.Tensor, weight: float) -> torch.Tensor:
@@ -97,9 +100,9 @@ class ClippingReducer(FiniteReducer):
         # along. In the order of senders, the result does not depend on who was faster.
         return await super()._add(sender_index, part_index, (sender_index, part), weight)
 
-    def counted(self, weights: Sequence[float]) -> Sequence[float]:
+    def counted(self, weights: Sequence[float], shares: Sequence[float] = ()) -> Sequence[float]:
         """See `FiniteReducer`."""
-        return self._clipping.counted(weights)
+        return self._clipping.counted(weights, shares)
 
     def reset_accumulators(self) -> None:
         """hivemind calls this before the first part and after each."""
@@ -110,7 +113,8 @@ class ClippingReducer(FiniteReducer):
         """See `FiniteReducer`."""
         if self.current_part_accumulated_from == self.num_current_senders:
             held, shape = self.accumulator, self.part_shapes[self.current_part_index]
-            self.accumulator, self.denominator = held.average(shape, self._clipping), float(held.has_weight)
+            average = held.average(shape, self._clipping, self._shares)
+            self.accumulator, self.denominator = average, float(held.has_weight)
         super().check_current_part_finished()
 
 
@@ -131,12 +135,14 @@ class _HeldParts:
         """Whether any sender has."""
         return bool(self._parts)
 
-    def average(self, shape: torch.Size, clipping: Clipping) -> torch.Tensor:
+    def average(self, shape: torch.Size, clipping: Clipping, shares: Sequence[float]) -> torch.Tensor:
         """By CenteredClip; zeros if nobody has any weight."""
         if not self._parts:
             return torch.zeros(shape)
-        weights, parts = zip(*(self._parts[sender] for sender in sorted(self._parts)), strict=True)
-        return centered_clip([part.detach().float() for part in parts], weights, clipping)
+        senders = sorted(self._parts)
+        weights, parts = zip(*(self._parts[sender] for sender in senders), strict=True)
+        of_these = [shares[sender] for sender in senders]
+        return centered_clip([part.detach().float() for part in parts], weights, clipping, of_these)
 
 
 def shortened_part_bytes(part_bytes: int, senders: int) -> int:

@@ -242,6 +242,7 @@ class AllReduces:
             round_own_parts=travel.round_own_parts,
             clipping=travel.clipping,
             most_weight=travel.most_weight,
+            unvouched=group.unvouched,
             plan=self._auditor.plan(contribution.declared, contribution.inspected)
             if self._auditor is not None
             else None,

@@ -315,7 +315,13 @@ class Service(ServicerBase):
         fractions = await loop.run_in_executor(None, load_balance_peers, self._total_size, bandwidths(words))
         admission, members = admission_of(self.dht), list(zip(info.peer_ids, words, strict=True))
         self._guests = {peer: Guest(admission, one.ticket, str(peer)) for peer, one in members if peer != self.peer_id}
-        group = Group(group_id=info.group_id, peers=tuple(info.peer_ids), fractions=tuple(fractions))
+        unvouched = [peer for peer, one in members if admission is not None and not admission.vouches_for(one.ticket)]
+        group = Group(
+            group_id=info.group_id,
+            peers=tuple(info.peer_ids),
+            fractions=tuple(fractions),
+            unvouched=frozenset(unvouched),
+        )
         return {peer: one.told for peer, one in members}, group
 
     # -- calls of other peers --------------------------------------------------------------------------------------
