@@ -7,7 +7,8 @@ Readers (the live API, the export) open the same file concurrently. A volunteer 
 one after another or at once, add to one total, as one person's machines did in the 2021 run.
 
 A run that goes back to an earlier epoch goes on as a branch (`branches`): no epoch has samples of two trainings, and
-nothing is deleted. Readers see the current branch with what it goes on from.
+only what banned peers have claimed of the epochs before is deleted. Readers see the current branch with what it goes on
+from.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -29,6 +30,7 @@ from typing import Literal
 
 from training.config import parse_recipe
 from training.errors import BadInput, TrainingError
+from training.publish.banned import drop_claims
 from training.publish.branches import Branches
 from training.publish.credit import (
     EPOCHS_BEFORE_ALL,
@@ -379,17 +381,26 @@ class History(HistoryReader):
             if (text := self._branches(connection, now).enter(lineage, ancestors)) is not None:
                 self._add_event(connection, now, "branch", "the run", text)
 
-    def observe(self, reports: Sequence[PeerReport]) -> None:
+    def observe(self, reports: Sequence[PeerReport], *, banned: Collection[str] = ()) -> None:
         """Takes in the peers' current records, and marks peers as gone that have not renewed theirs in time.
 
         Records of a lineage that is not of this run are left out.
+
+        Args:
+            reports: Of all peers.
+            banned: Peers whose reports are left out, also earlier ones of epochs that the run has gone back from.
         """
         now = self._clock()
         with self._writing() as connection:
             branches = self._branches(connection, now)
             epochs: dict[tuple[int, int], float] = {}
+            for name, samples in (drop_claims(connection, branches, banned) if banned else {}).items():
+                told = (
+                    f"is banned; {samples} samples that it claimed after the epoch that the run went back to are gone"
+                )
+                self._add_event(connection, now, "branch", name, told)
             for report in reports:
-                if branches.of_lineage(report.lineage) is not None:
+                if report.peer_id not in banned and branches.of_lineage(report.lineage) is not None:
                     for epoch, ended_at in self._observe_one(connection, branches, report, now).items():
                         epochs[epoch] = min(ended_at, epochs.get(epoch, math.inf))
             self._expire(connection, now)

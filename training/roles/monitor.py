@@ -287,7 +287,7 @@ def _watch(
     keeper.start()
     while not stop.wait(POLL_SECONDS):
         check_node(dht)
-        records = _observe(watch, history, dht, run)
+        records = _observe(watch, history, dht, run, membership)
         if lineage.renew(records):
             _enter(lineage.lineage, history, keeper)
             membership.bind(lineage.lineage)
@@ -296,7 +296,7 @@ def _watch(
     watch.stop()
     tokens.take_back()
     keeper.finish()
-    _observe(watch, history, dht, run)  # notes the volunteers that stopped at the same time as the monitor
+    _observe(watch, history, dht, run, membership)  # notes the volunteers that stopped at the same time as the monitor
 
 
 class _Tokens:
@@ -332,12 +332,13 @@ class _Tokens:
             tell_tokens(self._dht, self._run, self._identity, "")
 
 
-def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig) -> list[PeerRecord]:
+def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, membership: Membership) -> list[PeerRecord]:
     """Takes the peers' records into the history; none if they could not be read."""
     records: list[PeerRecord] = []
     try:
         records = believable(read_records(dht, run.run_id), run.schedule.total_epochs)
-        history.observe(records)
+        # Beside peers, the list names accounts, which are nobody's peer id.
+        history.observe(records, banned=membership.bans.until.keys() if membership.bans is not None else ())
         watch.saw(records)
     except TimeoutError:
         print("Warning: the DHT did not answer in time; trying again.", flush=True)

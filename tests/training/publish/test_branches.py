@@ -262,6 +262,37 @@ def test_a_maintainer_goes_back(played):
     assert len(played.history.branches()) == 2 and played.shown[-1] == (4, 10)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_a_banned_peer_claimed_of_epochs_before_a_maintainer_went_back_is_dropped(played, is_restarted):
+    """Its own only, and not what it did before; the others keep the credit for what they have computed."""
+    played.history.enter_lineage(OLD)
+    played.come(ADA, ALAN, GRACE, lineage=OLD)
+    played.train(ADA, ALAN, GRACE, epochs=range(1, 4), lineage=OLD)
+    played.train(ADA, epochs=[4], lineage=OLD)
+    for epoch in range(4, 7):
+        played.say(ALAN, epoch, samples=10**9, lineage=OLD)
+    played.history.observe([], banned={"C", "invited:alan"})  # nobody goes back yet, nor is this peer banned
+    played.history.observe([], banned={ALAN["peer_id"]})
+    assert played.history.total_samples() == 3 * 30 + 10 + 3 * 10**9
+    played.history.enter_lineage(NEW, [(OLD, 3)])
+    if is_restarted:
+        played.restart()
+    late = Report(**ALAN, epoch=7, samples=4 * 10**9, lineage=OLD, time=99.0)
+    for _ in range(2):
+        played.history.observe([late], banned={ALAN["peer_id"], "invited:alan"})
+    credit = {one["name"]: (one["samples"], one["epochs"], one["active"]) for one in played.history.leaderboard()}
+    assert credit == {"ada": (40, 4, True), "alan": (30, 3, False), "grace": (30, 3, True)}
+    assert played.shown == [(1, 30), (2, 30), (3, 30)] and played.left == [(1, 4, 10)]
+    assert played.history.losses()["alan"] == [[1, 2.0], [2, 2.0], [3, 2.0]]
+    dropped = [event["text"] for event in played.history.events() if event["name"] == "alan"][-1]
+    assert dropped.startswith(f"is banned; {3 * 10**9} samples")
+    # Whose ban is lifted begins where it was.
+    played.samples["alan"] = 30
+    played.come(ADA, ALAN, epoch=3, lineage=NEW)
+    played.train(ADA, ALAN, epochs=[4], lineage=NEW)
+    assert played.history.total_samples() == 40 + 30 + 30 + 20
+
+
 def test_a_foreign_lineage_counts_for_nothing(played):
     played.history.enter_lineage(OLD)
     played.come(ADA, lineage=OLD)

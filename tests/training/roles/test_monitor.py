@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from tests.programs import run_program, until
+from tests.training.publish.test_history import ALAN, Clock, Report, open_history
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.remote import fetch_latest
 from training.config import RECIPES, load_recipe
@@ -24,9 +26,11 @@ from training.demo.children import read_events
 from training.errors import BadInput
 from training.model.transformer import build_model
 from training.publish.backup import backups
+from training.roles import monitor as role
 from training.roles.monitor import with_shards
 from training.swarm.dht import check_recipe, post_word, posted_words, start_dht
 from training.swarm.identity import Identity
+from training.trust.bans import BanList
 
 PEER = """
 import sys, time
@@ -346,3 +350,24 @@ def test_a_monitor_on_a_full_disk_serves_its_checkpoints(start, recipe, tmp_path
     assert torch.equal(load_checkpoint(path).model.state_dict()[name], model.state_dict()[name])
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0 and not (tmp_path / "run" / "history.sqlite").exists()
+
+
+def test_a_monitor_takes_in_nothing_of_those_on_the_ban_list(tmp_path, monkeypatch):
+    """Nor what they had claimed of epochs that a maintainer has gone back from."""
+    history = open_history(tmp_path, Clock(), expiration_seconds=30)
+    history.enter_lineage("a" * 16)
+    run, watch = load_recipe("demo"), SimpleNamespace(saw=lambda records: None)
+    membership = SimpleNamespace(bans=None)
+    records = []
+    monkeypatch.setattr(role, "read_records", lambda dht, run_id: records)
+    for epoch in range(4):
+        told = {"epoch": epoch, "samples": 10 * epoch, "time": float(epoch), "lineage": "a" * 16}
+        records[:] = [Report(**told), Report(**ALAN, **told)]
+        role._observe(watch, history, None, run, membership)
+    assert history.total_samples() == 60
+    history.enter_lineage("b" * 16, [("a" * 16, 1)])
+    membership.bans = BanList(run_id="demo", until={"invited:alan": 1, ALAN["peer_id"]: 1})
+    records[:] = [Report(**ALAN, epoch=9, samples=900, time=9.0, lineage="b" * 16)]
+    role._observe(watch, history, None, run, membership)
+    assert {one["name"]: one["samples"] for one in history.leaderboard()} == {"ada": 30, "alan": 10}
+    history.close()
