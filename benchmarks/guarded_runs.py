@@ -35,8 +35,8 @@ from training.demo.children import processes_of  # noqa: E402
 
 PLAIN, GUARDED = KINDS = ("plain", "guarded")
 AGGREGATION = {PLAIN: MEAN, GUARDED: "centered-clip"}
-FIRST_EPOCH, LAST_EPOCH = 4, 24
-EPOCH_SAMPLES = 384
+FIRST_EPOCH, LAST_EPOCH = 4, 20
+EPOCH_SAMPLES = 512
 """Of all volunteers together: on two cores, an average takes some percent of an epoch then."""
 CHANGES = {
     "target_batch_size = 128": f"target_batch_size = {EPOCH_SAMPLES}",

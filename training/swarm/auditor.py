@@ -58,6 +58,11 @@ PROOF_SECONDS = 60.0
 """Longest time in which a proof is sent to a groupmate."""
 MOST_EVASIONS = 3
 """From so many checks in a row on that a peer has made impossible, it counts as one that spoils averages."""
+EVASION_WEIGHT = 4.0
+"""What that counts among its faults if parts are kept for some seconds, so that whoever answers can show them: it is
+left out for two minutes at first. Large parts must be shown at once, which a slow link may not allow; there it is 1."""
+MOST_TOLD = 2
+"""Reducers that a peer checks because others say that these evade checks; only where parts are kept."""
 LIE_WEIGHT = 9.0
 """What a proof counts among a peer's faults: it is left out for an hour, as long as a peer is left out at most (see
 `standing`). No accident signs a wrong average."""
@@ -132,8 +137,9 @@ class Auditor(ServicerBase):
     def plan(self, declared: bytes = b"", inspected: str = "") -> Plan:
         """For the next all-reduce; see `Contribution`."""
         suspects = {peer for peer, _ in self._evasions}
-        # One, whoever says so: a groupmate that names honest reducers makes this peer check one part more.
-        suspects |= set(random.sample(list(self._told.values()), min(len(self._told), 1)))
+        # Whoever says so: a groupmate that names honest reducers only makes this peer check some parts more.
+        told = sorted(set(self._told.values()))
+        suspects |= set(random.sample(told, min(len(told), MOST_TOLD)))
         self._told.clear()
         return replace(self._plan, suspects=frozenset(suspects), declared=declared, inspected=inspected)
 
@@ -220,7 +226,8 @@ class Auditor(ServicerBase):
                 role = peer, peer == reducer
                 self._evasions[role] += 1
                 if self._evasions[role] >= MOST_EVASIONS:
-                    self._caught(str(peer), 1.0, "does not show what it has averaged or sent, so it")
+                    weight = EVASION_WEIGHT if books.can_keep else 1.0
+                    self._caught(str(peer), weight, "does not show what it has averaged or sent, so it")
 
     async def _judge(self, case: Case) -> None:
         lie = await asyncio.to_thread(lie_in, case, self._clipping)
@@ -241,7 +248,8 @@ class Auditor(ServicerBase):
 
     async def _ask(self, books: Books, peer: PeerID, reducer: PeerID, part: int) -> _Shown:
         """What a groupmate shows; nothing if it is gone, too slow, or sends something else."""
-        words = [part.to_bytes(4, "little"), *([EVADED] if self._evasions[reducer, True] else [])]
+        is_suspect = books.can_keep and self._evasions[reducer, True]
+        words = [part.to_bytes(4, "little"), *([EVADED] if is_suspect else [])]
         request = averaging_pb2.MessageFromLeader(
             group_id=books.scope.group_id, suggested_leader=reducer.to_bytes(), gathered=words
         )
@@ -280,7 +288,7 @@ class Auditor(ServicerBase):
             yield averaging_pb2.DownloadData()  # so that the other one need not wait
             return
         reducer = PeerID(request.suggested_leader)
-        if more and reducer != books.own:
+        if more and reducer != books.own and books.can_keep:
             self._told[peer] = reducer
         # Between this and the message, nothing else runs on this loop that could change the tensors.
         part = books.part(reducer, int.from_bytes(number, "little"))

@@ -24,7 +24,7 @@ from test_auditing import CLIPPING, PEERS, SIGNERS
 from training.swarm import auditor as auditor_module
 from training.swarm import books as books_module
 from training.swarm import engine
-from training.swarm.auditor import LIE_WEIGHT, MOST_EVASIONS, Auditor, _proof
+from training.swarm.auditor import EVASION_WEIGHT, LIE_WEIGHT, MOST_EVASIONS, Auditor, _proof
 from training.swarm.books import Books, FalseSignatureError
 from training.swarm.clipping import centered_clip
 from training.swarm.coroutine import wait_for_result
@@ -177,7 +177,7 @@ def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again_and_again
         return counts, network.auditors[ADA].plan().suspects
 
     network, (counts, suspects) = played(scenario)
-    assert counts == [0, 0, 0, 1] and network.caught[ADA][0][:2] == (str(gone), 1.0)
+    assert counts == [0, 0, 0, 1] and network.caught[ADA][0][:2] == (str(gone), EVASION_WEIGHT)
     assert suspects == frozenset()  # it has shown something again
 
 
@@ -199,7 +199,7 @@ def test_a_reducer_that_hides_what_it_has_averaged_is_blamed_also_if_it_shows_wh
                 network.books[ADA].chosen = frozenset({(reducer, 0)})
                 await network.check(ADA)
 
-    assert [facts[:2] for facts in played(scenario)[0].caught[ADA]] == [(str(EVE), 1.0)]
+    assert [facts[:2] for facts in played(scenario)[0].caught[ADA]] == [(str(EVE), EVASION_WEIGHT)]
 
 
 def test_a_peer_that_reaches_nobody_blames_nobody():
