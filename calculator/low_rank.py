@@ -22,7 +22,7 @@ from calculator.autograd import allocated_bytes
 from calculator.parameters import ParameterTensor
 
 DEFAULT_RANKS = {"galore": 128, "apollo": 256, "apollo-mini": 1}
-"""The ranks of the packages' own examples (galore-torch 1.0 and apollo-torch 1.0.3, README)."""
+"""GaLore's is that of transformers' Trainer, the others are of apollo-torch 1.0.3's README."""
 GALORE_PACKAGE, APOLLO_PACKAGE = "galore-torch 1.0", "apollo-torch 1.0.3"
 
 
