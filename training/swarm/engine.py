@@ -16,6 +16,7 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
 | `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
 | `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
+| `P2P._child` | dht | a node whose network daemon has died runs on, and nobody notices |
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 
 In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process.

@@ -220,6 +220,13 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             tests=("training/swarm/test_node.py::test_a_coroutine_that_waits_is_not_collected_as_garbage",),
         ),
         Fault(
+            happens="If the network daemon dies, for example because memory ran out, the node's process runs on. It "
+            "reaches nobody, nobody reaches it, and nothing says so.",
+            where="`p2p/p2p_daemon.py`: `_read_outputs`",
+            here="The node ends with its daemon, and the program begins anew.",
+            tests=("training/swarm/test_node.py::test_a_node_without_its_network_daemon_is_noticed",),
+        ),
+        Fault(
             happens="Messages and records are unpacked before they are looked at, however deeply they are nested: "
             "1.4 kB of tuples within tuples end the process of the node that gets them.",
             where="`utils/serializer.py`: `_decode_ext_types`",
