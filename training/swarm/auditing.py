@@ -107,7 +107,8 @@ def shown_in(case: Case, peer: str, begin: int, clipping: Clipping | None) -> Sh
         return None
     asker = names.index(str(case.receiver))
     counted, used = [vectors[number] for number in numbers], [weights[number] for number in numbers]
-    average, _ = _average(counted, used, clipping, [case.scope.shares[number] for number in numbers])
+    shares = case.scope.shares
+    average, _ = _average(counted, used, clipping, [shares[number] for number in numbers])
     if average is None or asker not in numbers:
         return None
     own_number = numbers.index(own)

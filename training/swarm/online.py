@@ -58,7 +58,6 @@ def go_online(
     servers = Servers(initial_peers)
     faults = servers.ask_sites()
     book = AddressBook(identity.path.with_name("address_book.json"))
-    known = len(book.peers())
     others = [address for address in servers.addresses if id_of(address) != str(identity.peer_id)]
     listening = {"host_maddrs": host_maddrs, "announce_maddrs": announce_maddrs, "client_mode": client_mode}
     where = {**listening, "admission": admission}
@@ -69,17 +68,18 @@ def go_online(
     except (BadInput, WrongClock):
         raise
     except TrainingError as error:  # also if the servers that answered are gone before the node has called them
-        if not known:
+        if not book.peers():
             raise
-        dht = start_dht(run, identity, **where)
-        tell(f"No server of the run answers; calling the {known} peers that this one has met before.")
-        redial = Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS)
+        redial = Redial(start_dht(run, identity, **where), servers, book, tell=tell, pace=pace)
+        tell(f"No server of the run answers; calling the {redial.met_before} peers that this one has met before.")
+        redial.start(FIRST_CALL_SECONDS)
         if not may_be_alone:
-            _await_company(redial, known, error, tell)
+            _await_company(redial, error, tell)
         return redial
     # A peer that was here before is back among the others before it goes on. Otherwise a bootstrap peer would let
     # newcomers into a run that seems empty, and a monitor or a volunteer would not see those that train.
-    return Redial(dht, servers, book, tell=tell, pace=pace).start(FIRST_CALL_SECONDS if known else 0.0)
+    redial = Redial(dht, servers, book, tell=tell, pace=pace)
+    return redial.start(FIRST_CALL_SECONDS if redial.met_before else 0.0)
 
 
 def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> None:
@@ -109,7 +109,7 @@ def find_run(redial: Redial, run: RunConfig, tell: Callable[[str], None]) -> Non
         check_recipe(redial.dht, run, patience_seconds=COMPANY_SECONDS)
 
 
-def _await_company(redial: Redial, known: int, error: TrainingError, tell: Callable[[str], None]) -> None:
+def _await_company(redial: Redial, error: TrainingError, tell: Callable[[str], None]) -> None:
     """Waits until a peer of the address book or a server answers, and until this machine's clock is known to be right.
 
     Raises:
@@ -125,8 +125,8 @@ def _await_company(redial: Redial, known: int, error: TrainingError, tell: Calla
     if not redial.reachability().peers:
         redial.stop()
         raise TrainingError(
-            f"{error} The {known} peers that this one has met before have not answered within {COMPANY_SECONDS:.0f} s "
-            "either.",
+            f"{error} The {redial.met_before} peers that this one has met before have not answered within "
+            f"{COMPANY_SECONDS:.0f} s either.",
             cure="Look at the run's page, whether the run is still on; if it is, check your connection.",
         ) from None
     _check_clock(redial, tell)
