@@ -303,14 +303,27 @@ class Agreement:
         """Whom a member names.
 
         A stream that has ended may have its cause in what others complain of. So who says no more than that counts only
-        if nobody says more, and then only the first of them: the others may have seen that one give up.
+        if nobody says more, and then only one of them: the others may have seen that one give up.
         """
         verdict = self._verdicts[judge]
         if not verdict.told:
             return verdict.faulty
-        is_first = judge == next((peer for peer, one in self._verdicts.items() if one.told and one.faulty), None)
         nobody_says_more = all(one.whole or one.told for one in self._verdicts.values())
-        return verdict.faulty if is_first and nobody_says_more else frozenset()
+        return verdict.faulty if nobody_says_more and judge == self._first_to_see_an_end() else frozenset()
+
+    def _first_to_see_an_end(self) -> PeerID | None:
+        """Of the peers that have seen no more than a groupmate's stream end, the one that saw the first.
+
+        Verdicts may come in another order than streams ended. If the named peer itself names a third one, it ended
+        because of that one, and whoever names it came later. If that is so of all, one of them lies about whom it saw;
+        most have seen the end of the first honest one.
+        """
+        seen = {judge: one.faulty for judge, one in self._verdicts.items() if one.told and one.faulty}
+        unexplained = (
+            judge for judge, named in seen.items() if all(seen.get(peer, frozenset()) <= {judge} for peer in named)
+        )
+        most_named = max(seen, key=lambda judge: sum(judge in named for named in seen.values()), default=None)
+        return next(unexplained, most_named)
 
     def only_complainer(self) -> PeerID | None:
         """The peer that has complained, if all others have sent a verdict and nothing to complain of by themselves."""

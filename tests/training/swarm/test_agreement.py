@@ -178,6 +178,20 @@ def test_who_sees_a_stream_end_names_the_other_only_if_nobody_knows_more():
     assert left_out({**verdicts, fourth: naming(third)}, delays=delays) == ({third, fourth}, {third, fourth})
 
 
+@pytest.mark.parametrize("liar_names", [(), (1,), (2,)], ids=["nobody", "its accuser", "a third one"])
+def test_who_saw_a_stream_end_first_counts_though_its_verdict_comes_last(liar_names):
+    """The fourth breaks off. Whoever names the second has seen only that this one gave up because of that."""
+    first, second, third, fourth = PEERS
+    verdicts = {
+        first: naming(second, told=True),
+        third: naming(second, told=True),
+        second: naming(fourth, told=True),
+        fourth: naming(*(PEERS[number] for number in liar_names), told=True),
+    }
+    out, doubted = left_out(verdicts, delays={second: 0.2})
+    assert out == doubted and fourth in out and len(out) == 2
+
+
 def test_two_that_name_each_other_try_again_and_one_that_is_named_is_left_out():
     first, second = PEERS[:2]
     of_first, of_second = (Verdict(whole=False, faulty=frozenset({peer})) for peer in (second, first))
