@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.text import Text
 from training.config import RunConfig
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
+from training.swarm.addresses import reach_of
 from training.swarm.dht import DHT, WORD_SECONDS, check_node, full_addresses, post_recipe
 from training.swarm.identity import Identity
 from training.swarm.listening import settle_ports
@@ -84,6 +86,8 @@ def run_bootstrap(
     addresses = full_addresses(redial.dht)
     facts = {"peer_id": str(identity.peer_id), "recipe_digest": run.digest, "lineage": lineage.lineage.id}
     events.write("ready", addresses=addresses, **facts)
+    if warning := of_strangers(run, addresses):
+        notices.warn(warning)
     if not settings.brief:
         _greet(run, settings, addresses, console)
     _welcome(run, identity, redial.dht, lineage, membership, membership.until_refused(stop), console)
@@ -91,6 +95,22 @@ def run_bootstrap(
     events.write("stopped")
     if membership.refusal is not None:
         raise membership.refusal
+
+
+def of_strangers(run: RunConfig, addresses: Sequence[str]) -> str | None:
+    """What to tell the maintainer of a run that strangers can reach and spoil; None if they cannot.
+
+    Args:
+        run: Its recipe says who may take part, and how peers average.
+        addresses: At which this server tells others to reach it.
+    """
+    if not run.membership.open or run.swarm.aggregation != "mean" or not any(map(reach_of, addresses)):
+        return None
+    return (
+        "Warning: whoever learns these addresses may take part, and one hostile volunteer can spoil the mean of all. "
+        "Give them to people you trust. For others, let the recipe admit members only ([membership]) or average by "
+        'aggregation = "centered-clip".'
+    )
 
 
 def _greet(run: RunConfig, settings: BootstrapSettings, addresses: list[str], console: Console) -> None:
