@@ -25,8 +25,16 @@ class TrainingError(Exception):
         return f"{self} {self.cure}".rstrip()
 
 
-class ProcessEnded(TrainingError):
-    """A process that the program needs has ended; the program can begin anew."""
+class BeginsAnew(TrainingError):
+    """What has stopped the program will pass, so the program can begin anew."""
+
+
+class ProcessEnded(BeginsAnew):
+    """A process that the program needs has ended."""
+
+
+class DiskFilled(BeginsAnew):
+    """The disk has filled up while the program began; at its next beginning it waits for room."""
 
 
 class BadInput(TrainingError):

@@ -125,7 +125,7 @@ def test_the_notebook_has_the_chosen_command(open_page, built_site, tmp_path):
     assert own["code"] == sources["code"]
 
 
-RAISED = re.compile(r"\braise (?:BadInput|TrainingError|ProcessEnded|RefusedByRun)\(")
+RAISED = re.compile(r"\braise (?:BadInput|TrainingError|ProcessEnded|DiskFilled|RefusedByRun)\(")
 
 
 def test_no_message_is_missing(open_page):

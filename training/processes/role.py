@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from training.errors import ProcessEnded, TrainingError
+from training.errors import BeginsAnew, TrainingError
 from training.processes.again import environment_of_next_start
 from training.processes.children import ChildGroup
 
@@ -68,7 +68,7 @@ def run_role(
     """Runs a role to its end and exits: 0 when it returns, an error's own code, 1 after any other exception.
 
     The process ends without waiting for threads or children, some of which hivemind leaves hanging. With `begins_anew`,
-    it starts its program again if one of the processes that it needs has ended.
+    it starts its program again after an error that says that it can (`BeginsAnew`).
     """
     environment, again = dict(os.environ), None
     multiprocessing.set_start_method("fork", force=True)  # hivemind's processes cannot be pickled
@@ -80,7 +80,7 @@ def run_role(
         role(stop)
     except TrainingError as error:
         code = error.exit_code
-        if begins_anew and isinstance(error, ProcessEnded) and not stop.asked:
+        if begins_anew and isinstance(error, BeginsAnew) and not stop.asked:
             again = environment_of_next_start(environment)
         told = f"Warning: {error} The program begins anew." if again is not None else f"Error: {error.told}"
         print(told, file=sys.stderr)

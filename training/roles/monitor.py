@@ -13,7 +13,7 @@ import socket
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from training.publish.keeper import Keeper, codec_of_run
 from training.publish.offered import checkpoint_routes
 from training.publish.push import Pusher, Target, open_target
 from training.publish.watch import Watch
-from training.storage.room import await_room, has_room
+from training.storage.room import await_room, beginning, has_room
 from training.swarm.addresses import address_to_tell, id_of, widest
 from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
@@ -110,6 +110,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
         RefusedByRun: If the run has another recipe, or trains on tokens other than those of the shards, or the
             membership server gives this monitor no ticket.
         TrainingError: If another monitor is writing the same history.
+        DiskFilled: If the disk fills up before it watches; at its next beginning it waits for room.
     """
     recipe_toml = read_recipe(flags.recipe)
     run = parse_recipe(recipe_toml, source=flags.recipe)
@@ -132,33 +133,47 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     tokens = _Tokens(dht, run, identity, shards)
     lineage = _lineage(flags, redial, run, identity)
     membership.bind(lineage.lineage)
-    history = History(
+    with ExitStack() as running:
+        with beginning(flags.run_dir):
+            history = running.enter_context(closing(_history(flags, run)))
+            pusher = _pusher(flags, run, target, history, events)
+            kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest}
+            keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
+            invitation = _invitation(flags, redial)
+            facts = {"servers": lineage.servers, "parameters": keeper.parameters, "one_machine": flags.one_machine}
+            live.store_run(history, run, recipe_toml, **invitation, **facts)
+            _enter(lineage.lineage, history, keeper)
+            watch = Watch(history, run, reach=redial.reachability)
+            running.enter_context(_serving(_app(history, flags, watch), flags.host, flags.port))
+            running.enter_context(watch)
+            history.add_event("started", "monitor", f"watches at {flags.url}")
+        events.write("ready", url=flags.url, lineage=lineage.lineage.id, **invitation)
+        print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
+        _watch(watch, history, dht, run, keeper, tokens, lineage, membership, membership.until_refused(stop))
+        _note_end(history, events)
+        watch.let_pages_know()
+    redial.stop()
+    if membership.refusal is not None:
+        raise membership.refusal
+
+
+def _history(flags: MonitorFlags, run: RunConfig) -> History:
+    return History(
         flags.run_dir / "history.sqlite",
         run_id=run.run_id,
         recipe_digest=run.digest,
         expiration_seconds=run.swarm.metrics_expiration_seconds,
         target_batch_size=run.swarm.target_batch_size,
     )
-    pusher = _pusher(flags, run, target, history, events)
-    kept = {"run_dir": flags.run_dir, "shards": shards, "codec_digest": codec_digest}
-    keeper = Keeper(run, recipe_toml, **kept, dht=dht, history=history, events=events, pusher=pusher)
-    invitation = _invitation(flags, redial)
-    facts = {"servers": lineage.servers, "parameters": keeper.parameters, "one_machine": flags.one_machine}
-    live.store_run(history, run, recipe_toml, **invitation, **facts)
-    _enter(lineage.lineage, history, keeper)
-    watch = Watch(history, run, reach=redial.reachability)
-    with _serving(_app(history, flags, watch), flags.host, flags.port), watch:
-        history.add_event("started", "monitor", f"watches at {flags.url}")
-        events.write("ready", url=flags.url, lineage=lineage.lineage.id, **invitation)
-        print(f"Watching the run {run.run_id} at {flags.url}", flush=True)
-        _watch(watch, history, dht, run, keeper, tokens, lineage, membership, membership.until_refused(stop))
+
+
+def _note_end(history: History, events: EventLog) -> None:
+    """The monitor was asked to end, which a full disk does not make a fault."""
+    try:
         history.add_event("stopped", "monitor", "has stopped watching")
-        events.write("stopped")
-        watch.let_pages_know()
-    redial.stop()
-    history.close()
-    if membership.refusal is not None:
-        raise membership.refusal
+    except TrainingError as error:
+        _warn(events, f"Warning: {error}")
+    events.write("stopped")
 
 
 def _warn(events: EventLog, text: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from training.errors import DiskFilled, reason_of
 
 LEAST_BYTES = 4 << 20
 """So much is room enough to begin: the history, a key, and what is in writing."""
@@ -15,6 +18,24 @@ def has_room(folder: Path) -> bool:
     """Whether the disk of a folder has room for a program to begin; the folder need not exist yet."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     return shutil.disk_usage(there).free >= LEAST_BYTES
+
+
+@contextmanager
+def beginning(folder: Path) -> Iterator[None]:
+    """Within this context a program writes its first files to a disk that had room, but may have filled up since.
+
+    Raises:
+        DiskFilled: In place of any other error, if the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        if has_room(folder):
+            raise
+        raise DiskFilled(
+            f"The disk of {folder} has filled up, so this program cannot begin: {reason_of(error)}",
+            cure="Make room on the disk, and start the program again.",
+        ) from None
 
 
 def await_room(folder: Path, wait: Callable[[float], bool], tell: Callable[[str], None]) -> None:

@@ -44,6 +44,16 @@ def silent_peers(
     return asked.result(timeout=rounds * seconds + NODE_SECONDS)
 
 
+def any_answers(dht: DHT, peers: Collection[str], seconds: float) -> bool:
+    """Whether any of the peers with these ids answers within so many seconds.
+
+    Raises:
+        TimeoutError: As `silent_peers` does.
+    """
+    asked = [PeerID.from_base58(peer).to_bytes() for peer in peers]
+    return len(silent_peers(dht, asked, seconds)) < len(asked)
+
+
 # What follows runs in the node's process.
 
 

@@ -1,8 +1,9 @@
 """How a newcomer obtains the run's current state, or learns that there is no run left to join.
 
 It begins with fresh weights only if nobody knows of an update: no record, no word of a server, no checkpoint. Otherwise
-it takes the state of a peer; if none is there, the newest checkpoint that the run's site serves; and until one of them
-comes, it waits. Only if the site has no checkpoint either, and nobody comes for a while, there is nothing to wait for.
+it takes the state of a peer; if none is there, or none of them answers, the newest checkpoint that the run's site
+serves; and until one of them comes, it waits. Only if the site has no checkpoint either, and nobody comes for a while,
+there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +22,19 @@ from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_chec
 from training.config import RunConfig
 from training.data.sets import open_manifest
 from training.swarm.early import EarlyDownload
-from training.swarm.metrics import believable, of_right_clocks, read_records
+from training.swarm.metrics import PeerRecord, believable, of_right_clocks, read_records
 from training.swarm.optimizer import SwarmOptimizer
+from training.swarm.signs_of_life import any_answers
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.stored import fetch_stored
 
 LOOK_SECONDS = 1.0
 """Pause between two attempts of a newcomer to download the run's weights."""
-NOBODY_SECONDS = 10.0
-"""If nobody who has the run's weights shows up within this time, a newcomer takes the checkpoint of the run's site."""
+NOBODY_SECONDS = 5.0
+"""If nobody who has the run's weights shows up and answers within this time, a newcomer takes the site's checkpoint. It
+can take part at once then, and takes newer weights from a peer that it finds later."""
+ANSWER_SECONDS = 5.0
+"""Longest wait for a sign of life."""
 FORGOTTEN_SECONDS = 60.0
 """If nobody comes within this time, and no checkpoint was ever written, the run begins anew. A network that was split
 needs up to a minute to heal."""
@@ -79,13 +85,14 @@ def arrive(
         # A peer at epoch 0 is another newcomer: it has no weights of the run either.
         if optimizer.load_state_from_peers(early, oldest_epoch=1):
             return "the state of another peer"
-        if not standing.there:
+        waited = time.monotonic() - began
+        if not standing.there or (waited >= NOBODY_SECONDS and newcomer.hears_nothing_of(standing.there)):
             if ahead >= run.schedule.total_epochs and source is None:
                 console.print(_end_of_run(run, ahead), markup=False)
                 return None
             if source is not None:
                 return source
-            if (found := newcomer.take_stored(time.monotonic() - began)) is not None:
+            if (found := newcomer.take_stored(waited, may_begin_anew=not standing.there)) is not None:
                 return found
         if time.monotonic() - told >= TOLD_SECONDS:
             told = time.monotonic()
@@ -100,8 +107,8 @@ class _OthersStanding:
 
     epoch: int = 0
     """The latest epoch that any of them has reached, including those that have just left."""
-    there: tuple[str, ...] = ()
-    """Names of those that have weights of the run and are still in it."""
+    there: tuple[PeerRecord, ...] = ()
+    """Of those that have weights of the run and are still in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ class _Newcomer:
             current = of_right_clocks(others, time.time())
             return _OthersStanding(
                 epoch=max((record.epoch for record in others), default=0),
-                there=tuple(record.name for record in current if record.status != "leaving" and record.epoch),
+                there=tuple(record for record in current if record.status != "leaving" and record.epoch),
             )
         return None
 
@@ -134,7 +141,13 @@ class _Newcomer:
         path = latest_checkpoint(folder)
         return self._load(path) if path is not None else None
 
-    def take_stored(self, waited_seconds: float) -> str | None:
+    def hears_nothing_of(self, peers: Sequence[PeerRecord]) -> bool:
+        """Whether none of these answers. A record outlives its peer: for long if its clock was ahead for a moment."""
+        with suppress(TimeoutError):
+            return not any_answers(self.optimizer.dht, [record.peer_id for record in peers], ANSWER_SECONDS)
+        return False
+
+    def take_stored(self, waited_seconds: float, *, may_begin_anew: bool = True) -> str | None:
         """Loads the newest checkpoint that the run's site serves; None while there is hope for a better state."""
         if waited_seconds < NOBODY_SECONDS:
             return None
@@ -143,7 +156,8 @@ class _Newcomer:
             source = self._load(stored.path)
             shutil.rmtree(stored.path, ignore_errors=True)
             return source
-        if stored.is_nothing and waited_seconds >= FORGOTTEN_SECONDS and not self.belonging.lineage.first_epoch:
+        is_forgotten = may_begin_anew and waited_seconds >= FORGOTTEN_SECONDS
+        if stored.is_nothing and is_forgotten and not self.belonging.lineage.first_epoch:
             return "fresh weights, because nobody has any of the run's"
         return None
 
@@ -171,7 +185,8 @@ class _Newcomer:
     def waits_for(self, standing: _OthersStanding, newest: int) -> str:
         """What the volunteer is told while nobody gives the run's weights."""
         if standing.there:
-            return f"The run is at epoch {newest}; waiting for {' or '.join(standing.there[:3])} to send its weights."
+            names = " or ".join(record.name for record in standing.there[:3])
+            return f"The run is at epoch {newest}; waiting for {names} to send its weights."
         sites = self.belonging.sites()
         site = f" or for a checkpoint at {sites[0]}" if sites else ""
         return (

@@ -352,6 +352,58 @@ def test_a_monitor_on_a_full_disk_serves_its_checkpoints(start, recipe, tmp_path
     assert process.wait(30) == 0 and not (tmp_path / "run" / "history.sqlite").exists()
 
 
+ON_A_DISK_THAT_FILLS_UP = """
+import os, sys
+from contextlib import suppress
+from pathlib import Path
+from training.cli import main
+from training.processes.again import STARTED_AGAIN
+from training.roles import monitor
+
+ballast, go_online, await_room = Path(sys.argv.pop(1)), monitor._go_online, monitor.await_room
+
+def go_online_while_the_disk_fills_up(*settings):
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return go_online(*settings)
+
+def await_room_and_get_it(folder, wait, tell):
+    await_room(folder, wait, lambda text: (tell(text), ballast.unlink()))
+
+if STARTED_AGAIN in os.environ:
+    monitor.await_room = await_room_and_get_it
+else:
+    monitor._go_online = go_online_while_the_disk_fills_up
+sys.argv[0] = "training"
+main()
+"""
+
+
+def test_a_monitor_whose_disk_fills_up_while_it_begins_begins_anew_when_there_is_room(start, recipe, tmp_path):
+    if run_program(["unshare", "-Urm", "true"]).returncode:
+        pytest.skip("needs the right to mount a small disk (unshare)")
+    log_json, disk, port = tmp_path / "bootstrap.jsonl", tmp_path / "disk", free_port()
+    disk.mkdir()
+    bootstrap = start("bootstrap", *bootstrap_command(recipe, tmp_path / "state", log_json))
+    flags = monitor_command(recipe, ready(bootstrap, log_json, 1)["addresses"][0], disk / "run", port)[3:]
+    script = 'mount -t tmpfs -o size=16m none "$0" && exec "$@"'
+    program = [sys.executable, "-c", ON_A_DISK_THAT_FILLS_UP, disk / "ballast", *flags]
+    process, log = started = start("monitor", "unshare", "-Urm", "sh", "-c", script, disk, *program)
+    while_it_runs(started, lambda: "Watching the run" in log.read_text())
+    said = log.read_text()
+    expected = (
+        f"Warning: The disk of {disk}/run has filled up, so this program cannot begin: ",
+        "The program begins anew.",
+        "is full: make room",
+        "Watching the run",
+    )
+    places = [said.index(words) for words in expected]
+    assert places == sorted(places)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0, log.read_text()
+
+
 def test_a_monitor_takes_in_nothing_of_those_on_the_ban_list(tmp_path, monkeypatch):
     """Nor what they had claimed of epochs that a maintainer has gone back from."""
     history = open_history(tmp_path, Clock(), expiration_seconds=30)

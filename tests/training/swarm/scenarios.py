@@ -448,7 +448,7 @@ def look_beside_a_slow_node(peer: Peer):
     from hivemind.p2p import PeerID
     from hivemind.utils import get_dht_time
 
-    from training.swarm.signs_of_life import silent_peers
+    from training.swarm.signs_of_life import any_answers, silent_peers
     from training.swarm.slow_nodes import slow_peers
 
     def tell():
@@ -477,6 +477,8 @@ def look_beside_a_slow_node(peer: Peer):
     _, late = ping(slow_seconds=0.3), ping(slow_seconds=0.3)  # once may be chance
     slow = peer.dht.run_coroutine(partial(slow_peers, [PeerID(one) for one in ids]))
     silent = ping(slow_seconds=6.0)
+    those, nobody = [PeerID(one).to_base58() for one in ids], "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    answers = [any_answers(peer.dht, asked, 6.0) for asked in ([*those, nobody], [nobody])]
     peer.await_others("done")
     return {
         "found": found,
@@ -484,6 +486,7 @@ def look_beside_a_slow_node(peer: Peer):
         "slow": [ids[one.to_bytes()] for one in slow],
         "late": [ids[one] for one in late],
         "silent": [ids[one] for one in silent],
+        "answers": answers,
     }
 
 

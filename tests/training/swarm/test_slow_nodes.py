@@ -117,3 +117,4 @@ def test_nobody_waits_for_a_node_with_a_full_link_nor_follows_it(tmp_path):
             assert (facts["slow"], facts["late"], facts["silent"]) == (["slow"], ["slow"], []), json.dumps(
                 told, indent=1
             )
+            assert facts["answers"] == [True, False], json.dumps(told, indent=1)

@@ -14,20 +14,23 @@ from training.volunteer import arrival
 from training.volunteer.stored import Stored
 
 OWN, FOREIGN = Lineage(id="a" * 16), Lineage(id="b" * 16)
+ADA, GRACE = "QmAda", "QmGrace"
 NOTHING, UNREACHABLE = Stored(is_nothing=True), Stored()
 
 
-def record(epoch, status="training", lineage=OWN, time=0.0, name="ada"):
+def record(epoch, status="training", lineage=OWN, time=0.0, name="ada", peer_id=ADA):
     facts = {"epoch": epoch, "samples": 8, "status": status, "lineage": lineage.id, "time": time}
-    return SimpleNamespace(peer_id="another", name=name, **facts)
+    return SimpleNamespace(peer_id=peer_id, name=name, **facts)
 
 
 class Newcomer:
     """One that comes to a run; what it prints, what it loads, and how long it waits."""
 
-    def __init__(self, monkeypatch, tmp_path, *looks, gives=(), known_epoch=0, stored=UNREACHABLE, lineage=OWN):
+    def __init__(
+        self, monkeypatch, tmp_path, *looks, gives=(), known_epoch=0, stored=UNREACHABLE, lineage=OWN, silent=()
+    ):
         self.looks, self.gives, self.stored, self.tmp_path = list(looks), list(gives), stored, tmp_path
-        self.now, self.wanted, self.loaded = 0.0, [], []
+        self.now, self.wanted, self.loaded, self.silent = 0.0, [], [], silent
         self.console = Console(record=True, quiet=False, file=(tmp_path / "printed").open("w"), width=1000)
         self.belonging = SimpleNamespace(
             lineage=lineage, newest_epoch=lambda: known_epoch, sites=lambda: ["https://run.example"]
@@ -42,6 +45,7 @@ class Newcomer:
         self.stop = SimpleNamespace(asked=False, wait=self.wait)
         monkeypatch.setattr(arrival, "read_records", self.read_records)
         monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
+        monkeypatch.setattr(arrival, "any_answers", lambda dht, peers, seconds: self.hears_any(peers))
         monkeypatch.setattr(arrival, "fetch_stored", lambda belonging, run, **_: self.stored)
         monkeypatch.setattr(arrival, "load_checkpoint", self.read_checkpoint)
 
@@ -50,6 +54,11 @@ class Newcomer:
         if isinstance(records, Exception):
             raise records
         return records
+
+    def hears_any(self, peers):
+        if isinstance(self.silent, Exception):
+            raise self.silent
+        return bool(set(peers) - set(self.silent))
 
     def load_state(self, early, *, oldest_epoch):
         self.wanted.append(oldest_epoch)
@@ -126,9 +135,22 @@ def test_a_peer_that_comes_back_is_better_than_a_checkpoint(newcomer):
     assert one.come() == "the state of another peer" and not one.loaded
 
 
-def test_a_peer_that_is_there_is_waited_for_although_the_site_has_a_checkpoint(newcomer):
-    one = newcomer([record(7)], known_epoch=7, stored=Stored(path=Path("epoch-000004")))
+@pytest.mark.parametrize("silent", [(), {GRACE}, TimeoutError()], ids=["all answer", "one answers", "nobody knows"])
+def test_a_peer_that_answers_is_waited_for_although_the_site_has_a_checkpoint(newcomer, silent):
+    records = [record(7), record(7, name="grace", peer_id=GRACE)]
+    one = newcomer(records, known_epoch=7, stored=Stored(path=Path("epoch-000004")), silent=silent)
     assert one.come() is None and not one.loaded
+
+
+def test_a_peer_that_does_not_answer_is_not_waited_for_if_the_site_has_a_checkpoint(newcomer):
+    """Its machine sleeps, or it has died, and its record has not expired yet."""
+    one = newcomer([record(7)], known_epoch=7, stored=Stored(path=Path("epoch-000004")), silent={ADA})
+    assert one.come() == "the checkpoint epoch-000004" and one.now == arrival.NOBODY_SECONDS
+
+
+def test_while_a_record_says_that_somebody_is_there_no_run_begins_anew(newcomer):
+    one = newcomer([record(7)], known_epoch=7, stored=NOTHING, silent={ADA})
+    assert one.come() is None and one.now > arrival.FORGOTTEN_SECONDS
 
 
 def test_a_record_of_a_clock_that_is_ahead_is_not_waited_for(newcomer):
