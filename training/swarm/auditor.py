@@ -58,10 +58,10 @@ PROOF_SECONDS = 60.0
 """Longest time in which a proof is sent to a groupmate."""
 MOST_EVASIONS = 3
 """From so many checks in a row on that a peer has made impossible, it counts as one that spoils averages."""
-EVASION_WEIGHT = 4.0
+EVASION_WEIGHT = 6.0
 """What that counts among its faults if parts are kept for some seconds, so that whoever answers can show them: it is
-left out for two minutes at first. Large parts must be shown at once, which a slow link may not allow; there it is 1."""
-MOST_TOLD = 2
+left out for eight minutes at first. Large parts must be shown at once, which slow links may not allow; it is 1 then."""
+MOST_TOLD = 4
 """Reducers that a peer checks because others say that these evade checks; only where parts are kept."""
 LIE_WEIGHT = 9.0
 """What a proof counts among a peer's faults: it is left out for an hour, as long as a peer is left out at most (see
@@ -124,8 +124,8 @@ class Auditor(ServicerBase):
         self._evasions: Counter[tuple[PeerID, bool]] = Counter()
         """In a row, of each peer; true: as a reducer, false: as a sender. Who shows what it has sent may still hide
         what it has averaged."""
-        self._told: dict[PeerID, PeerID] = {}
-        """Groupmates, and the reducer of which each has said that it evades checks."""
+        self._told: set[PeerID] = set()
+        """Reducers that evade checks, as others say; until this peer has tried to check them."""
         self._convicted: set[tuple[bytes, PeerID]] = set()
         self._evaded: set[tuple[bytes, PeerID]] = set()
         most = {"at_once": PROOFS_AT_ONCE, "of_one": PROOFS_OF_ONE, "seconds": PROOF_PAUSE_SECONDS}
@@ -138,9 +138,7 @@ class Auditor(ServicerBase):
         """For the next all-reduce; see `Contribution`."""
         suspects = {peer for peer, _ in self._evasions}
         # Whoever says so: a groupmate that names honest reducers only makes this peer check some parts more.
-        told = sorted(set(self._told.values()))
-        suspects |= set(random.sample(told, min(len(told), MOST_TOLD)))
-        self._told.clear()
+        suspects |= set(random.sample(sorted(self._told), min(len(self._told), MOST_TOLD)))
         return replace(self._plan, suspects=frozenset(suspects), declared=declared, inspected=inspected)
 
     def open(self, books: Books) -> None:
@@ -148,6 +146,7 @@ class Auditor(ServicerBase):
         self._books[books.scope.group_id] = books
         while len(self._books) > BOOKS_KEPT:
             del self._books[next(iter(self._books))]
+        self._told &= set(books.scope.peers)
         self._convicted = {one for one in self._convicted if one[0] in self._books}
         self._evaded = {one for one in self._evaded if one[0] in self._books}
         self._asked = Counter({key: count for key, count in self._asked.items() if key[0] in self._books})
@@ -172,6 +171,7 @@ class Auditor(ServicerBase):
             await asyncio.wait(checks, timeout=ASK_SECONDS)
 
     async def _check(self, books: Books, reducer: PeerID, part: int) -> None:
+        self._told.discard(reducer)
         others = [peer for peer in books.scope.peers if peer != books.own]
         own = books.part(reducer, part)
         answers = await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
@@ -289,7 +289,7 @@ class Auditor(ServicerBase):
             return
         reducer = PeerID(request.suggested_leader)
         if more and reducer != books.own and books.can_keep:
-            self._told[peer] = reducer
+            self._told |= {reducer} & set(books.scope.peers)
         # Between this and the message, nothing else runs on this loop that could change the tensors.
         part = books.part(reducer, int.from_bytes(number, "little"))
         receipt, commitments = books.receipts.get(reducer), books.commitments if reducer == books.own else None

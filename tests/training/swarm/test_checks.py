@@ -250,6 +250,7 @@ def test_who_hears_that_a_reducer_evades_checks_checks_it_once(named, monkeypatc
         for group in (b"second", b"third"):
             await network.average(group=group)
             chosen.append({peer for peer, _ in network.books[BOB].chosen})
+            await network.check(BOB)
         return chosen, network.caught[BOB]
 
     # A peer does not check itself, whoever says so.
