@@ -140,6 +140,8 @@ class Progress:
         self._given_up: dict[bytes, float] = {}
         self._heard_of: dict[bytes, float] = {}
         self._silent: frozenset[bytes] = frozenset()
+        self._first_seen_ahead: dict[bytes, float] = {}
+        """Times of records that are ahead, as each peer's was when nobody's clock seemed right first."""
         self.left_out: frozenset[str] = frozenset()
         """Peers whose records do not count; see `standing`."""
         self._others: list[PeerProgress] = []
@@ -397,10 +399,17 @@ class Progress:
         """Leaves out the peers whose clocks are ahead: the DHT keeps such a record long after it has become wrong.
 
         The others would wait for a peer that is gone, or follow it to an epoch that it has reached alone. If all others
-        are ahead, this peer's own clock is behind, and they count.
+        are ahead, this peer's own clock may be behind. Then those count that are renewed from look to look: what a peer
+        has left behind, whose clock was ahead for a moment, is not.
         """
         right = [record for record in records if record.time <= now + self.lively_seconds]
-        return right if any(record.peer_id != own for record in right) else records
+        if any(record.peer_id != own for record in right):
+            self._first_seen_ahead = {}
+            return right
+        ahead = [record for record in records if record not in right]
+        first = {record.peer_id: self._first_seen_ahead.get(record.peer_id, record.time) for record in ahead}
+        self._first_seen_ahead = first
+        return right + [record for record in ahead if record.time > first[record.peer_id]]
 
     def _count_lively(self, now: float) -> int:
         return 1 + sum(self._is_lively(record, now) for record in self._others)

@@ -158,8 +158,21 @@ def test_a_clock_that_was_ahead_delays_no_look_and_hides_nobody(progress, node, 
 
 @pytest.mark.swarm
 def test_if_all_others_are_ahead_this_peers_own_clock_is_behind(progress, node):
-    known = see(progress, record(node.peer_id.to_bytes()), record(b"other", epoch=4, age=-300.0))
+    own = record(node.peer_id.to_bytes())
+    assert see(progress, own, record(b"other", epoch=4, age=-300.0)).num_peers == 1  # it may be long dead
+    known = see(progress, own, record(b"other", epoch=4, age=-301.0))
     assert (known.epoch, known.num_peers) == (4, 2)
+
+
+@pytest.mark.swarm
+def test_nobody_follows_what_a_clock_that_was_ahead_has_left_behind(progress, node):
+    """All have come back from a checkpoint; the first finds nothing but a record of the epoch after it, for minutes."""
+    progress.report(3, 4)
+    own, left_behind = record(node.peer_id.to_bytes(), samples=4), record(b"ahead", epoch=4, age=-300.0)
+    for _ in range(3):
+        assert see(progress, own, left_behind).newest == 3
+        assert not progress.ready_to_update_epoch and progress.lively_peers == 1
+    assert see(progress, own, left_behind, record(b"other")).num_peers == 2
 
 
 # -- how often a peer tells its samples --------------------------------------------------------------------------------
