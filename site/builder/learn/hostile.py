@@ -17,7 +17,12 @@ CHECKS = "audits"
 WORK = "work_checks"
 """that of checks of work,"""
 SPOILERS = "spoilers"
-"""and that of peers that spoil averages."""
+"""that of peers that spoil averages,"""
+GUARDED = "guarded_runs"
+"""and that of what all defences cost together."""
+MOST_TIME, MOST_MEMORY_BYTES = 1.1, 100e6
+"""What they may cost where nobody is hostile: time, over that without them, and memory."""
+HOSTILE_OF_25 = 5
 LEAST_THROUGHPUT = 0.9
 """Of the honest beside a spoiler, over theirs without it."""
 WHAT_THEY_SEND = {
@@ -35,6 +40,9 @@ WHAT_THEY_SEND = {
     "copied": "the last average",
     "times -1000": "the honest mean times -1000",
     "parameters": "honest gradients, but 0.5 for all parameters, with a weight of a billion",
+    "reducer": "honest gradients; answers with averages times -1000",
+    "reducer, hidden": "honest gradients; answers with averages that are off by 1.5 standard deviations",
+    "reducer, silent": "honest gradients; answers with minus the averages, and shows nothing to those who check",
 }
 """Attack -> what the hostile peers send, in the order of the table."""
 
@@ -45,7 +53,7 @@ def hostile_table() -> str:
     Raises:
         ValueError: If the record has an attack that the table does not explain, or lacks one.
     """
-    quarter, twelve = (_by_attack(f"loss over clean, {group} hostile") for group in ("5 of 25", "12 of 53"))
+    quarter, twelve = (_by_attack(f"loss over clean, {group} hostile:") for group in ("5 of 25", "12 of 53"))
     seven = _by_attack("updates until back")
     if quarter.keys() != WHAT_THEY_SEND.keys():
         raise ValueError(f"benchmarks/results/{RECORD}.json has other attacks than {__name__}; change WHAT_THEY_SEND.")
@@ -69,6 +77,58 @@ def hostile_table() -> str:
         "7 of 16: updates until recovered",
     )
     return stacked("Loss with hostile peers, compared with a run without", columns, rows)
+
+
+def over_many_seeds(attack: str) -> str:
+    """How much higher the loss is on average, with the standard error: such as "2.5 ± 0.3 %"."""
+    found = _by_attack("loss over clean, 5 of 25 hostile, mean of many seeds")[attack]
+    more = f"{100 * (found['ours'] - 1):.1f}".replace("-", "\u2212")
+    return f"{more}\u00a0±\u00a0{100 * found['error']:.1f}\u00a0%"
+
+
+def seeds() -> str:
+    """In how many runs."""
+    return str(_by_attack("loss over clean, 5 of 25 hostile, mean of many seeds")["mimic"]["runs"])
+
+
+def liars() -> dict[str, str]:
+    """After how many updates the last of five lying reducers among 25 was left out, and how many of 12 among 53.
+
+    Raises:
+        ValueError: If one among 25 never was: then the page must say so.
+    """
+    found, last = _by_attack("loss over clean, 5 of 25 hostile:"), {}
+    for name, attacks in {"proven": ("reducer", "reducer, hidden"), "silent": ("reducer, silent",)}.items():
+        runs = [run for attack in attacks for run in found[attack]["left_out_after"]]
+        if any(len(run) < HOSTILE_OF_25 for run in runs):
+            raise ValueError(f"benchmarks/results/{RECORD}.json has reducers that lie and stay; change the page.")
+        last[name] = str(max(map(max, runs)))
+    (of_53,) = _by_attack("loss over clean, 12 of 53 hostile:")["reducer, silent"]["left_out_after"]
+    return {**last, "left_of_53": str(len(of_53))}
+
+
+def guarded() -> dict[str, str]:
+    """What all defences together cost a run in which nobody is hostile.
+
+    Raises:
+        ValueError: If it is more than is asked: then the page must say so.
+    """
+    time, memory, loss = (_guarded(name) for name in ("time of an epoch", "memory", "loss at the end"))
+    cpu, average = (_guarded(name) for name in ("CPU of an epoch", "time of an average"))
+    if time["ratio"] > MOST_TIME or memory["ours"] - memory["peer"] > MOST_MEMORY_BYTES:
+        raise ValueError(f"benchmarks/results/{GUARDED}.json has higher costs than are asked; change the page.")
+    return {
+        "time": f"{100 * (time['ratio'] - 1):+.1f}\u00a0%".replace("-", "\u2212"),
+        "seconds": f"{time['ours']:.1f}\u00a0s",
+        "seconds_without": f"{time['peer']:.1f}\u00a0s",
+        "cpu": f"{100 * (cpu['ratio'] - 1):.1f}\u00a0%".replace("-", "\u2212"),
+        "averaging": f"{1000 * (average['ours'] - average['peer']):.0f}\u00a0ms",
+        "memory": f"{(memory['ours'] - memory['peer']) / 1e6:.0f}\u00a0MB",
+        "loss": f"{loss['ours']:.2f}",
+        "loss_without": f"{loss['peer']:.2f}",
+        "epochs": str(record(GUARDED)["epochs"]),
+        "runs": str(time["runs"]),
+    }
 
 
 def without_momentum(attack: str) -> str:
@@ -158,6 +218,10 @@ def false_alarms() -> str:
 def check_share() -> str:
     """The default of recipes."""
     return f"{100 * SwarmConfig.model_fields['check_share'].default:.0f}\u00a0%"
+
+
+def _guarded(beginning: str) -> dict:
+    return next(one for one in recorded(GUARDED) if one["metric"].startswith(beginning))
 
 
 def _work(metric: str) -> dict:

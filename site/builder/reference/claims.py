@@ -320,9 +320,10 @@ CLAIMS = (
             "training/swarm/test_auditing.py",
             "training/swarm/test_auditor.py",
             "training/swarm/test_checks.py",
+            "training/swarm/test_in_process.py",
             "training/swarm/test_standing.py",
         ),
-        records=("audits",),
+        records=("audits", "byzantine"),
         not_known="Real peers were tried in groups of three and four on one machine. Peers on processors that round "
         "otherwise were not tried; the limit is far above such differences.",
     ),
