@@ -511,8 +511,9 @@ class RunConfig(Section):
     def host_optimizer(self) -> OptimizerConfig:
         """The optimizer of averaged gradients: without momentum of its own if these have it already.
 
-        Muon then makes the peers' averaged momentum orthogonal, without Nesterov's step further. Any scale of it will
-        do, as Newton-Schulz divides by the norm. A second momentum would delay what the first one has delayed already.
+        Muon then makes the peers' averaged momentum orthogonal, with Nesterov's step further: it knows the average
+        before. Any scale of it will do, as Newton-Schulz divides by the norm. A second momentum would delay what the
+        first one has delayed already.
         """
         if not self.worker_momentum:
             return self.optimizer

@@ -15,7 +15,11 @@ from training.optim.muon import Muon
 
 
 def build_optimizer(
-    config: OptimizerConfig, params: Iterable[Tensor] | Iterable[dict], *, lr: float
+    config: OptimizerConfig,
+    params: Iterable[Tensor] | Iterable[dict],
+    *,
+    lr: float,
+    given_momentum: float = 0.0,
 ) -> MomentOptimizer:
     """The optimizer of a recipe, for host copies of the weights whose gradients are written again for each step.
 
@@ -23,6 +27,7 @@ def build_optimizer(
         config: Names it, with its settings.
         params: See `training.optim.groups.parameter_groups`; Muon is AdamW for parameters that are in no group.
         lr: Learning rate.
+        given_momentum: Decay of the momentum that the gradients have already; only Muon needs to know.
     """
     common = dict(
         lr=lr,
@@ -35,7 +40,7 @@ def build_optimizer(
         overwrite_gradients=True,
     )
     if config.name == "muon":
-        return Muon(params, momentum=config.muon_momentum, **common)
+        return Muon(params, momentum=config.muon_momentum, given_momentum=given_momentum, **common)
     if config.name.startswith("adamw"):
         return AdamW8bit(params, **common)
     return Lamb8bit(params, bias_correction=config.bias_correction, trust_clamp=config.trust_clamp, **common)

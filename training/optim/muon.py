@@ -4,6 +4,7 @@ One update of a hidden matrix W of shape (A, B) with the clipped gradient G:
 
     M   <- momentum M + (1 - momentum) G                  momentum
     U    = momentum M + (1 - momentum) G                  Nesterov: a step further
+         = M + momentum (M - M of the update before)
     O    = U with all singular values near 1              five steps of Newton-Schulz
     W   <- W (1 - lr weight_decay) - lr 0.2 sqrt(max(A, B)) O
 
@@ -47,6 +48,8 @@ class Muon(AdamW8bit):
         params: Groups from `training.optim.groups.parameter_groups`; parameters of hidden groups have two dimensions.
         lr: Learning rate of all groups.
         momentum: Decay of the momentum of hidden matrices; 0 if the gradients have momentum already.
+        given_momentum: Decay of the momentum that the gradients have already, such as averages of what each peer has
+            made momentum; 0 if they have none. The state then holds the last of them.
         kwargs: See `AdamW8bit`.
 
     Raises:
@@ -61,14 +64,16 @@ class Muon(AdamW8bit):
         params: Iterable[Tensor] | Iterable[dict],
         lr: float,
         momentum: float = USUAL.muon_momentum,
+        given_momentum: float = 0.0,
         **kwargs,
     ):
-        if not 0 <= momentum < 1:
-            raise BadInput(
-                f"Muon needs a momentum in [0, 1); got {momentum}.",
-                cure="Change muon_momentum in the recipe's `[optimizer]`.",
-            )
-        self.momentum = momentum
+        for decay in (momentum, given_momentum):
+            if not 0 <= decay < 1:
+                raise BadInput(
+                    f"Muon needs a momentum in [0, 1); got {decay}.",
+                    cure="Change muon_momentum in the recipe's `[optimizer]`.",
+                )
+        self.momentum, self.given_momentum = momentum, given_momentum
         groups = [group if isinstance(group, dict) else {"params": [group]} for group in params]
         super().__init__(({"hidden": False, **group} for group in groups), lr, **kwargs)
         self.defaults["hidden"] = False
@@ -93,10 +98,16 @@ class Muon(AdamW8bit):
         gradient = parameter.grad if self.overwrite_gradients else parameter.grad.clone()
         gradient.mul_(clip)
         momentum = self.state[parameter]["moment1"].view_as(parameter)
-        momentum.lerp_(gradient, 1 - self.momentum)
-        moved = orthogonal(gradient.lerp_(momentum, self.momentum))
+        if self.given_momentum:
+            # The gradient is M, and the state M of the update before, which serves as the memory for U.
+            further = momentum.lerp_(gradient, 1 + self.given_momentum)
+        else:
+            further = gradient.lerp_(momentum.lerp_(gradient, 1 - self.momentum), self.momentum)
+        moved = orthogonal(further)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.sub_(moved, alpha=group["lr"] * _RMS_OF_ADAMW * math.sqrt(max(parameter.shape)))
+        if self.given_momentum:
+            momentum.copy_(gradient)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

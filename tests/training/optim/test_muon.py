@@ -86,6 +86,22 @@ def test_an_update_is_exact_but_for_float32():
     assert float((weight.double() - exact).norm() / exact.norm()) < 1e-4
 
 
+@pytest.mark.parametrize("overwrite_gradients", [False, True])
+def test_gradients_that_are_momentum_already_give_the_same_updates(overwrite_gradients):
+    """What peers send with CenteredClip: the mean of their momenta is the momentum of their mean."""
+    (own,), (given,) = ([matrix((80, 50), 0, 0.02)] for _ in range(2))
+    settings = dict(lr=1e-2, weight_decay=0.1, overwrite_gradients=overwrite_gradients)
+    plain, told = muon([own], momentum=0.95, **settings), muon([given], momentum=0.0, given_momentum=0.95, **settings)
+    momentum = torch.zeros(80, 50)
+    for step in range(20):
+        own.grad = matrix((80, 50), 10 + step)
+        momentum = momentum.lerp(own.grad, 0.05)
+        given.grad = momentum.clone()
+        plain.step(), told.step()
+        assert torch.allclose(told.state[given]["moment1"].view(80, 50), momentum)
+    assert float((given - own).norm() / (own - matrix((80, 50), 0, 0.02)).norm()) < 1e-3
+
+
 def test_the_size_of_gradients_does_not_matter_and_clipping_only_weighs_them():
     (first, second) = (matrix((40, 30), 0, 0.02) for _ in range(2))
     for weight, scale in ((first, 1.0), (second, 1e4)):

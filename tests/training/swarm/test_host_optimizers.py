@@ -71,17 +71,20 @@ def test_the_monitor_reads_the_state_of_peers_with_momentum_of_their_own(name):
 
 
 def test_with_centered_clip_muon_adds_no_momentum_to_that_of_the_peers():
+    """It steps further from the last average of theirs to the next; what came before has no part in it."""
     run = run_with("muon", aggregation="centered-clip")
     once, twice = host_of(run, 0), host_of(run, 0)
+    assert (once.optimizer.momentum, once.optimizer.given_momentum) == (0.0, run.optimizer.muon_momentum)
+    assert host_of(run_with("muon"), 0).optimizer.given_momentum == 0.0
     update(once, 7)
-    update(twice, 6)
+    update(twice, 6), update(twice, 7)
     for weights, others in zip(twice.parameters, once.parameters, strict=True):
         weights.data.copy_(others)
     update(once, 8), update(twice, 8)
     (hidden, *_) = once.optimizer.param_groups
     assert hidden["hidden"]
     for own, other in zip(once.parameters, twice.parameters[: len(hidden["params"])], strict=False):
-        assert torch.equal(own, other)  # what came before has no part in it
+        assert torch.equal(own, other)
 
 
 @pytest.mark.parametrize("name", NAMES)

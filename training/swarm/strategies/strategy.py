@@ -66,7 +66,9 @@ much newer and still look for a group, and so far apart the epochs of a group's 
     @classmethod
     def make_optimizer(cls, groups: Iterable[dict], run: RunConfig) -> torch.optim.Optimizer:
         """The optimizer of the common weights, whose state peers hand to newcomers and to the monitor."""
-        return build_optimizer(run.host_optimizer, groups, lr=run.schedule.peak_learning_rate)
+        return build_optimizer(
+            run.host_optimizer, groups, lr=run.schedule.peak_learning_rate, given_momentum=run.worker_momentum
+        )
 
     @classmethod
     def learning_rate(cls, epoch: int, run: RunConfig) -> float:
