@@ -1,6 +1,6 @@
 """What all defences together cost a run in which nobody is hostile: time, CPU, memory and loss of whole epochs.
 
-    python benchmarks/guarded_runs.py --json benchmarks/results/guarded_runs.json      (about a quarter of an hour)
+    python benchmarks/guarded_runs.py --json benchmarks/results/guarded_runs.json      (half an hour)
 
 Two kinds of runs take turns, each of the programs that people start: a bootstrap peer and three volunteers, who train
 the recipe `stories`. A plain run is open to all and averages by the mean. A guarded one admits members only, with a
@@ -35,7 +35,7 @@ from training.demo.children import processes_of  # noqa: E402
 
 PLAIN, GUARDED = KINDS = ("plain", "guarded")
 AGGREGATION = {PLAIN: MEAN, GUARDED: "centered-clip"}
-FIRST_EPOCH, LAST_EPOCH = 4, 20
+FIRST_EPOCH, LAST_EPOCH = 4, 84
 EPOCH_SAMPLES = 512
 """Of all volunteers together: on two cores, an average takes some percent of an epoch then."""
 CHANGES = {

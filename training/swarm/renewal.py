@@ -88,6 +88,9 @@ async def replace_own_records(dht: DHT, node: DHTNode) -> None:
     async def store_later_than_the_last(keys: Sequence, values: Sequence, expiration_time, subkeys=None, **kwargs):
         times = [expiration_time] * len(keys) if isinstance(expiration_time, float) else expiration_time
         ids = [DHTID.generate(source=key) for key in keys]
+        for key in ids:  # others may have given this node what it had stored before a restart
+            kept = node.protocol.storage.get(key)
+            own.note_found(key, kept.value if kept is not None else None)
         times = [own.later_than_the_last(key, expires) for key, expires in zip(ids, times, strict=True)]
         for key, expires in zip(ids, times, strict=True):
             own.note(key, expires)

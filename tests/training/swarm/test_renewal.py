@@ -1,15 +1,18 @@
 """A peer's new record takes the place of its old one, whatever its clock has shown."""
 
 import time
+from functools import partial
 
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 
 from tests.training.swarm.peers import meet
-from tests.training.swarm.scenarios import come_back_from_a_clock_that_was_ahead, store_with_others_only
+from tests.training.swarm.scenarios import come_back_from_a_clock_that_was_ahead, run_with, store_with_others_only
 from training.swarm.bounds import MOST_RECORD_SECONDS
-from training.swarm.renewal import OwnRecords
+from training.swarm.dht import start_dht
+from training.swarm.identity import Identity
+from training.swarm.renewal import OwnRecords, keep_copy
 
 KEY, OTHER_KEY = DHTID.generate(source="key"), DHTID.generate(source="another")
 
@@ -43,6 +46,22 @@ def test_a_record_that_no_node_takes_is_not_outlasted():
 def test_a_node_has_a_copy_of_what_it_does_not_renew_soon(tmp_path):
     (kept,) = meet(tmp_path, [store_with_others_only])
     assert kept == {name: {"recipe": 1, "site": 0} for name in ("first", "second")}
+
+
+async def put_what_was_stored_before(key, dht, node):
+    """As the other nodes give it to one that comes back."""
+    keep_copy(node, DHTID.generate(source=key), dht.public_key, "before", time.time() + 360)
+
+
+@pytest.mark.swarm
+def test_a_record_outlasts_the_one_that_the_own_node_has(tmp_path):
+    run = run_with()
+    dht = start_dht(run, Identity(tmp_path), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    key = f"{run.run_id}_recipe"
+    dht.run_coroutine(partial(put_what_was_stored_before, key))
+    assert dht.store(key, subkey=dht.public_key, value="now", expiration_time=time.time() + 60)
+    assert [entry.value for entry in dht.get(key, latest=True).value.values()] == ["now"]
+    dht.shutdown()
 
 
 @pytest.mark.swarm
