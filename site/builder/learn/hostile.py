@@ -76,7 +76,7 @@ def hostile_table() -> str:
         "CenteredClip, 12 of 53",
         "7 of 16: updates until recovered",
     )
-    return stacked("Loss with hostile peers, compared with a run without", columns, rows)
+    return stacked("Loss with hostile peers, compared with a run without", columns, rows, kind="numbers percents")
 
 
 def over_many_seeds(attack: str) -> str:
