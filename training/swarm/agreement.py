@@ -22,7 +22,7 @@ them common weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -277,8 +277,9 @@ class Agreement:
         if not self._bad:
             self._decide(Decision(referee=self.own))
             return
-        members = tuple(peer for peer in self.peers if peer in self._verdicts and not self._is_blamed(peer))
-        doubted = self._doubted(members)
+        named = self._named()
+        members = tuple(peer for peer in self.peers if peer in self._verdicts and not _is_blamed(peer, named))
+        doubted = self._doubted(members, named)
         if len(members) - len(doubted) > 1:
             members = tuple(peer for peer in members if peer not in doubted)
         else:  # the rest would be no group
@@ -287,11 +288,11 @@ class Agreement:
         again = {"group_id": DHTID.generate().to_bytes(), "members": members or (self.own,)}
         self._decide(Decision(**again, doubted=doubted, referee=self.own))
 
-    def _doubted(self, members: Sequence[PeerID]) -> tuple[PeerID, ...]:
+    def _doubted(self, members: Sequence[PeerID], named: Mapping[PeerID, frozenset[PeerID]]) -> tuple[PeerID, ...]:
         """Those of the members that should be left out, since one of them spoils each attempt."""
         if not self._is_repetition:
             return ()
-        named = {judge: self._named_by(judge) & frozenset(members) for judge in members}
+        named = {judge: named[judge] & frozenset(members) for judge in members}
         # Who names more than half of the others is cut off from them, or lies. Its word counts against itself alone.
         loud = {judge for judge, accused in named.items() if len(accused) * 2 > len(members) - 1}
         pairs = {peer for judge in named.keys() - loud for accused in named[judge] for peer in (judge, accused)}
@@ -299,17 +300,18 @@ class Agreement:
         silent = {alone} if alone is not None and alone == self._complained and not pairs else set()
         return tuple(peer for peer in members if peer in loud | pairs | silent)
 
-    def _named_by(self, judge: PeerID) -> frozenset[PeerID]:
-        """Whom a member names.
+    def _named(self) -> dict[PeerID, frozenset[PeerID]]:
+        """Whom each peer names that has sent a verdict.
 
         A stream that has ended may have its cause in what others complain of. So who says no more than that counts only
         if nobody says more, and then only one of them: the others may have seen that one give up.
         """
-        verdict = self._verdicts[judge]
-        if not verdict.told:
-            return verdict.faulty
         nobody_says_more = all(one.whole or one.told for one in self._verdicts.values())
-        return verdict.faulty if nobody_says_more and judge == self._first_to_see_an_end() else frozenset()
+        first = self._first_to_see_an_end() if nobody_says_more else None
+        return {
+            judge: verdict.faulty if judge == first or not verdict.told else frozenset()
+            for judge, verdict in self._verdicts.items()
+        }
 
     def _first_to_see_an_end(self) -> PeerID | None:
         """Of the peers that have seen no more than a groupmate's stream end, the one that saw the first.
@@ -359,9 +361,10 @@ class Agreement:
         """Peers whose verdict may still come."""
         return set(self.peers) - self._verdicts.keys() - self._gone
 
-    def _is_blamed(self, peer: PeerID) -> bool:
-        """Whether most of the others name it; one alone may be at fault itself. Two that name each other are even."""
-        others = [judge for judge in self._verdicts if judge != peer]
-        accusers = [judge for judge in others if peer in self._named_by(judge)]
-        are_even = len(others) == 1 and bool(frozenset(accusers) & self._named_by(peer))
-        return len(accusers) * 2 > len(others) and not are_even
+
+def _is_blamed(peer: PeerID, named: Mapping[PeerID, frozenset[PeerID]]) -> bool:
+    """Whether most of the others name it; one alone may be at fault itself. Two that name each other are even."""
+    others = [judge for judge in named if judge != peer]
+    accusers = [judge for judge in others if peer in named[judge]]
+    are_even = len(others) == 1 and bool(frozenset(accusers) & named[peer])
+    return len(accusers) * 2 > len(others) and not are_even

@@ -147,7 +147,7 @@ class _Newcomer:
             return not any_answers(self.optimizer.dht, [record.peer_id for record in peers], ANSWER_SECONDS)
         return False
 
-    def take_stored(self, waited_seconds: float, *, may_begin_anew: bool = True) -> str | None:
+    def take_stored(self, waited_seconds: float, *, may_begin_anew: bool) -> str | None:
         """Loads the newest checkpoint that the run's site serves; None while there is hope for a better state."""
         if waited_seconds < NOBODY_SECONDS:
             return None

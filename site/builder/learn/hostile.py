@@ -114,14 +114,13 @@ def guarded() -> dict[str, str]:
         ValueError: If it is more than is asked: then the page must say so.
     """
     time, memory, loss = (_guarded(name) for name in ("time of an epoch", "memory", "loss at the end"))
-    cpu, average = (_guarded(name) for name in ("CPU of an epoch", "time of an average"))
+    average = _guarded("time of an average")
     if time["ratio"] > MOST_TIME or memory["ours"] - memory["peer"] > MOST_MEMORY_BYTES:
         raise ValueError(f"benchmarks/results/{GUARDED}.json has higher costs than are asked; change the page.")
     return {
         "time": f"{100 * (time['ratio'] - 1):+.1f}\u00a0%".replace("-", "\u2212"),
         "seconds": f"{time['ours']:.1f}\u00a0s",
         "seconds_without": f"{time['peer']:.1f}\u00a0s",
-        "cpu": f"{100 * (cpu['ratio'] - 1):.1f}\u00a0%".replace("-", "\u2212"),
         "averaging": f"{1000 * (average['ours'] - average['peer']):.0f}\u00a0ms",
         "memory": f"{(memory['ours'] - memory['peer']) / 1e6:.0f}\u00a0MB",
         "loss": f"{loss['ours']:.2f}",
