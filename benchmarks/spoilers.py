@@ -38,6 +38,8 @@ MATRICES = 4
 START_SECONDS, LEAVE_SECONDS = 120.0, 20.0
 LONG_SECONDS = 10_000.0
 SLOW_SECONDS = 4.0
+BEGIN = "begin"
+"""A file with this name beside the peers' folders tells all of them to begin to train."""
 
 
 # -- faults, in the process of the peer that has them ------------------------------------------------------------------
@@ -175,6 +177,43 @@ def announce_for_ever() -> None:
     PatientKeyManager.declare_averager, PatientMatchmaking.rpc_join_group = for_ever, silence
 
 
+def tell(**lies: float) -> None:
+    """Tells the others more of its progress than is so."""
+    from training.swarm.progress import Progress
+
+    store = Progress._store
+
+    def lie(self, record):
+        store(self, record and {**record, **{what: record[what] + value for what, value in lies.items()}})
+
+    Progress._store = lie
+
+
+def tell_of_samples() -> None:
+    """Has computed a billion samples, by its records."""
+    tell(samples_accumulated=10**9)
+
+
+def tell_of_speed() -> None:
+    """Computes ten million samples a second, by its records."""
+    tell(samples_per_second=9e6)
+
+
+def tell_of_the_next_epoch() -> None:
+    """Is always one epoch further than it is, by its records."""
+    tell(epoch=1)
+
+
+def tell_and_stay_away() -> None:
+    """Has computed a billion samples of each epoch, by its records, and comes to no average."""
+    from training.swarm.optimizer import SwarmOptimizer
+
+    def report(self, *_, **__):
+        self.progress.report(self.progress.global_epoch, 10**9)
+
+    SwarmOptimizer.step = report
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "stands still": stand_still,
     "answers slowly": answer_slowly,
@@ -185,6 +224,10 @@ FAULTS: dict[str, Callable[[], None]] = {
     "lies as a leader": lie_as_leader,
     "talks nonsense": talk_nonsense,
     "announces for ever": announce_for_ever,
+    "tells of samples that it has not": tell_of_samples,
+    "tells of a speed that it has not": tell_of_speed,
+    "tells of the next epoch": tell_of_the_next_epoch,
+    "tells of samples and stays away": tell_and_stay_away,
 }
 
 
@@ -221,6 +264,8 @@ def peer(folder: str, initial_peers: list[str], fault: str | None) -> None:
     optimizer = SwarmOptimizer(model, run, dht=dht, identity=identity, micro_batch_size=MICRO_BATCH)
     say(event="ready", addresses=[str(address) for address in dht.get_visible_maddrs()])
     noise = torch.randn(256, 256)
+    while not Path(folder).with_name(BEGIN).exists():  # who began alone would be an epoch ahead
+        time.sleep(0.1)
     while True:
         time.sleep(SECONDS_A_SAMPLE * MICRO_BATCH)
         for parameter in model:
@@ -287,6 +332,7 @@ def measure(fault: str | None, seconds: float) -> dict[str, object]:
             peers += others
             for one in peers:
                 one.addresses()
+            (folder / BEGIN).touch()
             began = time.monotonic()
             time.sleep(seconds)
             epochs = [epoch for one in peers[:HONEST] for epoch in one.said("epoch") if epoch["time"] >= began]

@@ -7,7 +7,8 @@ gradient from there on, in order:
 
 1. **Adding up.** The strategy (strategies/) adds the model's gradients to sums (gradients.py).
 2. **Progress.** The peer announces its samples in the DHT and adds up everybody's (progress.py). An epoch ends when all
-   peers together have `target_batch_size` samples; peers of any speed contribute what they have by then.
+   peers together have `target_batch_size` samples; peers of any speed contribute what they have by then. What a peer
+   tells counts as far as it has brought it to averages before (claims.py).
 3. **A group.** Shortly before that, the averager's process begins to look for the other peers' averagers (exchange.py
    asks for it; averager.py, pipe.py and service.py are the trainer's handle, the pipe and the process; matchmaking.py
    forms the group). It waits for peers that answer a ping (signs_of_life.py), then for the majority of them, and leaves

@@ -134,6 +134,8 @@ class ReportingRunner(AllReduceRunner):
         weights = {peer: weight for peer, weight in self._weights.items() if peer not in left_out}
         if self.peer_id not in left_out:
             weights[self.peer_id] = self.weight
+        others = [(peer, weight) for peer, weight in weights.items() if peer != self.peer_id]
+        brought = {str(peer): max(weight, 0.0) if math.isfinite(weight) else 0.0 for peer, weight in others}
         counted = reducer.counted(list(weights.values()), shares_of(list(weights), self._unvouched))
         weights = dict(zip(weights, counted, strict=True))
         failed = container.failed_size / max(container.total_size, 1)
@@ -150,6 +152,7 @@ class ReportingRunner(AllReduceRunner):
             torn=failed > 0 or bool(self.banned_senders) or reducer.spoiled,
             refused=tuple(map(str, refused)),
             delays=self._delays(weights),
+            brought=brought,
             reduced_share=sum(shape.numel() for shape in reducer.part_shapes) / max(container.total_size, 1),
             **self.traffic,
             seconds=time.monotonic() - self._began,

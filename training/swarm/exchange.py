@@ -52,7 +52,8 @@ class Exchange:
         self._epochs_apart, self._standing = epochs_apart, standing
         self._search: Round | None = None
         self._running: Round | None = None
-        self._expected = 0
+        self._present = 0
+        """Peers that trained when the group was looked for."""
         self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
         """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
@@ -69,7 +70,7 @@ class Exchange:
     @property
     def expected_peers(self) -> int:
         """How many peers the next group should have."""
-        return min(self._progress.lively_peers, self._swarm.max_group_size)
+        return min(self._progress.awaited_peers, self._swarm.max_group_size)
 
     # -- a group ---------------------------------------------------------------------------------------------------
 
@@ -97,7 +98,8 @@ class Exchange:
         # Weights are asked for once: a group that has heard of it averages its parameters, which costs all its peers.
         is_due = self.parameters_wanted_at > epoch
         self._standing.refresh()
-        self._expected = expected = self.expected_peers
+        self._present = min(self._progress.lively_peers, self._swarm.max_group_size)
+        expected = self.expected_peers
         search = self.averager.look_for_group(
             epoch,
             wants_weights=self._alignment.drifted and not is_due,
@@ -198,6 +200,7 @@ class Exchange:
             self.groupmates = tuple(str(peer) for peer in group.told)
             self._average_ended = now = time.monotonic()
             self._standing.note_delays(group.report.delays, waited=now - began, cycle=now - before)
+            self._progress.note_average(epoch_end.epoch, group.report, group.told, own_samples=epoch_end.samples)
             self._note_faults(group, epoch_end)
             self._note_announcements(group, epoch_end)
         except LeftBehindError:
@@ -292,9 +295,9 @@ class Exchange:
             epoch_end.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
         if report.refused:
             epoch_end.notes.append(f"what {', '.join(report.refused)} sent was not finite and was left out")
-        if is_minority := report.senders > 1 and 2 * report.group_size <= self._expected:
+        if is_minority := report.senders > 1 and 2 * report.group_size <= self._present:
             epoch_end.notes.append(
-                f"its group had {report.group_size} of {self._expected} volunteers; another group may have averaged as "
+                f"its group had {report.group_size} of {self._present} volunteers; another group may have averaged as "
                 "well, so it asks for a round of parameters"
             )
         if report.torn or is_minority:  # the others' update is another one

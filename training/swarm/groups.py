@@ -45,6 +45,8 @@ class RoundReport:
     """Peers that have cost the group a repetition, each with the weight of what speaks against it; see `spoilers`."""
     delays: Mapping[str, Delay] = field(default_factory=dict)
     """Of the other peers; empty if nobody can tell who was slow."""
+    brought: Mapping[str, float] = field(default_factory=dict)
+    """Samples that each of the others says it brings; without those of which this peer cannot tell."""
     refused: tuple[str, ...] = ()
     """Peers that sent this one parts with numbers that are not finite, which it left out."""
     reduced_share: float = 0.0

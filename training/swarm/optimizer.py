@@ -223,7 +223,7 @@ class SwarmOptimizer:
             averager.check_process()
         epoch_end = EpochEnd(epoch=self.local_epoch, others=max(self.progress.num_peers - 1, 0))
         self._epochs_alone = 0 if epoch_end.others else self._epochs_alone + 1
-        with suppress(LeftBehindError), self.progress.pause():
+        with suppress(LeftBehindError), self.progress.end_epoch():
             self.strategy.end_epoch(epoch_end)
             self._begin_epoch(epoch_end.epoch + 1)
         if not epoch_end.in_background:  # else the strategy reports it when its average ends

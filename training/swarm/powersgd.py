@@ -119,6 +119,7 @@ def _both(first: RoundReport, second: RoundReport) -> RoundReport:
         repeated=first.repeated + second.repeated,
         lost=tuple(dict.fromkeys(first.lost + second.lost)),
         absent=tuple(dict.fromkeys(first.absent + second.absent)),
+        brought=dict(second.brought),
         refused=tuple(dict.fromkeys(first.refused + second.refused)),
         reduced_share=second.reduced_share,
         bytes_sent=first.bytes_sent + second.bytes_sent,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -19,6 +19,8 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.performance_ema import PerformanceEMA
 from pydantic.v1 import BaseModel, StrictBool, confloat, conint
 
+from training.swarm.claims import Claims, Ending
+from training.swarm.groups import RoundReport
 from training.swarm.identity import peer_id_of
 from training.swarm.signs_of_life import silent_peers
 
@@ -28,6 +30,8 @@ LIVELY_REPORTS = 3
 """But at least so often within the time after which it would be taken for dead."""
 LOOK_SECONDS = 5.0
 """A node that has not answered by then is busy; that says nothing of the others."""
+EPSILON = 1e-20
+"""Samples per second of those who compute nothing."""
 NEWCOMERS, NEWCOMERS_SHARE = 3, 0.2
 """A peer looks again as early as if so many peers, or this share of all, joined in the meantime (as in hivemind)."""
 
@@ -77,7 +81,7 @@ class GlobalProgress:
     epoch: int
     """The newest that peers have begun, as far as they agree; see `agreed_epoch`."""
     newest: int
-    """The newest that any peer claims."""
+    """The newest that any peer claims that is believed by itself; see `claims`."""
     samples: float
     """In this epoch, of all peers."""
     num_peers: int
@@ -127,7 +131,7 @@ class Progress:
         self.dht, self.key, self.target_batch_size = dht, f"{prefix}_progress", target_batch_size
         self.lively_seconds = lively_seconds
         self.lively_peers = 1
-        """Peers that a group should wait for, this one included: they have reported within `lively_seconds`, and since
+        """Peers that should be in a group, this one included: they have reported within `lively_seconds`, and since
         they were last lost in an average. Each look that was answered counts them again."""
         self._client_mode, self._record_seconds, self._refresh = client_mode, record_seconds, refresh
         signer = RSASignatureValidator(private_key)
@@ -142,6 +146,7 @@ class Progress:
         self._silent: frozenset[bytes] = frozenset()
         self._first_seen_ahead: dict[bytes, float] = {}
         """Times of records that are ahead, as each peer's was when nobody's clock seemed right first."""
+        self._claims, self._epoch_began = Claims(target_batch_size), time.monotonic()
         self.left_out: frozenset[str] = frozenset()
         """Peers whose records do not count; see `standing`."""
         self._others: list[PeerProgress] = []
@@ -172,6 +177,13 @@ class Progress:
     def num_peers(self) -> int:
         """Peers that are known to train, this one included; some may be dead."""
         return self._global.num_peers
+
+    @property
+    def awaited_peers(self) -> int:
+        """Of `lively_peers`, those for whom the next group waits: it does not for who comes to none."""
+        now = get_dht_time()
+        lively = [record for record in self._others if self._is_lively(record, now)]
+        return 1 + sum(self._claims.is_awaited(record.peer_id) for record in lively)
 
     @property
     def ready_to_update_epoch(self) -> bool:
@@ -248,6 +260,40 @@ class Progress:
         with self._paused, self.performance.pause():
             yield
 
+    @contextmanager
+    def end_epoch(self) -> Iterator[None]:
+        """Pauses, and notes what the others have told of the epoch that ends; `note_average` compares."""
+        with self.pause():
+            self._claims.note_end(self._local.epoch, self._known_at_the_end())
+            yield
+
+    def _known_at_the_end(self) -> Ending:
+        now, epoch = get_dht_time(), self._local.epoch
+        is_led = self._global.epoch <= epoch < self._global.newest
+        return Ending(
+            told={one.peer_id: self._samples_by(now, one) for one in self._others if one.epoch == epoch},
+            leaders=frozenset(one.peer_id for one in self._others if is_led and one.epoch > epoch),
+            present=frozenset(one.peer_id for one in self._others if self._is_lively(one, now)),
+            seconds=time.monotonic() - self._epoch_began,
+        )
+
+    def note_average(self, epoch: int, report: RoundReport, members: Collection[PeerID], *, own_samples: float) -> None:
+        """The average of an epoch has ended: what its members have brought says how far their words count.
+
+        Args:
+            epoch: That was ended within `end_epoch`.
+            report: Of the average.
+            members: Who took part, without the peers that were lost.
+            own_samples: That this peer has brought.
+        """
+        lost = (PeerID.from_base58(peer) for peer in report.lost)
+        self._claims.note_average(
+            epoch,
+            brought={PeerID.from_base58(peer).to_bytes(): samples for peer, samples in report.brought.items()},
+            members={peer.to_bytes() for peer in (*members, *lost)} - {self.dht.peer_id.to_bytes()},
+            own_samples=own_samples,
+        )
+
     def begin_epoch(self, epoch: int) -> None:
         """This peer goes on with another epoch; call it while paused."""
         if epoch > self._global.epoch:
@@ -255,6 +301,7 @@ class Progress:
             self._global = replace(self._global, epoch=epoch, newest=newest, samples=0, ends_at=math.inf)
         self.report(epoch, 0)
         self._epochs_begun += 1
+        self._epoch_began = time.monotonic()
         self._has_looked = self._has_compared = False
 
     def give_up(self, peers: Iterable[str]) -> None:
@@ -419,29 +466,44 @@ class Progress:
         is_lost = record.time <= lost <= now  # not if it was lost by a clock that was ahead then
         return record.time >= now - self.lively_seconds and not is_lost
 
-    def _claims(self, records: list[PeerProgress], now: float) -> list[int]:
-        """The epochs of the others that can lead a group.
+    def _leaders(self, records: list[PeerProgress], now: float) -> list[PeerProgress]:
+        """The others that can lead a group.
 
         Those count that live and have trained, if there are any: a newcomer at epoch 0 does not know better.
         """
         leaders = [record for record in records if not record.client_mode and record.peer_id != self._local.peer_id]
         leaders = [record for record in leaders if self._is_lively(record, now)] or leaders
-        leaders = [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
-        return [record.epoch for record in leaders]
+        return [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
+
+    def _rate(self, record: PeerProgress) -> float:
+        """Samples per second of a peer, as far as it is believed."""
+        return min(record.samples_per_second, self._claims.fastest(record.peer_id))
+
+    def _samples_by(self, now: float, record: PeerProgress) -> float:
+        """How many samples of its epoch a peer should have by now; with those of all, the epoch ends."""
+        since = max(0.0, now - record.time) * self._rate(record)
+        return min(record.samples_accumulated + since, self.target_batch_size)
 
     def _sum(self, records: list[PeerProgress], now: float, *, num_peers: int) -> GlobalProgress:
         """What the records say together; without any, this peer's own progress counts."""
-        local, eps = self._local, self.performance.eps
-        claims = self._claims(records, now)
-        epoch, newest = max(local.epoch, agreed_epoch(claims)), max([local.epoch, *claims])
-        at_epoch = [record for record in records if record.epoch == epoch]
-        most = self.target_batch_size  # of one peer: then its epoch ends
-        samples = sum(min(record.samples_accumulated, most) for record in at_epoch)
-        samples = samples if records else local.samples_accumulated
-        by_now = samples + sum(max(0.0, now - record.time) * record.samples_per_second for record in at_epoch)
-        # Peers of older epochs count for the rate, since they soon catch up.
-        rate = sum(record.samples_per_second for record in records) if records else self.performance.samples_per_second
-        seconds_left = max(0.0, self.target_batch_size - by_now) / (rate + eps)
+        local = self._local
+        leaders = self._leaders(records, now)
+        epoch = max(local.epoch, agreed_epoch([record.epoch for record in leaders]))
+        newest = max([local.epoch, *(one.epoch for one in leaders if self._claims.may_lead(one.peer_id))])
+        samples, sources = 0.0, []
+        for record in records or [local.copy(update={"time": now})]:
+            share, is_at_epoch = self._claims.share(record.peer_id), record.epoch == epoch
+            samples += share * min(record.samples_accumulated, self.target_batch_size) if is_at_epoch else 0.0
+            # Peers of older epochs count for the rate, since they soon catch up.
+            sources.append(
+                Source(
+                    have=share * self._samples_by(now, record) if is_at_epoch else 0.0,
+                    rate=share * self._rate(record),
+                    most=share * self.target_batch_size,
+                )
+            )
+        rate = sum(source.rate for source in sources)
+        seconds_left = seconds_until(self.target_batch_size, sources)
         soon = seconds_left * num_peers / max(num_peers + NEWCOMERS, num_peers * (1 + NEWCOMERS_SHARE))
         look_in = min(max(soon, self._refresh.least), self._refresh.most) if records else self._refresh.alone
         return GlobalProgress(
@@ -453,6 +515,36 @@ class Progress:
             ends_at=now + seconds_left,
             look_at=now + look_in,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where samples come from: one peer."""
+
+    have: float
+    rate: float
+    """A second."""
+    most: float
+
+
+def seconds_until(target: float, sources: Sequence[Source]) -> float:
+    """When the sources together have as many samples as wanted; in ages if they never have.
+
+    >>> seconds_until(60, [Source(have=10, rate=2, most=60), Source(have=0, rate=1e7, most=20)])
+    15.0
+    """
+    time_left, rising = 0.0, sorted(sources, key=lambda one: (one.most - one.have) / (one.rate + EPSILON))
+    have = sum(source.have for source in rising)
+    while rising:
+        rate = sum(source.rate for source in rising) + EPSILON
+        enough, full = (
+            (target - have) / rate,
+            (rising[0].most - rising[0].have) / (rising[0].rate + EPSILON) - time_left,
+        )
+        if enough <= full or len(rising) == 1:
+            break
+        time_left, have, rising = time_left + full, have + full * rate, rising[1:]
+    return time_left + max(target - have, 0.0) / rate
 
 
 def agreed_epoch(claims: Sequence[int]) -> int:

@@ -31,6 +31,10 @@ def node():
     dht.shutdown()
 
 
+NOTED = []
+"""What the progress was told of averages."""
+
+
 class PlayedRound:
     """A round whose group is known before."""
 
@@ -76,8 +80,10 @@ def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None, peer
     """A peer's exchange whose rounds come out like this, while so many others train; its averager, its alignment."""
     played = SimpleNamespace(
         lively_peers=peers,
+        awaited_peers=peers,
         num_peers=peers,
         give_up=lambda peers: None,
+        note_average=lambda *average, **own: NOTED.append((*average, own)),
         look_around=lambda: (7, others()),
         seconds_left=0.0,
         epoch_seconds=EPOCH_SECONDS,
@@ -93,6 +99,13 @@ def average(exchange, epoch=7):
     end = EpochEnd(epoch=epoch, others=1)
     exchange.finish(exchange.begin(end), end)
     return end
+
+
+def test_the_progress_is_told_what_came_of_the_words_of_others():
+    group = averaged([7, False, 0], [7, False, 0], brought={"ada": 3.0})
+    exchange, _, _ = exchange_of(group)
+    average(exchange)
+    assert NOTED.pop() == (7, group.report, group.told, {"own_samples": SAMPLES})
 
 
 def test_an_average_is_of_the_gradients_of_its_epoch_with_their_weight():

@@ -44,7 +44,7 @@ def optimizer_with(node, monkeypatch):
 
 
 @pytest.mark.swarm
-def test_numbers_reach_the_averagers_and_the_progress(optimizer_with):
+def test_numbers_reach_the_averagers_and_the_progress(optimizer_with, monkeypatch):
     made = optimizer_with(
         target_batch_size=999, matchmaking_seconds=2.5, averaging_timeout_seconds=44.0, allreduce_timeout_seconds=22.0,
         next_chunk_timeout_seconds=7.0, request_timeout_seconds=1.25, min_group_size=3, metrics_expiration_seconds=77.0,
@@ -58,7 +58,7 @@ def test_numbers_reach_the_averagers_and_the_progress(optimizer_with):
     assert (made.gradients.settings.epochs_apart, made.parameters.settings.epochs_apart) == (1, 0)
     assert made.parameters.settings.round_own_parts and not made.gradients.settings.round_own_parts
     assert made.progress.target_batch_size == 999 and made.progress.lively_seconds == LIVELY_WINDOWS * 2.5
-    made.progress.lively_peers = 50
+    monkeypatch.setattr(Progress, "awaited_peers", 50)
     assert made.exchange.expected_peers == 9
     rounds = []
     made.gradients.begin_round = lambda told, **settings: rounds.append(settings)
