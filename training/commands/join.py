@@ -144,12 +144,12 @@ def run(
     log_json: LogJson = None,
 ) -> None:
     """Join a run and train its model together with the other volunteers."""
-    from training.config import load_recipe
     from training.processes.environment import prepare_environment
     from training.processes.role import run_role
     from training.trust.client import Credentials
     from training.volunteer.invitation import site_of
 
+    config, text = _checked_recipe(recipe, validate=validate, invitation=invitation, state_dir=state_dir)
     wishes = {"device": device, "micro_batch_size": micro_batch_size, "precision": precision}
     wishes |= {"checkpointing": checkpointing, "compiled": compiled}
     settings = {
@@ -169,17 +169,27 @@ def run(
         "validate": validate,
         "seed": seed,
     }
+    if state_dir is not None:  # else the folder is gone when the program ends
+        settings["recipe_toml"] = text
     if cache_size is not None:
         settings["cache_gb"] = cache_size
-    config = load_recipe(recipe)
-    _check_flags(config, validate=validate, invitation=invitation, state_dir=state_dir)
     prepare_environment()
     run_role(partial(_role, config, wishes, settings, state_dir, dry_run, log_json), begins_anew=not dry_run)
 
 
-def _check_flags(config: RunConfig, *, validate: bool, invitation: str | None, state_dir: Path | None) -> None:
-    """Checks that work can be checked in this run, and that an invitation is not used up by a peer that nobody will be
-    again."""
+def _checked_recipe(
+    source: str, *, validate: bool, invitation: str | None, state_dir: Path | None
+) -> tuple[RunConfig, str]:
+    """The recipe and its text.
+
+    Raises:
+        BadInput: If it cannot be read, if work cannot be checked in this run, or if an invitation would be used up by a
+            peer that nobody will be again.
+    """
+    from training.config import parse_recipe, read_recipe
+
+    text = read_recipe(source)
+    config = parse_recipe(text, source=source)
     if validate and not config.swarm.declares_work:
         raise BadInput(
             f'Nobody can check work in {config.run_id}: its recipe needs aggregation = "centered-clip", audit_share '
@@ -189,6 +199,7 @@ def _check_flags(config: RunConfig, *, validate: bool, invitation: str | None, s
         raise BadInput(
             "An invitation admits one peer, and without --state-dir each start is another one; give --state-dir FOLDER."
         )
+    return config, text
 
 
 def _hub_token() -> str | None:

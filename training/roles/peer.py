@@ -32,6 +32,7 @@ from training.volunteer.arrival import arrive
 from training.volunteer.belonging import Belonging, LeaveRequest
 from training.volunteer.connection import Connection, connect
 from training.volunteer.contribution import Contribution
+from training.volunteer.kept import KeptWeights
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.membership import Membership, MemberStop
 from training.volunteer.notices import Notices
@@ -121,9 +122,8 @@ def run_peer(
         belonging=belonging,
         recent=RecentEpochs(state_dir / RECENT_FILE),
     )
-    contribution_file = state_dir / "contribution.json"
-    reporter.update(PeerStatus(contribution=Contribution.read(contribution_file)))
-    peer = _Peer(connection, belonging, membership, choices, build(), reporter, contribution_file, notices, tokens)
+    peer = _Peer(connection, belonging, membership, choices, build(), reporter, notices, tokens, state_dir)
+    reporter.update(PeerStatus(contribution=Contribution.read(peer.contribution_file)))
     epoch = 0
     try:
         epoch = peer.take_part(settings.resume, early, stop)
@@ -149,9 +149,21 @@ class _Peer:
     choices: Choices
     model: torch.nn.Module
     reporter: Reporter
-    contribution_file: Path
     notices: Notices
     tokens: str
+    state_dir: Path
+
+    @property
+    def contribution_file(self) -> Path:
+        """What this volunteer has given so far."""
+        return self.state_dir / "contribution.json"
+
+    @property
+    def kept(self) -> KeptWeights:
+        """What it keeps when it leaves."""
+        connection = self.connection
+        recipe_toml = connection.settings.recipe_toml
+        return KeptWeights(folder=self.state_dir / "kept", recipe_toml=recipe_toml, shards=connection.shards)
 
     def take_part(self, resume: Path | None, early: EarlyDownload | None, stop: MemberStop) -> int:
         """Trains in the lineage that it belongs to until that is left or the peer stops; the epoch that it came to."""
@@ -176,6 +188,7 @@ class _Peer:
                 belonging=belonging,
                 early=early,
                 resume=resume,
+                kept=self.kept,
                 shards=connection.shards,
                 stop=until,
                 console=self.notices.console,
@@ -188,6 +201,8 @@ class _Peer:
         finally:
             optimizer.say_goodbye()
             belonging.remember(optimizer.local_epoch)
+        if source is not None and not belonging.is_left:
+            self.kept.keep(optimizer, self.model, belonging.lineage)
         if belonging.is_left and not stop.asked:  # otherwise the processes end with the role
             optimizer.shutdown()
         return optimizer.local_epoch

@@ -1,8 +1,9 @@
 """How a newcomer obtains the run's current state, or learns that there is no run left to join.
 
 It begins with fresh weights only if nobody knows of an update: no record, no word of a server, no checkpoint. Otherwise
-it takes the state of a peer; if none is there, or none of them answers, the newest checkpoint that the run's site
-serves; and until one of them comes, it waits. Only if the site has no checkpoint either, and nobody comes for a while,
+it takes the state of a peer; if none is there, or none of them answers, the weights that it has kept itself when it
+left, if they are as new as any that it hears of; else the newest checkpoint that the run's site serves; and until one
+of them comes, it waits. Only if the site has no checkpoint either, and nobody comes for a while,
 there is nothing to wait for.
 """
 
@@ -13,19 +14,23 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from training.checkpoints.checkpoint import Checkpoint, check_codec, latest_checkpoint, load_checkpoint
+from training.checkpoints.folders import checkpoint_epoch
 from training.config import RunConfig
 from training.data.sets import open_manifest
+from training.errors import TrainingError
+from training.swarm.catching_up import CATCH_UP_EPOCHS
 from training.swarm.early import EarlyDownload
 from training.swarm.metrics import PeerRecord, believable, of_right_clocks, read_records
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.signs_of_life import any_answers
 from training.volunteer.belonging import Belonging, LeaveRequest
+from training.volunteer.kept import KeptWeights
 from training.volunteer.stored import fetch_stored
 
 LOOK_SECONDS = 1.0
@@ -39,7 +44,7 @@ FORGOTTEN_SECONDS = 60.0
 """If nobody comes within this time, and no checkpoint was ever written, the run begins anew. A network that was split
 needs up to a minute to heal."""
 TOLD_SECONDS = 60.0
-"""How often a newcomer that waits says so."""
+"""How often a newcomer that waits says the same."""
 
 
 def arrive(
@@ -49,6 +54,7 @@ def arrive(
     belonging: Belonging,
     early: EarlyDownload | None = None,
     resume: Path | None,
+    kept: KeptWeights,
     shards: str,
     stop: LeaveRequest,
     console: Console,
@@ -64,6 +70,7 @@ def arrive(
         belonging: The lineage that this peer joins, and who knows of it.
         early: A download of the run's state that has already begun.
         resume: Folder of checkpoints; this peer starts from the latest, unless the run is ahead of it.
+        kept: What this peer has kept of the run.
         shards: Folder or URL of the shards that it will train on.
         stop: A request to stop, or to leave the lineage, ends the waiting.
         console: Prints what the peer waits for.
@@ -71,15 +78,15 @@ def arrive(
     Raises:
         BadInput: If the checkpoint cannot be read, or belongs to another recipe or codec.
     """
-    newcomer = _Newcomer(optimizer, run, belonging, shards, stop, console)
+    newcomer = _Newcomer(optimizer, run, belonging, kept, shards, stop, console)
     source = newcomer.resume(resume) if resume is not None else None
-    began, told = time.monotonic(), -math.inf
+    began = time.monotonic()
     while not stop.asked:
         standing = newcomer.standing_of_others()
         if standing is None:
             continue
         ahead = max(standing.epoch, optimizer.progress.global_epoch)
-        newest = ahead if source is not None else max(ahead, belonging.newest_epoch())
+        newest = ahead if source is not None else max(ahead, belonging.newest_epoch(), newcomer.kept_epoch)
         if newest <= optimizer.local_epoch:
             return source or "fresh weights"
         # A peer at epoch 0 is another newcomer: it has no weights of the run either.
@@ -92,11 +99,9 @@ def arrive(
                 return None
             if source is not None:
                 return source
-            if (found := newcomer.take_stored(waited, may_begin_anew=not standing.there)) is not None:
+            if (found := newcomer.take_stored(waited, newest, may_begin_anew=not standing.there)) is not None:
                 return found
-        if time.monotonic() - told >= TOLD_SECONDS:
-            told = time.monotonic()
-            console.print(newcomer.waits_for(standing, newest), markup=False)
+        newcomer.tell(newcomer.waits_for(standing, newest))
         stop.wait(LOOK_SECONDS)
     return None
 
@@ -118,9 +123,18 @@ class _Newcomer:
     optimizer: SwarmOptimizer
     run: RunConfig
     belonging: Belonging
+    kept: KeptWeights
     shards: str
     stop: LeaveRequest
     console: Console
+    told: dict[str, float] = field(default_factory=dict)
+    """When each sentence was printed."""
+
+    def tell(self, sentence: str) -> None:
+        """Prints a sentence, but not again and again."""
+        if time.monotonic() - self.told.get(sentence, -math.inf) >= TOLD_SECONDS:
+            self.told[sentence] = time.monotonic()
+            self.console.print(sentence, markup=False)
 
     def standing_of_others(self) -> _OthersStanding | None:
         """None if the DHT did not answer in time: then we do not know whether anybody else is there."""
@@ -136,6 +150,11 @@ class _Newcomer:
             )
         return None
 
+    @property
+    def kept_epoch(self) -> int:
+        """That of the weights which this peer has kept; 0 if there are none."""
+        return self.kept.newest(self.belonging.lineage)[1]
+
     def resume(self, folder: Path) -> str | None:
         """Loads the latest checkpoint of a folder; None if there is none, or it is not of this lineage."""
         path = latest_checkpoint(folder)
@@ -147,11 +166,19 @@ class _Newcomer:
             return not any_answers(self.optimizer.dht, [record.peer_id for record in peers], ANSWER_SECONDS)
         return False
 
-    def take_stored(self, waited_seconds: float, *, may_begin_anew: bool) -> str | None:
-        """Loads the newest checkpoint that the run's site serves; None while there is hope for a better state."""
+    def take_stored(self, waited_seconds: float, newest: int, *, may_begin_anew: bool) -> str | None:
+        """Loads what this peer has kept or the site's newest checkpoint; None while there is hope for a better state.
+
+        Kept weights that lack updates are taken if the site has none that lack fewer.
+        """
         if waited_seconds < NOBODY_SECONDS:
             return None
-        stored = fetch_stored(self.belonging, self.run, stop=self.stop, console=self.console)
+        if self.kept_epoch >= newest and (source := self._load_kept()) is not None:
+            return source
+        stored = fetch_stored(self.belonging, self.run, stop=self.stop, tell=self.tell)
+        is_older = stored.path is None or checkpoint_epoch(stored.path) < self.kept_epoch
+        if is_older and self.kept_epoch >= newest - CATCH_UP_EPOCHS and (source := self._load_kept()) is not None:
+            return source
         if stored.path is not None:
             source = self._load(stored.path)
             shutil.rmtree(stored.path, ignore_errors=True)
@@ -160,6 +187,16 @@ class _Newcomer:
         if stored.is_nothing and is_forgotten and not self.belonging.lineage.first_epoch:
             return "fresh weights, because nobody has any of the run's"
         return None
+
+    def _load_kept(self) -> str | None:
+        path, epoch = self.kept.newest(self.belonging.lineage)
+        try:
+            is_loaded = path is not None and self._load(path) is not None
+        except TrainingError as error:
+            self.console.print(f"The weights that this peer has kept are not used: {error.told}", markup=False)
+            self.kept.drop()
+            return None
+        return f"the weights of epoch {epoch} that it had kept" if is_loaded else None
 
     def _load(self, path: Path) -> str | None:
         checkpoint = load_checkpoint(path, recipe=self.run, computes=False)

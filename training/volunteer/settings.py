@@ -26,6 +26,8 @@ class PeerSettings:
     """Threads that compute; None: one per core."""
     epochs: int | None = None
     """Stop once the run has done this many epochs; None: at the end of its schedule."""
+    recipe_toml: str = ""
+    """The recipe's text, if this peer is to keep weights as it leaves; see `training.volunteer.kept`."""
     resume: Path | None = None
     """Folder of checkpoints; the latest is used unless the run is ahead of it."""
     shards: str | None = None

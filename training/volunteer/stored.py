@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
 
 from training.config import RunConfig
 from training.errors import TrainingError
@@ -22,17 +21,17 @@ class Stored:
     """Whether a site has answered that there is no checkpoint."""
 
 
-def fetch_stored(belonging: Belonging, run: RunConfig, *, stop: LeaveRequest, console: Console) -> Stored:
+def fetch_stored(belonging: Belonging, run: RunConfig, *, stop: LeaveRequest, tell: Callable[[str], None]) -> Stored:
     """Downloads the newest checkpoint of the lineage from the first site that has one."""
     from training.checkpoints.remote import fetch_latest
 
     has_answered = False
     for site in belonging.sites():
-        console.print(f"Nobody who has the run's weights is here; looking for a checkpoint at {site}.", markup=False)
+        tell(f"Nobody who has the run's weights is here; looking for a checkpoint at {site}.")
         try:
             found = fetch_latest(site, belonging.downloads, recipe=run, lineage=belonging.lineage.id, stop=stop)
         except TrainingError as error:
-            console.print(f"{site} has given no checkpoint: {error.told}", markup=False)
+            tell(f"{site} has given no checkpoint: {error.told}")
             continue
         if found is not None:
             return Stored(path=found)

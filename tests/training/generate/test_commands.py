@@ -271,7 +271,7 @@ def test_a_peer_does_not_resume_on_the_tokens_of_another_codec(run_dir, other_sh
     monkeypatch.setattr(arrival, "read_records", lambda dht, run_id: [])
     belonging = SimpleNamespace(lineage=Lineage.begin(), newest_epoch=lambda: 0)
     flags = {"resume": run_dir / "checkpoints", "stop": SimpleNamespace(asked=False), "console": Console(quiet=True)}
-    flags["belonging"] = belonging
+    flags |= {"belonging": belonging, "kept": SimpleNamespace(newest=lambda lineage: (None, 0))}
     with pytest.raises(BadInput, match=OTHER_CODEC):
         arrive(optimizer, parse_recipe(RECIPE), shards=str(other_shards), **flags)
     assert not loaded

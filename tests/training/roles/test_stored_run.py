@@ -108,6 +108,29 @@ def test_all_volunteers_leave_and_others_come_and_the_maintainer_goes_back(run):
     go_back(run, lineage, barbara, edsger, to=stored)
 
 
+def test_all_volunteers_leave_and_come_back_while_the_monitor_is_away(run):
+    """They go on with the weights that they have kept, of the epoch at which they left, and train together."""
+    monitor = run.monitor()
+    names = ("ada", "grace")
+    volunteers = [run.come(name) for name in names]
+    for name in names:
+        run.event(name, "epoch", number=3, senders=2)
+    end(*volunteers)
+    end(monitor)
+    left = {name: run.event(name, "stopped")["epoch"] for name in names}
+    kept = {name: list_checkpoints(run.folder / name / "kept") for name in names}
+    for name in names:
+        assert [checkpoint_epoch(path) for path in kept[name]] == [left[name]]
+    volunteers = [run.join(name) for name in names]
+    for name in names:
+        joined = run.event(name, "joined", number=2)
+        assert joined["epoch"] >= min(left.values())
+        assert joined["state"] in (f"the weights of epoch {left[name]} that it had kept", "the state of another peer")
+    known = len(run.events("ada", "epoch"))
+    assert run.event("ada", "epoch", number=known + 2, senders=2)["epoch"] > max(left.values())
+    end(*volunteers)
+
+
 def assert_only_by(run, names, *, since, after=0.0):
     """All samples of the epochs since one are those that these volunteers have given after a moment."""
     assert all(points[-1][0] <= since for name, points in run.document("losses")["peers"].items() if name not in names)

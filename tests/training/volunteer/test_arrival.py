@@ -27,11 +27,22 @@ class Newcomer:
     """One that comes to a run; what it prints, what it loads, and how long it waits."""
 
     def __init__(
-        self, monkeypatch, tmp_path, *looks, gives=(), known_epoch=0, stored=UNREACHABLE, lineage=OWN, silent=()
+        self,
+        monkeypatch,
+        tmp_path,
+        *looks,
+        gives=(),
+        known_epoch=0,
+        stored=UNREACHABLE,
+        lineage=OWN,
+        silent=(),
+        kept_epoch=0,
     ):
         self.looks, self.gives, self.stored, self.tmp_path = list(looks), list(gives), stored, tmp_path
         self.now, self.wanted, self.loaded, self.silent = 0.0, [], [], silent
         self.console = Console(record=True, quiet=False, file=(tmp_path / "printed").open("w"), width=1000)
+        kept = (Path(f"epoch-{kept_epoch:06d}") if kept_epoch else None, kept_epoch)
+        self.kept = SimpleNamespace(newest=lambda lineage: kept)
         self.belonging = SimpleNamespace(
             lineage=lineage, newest_epoch=lambda: known_epoch, sites=lambda: ["https://run.example"]
         )
@@ -77,7 +88,8 @@ class Newcomer:
         self.stop.asked = self.now > 1000
 
     def come(self, **flags):
-        settings = {"resume": None, "shards": "none", "stop": self.stop, "console": self.console, **flags}
+        settings = {"resume": None, "shards": "none", "stop": self.stop, "console": self.console, "kept": self.kept}
+        settings |= flags
         return arrival.arrive(self.optimizer, load_recipe("demo"), belonging=self.belonging, **settings)
 
     @property
@@ -122,6 +134,35 @@ def test_a_word_of_an_update_is_enough_to_wait_for_ever(newcomer, looks):
     assert one.come() is None and one.now > 1000
     assert "The run is at epoch 7, and nobody who has its weights is here" in one.printed
     assert "for a checkpoint at https://run.example" in one.printed
+
+
+@pytest.mark.parametrize(
+    ("kept_epoch", "known_epoch", "stored_epoch", "taken"),
+    [(7, 7, None, 7), (7, 0, None, 7), (7, 7, 7, 7), (7, 8, None, 7), (7, 8, 6, 7), (7, 8, 8, 8), (7, 30, 20, 20)],
+)
+def test_if_nobody_is_there_a_peer_goes_on_with_what_it_has_kept_unless_the_site_has_something_newer(
+    newcomer, kept_epoch, known_epoch, stored_epoch, taken
+):
+    stored = UNREACHABLE if stored_epoch is None else Stored(path=Path(f"epoch-{stored_epoch:06d}"))
+    one = newcomer([], kept_epoch=kept_epoch, known_epoch=known_epoch, stored=stored)
+    source = one.come()
+    assert one.loaded == [taken] and one.now == arrival.NOBODY_SECONDS
+    assert source == ("the weights of epoch 7 that it had kept" if taken == 7 else f"the checkpoint epoch-{taken:06d}")
+
+
+def test_what_a_peer_has_kept_of_an_epoch_long_gone_is_not_used(newcomer):
+    one = newcomer([], kept_epoch=7, known_epoch=30)
+    assert one.come() is None and not one.loaded
+
+
+def test_a_peer_that_has_kept_weights_takes_those_of_others_if_they_are_there(newcomer):
+    assert newcomer([record(8)], kept_epoch=7, gives=(True,)).come() == "the state of another peer"
+
+
+def test_a_peer_that_waits_says_so_once_a_minute(newcomer):
+    one = newcomer([], known_epoch=7)
+    one.come()
+    assert 10 <= one.printed.count("nobody who has its weights is here") <= 18
 
 
 def test_if_nobody_is_there_the_checkpoint_of_the_site_is_taken_after_a_while(newcomer):

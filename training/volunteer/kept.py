@@ -1,0 +1,83 @@
+"""The weights that a volunteer keeps as it leaves, so that all may leave, and come back while no server answers.
+
+STATE_DIR/kept/epoch-000040     a checkpoint (see `training.checkpoints`); at most one
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.checkpoints.checkpoint import latest_checkpoint, lineage_of, save_checkpoint
+from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
+from training.data.sets import open_manifest
+from training.errors import TrainingError
+from training.model.trained import count_trained
+from training.optim.saved import optimizer_tensors
+from training.swarm.lineage import Lineage
+from training.swarm.optimizer import SwarmOptimizer
+from training.task import TrainedModel
+
+MOST_PARAMETERS = 10**9
+"""Of a larger model nothing is kept: a peer that was asked to stop has ten seconds, and that takes longer to write."""
+BYTES_A_PARAMETER = 12
+"""Of weights and moments in float32; those in 8 bit take less."""
+FREE_SHARE = 0.5
+"""Of the space that is free, so much is used at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptWeights:
+    """Those of one volunteer."""
+
+    folder: Path
+    recipe_toml: str
+    """The recipe's text; empty: nothing is kept."""
+    shards: str
+    """Folder or URL of the shards that it trains on."""
+
+    def keep(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> Path | None:
+        """Writes the weights if the others have the same; None if they do not, or there is no room."""
+        host, alignment = optimizer.host, optimizer.alignment
+        is_the_runs = host.epoch > 0 and not (alignment.behind or alignment.drifted)
+        if not (self.recipe_toml and is_the_runs and self._has_room(count_trained(model))):
+            return None
+        older = list_checkpoints(self.folder)
+        try:
+            with host.lock:
+                host.copy_to_model()
+                path = save_checkpoint(
+                    self.folder,
+                    model=model,
+                    recipe_toml=self.recipe_toml,
+                    epoch=host.epoch,
+                    metrics={},
+                    shards=self.shards,
+                    codec_digest=open_manifest(self.shards, kind=None).codec_digest,
+                    lineage=lineage,
+                    extra_tensors=optimizer_tensors(host.optimizer),
+                )
+        except (OSError, TrainingError):  # such as a full disk; the others and the servers have the weights as well
+            return None
+        for one in older:
+            if one != path:
+                shutil.rmtree(one, ignore_errors=True)
+        return path
+
+    def newest(self, lineage: Lineage) -> tuple[Path | None, int]:
+        """The checkpoint that was kept of a lineage, and its epoch; None and 0 if there is none."""
+        path = latest_checkpoint(self.folder)
+        try:
+            is_of_it = path is not None and lineage.has(lineage_of(path), checkpoint_epoch(path))
+        except TrainingError:  # it is damaged
+            is_of_it = False
+        return (path, checkpoint_epoch(path)) if is_of_it else (None, 0)
+
+    def drop(self) -> None:
+        """Deletes what was kept."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _has_room(self, parameters: int) -> bool:
+        free = shutil.disk_usage(self.folder.parent).free
+        return parameters <= MOST_PARAMETERS and parameters * BYTES_A_PARAMETER <= FREE_SHARE * free
