@@ -41,6 +41,8 @@ MOST_BYTES = 6 << 30
 """Of address space; what is imported takes 3."""
 LONGEST_INPUT = 1 << 20
 MOST_BROKEN_SHOWN = 5
+BROKEN = "broken by malformed inputs:"
+"""Begins the names of the readers' results."""
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
@@ -131,7 +133,14 @@ def told(name: str, facts: dict) -> dict:
     for one in facts["broken"][:MOST_BROKEN_SHOWN]:
         print(f"    {one['error']}\n    {one['input']}", flush=True)
     rest = {key: facts[key] for key in ("tried", "refused", "slowest_seconds")}
-    return result(f"broken by malformed inputs: {name}", "", len(facts["broken"]), **rest)
+    return result(f"{BROKEN} {name}", "", len(facts["broken"]), **rest)
+
+
+def with_earlier(measured: list[dict], file: Path | None) -> list[dict]:
+    """Adds the results that a record has of readers which were not tried now; all in the readers' order."""
+    earlier = json.loads(file.read_text())["results"] if file is not None and file.is_file() else []
+    of_reader = {one["metric"]: one for one in (*earlier, *measured)}
+    return [of_reader[metric] for name in READERS if (metric := f"{BROKEN} {name}") in of_reader]
 
 
 def main() -> None:
@@ -139,7 +148,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the inputs of each reader")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="readers that are tried at the same time")
-    parser.add_argument("--only", nargs="*", choices=READERS, default=list(READERS))
+    parser.add_argument(
+        "--only", nargs="*", choices=READERS, default=list(READERS), help="the rest stays in the record"
+    )
     parser.add_argument("--json", type=Path, help="write the record here")
     for hidden, kind in (("--reader", str), ("--count", int), ("--folder", Path)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
@@ -151,6 +162,7 @@ def main() -> None:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = pool.map(lambda name: tried(name, counts[name], arguments.seed), counts)
         measured = [told(name, facts) for name, facts in zip(counts, found, strict=True)]
+    measured = with_earlier(measured, arguments.json)
     total, broken = sum(one["tried"] for one in measured), sum(one["ours"] for one in measured)
     measured.insert(0, result("malformed inputs tried", "", total))
     measured.insert(1, result("malformed inputs that broke a reader", "", broken))

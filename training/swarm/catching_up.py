@@ -144,6 +144,7 @@ class CatchingUp:
         self._host.copy_to_model()
         # A look of the progress's thread must not end between the steps of this: it would show the old epoch's samples.
         with self._progress.pause():
+            self._progress.believe_all()
             self._begin_epoch(epoch)
         self._alignment.note(event)
 

@@ -6,32 +6,29 @@ compares, after an average, what the others told with what came of it:
 
 - Of a peer that told at least twice the samples that it brought, the share that it brought counts from then on. It has
   broken its word, and is believed again after as many averages as it has broken its word before.
-- A rate counts up to twice the rate at which its peer has brought samples.
 - If single peers have ended the epoch by telling of the next one, but most were there to end this one and its samples
   were not, these have broken their word, too. Until they are believed again, they lead nobody.
 - A peer that comes to no average brings nothing. In a large run it may be in another group, so it counts until this
-  peer should have met it `MEETINGS` times. Groups wait for it twice in a row, and then ever more rarely.
+  peer should have met it `MEETINGS` times. Groups wait for it three times, and then ever more rarely.
 
-A peer that is believed less than it deserves only makes epochs longer. A peer whose word is true and whose gradients
-are worth nothing is not found here; see `training.volunteer.checks`.
+A peer that is believed less than it deserves only makes epochs longer. If only some believe it less, the others end the
+epoch without these, which then believe everybody again: they would otherwise come too late each time. A peer whose word
+is true and whose gradients are worth nothing is not found here; see `training.volunteer.checks`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 KEPT_SHARE = 0.5
 """A peer that brings this share of what it told has kept its word: it may have had to pause since it told it."""
-FASTER = 2.0
-"""A rate counts up to this times what its peer has brought,"""
-RATES_COMPARED = 2
-"""in the better of so many averages: a peer that comes in the middle of an epoch brings little to the first."""
 MEETINGS = 3.0
 """A peer that has missed so many averages at which it should have been counts for nothing until it comes to one."""
 FORGIVEN_AVERAGES = 20
 """After so many averages in which it has kept its word, one of the times that it has broken it is forgotten."""
+MOST_PEERS = 4096
+"""Of so many it keeps what it has found out; those whom it has heard of last."""
 ENDINGS_KEPT = 4
 """Averages in the background end after later epochs have."""
 
@@ -46,15 +43,11 @@ class Ending:
     """Those by whose word alone the epoch has ended: that they are at a later one."""
     present: frozenset[bytes]
     """The others that should take part in averages."""
-    seconds: float
-    """That it has computed in this epoch."""
 
 
 @dataclass(slots=True)
 class _Peer:
     share: float = 1.0
-    rates: tuple[float, ...] = ()
-    """Samples per second that it has brought, in the last averages."""
     broken: int = 0
     """How often it has broken its word; some of these times are forgotten."""
     kept: int = 0
@@ -68,10 +61,10 @@ class Claims:
     """What this peer has found out of the others' words.
 
     >>> claims = Claims(target_batch_size=64)
-    >>> claims.note_end(7, Ending(told={b"ada": 20, b"eve": 64}, leaders=frozenset(), present=frozenset(), seconds=10))
+    >>> claims.note_end(7, Ending(told={b"ada": 20, b"eve": 64}, leaders=frozenset(), present=frozenset()))
     >>> claims.note_average(7, brought={b"ada": 22, b"eve": 4}, members=[b"ada", b"eve"], own_samples=20)
-    >>> claims.share(b"ada"), claims.share(b"eve"), claims.fastest(b"eve")
-    (1.0, 0.0625, 0.8)
+    >>> claims.share(b"ada"), claims.share(b"eve")
+    (1.0, 0.0625)
     """
 
     target_batch_size: int
@@ -82,11 +75,6 @@ class Claims:
         """How much of the samples that it tells counts, from 0 to 1."""
         return self._peers[peer].share if peer in self._peers else 1.0
 
-    def fastest(self, peer: bytes) -> float:
-        """Samples per second that count, at most."""
-        rates = self._peers[peer].rates if peer in self._peers else ()
-        return FASTER * max(rates) if rates else math.inf
-
     def may_lead(self, peer: bytes) -> bool:
         """Whether its word that it is at a later epoch can end this one."""
         return self._peers[peer].is_believed if peer in self._peers else True
@@ -95,6 +83,10 @@ class Claims:
         """Whether the next group waits for it: if it has missed 0, 1, 2, 4, 8, 16 ... in a row."""
         missed = int(self._peers[peer].missed) if peer in self._peers else 0
         return missed & (missed - 1) == 0
+
+    def believe_all(self) -> None:
+        """The others have ended an epoch that this peer did not take for ended."""
+        self._peers.clear()
 
     def note_end(self, epoch: int, ending: Ending) -> None:
         """This peer has ended an epoch, and goes to its average."""
@@ -119,7 +111,7 @@ class Claims:
         too_early = knows_all and own_samples + sum(brought.values()) < KEPT_SHARE * self.target_batch_size
         misled = ending.leaders if too_early and 2 * len(members) >= len(ending.present) else frozenset()
         for peer in {*ending.told, *ending.present, *misled}:
-            state = self._peers.setdefault(peer, _Peer())
+            self._peers[peer] = state = self._peers.pop(peer, None) or _Peer()
             told, samples = ending.told.get(peer, 0.0), brought.get(peer)
             if peer in misled:
                 _break(state, 0.0)
@@ -132,8 +124,8 @@ class Claims:
                 state.missed += len(members) / len(ending.present | set(members))
                 if state.missed >= MEETINGS:
                     state.share, state.is_believed = 0.0, False
-            if samples is not None and ending.seconds > 0:
-                state.rates = (*state.rates, samples / ending.seconds)[-RATES_COMPARED:]
+        for forgotten in list(self._peers)[:-MOST_PEERS]:
+            del self._peers[forgotten]
 
 
 def _break(peer: _Peer, share: float) -> None:

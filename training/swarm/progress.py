@@ -30,6 +30,8 @@ LIVELY_REPORTS = 3
 """But at least so often within the time after which it would be taken for dead."""
 LOOK_SECONDS = 5.0
 """A node that has not answered by then is busy; that says nothing of the others."""
+LONGEST_SECONDS = 1e9
+"""No epoch takes so long: nobody computes."""
 EPSILON = 1e-20
 """Samples per second of those who compute nothing."""
 NEWCOMERS, NEWCOMERS_SHARE = 3, 0.2
@@ -86,8 +88,8 @@ class GlobalProgress:
     """In this epoch, of all peers."""
     num_peers: int
     """Peers with a record, this one included; 0 if it finds none, not even its own."""
-    rate: float
-    """Samples per second of all peers."""
+    epoch_seconds: float
+    """How long an epoch takes; ages if nobody computes."""
     ends_at: float
     """DHT time at which the epoch's samples will be there."""
     look_at: float
@@ -146,7 +148,7 @@ class Progress:
         self._silent: frozenset[bytes] = frozenset()
         self._first_seen_ahead: dict[bytes, float] = {}
         """Times of records that are ahead, as each peer's was when nobody's clock seemed right first."""
-        self._claims, self._epoch_began = Claims(target_batch_size), time.monotonic()
+        self._claims = Claims(target_batch_size)
         self.left_out: frozenset[str] = frozenset()
         """Peers whose records do not count; see `standing`."""
         self._others: list[PeerProgress] = []
@@ -198,7 +200,7 @@ class Progress:
     @property
     def epoch_seconds(self) -> float:
         """How long an epoch takes at the rate of all; 0 if that is not known."""
-        return self.target_batch_size / self._global.rate if self._global.rate > 0 else 0.0
+        return self._global.epoch_seconds if self._global.epoch_seconds < LONGEST_SECONDS else 0.0
 
     @property
     def seconds_left(self) -> float:
@@ -274,7 +276,6 @@ class Progress:
             told={one.peer_id: self._samples_by(now, one) for one in self._others if one.epoch == epoch},
             leaders=frozenset(one.peer_id for one in self._others if is_led and one.epoch > epoch),
             present=frozenset(one.peer_id for one in self._others if self._is_lively(one, now)),
-            seconds=time.monotonic() - self._epoch_began,
         )
 
     def note_average(self, epoch: int, report: RoundReport, members: Collection[PeerID], *, own_samples: float) -> None:
@@ -294,6 +295,10 @@ class Progress:
             own_samples=own_samples,
         )
 
+    def believe_all(self) -> None:
+        """The others have gone on while this peer expected more samples; see `claims`."""
+        self._claims.believe_all()
+
     def begin_epoch(self, epoch: int) -> None:
         """This peer goes on with another epoch; call it while paused."""
         if epoch > self._global.epoch:
@@ -301,7 +306,6 @@ class Progress:
             self._global = replace(self._global, epoch=epoch, newest=newest, samples=0, ends_at=math.inf)
         self.report(epoch, 0)
         self._epochs_begun += 1
-        self._epoch_began = time.monotonic()
         self._has_looked = self._has_compared = False
 
     def give_up(self, peers: Iterable[str]) -> None:
@@ -475,13 +479,9 @@ class Progress:
         leaders = [record for record in leaders if self._is_lively(record, now)] or leaders
         return [record for record in leaders if record.epoch or record.samples_accumulated] or leaders
 
-    def _rate(self, record: PeerProgress) -> float:
-        """Samples per second of a peer, as far as it is believed."""
-        return min(record.samples_per_second, self._claims.fastest(record.peer_id))
-
     def _samples_by(self, now: float, record: PeerProgress) -> float:
         """How many samples of its epoch a peer should have by now; with those of all, the epoch ends."""
-        since = max(0.0, now - record.time) * self._rate(record)
+        since = max(0.0, now - record.time) * record.samples_per_second
         return min(record.samples_accumulated + since, self.target_batch_size)
 
     def _sum(self, records: list[PeerProgress], now: float, *, num_peers: int) -> GlobalProgress:
@@ -498,11 +498,10 @@ class Progress:
             sources.append(
                 Source(
                     have=share * self._samples_by(now, record) if is_at_epoch else 0.0,
-                    rate=share * self._rate(record),
+                    rate=share * record.samples_per_second,
                     most=share * self.target_batch_size,
                 )
             )
-        rate = sum(source.rate for source in sources)
         seconds_left = seconds_until(self.target_batch_size, sources)
         soon = seconds_left * num_peers / max(num_peers + NEWCOMERS, num_peers * (1 + NEWCOMERS_SHARE))
         look_in = min(max(soon, self._refresh.least), self._refresh.most) if records else self._refresh.alone
@@ -511,7 +510,7 @@ class Progress:
             newest=newest,
             samples=samples,
             num_peers=num_peers,
-            rate=rate,
+            epoch_seconds=seconds_until(self.target_batch_size, [replace(source, have=0.0) for source in sources]),
             ends_at=now + seconds_left,
             look_at=now + look_in,
         )
@@ -537,13 +536,11 @@ def seconds_until(target: float, sources: Sequence[Source]) -> float:
     have = sum(source.have for source in rising)
     while rising:
         rate = sum(source.rate for source in rising) + EPSILON
-        enough, full = (
-            (target - have) / rate,
-            (rising[0].most - rising[0].have) / (rising[0].rate + EPSILON) - time_left,
-        )
-        if enough <= full or len(rising) == 1:
+        first, *rest = rising
+        until_full = (first.most - first.have) / (first.rate + EPSILON) - time_left
+        if not rest or (target - have) / rate <= until_full:
             break
-        time_left, have, rising = time_left + full, have + full * rate, rising[1:]
+        time_left, have, rising = time_left + until_full, have + until_full * rate, rest
     return time_left + max(target - have, 0.0) / rate
 
 

@@ -1,7 +1,5 @@
 """What peers tell of their progress counts as far as they bring it to averages."""
 
-import math
-
 import pytest
 from hivemind.dht import DHT
 from hivemind.p2p import PeerID
@@ -19,12 +17,12 @@ def claims():
     return Claims(TARGET)
 
 
-def end(claims, epoch, *, told=(20, 20), brought=(20, 20), leaders=(), away=(), peers=3, seconds=10.0):
+def end(claims, epoch, *, told=(20, 20), brought=(20, 20), leaders=(), away=(), peers=3):
     """An epoch that ends, and its average; the numbers are of Ada and Eve."""
     told = dict(zip((ADA, EVE), told, strict=True))
     came = {peer: samples for peer, samples in zip((ADA, EVE), brought, strict=True) if peer not in away}
     present = frozenset([ADA, EVE, *(str(number).encode() for number in range(3, peers))])
-    claims.note_end(epoch, Ending(told=told, leaders=frozenset(leaders), present=present, seconds=seconds))
+    claims.note_end(epoch, Ending(told=told, leaders=frozenset(leaders), present=present))
     claims.note_average(epoch, brought=came, members=list(came), own_samples=20)
 
 
@@ -64,16 +62,10 @@ def test_one_broken_word_is_forgotten_after_many_kept_ones(claims):
     assert claims.share(EVE) == 1.0
 
 
-def test_a_rate_counts_as_far_as_the_peer_has_brought_samples(claims):
-    assert claims.fastest(EVE) == math.inf
-    end(claims, 0, brought=(20, 5))
-    assert claims.fastest(EVE) == 1.0
-    end(claims, 1, brought=(20, 20))
-    assert claims.fastest(EVE) == 4.0
-    end(claims, 2, brought=(20, 5))
-    assert claims.fastest(EVE) == 4.0  # the better of two
-    end(claims, 3, brought=(20, 5))
-    assert claims.fastest(EVE) == 1.0
+def test_a_peer_whom_the_others_leave_behind_believes_everybody_again(claims):
+    end(claims, 0, told=(20, TARGET), brought=(20, 4), leaders=[EVE])
+    claims.believe_all()
+    assert claims.share(EVE) == 1.0 and claims.may_lead(EVE)
 
 
 def test_who_ends_an_epoch_too_early_leads_nobody_any_more(claims):
@@ -110,11 +102,19 @@ def test_groups_wait_ever_more_rarely_for_a_peer_that_comes_to_no_average(claims
     awaited = []
     for epoch in range(11):  # at each second one, this peer should have met it
         awaited.append(claims.is_awaited(EVE))
-        claims.note_end(epoch, Ending(told={}, leaders=frozenset(), present=frozenset([EVE]), seconds=1.0))
+        claims.note_end(epoch, Ending(told={}, leaders=frozenset(), present=frozenset([EVE])))
         claims.note_average(epoch, brought={ADA: 20}, members=[ADA], own_samples=20)
     assert awaited == [True] * 6 + [False] * 2 + [True] * 2 + [False]
     end(claims, 99)
     assert claims.is_awaited(EVE)
+
+
+def test_what_was_found_out_of_many_peers_is_forgotten_but_of_those_heard_of_last(claims, monkeypatch):
+    monkeypatch.setattr("training.swarm.claims.MOST_PEERS", 2)
+    end(claims, 0, told=(TARGET, TARGET), brought=(4, 4))
+    claims.note_end(1, Ending(told={EVE: TARGET, b"new": 4}, leaders=frozenset(), present=frozenset()))
+    claims.note_average(1, brought={EVE: 4, b"new": 4}, members=[EVE, b"new"], own_samples=20)
+    assert claims.share(ADA) == 1.0 and claims.share(EVE) < 1.0
 
 
 def test_sources_that_run_dry_are_left_to_the_others():

@@ -1,0 +1,108 @@
+"""What a volunteer keeps when it leaves: all of its weights and moments, or nothing."""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.training.roles import test_peer
+from training.checkpoints.checkpoint import load_checkpoint
+from training.config import parse_recipe
+from training.optim.saved import optimizer_tensors
+from training.swarm.alignment import AlignmentState, Event
+from training.swarm.lineage import Lineage
+from training.swarm.strategies import strategy_of
+from training.task import task_of
+from training.volunteer.kept import KeptWeights
+
+shards = test_peer.shards
+RECIPE = test_peer.tiny_recipe()
+RUN, LINEAGE, EPOCH = parse_recipe(RECIPE), Lineage(id="a" * 16), 7
+
+
+@pytest.fixture(scope="module")
+def model():
+    return task_of(RUN).build_trained_part()
+
+
+@pytest.fixture
+def optimizer(model):
+    """Of a peer that has made some updates."""
+    host = strategy_of(RUN.swarm).make_host(model, RUN)
+    for parameter in host.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    host.update(EPOCH - 1)
+    return SimpleNamespace(host=host, alignment=AlignmentState(), run=RUN)
+
+
+@pytest.fixture
+def kept(tmp_path, shards):
+    return KeptWeights(folder=tmp_path / "kept", recipe_toml=RECIPE, shards=str(shards))
+
+
+def test_all_of_a_peers_state_comes_back(kept, optimizer, model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # the last update has not reached the model yet
+    path = kept.keep(optimizer, model, LINEAGE)
+    assert kept.newest(LINEAGE) == (path, EPOCH)
+    read = load_checkpoint(path, recipe=RUN, computes=False)
+    groups = strategy_of(RUN.swarm).groups(read.model, RUN)
+    for group, own in zip(groups, optimizer.host.optimizer.param_groups, strict=True):
+        for parameter, copy in zip(group["params"], own["params"], strict=True):
+            assert torch.equal(parameter, copy)
+    moments = optimizer_tensors(optimizer.host.optimizer)
+    assert read.extra_tensors.keys() == moments.keys() and moments
+    assert all(torch.equal(read.extra_tensors[name], moments[name]) for name in moments)
+    assert (read.lineage, read.epoch) == (LINEAGE.id, EPOCH) and read.codec_digest
+
+
+def test_only_the_newest_stays(kept, optimizer, model):
+    first = kept.keep(optimizer, model, LINEAGE)
+    optimizer.host.update(EPOCH)
+    second = kept.keep(optimizer, model, LINEAGE)
+    assert list(kept.folder.iterdir()) == [second] != [first]
+    assert kept.keep(optimizer, model, LINEAGE) == second  # again, of the same epoch
+
+
+@pytest.mark.parametrize("event", [Event.AVERAGE_TORN, Event.OVERTAKEN])
+def test_weights_that_differ_from_the_others_are_not_kept(kept, optimizer, model, event):
+    optimizer.alignment.note(event)
+    assert kept.keep(optimizer, model, LINEAGE) is None and not kept.folder.exists()
+
+
+def test_nothing_is_kept_of_weights_without_an_update_without_a_recipe_and_without_room(
+    kept, optimizer, model, shards, tmp_path, monkeypatch
+):
+    nameless = KeptWeights(folder=tmp_path / "kept", recipe_toml="", shards=str(shards))
+    assert nameless.keep(optimizer, model, LINEAGE) is None
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
+        assert kept.keep(optimizer, model, LINEAGE) is None
+    optimizer.host.epoch = 0
+    assert kept.keep(optimizer, model, LINEAGE) is None and not kept.folder.exists()
+
+
+def test_weights_of_another_training_and_damaged_facts_are_nothing(kept, optimizer, model):
+    assert kept.newest(LINEAGE) == (None, 0)
+    path = kept.keep(optimizer, model, LINEAGE)
+    assert kept.newest(Lineage(id="b" * 16)) == (None, 0)
+    assert kept.newest(Lineage(id="b" * 16, ancestors=((LINEAGE.id, EPOCH),))) == (path, EPOCH)
+    assert kept.newest(Lineage(id="b" * 16, ancestors=((LINEAGE.id, EPOCH - 1),))) == (None, 0)
+    (path / "checkpoint.json").write_text("{")
+    assert kept.newest(LINEAGE) == (None, 0)
+
+
+def test_a_full_disk_leaves_what_was_kept_before(kept, optimizer, model, monkeypatch):
+    first = kept.keep(optimizer, model, LINEAGE)
+    optimizer.host.update(EPOCH)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("training.volunteer.kept.save_checkpoint", full)
+    assert kept.keep(optimizer, model, LINEAGE) is None
+    assert list(kept.folder.iterdir()) == [first]
