@@ -35,6 +35,9 @@ from training.volunteer.stored import fetch_stored
 
 LOOK_SECONDS = 1.0
 """Pause between two attempts of a newcomer to download the run's weights."""
+KEPT_SECONDS = 1.0
+"""If nobody shows up within this time, a peer that has kept the newest weights goes on with them: others who come back,
+and have older ones or none, get them from it."""
 NOBODY_SECONDS = 5.0
 """If nobody who has the run's weights shows up and answers within this time, a newcomer takes the site's checkpoint. It
 can take part at once then, and takes newer weights from a peer that it finds later."""
@@ -89,16 +92,19 @@ def arrive(
         newest = ahead if source is not None else max(ahead, belonging.newest_epoch(), newcomer.kept_epoch)
         if newest <= optimizer.local_epoch:
             return source or "fresh weights"
+        may_take_kept = source is None and not standing.there and time.monotonic() - began >= KEPT_SECONDS
+        if may_take_kept and (found := newcomer.take_kept(newest)) is not None:
+            return found
         # A peer at epoch 0 is another newcomer: it has no weights of the run either.
         if optimizer.load_state_from_peers(early, oldest_epoch=1):
             return "the state of another peer"
         waited = time.monotonic() - began
         if not standing.there or (waited >= NOBODY_SECONDS and newcomer.hears_nothing_of(standing.there)):
-            if ahead >= run.schedule.total_epochs and source is None:
-                console.print(_end_of_run(run, ahead), markup=False)
-                return None
             if source is not None:
                 return source
+            if ahead >= run.schedule.total_epochs:
+                console.print(_end_of_run(run, ahead), markup=False)
+                return None
             if (found := newcomer.take_stored(waited, newest, may_begin_anew=not standing.there)) is not None:
                 return found
         newcomer.tell(newcomer.waits_for(standing, newest))
@@ -169,15 +175,13 @@ class _Newcomer:
     def take_stored(self, waited_seconds: float, newest: int, *, may_begin_anew: bool) -> str | None:
         """Loads what this peer has kept or the site's newest checkpoint; None while there is hope for a better state.
 
-        Kept weights that lack updates are taken if the site has none that lack fewer.
+        Kept weights that lack a few updates are taken if the site has none that lack fewer.
         """
         if waited_seconds < NOBODY_SECONDS:
             return None
-        if self.kept_epoch >= newest and (source := self._load_kept()) is not None:
-            return source
         stored = fetch_stored(self.belonging, self.run, stop=self.stop, tell=self.tell)
         is_older = stored.path is None or checkpoint_epoch(stored.path) < self.kept_epoch
-        if is_older and self.kept_epoch >= newest - CATCH_UP_EPOCHS and (source := self._load_kept()) is not None:
+        if is_older and (source := self.take_kept(newest - CATCH_UP_EPOCHS)) is not None:
             return source
         if stored.path is not None:
             source = self._load(stored.path)
@@ -188,7 +192,10 @@ class _Newcomer:
             return "fresh weights, because nobody has any of the run's"
         return None
 
-    def _load_kept(self) -> str | None:
+    def take_kept(self, oldest: int) -> str | None:
+        """Loads what this peer has kept; None if that is older, or cannot be used, or the run has ended with it."""
+        if not oldest <= self.kept_epoch < self.run.schedule.total_epochs:
+            return None
         path, epoch = self.kept.newest(self.belonging.lineage)
         try:
             is_loaded = path is not None and self._load(path) is not None

@@ -146,8 +146,16 @@ def test_if_nobody_is_there_a_peer_goes_on_with_what_it_has_kept_unless_the_site
     stored = UNREACHABLE if stored_epoch is None else Stored(path=Path(f"epoch-{stored_epoch:06d}"))
     one = newcomer([], kept_epoch=kept_epoch, known_epoch=known_epoch, stored=stored)
     source = one.come()
-    assert one.loaded == [taken] and one.now == arrival.NOBODY_SECONDS
+    has_newest = kept_epoch >= known_epoch
+    assert one.loaded == [taken] and one.now == (arrival.KEPT_SECONDS if has_newest else arrival.NOBODY_SECONDS)
+    assert not (has_newest and one.wanted[1:])  # it asks nobody again who is not there
     assert source == ("the weights of epoch 7 that it had kept" if taken == 7 else f"the checkpoint epoch-{taken:06d}")
+
+
+def test_who_has_kept_the_last_weights_of_a_run_that_has_ended_is_told_so(newcomer):
+    last = load_recipe("demo").schedule.total_epochs
+    one = newcomer([record(last, status="leaving")], kept_epoch=last, known_epoch=last)
+    assert one.come() is None and "has reached its end" in one.printed and not one.loaded
 
 
 def test_what_a_peer_has_kept_of_an_epoch_long_gone_is_not_used(newcomer):
