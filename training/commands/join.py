@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from training.config import RunConfig
     from training.processes.role import StopRequest
 
+LEAVE_SECONDS = 10.0
+"""A volunteer may take so long to leave: it waits for an average that runs, says goodbye, and keeps its weights."""
+
 Recipe = Annotated[str, typer.Option(help="Recipe of the run: a name, a TOML file or a URL.")]
 InitialPeers = Annotated[
     list[str],
@@ -158,6 +161,7 @@ def run(
         "name": name,
         "threads": threads,
         "epochs": epochs,
+        "recipe_toml": text if state_dir is not None else "",  # else the folder is gone when the program ends
         "resume": resume,
         "shards": shards,
         "bandwidth_mbits": bandwidth,
@@ -169,12 +173,14 @@ def run(
         "validate": validate,
         "seed": seed,
     }
-    if state_dir is not None:  # else the folder is gone when the program ends
-        settings["recipe_toml"] = text
     if cache_size is not None:
         settings["cache_gb"] = cache_size
     prepare_environment()
-    run_role(partial(_role, config, wishes, settings, state_dir, dry_run, log_json), begins_anew=not dry_run)
+    run_role(
+        partial(_role, config, wishes, settings, state_dir, dry_run, log_json),
+        begins_anew=not dry_run,
+        grace_seconds=LEAVE_SECONDS,
+    )
 
 
 def _checked_recipe(

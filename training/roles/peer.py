@@ -14,6 +14,7 @@ from rich.text import Text
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
+from training.data.shards import AnyManifest
 from training.errors import ProcessEnded, TrainingError
 from training.model.memory import give_back_freed_memory, keep_freed_memory
 from training.model.trained import count_trained, load_trained_state, trained_state
@@ -107,7 +108,8 @@ def run_peer(
     membership.bind(belonging.lineage)
     stop = membership.until_refused(stop)
     early = connection.download_early(belonging.lineage) if settings.resume is None else None
-    tokens = connection.own_tokens()
+    manifest = connection.own_manifest()
+    tokens = manifest.tokens_digest
     connection.check_tokens(tokens)
 
     build = cache(partial(model_on_device, run, settings))
@@ -122,7 +124,7 @@ def run_peer(
         belonging=belonging,
         recent=RecentEpochs(state_dir / RECENT_FILE),
     )
-    peer = _Peer(connection, belonging, membership, choices, build(), reporter, notices, tokens, state_dir)
+    peer = _Peer(connection, belonging, membership, choices, build(), reporter, notices, manifest, state_dir)
     reporter.update(PeerStatus(contribution=Contribution.read(peer.contribution_file)))
     epoch = 0
     try:
@@ -150,7 +152,7 @@ class _Peer:
     model: torch.nn.Module
     reporter: Reporter
     notices: Notices
-    tokens: str
+    manifest: AnyManifest
     state_dir: Path
 
     @property
@@ -161,9 +163,12 @@ class _Peer:
     @property
     def kept(self) -> KeptWeights:
         """What it keeps when it leaves."""
-        connection = self.connection
-        recipe_toml = connection.settings.recipe_toml
-        return KeptWeights(folder=self.state_dir / "kept", recipe_toml=recipe_toml, shards=connection.shards)
+        return KeptWeights(
+            folder=self.state_dir / "kept",
+            recipe_toml=self.connection.settings.recipe_toml,
+            shards=self.connection.shards,
+            codec_digest=self.manifest.codec_digest,
+        )
 
     def take_part(self, resume: Path | None, early: EarlyDownload | None, stop: MemberStop) -> int:
         """Trains in the lineage that it belongs to until that is left or the peer stops; the epoch that it came to."""
@@ -196,12 +201,15 @@ class _Peer:
             if early is not None:
                 early.drop()
             if source is not None:
-                connection.check_tokens(self.tokens)  # another peer, with other tokens, may have come meanwhile
+                connection.check_tokens(
+                    self.manifest.tokens_digest
+                )  # another peer, with other tokens, may have come meanwhile
                 self._train(optimizer, source, until)
         finally:
             optimizer.say_goodbye()
             belonging.remember(optimizer.local_epoch)
         if source is not None and not belonging.is_left:
+            self.reporter.leave()  # first: writing takes time, and the peer may be ended meanwhile
             self.kept.keep(optimizer, self.model, belonging.lineage)
         if belonging.is_left and not stop.asked:  # otherwise the processes end with the role
             optimizer.shutdown()

@@ -135,6 +135,7 @@ class ReportingRunner(AllReduceRunner):
         if self.peer_id not in left_out:
             weights[self.peer_id] = self.weight
         others = [(peer, weight) for peer, weight in weights.items() if peer != self.peer_id]
+        others += [(peer, 0.0) for peer in nothing_of]
         brought = {str(peer): max(weight, 0.0) if math.isfinite(weight) else 0.0 for peer, weight in others}
         counted = reducer.counted(list(weights.values()), shares_of(list(weights), self._unvouched))
         weights = dict(zip(weights, counted, strict=True))

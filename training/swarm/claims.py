@@ -7,7 +7,7 @@ compares, after an average, what the others told with what came of it:
 - Of a peer that told at least twice the samples that it brought, the share that it brought counts from then on. It has
   broken its word, and is believed again after as many averages as it has broken its word before.
 - If single peers have ended the epoch by telling of the next one, but most were there to end this one and its samples
-  were not, these have broken their word, too. Until they are believed again, they lead nobody.
+  were not, these have broken their word, too. Until they are believed again, they lead nobody; their samples count.
 - A peer that comes to no average brings nothing. In a large run it may be in another group, so it counts until this
   peer should have met it `MEETINGS` times. Groups wait for it three times, and then ever more rarely.
 
@@ -19,10 +19,12 @@ is true and whose gradients are worth nothing is not found here; see `training.v
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 KEPT_SHARE = 0.5
 """A peer that brings this share of what it told has kept its word: it may have had to pause since it told it."""
+MOST_BROKEN = 8
+"""More often nobody's word counts as broken, so that a peer is believed again that falters now and then."""
 MEETINGS = 3.0
 """A peer that has missed so many averages at which it should have been counts for nothing until it comes to one."""
 FORGIVEN_AVERAGES = 20
@@ -56,6 +58,9 @@ class _Peer:
     is_believed: bool = True
 
 
+_UNKNOWN = _Peer()
+
+
 @dataclass(slots=True)
 class Claims:
     """What this peer has found out of the others' words.
@@ -73,20 +78,20 @@ class Claims:
 
     def share(self, peer: bytes) -> float:
         """How much of the samples that it tells counts, from 0 to 1."""
-        return self._peers[peer].share if peer in self._peers else 1.0
+        return self._peers.get(peer, _UNKNOWN).share
 
     def may_lead(self, peer: bytes) -> bool:
         """Whether its word that it is at a later epoch can end this one."""
-        return self._peers[peer].is_believed if peer in self._peers else True
+        return self._peers.get(peer, _UNKNOWN).is_believed
 
     def is_awaited(self, peer: bytes) -> bool:
         """Whether the next group waits for it: if it has missed 0, 1, 2, 4, 8, 16 ... in a row."""
-        missed = int(self._peers[peer].missed) if peer in self._peers else 0
+        missed = int(self._peers.get(peer, _UNKNOWN).missed)
         return missed & (missed - 1) == 0
 
     def believe_all(self) -> None:
         """The others have ended an epoch that this peer did not take for ended."""
-        self._peers.clear()
+        self._peers = {}
 
     def note_end(self, epoch: int, ending: Ending) -> None:
         """This peer has ended an epoch, and goes to its average."""
@@ -95,14 +100,21 @@ class Claims:
             del self._endings[older]
 
     def note_average(
-        self, epoch: int, *, brought: Mapping[bytes, float], members: Collection[bytes], own_samples: float
+        self,
+        epoch: int,
+        *,
+        brought: Mapping[bytes, float],
+        members: Collection[bytes],
+        lost: Collection[bytes] = (),
+        own_samples: float,
     ) -> None:
         """The average of an epoch has ended.
 
         Args:
             epoch: The one in `note_end`.
             brought: Samples of each of the others; without those of which this peer cannot tell.
-            members: The others that were there, and those that it has lost on the way.
+            members: The others that were there to the end.
+            lost: Those that were not.
             own_samples: That this peer has brought.
         """
         if not members or (ending := self._endings.pop(epoch, None)) is None:
@@ -110,26 +122,34 @@ class Claims:
         knows_all = all(peer in brought for peer in members)
         too_early = knows_all and own_samples + sum(brought.values()) < KEPT_SHARE * self.target_batch_size
         misled = ending.leaders if too_early and 2 * len(members) >= len(ending.present) else frozenset()
+        heard: dict[bytes, _Peer] = {}
         for peer in {*ending.told, *ending.present, *misled}:
-            self._peers[peer] = state = self._peers.pop(peer, None) or _Peer()
+            state = replace(self._peers.get(peer, _UNKNOWN))
             told, samples = ending.told.get(peer, 0.0), brought.get(peer)
             if peer in misled:
-                _break(state, 0.0)
+                _break(state)
             elif samples is not None and peer in ending.told:
                 kept = samples / told if told > 0 else 1.0
                 _keep(state) if kept >= KEPT_SHARE else _break(state, kept)
-            if peer in members:
+            if peer in members or peer in lost:
                 state.missed = 0.0
+                if (
+                    peer in members and state.kept >= state.broken
+                ):  # it counted for nothing because it came to no average
+                    state.share, state.is_believed = 1.0, True
             elif peer in ending.present:
                 state.missed += len(members) / len(ending.present | set(members))
                 if state.missed >= MEETINGS:
                     state.share, state.is_believed = 0.0, False
-        for forgotten in list(self._peers)[:-MOST_PEERS]:
-            del self._peers[forgotten]
+            heard[peer] = state
+        peers = {peer: state for peer, state in self._peers.items() if peer not in heard} | heard
+        # Another thread reads meanwhile: it finds the old dictionary or the new one. Those heard of now are last.
+        self._peers = dict(list(peers.items())[-MOST_PEERS:])
 
 
-def _break(peer: _Peer, share: float) -> None:
-    peer.broken, peer.kept, peer.share, peer.is_believed = peer.broken + 1, 0, min(peer.share, share), False
+def _break(peer: _Peer, share: float | None = None) -> None:
+    peer.broken, peer.kept, peer.is_believed = min(peer.broken + 1, MOST_BROKEN), 0, False
+    peer.share = peer.share if share is None else share
 
 
 def _keep(peer: _Peer) -> None:

@@ -274,7 +274,11 @@ class Progress:
         is_led = self._global.epoch <= epoch < self._global.newest
         return Ending(
             told={one.peer_id: self._samples_by(now, one) for one in self._others if one.epoch == epoch},
-            leaders=frozenset(one.peer_id for one in self._others if is_led and one.epoch > epoch),
+            leaders=frozenset(
+                one.peer_id
+                for one in self._leaders(self._others, now)
+                if is_led and one.epoch > epoch and self._claims.may_lead(one.peer_id)
+            ),
             present=frozenset(one.peer_id for one in self._others if self._is_lively(one, now)),
         )
 
@@ -287,11 +291,11 @@ class Progress:
             members: Who took part, without the peers that were lost.
             own_samples: That this peer has brought.
         """
-        lost = (PeerID.from_base58(peer) for peer in report.lost)
         self._claims.note_average(
             epoch,
             brought={PeerID.from_base58(peer).to_bytes(): samples for peer, samples in report.brought.items()},
-            members={peer.to_bytes() for peer in (*members, *lost)} - {self.dht.peer_id.to_bytes()},
+            members={peer.to_bytes() for peer in members} - {self.dht.peer_id.to_bytes()},
+            lost={PeerID.from_base58(peer).to_bytes() for peer in report.lost},
             own_samples=own_samples,
         )
 
@@ -489,7 +493,7 @@ class Progress:
         local = self._local
         leaders = self._leaders(records, now)
         epoch = max(local.epoch, agreed_epoch([record.epoch for record in leaders]))
-        newest = max([local.epoch, *(one.epoch for one in leaders if self._claims.may_lead(one.peer_id))])
+        newest = max([epoch, *(one.epoch for one in leaders if self._claims.may_lead(one.peer_id))])
         samples, sources = 0.0, []
         for record in records or [local.copy(update={"time": now})]:
             share, is_at_epoch = self._claims.share(record.peer_id), record.epoch == epoch
@@ -533,14 +537,14 @@ def seconds_until(target: float, sources: Sequence[Source]) -> float:
     15.0
     """
     time_left, rising = 0.0, sorted(sources, key=lambda one: (one.most - one.have) / (one.rate + EPSILON))
-    have = sum(source.have for source in rising)
+    have, rate = sum(source.have for source in rising), sum(source.rate for source in rising) + EPSILON
     while rising:
-        rate = sum(source.rate for source in rising) + EPSILON
         first, *rest = rising
         until_full = (first.most - first.have) / (first.rate + EPSILON) - time_left
         if not rest or (target - have) / rate <= until_full:
             break
-        time_left, have, rising = time_left + until_full, have + until_full * rate, rest
+        time_left, have, rate = time_left + until_full, have + until_full * rate, max(rate - first.rate, EPSILON)
+        rising = rest
     return time_left + max(target - have, 0.0) / rate
 
 

@@ -102,8 +102,8 @@ def arrive(
         if not standing.there or (waited >= NOBODY_SECONDS and newcomer.hears_nothing_of(standing.there)):
             if source is not None:
                 return source
-            if ahead >= run.schedule.total_epochs:
-                console.print(_end_of_run(run, ahead), markup=False)
+            if (last := max(ahead, newcomer.kept_epoch)) >= run.schedule.total_epochs:
+                console.print(_end_of_run(run, last), markup=False)
                 return None
             if (found := newcomer.take_stored(waited, newest, may_begin_anew=not standing.there)) is not None:
                 return found
@@ -175,33 +175,32 @@ class _Newcomer:
     def take_stored(self, waited_seconds: float, newest: int, *, may_begin_anew: bool) -> str | None:
         """Loads what this peer has kept or the site's newest checkpoint; None while there is hope for a better state.
 
-        Kept weights that lack a few updates are taken if the site has none that lack fewer.
+        Kept weights are taken if the site's lack more updates; if it gives none, those that lack a few; and any before
+        the run begins anew.
         """
         if waited_seconds < NOBODY_SECONDS:
             return None
         stored = fetch_stored(self.belonging, self.run, stop=self.stop, tell=self.tell)
-        is_older = stored.path is None or checkpoint_epoch(stored.path) < self.kept_epoch
-        if is_older and (source := self.take_kept(newest - CATCH_UP_EPOCHS)) is not None:
-            return source
         if stored.path is not None:
-            source = self._load(stored.path)
+            source = self.take_kept(checkpoint_epoch(stored.path) + 1) or self._load(stored.path)
             shutil.rmtree(stored.path, ignore_errors=True)
             return source
-        is_forgotten = may_begin_anew and waited_seconds >= FORGOTTEN_SECONDS
-        if stored.is_nothing and is_forgotten and not self.belonging.lineage.first_epoch:
+        is_forgotten = stored.is_nothing and may_begin_anew and waited_seconds >= FORGOTTEN_SECONDS
+        if (source := self.take_kept(1 if is_forgotten else newest - CATCH_UP_EPOCHS)) is not None:
+            return source
+        if is_forgotten and not self.belonging.lineage.first_epoch:
             return "fresh weights, because nobody has any of the run's"
         return None
 
     def take_kept(self, oldest: int) -> str | None:
         """Loads what this peer has kept; None if that is older, or cannot be used, or the run has ended with it."""
-        if not oldest <= self.kept_epoch < self.run.schedule.total_epochs:
+        if not max(oldest, 1) <= self.kept_epoch < self.run.schedule.total_epochs:
             return None
         path, epoch = self.kept.newest(self.belonging.lineage)
         try:
             is_loaded = path is not None and self._load(path) is not None
         except TrainingError as error:
-            self.console.print(f"The weights that this peer has kept are not used: {error.told}", markup=False)
-            self.kept.drop()
+            self.tell(f"The weights that this peer has kept are not used: {error.told}")
             return None
         return f"the weights of epoch {epoch} that it had kept" if is_loaded else None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from training.config import RunConfig
 from training.data.sets import open_manifest
+from training.data.shards import AnyManifest
 from training.optim.groups import parameter_groups
 from training.swarm.admission import Admission
 from training.swarm.dht import DHT, connection_seconds
@@ -60,7 +61,15 @@ class Connection:
         Raises:
             BadInput: If the shards cannot be read.
         """
-        return open_manifest(self.shards, kind=task_of(self.run).kind).tokens_digest
+        return self.own_manifest().tokens_digest
+
+    def own_manifest(self) -> AnyManifest:
+        """The manifest of this peer's shards.
+
+        Raises:
+            BadInput: If it cannot be read.
+        """
+        return open_manifest(self.shards, kind=task_of(self.run).kind)
 
     def check_tokens(self, digest: str) -> None:
         """Checks that the other peers train on the same tokens.

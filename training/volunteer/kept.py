@@ -11,7 +11,6 @@ from pathlib import Path
 
 from training.checkpoints.checkpoint import latest_checkpoint, lineage_of, save_checkpoint
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
-from training.data.sets import open_manifest
 from training.errors import TrainingError
 from training.model.trained import count_trained
 from training.optim.saved import optimizer_tensors
@@ -19,7 +18,7 @@ from training.swarm.lineage import Lineage
 from training.swarm.optimizer import SwarmOptimizer
 from training.task import TrainedModel
 
-MOST_PARAMETERS = 10**9
+MOST_PARAMETERS = 10**8
 """Of a larger model nothing is kept: a peer that was asked to stop has ten seconds, and that takes longer to write."""
 BYTES_A_PARAMETER = 12
 """Of weights and moments in float32; those in 8 bit take less."""
@@ -36,15 +35,19 @@ class KeptWeights:
     """The recipe's text; empty: nothing is kept."""
     shards: str
     """Folder or URL of the shards that it trains on."""
+    codec_digest: str | None
+    """Of these shards; see `Checkpoint`."""
 
     def keep(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> Path | None:
         """Writes the weights if the others have the same; None if they do not, or there is no room."""
         host, alignment = optimizer.host, optimizer.alignment
         is_the_runs = host.epoch > 0 and not (alignment.behind or alignment.drifted)
-        if not (self.recipe_toml and is_the_runs and self._has_room(count_trained(model))):
+        if not (self.recipe_toml and is_the_runs):
             return None
-        older = list_checkpoints(self.folder)
         try:
+            if not self._has_room(count_trained(model)):
+                return None
+            older = list_checkpoints(self.folder)
             with host.lock:
                 host.copy_to_model()
                 path = save_checkpoint(
@@ -54,11 +57,13 @@ class KeptWeights:
                     epoch=host.epoch,
                     metrics={},
                     shards=self.shards,
-                    codec_digest=open_manifest(self.shards, kind=None).codec_digest,
+                    codec_digest=self.codec_digest,
                     lineage=lineage,
                     extra_tensors=optimizer_tensors(host.optimizer),
                 )
-        except (OSError, TrainingError):  # such as a full disk; the others and the servers have the weights as well
+        except (
+            Exception
+        ):  # such as a full disk or memory; the peer leaves in any case, and others have the weights, too
             return None
         for one in older:
             if one != path:
@@ -73,10 +78,6 @@ class KeptWeights:
         except TrainingError:  # it is damaged
             is_of_it = False
         return (path, checkpoint_epoch(path)) if is_of_it else (None, 0)
-
-    def drop(self) -> None:
-        """Deletes what was kept."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _has_room(self, parameters: int) -> bool:
         free = shutil.disk_usage(self.folder.parent).free

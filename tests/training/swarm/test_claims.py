@@ -6,7 +6,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from tests.training.swarm.played import averaged
-from training.swarm.claims import FORGIVEN_AVERAGES, MEETINGS, Claims, Ending
+from training.swarm.claims import FORGIVEN_AVERAGES, MEETINGS, MOST_BROKEN, Claims, Ending
 from training.swarm.progress import Progress, Source, seconds_until
 
 TARGET, ADA, EVE = 64, b"ada", b"eve"
@@ -68,9 +68,30 @@ def test_a_peer_whom_the_others_leave_behind_believes_everybody_again(claims):
     assert claims.share(EVE) == 1.0 and claims.may_lead(EVE)
 
 
-def test_who_ends_an_epoch_too_early_leads_nobody_any_more(claims):
+def test_who_ends_an_epoch_too_early_leads_nobody_any_more_but_its_samples_count(claims):
     end(claims, 0, told=(4, 4), brought=(4, 4), leaders=[EVE])
-    assert not claims.may_lead(EVE) and claims.may_lead(ADA)
+    assert not claims.may_lead(EVE) and claims.may_lead(ADA) and claims.share(EVE) == 1.0
+
+
+def test_who_falls_short_again_and_again_is_believed_again(claims):
+    for epoch in range(40):
+        end(claims, epoch, told=(20, TARGET), brought=(20, 4))
+    for epoch in range(40, 40 + MOST_BROKEN):
+        assert claims.share(EVE) < 1.0
+        end(claims, epoch)
+    assert claims.share(EVE) == 1.0
+
+
+def test_a_peer_that_sees_nobodys_samples_believes_who_comes_again(claims):
+    for epoch in range(8):
+        end(claims, epoch, away=[EVE])
+    assert claims.share(EVE) == 0.0
+    claims.note_end(9, Ending(told={EVE: TARGET}, leaders=frozenset(), present=frozenset([ADA, EVE])))
+    claims.note_average(9, brought={}, members=[ADA], lost=[EVE], own_samples=20)
+    assert claims.share(EVE) == 0.0  # who is lost on the way has not come
+    claims.note_end(10, Ending(told={EVE: TARGET}, leaders=frozenset(), present=frozenset([ADA, EVE])))
+    claims.note_average(10, brought={}, members=[ADA, EVE], own_samples=20)
+    assert claims.share(EVE) == 1.0 and claims.may_lead(EVE)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,16 @@ def test_a_word_of_an_update_is_enough_to_wait_for_ever(newcomer, looks):
 
 @pytest.mark.parametrize(
     ("kept_epoch", "known_epoch", "stored_epoch", "taken"),
-    [(7, 7, None, 7), (7, 0, None, 7), (7, 7, 7, 7), (7, 8, None, 7), (7, 8, 6, 7), (7, 8, 8, 8), (7, 30, 20, 20)],
+    [
+        (7, 7, None, 7),
+        (7, 0, None, 7),
+        (7, 7, 7, 7),
+        (7, 8, None, 7),
+        (7, 8, 6, 7),
+        (7, 8, 8, 8),
+        (7, 30, 20, 20),
+        (25, 30, 20, 25),
+    ],
 )
 def test_if_nobody_is_there_a_peer_goes_on_with_what_it_has_kept_unless_the_site_has_something_newer(
     newcomer, kept_epoch, known_epoch, stored_epoch, taken
@@ -149,12 +158,19 @@ def test_if_nobody_is_there_a_peer_goes_on_with_what_it_has_kept_unless_the_site
     has_newest = kept_epoch >= known_epoch
     assert one.loaded == [taken] and one.now == (arrival.KEPT_SECONDS if has_newest else arrival.NOBODY_SECONDS)
     assert not (has_newest and one.wanted[1:])  # it asks nobody again who is not there
-    assert source == ("the weights of epoch 7 that it had kept" if taken == 7 else f"the checkpoint epoch-{taken:06d}")
+    assert source == (
+        f"the weights of epoch {taken} that it had kept" if taken == kept_epoch else f"the checkpoint epoch-{taken:06d}"
+    )
+
+
+def test_before_a_run_begins_anew_a_peer_goes_on_with_whatever_it_has_kept(newcomer):
+    one = newcomer([], kept_epoch=7, known_epoch=50, stored=NOTHING)
+    assert one.come() == "the weights of epoch 7 that it had kept" and one.now >= arrival.FORGOTTEN_SECONDS
 
 
 def test_who_has_kept_the_last_weights_of_a_run_that_has_ended_is_told_so(newcomer):
     last = load_recipe("demo").schedule.total_epochs
-    one = newcomer([record(last, status="leaving")], kept_epoch=last, known_epoch=last)
+    one = newcomer([], kept_epoch=last, known_epoch=last)
     assert one.come() is None and "has reached its end" in one.printed and not one.loaded
 
 

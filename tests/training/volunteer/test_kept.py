@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -40,7 +41,7 @@ def optimizer(model):
 
 @pytest.fixture
 def kept(tmp_path, shards):
-    return KeptWeights(folder=tmp_path / "kept", recipe_toml=RECIPE, shards=str(shards))
+    return KeptWeights(folder=tmp_path / "kept", recipe_toml=RECIPE, shards=str(shards), codec_digest="c" * 16)
 
 
 def test_all_of_a_peers_state_comes_back(kept, optimizer, model):
@@ -57,7 +58,7 @@ def test_all_of_a_peers_state_comes_back(kept, optimizer, model):
     moments = optimizer_tensors(optimizer.host.optimizer)
     assert read.extra_tensors.keys() == moments.keys() and moments
     assert all(torch.equal(read.extra_tensors[name], moments[name]) for name in moments)
-    assert (read.lineage, read.epoch) == (LINEAGE.id, EPOCH) and read.codec_digest
+    assert (read.lineage, read.epoch) == (LINEAGE.id, EPOCH) and read.codec_digest == kept.codec_digest
 
 
 def test_only_the_newest_stays(kept, optimizer, model):
@@ -75,9 +76,9 @@ def test_weights_that_differ_from_the_others_are_not_kept(kept, optimizer, model
 
 
 def test_nothing_is_kept_of_weights_without_an_update_without_a_recipe_and_without_room(
-    kept, optimizer, model, shards, tmp_path, monkeypatch
+    kept, optimizer, model, monkeypatch
 ):
-    nameless = KeptWeights(folder=tmp_path / "kept", recipe_toml="", shards=str(shards))
+    nameless = replace(kept, recipe_toml="")
     assert nameless.keep(optimizer, model, LINEAGE) is None
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
