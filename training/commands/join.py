@@ -176,11 +176,8 @@ def run(
     if cache_size is not None:
         settings["cache_gb"] = cache_size
     prepare_environment()
-    run_role(
-        partial(_role, config, wishes, settings, state_dir, dry_run, log_json),
-        begins_anew=not dry_run,
-        grace_seconds=LEAVE_SECONDS,
-    )
+    role = partial(_role, config, wishes, settings, state_dir, dry_run, log_json)
+    run_role(role, begins_anew=not dry_run, grace_seconds=LEAVE_SECONDS)
 
 
 def _checked_recipe(
