@@ -215,6 +215,19 @@ def test_the_gpus_that_a_setup_fits(open_page):
     shows(page, setup, "a100-80gb")
 
 
+def test_the_gpus_are_shown_also_if_the_reader_was_faster_than_the_script(open_page):
+    page, held = open_page("join/"), []
+    page.route("**/calculator/page.mjs*", lambda route: held.append(route))
+    page.goto(page.origin + "calculator/")
+    page.get_by_text("Which GPU do I need?").click()
+    expect(page.locator("details:has(.gpus)").first).to_have_attribute("open", "")
+    for route in held:
+        route.continue_()
+    assert held
+    expect(page.locator(".gpus tbody tr")).to_have_count(len(DEVICES))
+    page.unroute("**/calculator/page.mjs*")
+
+
 def test_in_a_frame_the_page_is_the_calculator_alone(open_page):
     page = open_page("calculator/?embed=1&model=gpt2")
     shows(page, {**DEFAULT, "model": "gpt2"})

@@ -66,7 +66,9 @@ export function start(root) {
   showFitting(page.form);
   updateJoinLink(page);
   root.querySelectorAll("fieldset, button").forEach((part) => (part.disabled = false));
+  // The reader may have opened these before this script came.
   updateSweep(page.sweep);
+  updateGpus(page.gpus);
   return () => {
     page.ended.abort();
     document.documentElement.classList.remove("embedded");
