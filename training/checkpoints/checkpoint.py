@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Size, Tensor
 
-from training.checkpoints.folders import FACTS_FILE, NAME, checkpoint_epoch, list_checkpoints
+from training.checkpoints.folders import FACTS_FILE, KEPT_FOLDER, NAME, checkpoint_epoch, list_checkpoints
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.errors import BadInput, TrainingError, first_line, reason_of
 from training.model.trained import count_trained, load_trained_state, trained_state
@@ -335,14 +335,18 @@ def check_codec(path: Path, expected: str | None, *, shards: str, found: str) ->
 
 
 def find_checkpoint(source: Path) -> Path:
-    """The checkpoint that a path refers to: the folder itself, or the latest checkpoint anywhere below it.
+    """The checkpoint that a path refers to: the folder itself, or the run's latest checkpoint anywhere below it.
 
     Raises:
         BadInput: If there is none.
     """
     if (source / FACTS_FILE).is_file():
         return source
-    found = [path.parent for path in source.glob(f"**/epoch-*/{FACTS_FILE}") if NAME.fullmatch(path.parent.name)]
+    found = [
+        path.parent
+        for path in source.glob(f"**/epoch-*/{FACTS_FILE}")
+        if NAME.fullmatch(path.parent.name) and KEPT_FOLDER not in path.relative_to(source).parts
+    ]
     if not found:
         what = "has no checkpoint yet" if source.is_dir() else "is no folder" if source.exists() else "does not exist"
         raise BadInput(

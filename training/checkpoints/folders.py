@@ -9,6 +9,8 @@ from training.errors import BadInput
 
 FACTS_FILE = "checkpoint.json"
 """Written last, with the digests of the other files."""
+KEPT_FOLDER = "kept"
+"""What a volunteer keeps as it leaves is in a folder of this name, and none of the run's checkpoints."""
 NAME = re.compile(r"epoch-(\d{6,})")
 """Of a checkpoint's folder."""
 

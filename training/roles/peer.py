@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from training.checkpoints.folders import KEPT_FOLDER
 from training.compute.choices import Choices
 from training.compute.micro_batches import MicroBatches
 from training.config import RunConfig
@@ -164,7 +165,7 @@ class _Peer:
     def kept(self) -> KeptWeights:
         """What it keeps when it leaves."""
         return KeptWeights(
-            folder=self.state_dir / "kept",
+            folder=self.state_dir / KEPT_FOLDER,
             recipe_toml=self.connection.settings.recipe_toml,
             shards=self.connection.shards,
             codec_digest=self.manifest.codec_digest,

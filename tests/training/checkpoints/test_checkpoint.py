@@ -19,6 +19,7 @@ from training.checkpoints.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from training.checkpoints.folders import KEPT_FOLDER
 from training.config import RECIPES, load_recipe, parse_recipe
 from training.errors import BadInput, TrainingError
 from training.model.transformer import build_model
@@ -102,7 +103,9 @@ def test_folders_without_a_checkpoint_are_named(tmp_path, model):
         find_checkpoint(tmp_path)
     save(tmp_path / "checkpoints", model, 3)
     path = save(tmp_path / "checkpoints", model, 20)
-    assert find_checkpoint(tmp_path) == find_checkpoint(path) == path
+    kept = save(tmp_path / "ada" / KEPT_FOLDER, model, 21)
+    assert find_checkpoint(tmp_path) == find_checkpoint(path) == path  # what a volunteer has kept is not the run's
+    assert find_checkpoint(kept.parent) == kept
 
 
 @pytest.mark.parametrize(
