@@ -64,7 +64,7 @@ def check_peer(run: RunConfig, settings: PeerSettings, state_dir: Path, *, event
     membership = Membership(run, identity, settings.credentials, state_dir, notices)
     membership.begin()
     connection = connect(run, settings, identity, notices.warn, membership.admission)
-    connection.check_tokens(connection.own_tokens())
+    connection.check_tokens(connection.own_manifest().tokens_digest)
     choices = choose_settings(run, settings, notices, build=cache(partial(model_on_device, run, settings)))
     notices.show(link_in_use(connection.link))
     size = choices.micro_batch_size

@@ -133,9 +133,8 @@ class Claims:
                 _keep(state) if kept >= KEPT_SHARE else _break(state, kept)
             if peer in members or peer in lost:
                 state.missed = 0.0
-                if (
-                    peer in members and state.kept >= state.broken
-                ):  # it counted for nothing because it came to no average
+                # Enough words kept; or it has broken none, and counted for nothing because it came to no average.
+                if peer in members and state.kept >= state.broken:
                     state.share, state.is_believed = 1.0, True
             elif peer in ending.present:
                 state.missed += len(members) / len(ending.present | set(members))
@@ -154,7 +153,5 @@ def _break(peer: _Peer, share: float | None = None) -> None:
 
 def _keep(peer: _Peer) -> None:
     peer.kept += 1
-    if peer.kept >= peer.broken:
-        peer.share, peer.is_believed = 1.0, True
     if peer.kept % FORGIVEN_AVERAGES == 0:
         peer.broken = max(peer.broken - 1, 0)

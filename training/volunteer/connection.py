@@ -55,14 +55,6 @@ class Connection:
         """Folder or URL of the shards that this peer trains on."""
         return self.settings.shards or self.run.data.shards
 
-    def own_tokens(self) -> str:
-        """Digest of the tokens of this peer's shards.
-
-        Raises:
-            BadInput: If the shards cannot be read.
-        """
-        return self.own_manifest().tokens_digest
-
     def own_manifest(self) -> AnyManifest:
         """The manifest of this peer's shards.
 

@@ -61,9 +61,7 @@ class KeptWeights:
                     lineage=lineage,
                     extra_tensors=optimizer_tensors(host.optimizer),
                 )
-        except (
-            Exception
-        ):  # such as a full disk or memory; the peer leaves in any case, and others have the weights, too
+        except Exception:  # such as a full disk; the peer leaves in any case, and others have the weights, too
             return None
         for one in older:
             if one != path:

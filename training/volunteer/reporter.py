@@ -75,7 +75,9 @@ class Reporter:
         self.update(status)
 
     def leave(self, timeout_seconds: float = 1.5) -> None:
-        """Posts a last record, which says that the peer leaves, and withdraws its tokens."""
+        """Posts a last record, once, which says that the peer leaves, and withdraws its tokens."""
+        if self._finished.is_set():
+            return
         self._finished.set()
         self._news.set()
         self._thread.join(timeout_seconds)
