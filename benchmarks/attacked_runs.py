@@ -19,7 +19,6 @@ import importlib.metadata
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from memory_report import record, result  # noqa: E402
 
+from tests.ports import free_port  # noqa: E402
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints  # noqa: E402
 from training.config import read_recipe  # noqa: E402
 from training.demo.children import Part, read_events, sweep  # noqa: E402
@@ -263,12 +263,6 @@ class Members:
     def invite(self, name: str) -> str:
         """A new invitation's code."""
         return re.search(r"--invitation (\S+),", self.moderate("invite", name))[1]
-
-
-def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def until(condition: Callable[[], object], run: Run) -> None:

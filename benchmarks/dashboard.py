@@ -39,7 +39,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from freezes import TRACED, tasks_of  # noqa: E402
 from memory_report import percentile, record, result  # noqa: E402
-from readers import READERS, STREAMS, free_port  # noqa: E402
+from readers import READERS, STREAMS  # noqa: E402
+
+from tests.ports import free_port  # noqa: E402
 
 MEMBERS, EPOCHS, PRESENT = 1000, 30_000, 40
 PHASES = ("while the page is opened", "while it is updated", "while it is used")

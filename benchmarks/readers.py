@@ -11,19 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 import time
 
 READERS, STREAMS = 200, 200
 READER_PAUSE_SECONDS = 2.0
-
-
-def free_port() -> int:
-    """A port of this machine on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Reader:

@@ -31,10 +31,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from memory_report import record, result  # noqa: E402
-from readers import READERS, STREAMS, free_port  # noqa: E402
+from readers import READERS, STREAMS  # noqa: E402
 
 from tests.chaos.stage import SAMPLE_SECONDS, read_lines, recipe  # noqa: E402
 from tests.chaos.volunteer import Control  # noqa: E402
+from tests.ports import free_port  # noqa: E402
 from tests.programs import Programs, guard_tests  # noqa: E402
 from tests.random_shards import write_shards  # noqa: E402
 from training.config import parse_recipe  # noqa: E402

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import os
-import socket
 import ssl
 import threading
 
@@ -12,6 +11,7 @@ import httpx
 import pytest
 
 from tests.deploy.tools import DEPLOY, tool
+from tests.ports import free_port
 from tests.programs import run_program, until
 from tests.serving import serving
 from training.trust.app import create_app
@@ -79,9 +79,7 @@ def site(programs, tmp_path, members):
     caddy = tool("caddy", "caddy")
     monitor = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Monitor)
     threading.Thread(target=monitor.serve_forever, daemon=True).start()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     file = tmp_path / "Caddyfile"
     file.write_text(TEST_ONLY + CADDYFILE.read_text())
     values = {"SITE_ADDRESS": f"https://localhost:{port}", "MONITOR": f"127.0.0.1:{monitor.server_port}"}

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.ports import free_ports
 from tests.programs import ROOT, run_program, until
 
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -27,8 +27,8 @@ class Guide:
     def __init__(self, folder: Path, text: str):
         self.commands = [line for block in BLOCK.findall(text) for line in block.splitlines()]
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-            self.port, self.dht_port = one.getsockname()[1], two.getsockname()[1]
+        # The bootstrap peer and the monitor listen at the DHT's port and at the next.
+        self.port, self.dht_port, _ = free_ports(3)
 
     def take(self, beginning: str) -> list[str]:
         """The next command, for this machine; it must begin like this."""

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from tests.ports import free_port
 from tests.programs import run_program, until
 from tests.random_shards import write_shards
 from tests.training.trust.hub import ADAS, hub_serving
@@ -50,8 +51,7 @@ class Maintainer:
             text, changed = re.subn(rf"(?m)^{name} = \S+", f"{name} = {value}", text)
             assert changed == 1
         self.recipe.write_text(text)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.server, self.starts = None, 0
 
@@ -228,8 +228,7 @@ def bootstrap(maintainer):
 
 def watch_as_a_member(maintainer, address):
     """Starts a monitor with an invitation: its process, log and folder, and the addresses to give to volunteers."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     log, folder, events = (maintainer.folder / name for name in ("monitor.log", "monitor", "monitor.jsonl"))
     own = ["--recipe", maintainer.recipe, "--initial-peers", address, "--shards", maintainer.folder / "shards"]
     own += ["--run-dir", folder, "--port", port, "--invitation", maintainer.invite("monitor"), "--log-json", events]

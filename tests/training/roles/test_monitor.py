@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from tests.ports import free_port
 from tests.programs import run_program, until
 from tests.training.publish.test_history import ALAN, Clock, Report, open_history
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -159,12 +159,6 @@ def while_it_runs(started, condition):
         return condition()
 
     return until(met, said=log.read_text)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def read(path):

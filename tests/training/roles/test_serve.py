@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,21 +14,11 @@ import httpx
 import psutil
 import pytest
 
+from tests.ports import free_ports
 from tests.programs import run_program, until
 from training.config import RECIPES
 
 SERVE = (sys.executable, "-m", "training", "serve")
-
-
-def free_ports(count):
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 class Served:
@@ -37,7 +26,7 @@ class Served:
 
     def __init__(self, programs, folder):
         self.programs, self.folder = programs, folder
-        self.dht_port, self.port = free_ports(2)
+        self.port, self.dht_port, _ = free_ports(3)
         self.log, self.events = folder / "serve.log", folder / "serve.jsonl"
         self.process = None
         self.command = [

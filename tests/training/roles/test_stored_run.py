@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from collections import Counter
 
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.programs import run_program, until
 from tests.training.roles import test_peer
 from training.checkpoints.checkpoint import checkpoint_epoch, list_checkpoints, load_checkpoint
@@ -38,9 +38,7 @@ class StoredRun(test_peer.Run):
             ).partition("other_prompts")[0]
         )
         self.run_dir = folder / "run"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.site = f"http://127.0.0.1:{self.port}"
 
     def monitor(self, name="monitor"):
