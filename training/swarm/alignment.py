@@ -96,6 +96,11 @@ class AlignmentState:
         return self.drifted or self._lacking > 0
 
     @property
+    def may_differ(self) -> bool:
+        """Whether others at the same epoch may have other weights or moments, for all this peer knows."""
+        return self.lacks_updates or self._was_alone
+
+    @property
     def drifted(self) -> bool:
         """Whether this peer wants the others' weights."""
         return self.now is Alignment.DRIFTED

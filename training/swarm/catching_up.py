@@ -131,14 +131,23 @@ class CatchingUp:
             return self._progress.look_around()[0] - state.epoch <= CATCH_UP_EPOCHS
         return False
 
-    def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
-        """Continues from a checkpoint of the run: weights, epoch and moments (without any, they start at zero)."""
+    def load_checkpoint(
+        self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int, *, may_differ: bool
+    ) -> None:
+        """Continues from a checkpoint of the run: weights, epoch and moments (without any, they start at zero).
+
+        Args:
+            model: With the checkpoint's weights.
+            optimizer_state: The moments.
+            epoch: The checkpoint's.
+            may_differ: Whether other peers at that epoch may have other weights or moments.
+        """
         groups = parameter_groups(model, self._run.optimizer)
         self._host.load([parameter.detach() for group in groups for parameter in group["params"]], epoch)
         if optimizer_state:
             with self._host.lock:
                 load_optimizer_tensors(self._host.optimizer, optimizer_state)
-        self._go_on(epoch, Event.LOADED_STATE)
+        self._go_on(epoch, Event.LOADED_OLDER_STATE if may_differ else Event.LOADED_STATE)
 
     def _go_on(self, epoch: int, event: Event) -> None:
         self._host.copy_to_model()

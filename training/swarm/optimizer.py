@@ -267,9 +267,11 @@ class SwarmOptimizer:
         oldest_epoch = max(self.local_epoch - self.run.swarm.delay_optimizer_step, oldest_epoch)
         return self.catching_up.load_state_from_peers(oldest_epoch, early)
 
-    def load_checkpoint(self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int) -> None:
+    def load_checkpoint(
+        self, model: nn.Module, optimizer_state: dict[str, Tensor], epoch: int, *, may_differ: bool = False
+    ) -> None:
         """Continues from a checkpoint; see `CatchingUp.load_checkpoint`."""
-        self.catching_up.load_checkpoint(model, optimizer_state, epoch)
+        self.catching_up.load_checkpoint(model, optimizer_state, epoch, may_differ=may_differ)
 
     @property
     def last_download(self) -> tuple[int, float]:

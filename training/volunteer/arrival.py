@@ -38,6 +38,8 @@ LOOK_SECONDS = 1.0
 KEPT_SECONDS = 1.0
 """If nobody shows up within this time, a peer that has kept the newest weights goes on with them: others who come back,
 and have older ones or none, get them from it."""
+DIFFERING_SECONDS = 4.0
+"""The same for a peer whose weights may differ from those that others have kept of the same epoch: they go first."""
 NOBODY_SECONDS = 5.0
 """If nobody who has the run's weights shows up and answers within this time, a newcomer takes the site's checkpoint. It
 can take part at once then, and takes newer weights from a peer that it finds later."""
@@ -92,7 +94,7 @@ def arrive(
         newest = ahead if source is not None else max(ahead, belonging.newest_epoch(), newcomer.kept_epoch)
         if newest <= optimizer.local_epoch:
             return source or "fresh weights"
-        may_take_kept = source is None and not standing.there and time.monotonic() - began >= KEPT_SECONDS
+        may_take_kept = source is None and not standing.there and time.monotonic() - began >= newcomer.kept_seconds
         if may_take_kept and (found := newcomer.take_kept(newest)) is not None:
             return found
         # A peer at epoch 0 is another newcomer: it has no weights of the run either.
@@ -161,6 +163,12 @@ class _Newcomer:
         """That of the weights which this peer has kept; 0 if there are none."""
         return self.kept.newest(self.belonging.lineage)[1]
 
+    @property
+    def kept_seconds(self) -> float:
+        """How long this peer looks for others before it goes on with what it has kept."""
+        path, _epoch = self.kept.newest(self.belonging.lineage)
+        return DIFFERING_SECONDS if path is not None and self.kept.may_differ(path) else KEPT_SECONDS
+
     def resume(self, folder: Path) -> str | None:
         """Loads the latest checkpoint of a folder; None if there is none, or it is not of this lineage."""
         path = latest_checkpoint(folder)
@@ -198,20 +206,21 @@ class _Newcomer:
             return None
         path, epoch = self.kept.newest(self.belonging.lineage)
         try:
-            is_loaded = path is not None and self._load(path) is not None
+            is_loaded = path is not None and self._load(path, may_differ=self.kept.may_differ(path)) is not None
         except TrainingError as error:
             self.tell(f"The weights that this peer has kept are not used: {error.told}")
             return None
         return f"the weights of epoch {epoch} that it had kept" if is_loaded else None
 
-    def _load(self, path: Path) -> str | None:
+    def _load(self, path: Path, *, may_differ: bool = False) -> str | None:
         checkpoint = load_checkpoint(path, recipe=self.run, computes=False)
         if not self._is_of_this_lineage(checkpoint):
             return None
         if checkpoint.codec_digest is not None:
             found = open_manifest(self.shards, kind=None).codec_digest
             check_codec(path, checkpoint.codec_digest, shards=self.shards, found=found)
-        self.optimizer.load_checkpoint(checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
+        made = (checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
+        self.optimizer.load_checkpoint(*made, may_differ=may_differ)
         return f"the checkpoint {path.name}"
 
     def _is_of_this_lineage(self, checkpoint: Checkpoint) -> bool:

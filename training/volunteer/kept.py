@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.checkpoints.checkpoint import latest_checkpoint, lineage_of, save_checkpoint
+from training.checkpoints.checkpoint import latest_checkpoint, lineage_of, read_facts, save_checkpoint
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.errors import TrainingError
 from training.model.trained import count_trained
@@ -22,6 +22,8 @@ MOST_PARAMETERS = 10**8
 """Of a larger model nothing is kept: a peer that was asked to stop has ten seconds, and that takes longer to write."""
 BYTES_A_PARAMETER = 12
 """Of weights and moments in float32; those in 8 bit take less."""
+MAY_DIFFER = "may_differ"
+"""Among a checkpoint's facts: whether others that left at the same epoch may have kept other weights or moments."""
 FREE_SHARE = 0.5
 """Of the space that is free, so much is used at most."""
 
@@ -39,7 +41,8 @@ class KeptWeights:
     """Of these shards; see `Checkpoint`."""
 
     def keep(self, optimizer: SwarmOptimizer, model: TrainedModel, lineage: Lineage) -> Path | None:
-        """Writes the weights if the others have the same; None if they do not, or there is no room."""
+        """Writes the weights unless they are known to differ from those of the others; None if they do, or there is no
+        room."""
         host, alignment = optimizer.host, optimizer.alignment
         is_the_runs = host.epoch > 0 and not (alignment.behind or alignment.drifted)
         if not (self.recipe_toml and is_the_runs):
@@ -55,7 +58,7 @@ class KeptWeights:
                     model=model,
                     recipe_toml=self.recipe_toml,
                     epoch=host.epoch,
-                    metrics={},
+                    metrics={MAY_DIFFER: alignment.may_differ},
                     shards=self.shards,
                     codec_digest=self.codec_digest,
                     lineage=lineage,
@@ -76,6 +79,10 @@ class KeptWeights:
         except TrainingError:  # it is damaged
             is_of_it = False
         return (path, checkpoint_epoch(path)) if is_of_it else (None, 0)
+
+    def may_differ(self, path: Path) -> bool:
+        """Whether others that left at the same epoch as a kept checkpoint may have kept other weights or moments."""
+        return bool(read_facts(path)["metrics"].get(MAY_DIFFER))
 
     def _has_room(self, parameters: int) -> bool:
         free = shutil.disk_usage(self.folder.parent).free

@@ -37,12 +37,13 @@ class Newcomer:
         lineage=OWN,
         silent=(),
         kept_epoch=0,
+        may_differ=False,
     ):
         self.looks, self.gives, self.stored, self.tmp_path = list(looks), list(gives), stored, tmp_path
         self.now, self.wanted, self.loaded, self.silent = 0.0, [], [], silent
         self.console = Console(record=True, quiet=False, file=(tmp_path / "printed").open("w"), width=1000)
         kept = (Path(f"epoch-{kept_epoch:06d}") if kept_epoch else None, kept_epoch)
-        self.kept = SimpleNamespace(newest=lambda lineage: kept)
+        self.kept = SimpleNamespace(newest=lambda lineage: kept, may_differ=lambda path: may_differ)
         self.belonging = SimpleNamespace(
             lineage=lineage, newest_epoch=lambda: known_epoch, sites=lambda: ["https://run.example"]
         )
@@ -79,8 +80,9 @@ class Newcomer:
         epoch = int(path.name.rpartition("-")[2])
         return SimpleNamespace(path=path, epoch=epoch, codec_digest=None, model=None, extra_tensors={}, lineage=OWN.id)
 
-    def load_checkpoint(self, model, moments, epoch):
+    def load_checkpoint(self, model, moments, epoch, *, may_differ):
         self.loaded.append(epoch)
+        self.loaded_may_differ = may_differ
         self.optimizer.local_epoch = epoch
 
     def wait(self, seconds):
@@ -161,6 +163,13 @@ def test_if_nobody_is_there_a_peer_goes_on_with_what_it_has_kept_unless_the_site
     assert source == (
         f"the weights of epoch {taken} that it had kept" if taken == kept_epoch else f"the checkpoint epoch-{taken:06d}"
     )
+
+
+@pytest.mark.parametrize(("may_differ", "seconds"), [(False, arrival.KEPT_SECONDS), (True, arrival.DIFFERING_SECONDS)])
+def test_weights_that_may_differ_from_those_that_others_have_kept_go_last_and_are_marked(newcomer, may_differ, seconds):
+    one = newcomer([], kept_epoch=7, known_epoch=7, may_differ=may_differ)
+    assert one.come() == "the weights of epoch 7 that it had kept"
+    assert (one.now, one.loaded_may_differ) == (seconds, may_differ)
 
 
 def test_before_a_run_begins_anew_a_peer_goes_on_with_whatever_it_has_kept(newcomer):

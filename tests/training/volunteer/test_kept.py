@@ -75,6 +75,22 @@ def test_weights_that_differ_from_the_others_are_not_kept(kept, optimizer, model
     assert kept.keep(optimizer, model, LINEAGE) is None and not kept.folder.exists()
 
 
+def updates_alone(alignment):
+    alignment.updated_alone()
+
+
+def lacks_moments(alignment):
+    alignment.note(Event.SKIPPED_EPOCHS)
+    alignment.note(Event.PARAMETERS_AVERAGED)
+
+
+@pytest.mark.parametrize("happens", [updates_alone, lacks_moments])
+def test_weights_that_may_differ_from_the_others_are_marked(kept, optimizer, model, happens):
+    assert not kept.may_differ(kept.keep(optimizer, model, LINEAGE))
+    happens(optimizer.alignment)
+    assert kept.may_differ(kept.keep(optimizer, model, LINEAGE))
+
+
 def test_nothing_is_kept_of_weights_without_an_update_without_a_recipe_and_without_room(
     kept, optimizer, model, monkeypatch
 ):
