@@ -17,8 +17,9 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -28,15 +29,16 @@ import torch  # noqa: E402
 from sharded_steps import DROPOUTS, HALF, Held  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
+from calculator.adapters import ALL_LINEAR, modules_of  # noqa: E402
 from calculator.autograd import rounded  # noqa: E402
 from calculator.diffusion_models import LATENT_SCALE  # noqa: E402
-from calculator.setups import Setup, resolve, setup_from  # noqa: E402
+from calculator.setups import Setup, lora_of, resolve, setup_from  # noqa: E402
 
 OPTIMIZERS = ("adamw", "adamw8bit", "lamb", "lamb8bit", "adafactor", "sgd")
 """Optimizers of a traced step."""
 FIGURES = (
-    "parameters", "saved_activations", "autocast_weight_copies", "gradient_bytes", "optimizer_state_bytes",
-    "host_total", "peak",
+    "parameters", "trained_parameters", "saved_activations", "autocast_weight_copies", "gradient_bytes",
+    "optimizer_state_bytes", "host_total", "peak",
 )  # fmt: skip
 
 
@@ -126,7 +128,38 @@ def _of_diffusers(kind: str, config: dict, setup: Setup) -> torch.nn.Module:
             setattr(module, name, buffer.to(torch.get_default_dtype()))
     if setup.checkpointing:
         model.enable_gradient_checkpointing()
+    return model if setup.lora_rank is None else _adapted(model, setup)
+
+
+def _adapted(model: torch.nn.Module, setup: Setup) -> torch.nn.Module:
+    """A frozen model with LoRA's adapters, as the examples of diffusers make it."""
+    from peft import LoraConfig
+
+    targets = setup.lora_targets if setup.lora_targets == ALL_LINEAR else setup.lora_targets.split(",")
+    config = LoraConfig(
+        r=setup.lora_rank, lora_alpha=setup.lora_rank, target_modules=targets, lora_dropout=setup.lora_dropout
+    )
+    model.requires_grad_(False)
+    # PyTorch cannot move a module of fake tensors, and peft makes each where it belongs.
+    with patch.object(torch.nn.Module, "to", lambda module, *args, **kwargs: module):
+        model.add_adapter(config)
+    dtype = torch.float32 if lora_of(setup, resolve(setup)).adapter_itemsize == 4 else half_of(setup)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data.to(dtype)
+            parameter.requires_grad_(not (setup.lora_freeze_a and ".lora_A." in name))
     return model
+
+
+def half_of(setup: Setup) -> torch.dtype:
+    """The type of 16 bits in which a setup computes."""
+    return HALF.get(setup.precision.removeprefix("amp-"), torch.bfloat16)
+
+
+def dtype_of(setup: Setup) -> torch.dtype:
+    """The type of a model's weights, without its adapters."""
+    in_16_bits = setup.precision in HALF if setup.base_bits is None else setup.base_bits == 16
+    return half_of(setup) if in_16_bits else torch.float32
 
 
 def inputs(setup: Setup) -> dict[str, torch.Tensor]:
@@ -263,18 +296,18 @@ def trace(
         phases: Parts of the step whose own peaks are told.
     """
     fake_cuda.prepare()
-    dtype = HALF.get(setup.precision, torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device("cuda"):
-            torch.set_default_dtype(dtype)
+            torch.set_default_dtype(dtype_of(setup))
             model, given = build(setup), inputs(setup)
             torch.set_default_dtype(torch.float32)
-        parameters = list(model.parameters())
+        everything = list(model.parameters())
+        parameters = [parameter for parameter in everything if parameter.requires_grad]
         optimizer = (Offloaded if setup.offload_optimizer else make_optimizer)(setup, parameters)
         held = OnGpu()
-        for tensor in (*parameters, *model.buffers(), *given.values()):
+        for tensor in (*everything, *model.buffers(), *given.values()):
             held.follow(tensor)
-        held.weights = {_address(parameter) for parameter in parameters}
+        held.weights = {_address(parameter) for parameter in everything}
         with held, _without_collection():
             _make_state(held, optimizer, parameters)
             loss, saved, copies = _forward(setup, held, model, given)
@@ -284,7 +317,8 @@ def trace(
             gradients = total([p.grad for p in parameters if p.grad is not None], "cuda")
             optimizer.step()
     return {
-        "parameters": sum(parameter.numel() for parameter in parameters),
+        "parameters": sum(parameter.numel() for parameter in everything),
+        "trained_parameters": sum(parameter.numel() for parameter in parameters),
         "saved_activations": saved,
         "autocast_weight_copies": copies,
         "gradient_bytes": gradients,
@@ -321,10 +355,9 @@ def _make_state(held: Held, optimizer, parameters: list[torch.nn.Parameter]) -> 
 
 def _forward(setup: Setup, held: OnGpu, model: torch.nn.Module, given: dict) -> tuple[torch.Tensor, int, int]:
     """The loss, the bytes that are kept for backward, and those of autocast's copies of weights beside them."""
-    half = HALF.get(setup.precision.removeprefix("amp-"), torch.bfloat16)
     before = held.now
     held.phase = "forward"
-    with torch.autocast("cuda", dtype=half, enabled=setup.precision.startswith("amp-")):
+    with torch.autocast("cuda", dtype=half_of(setup), enabled=setup.precision.startswith("amp-")):
         loss = loss_of(model, given)
     copies = sum(held.copies.values())
     return loss, held.now - before - copies - rounded(loss.nbytes), copies
@@ -377,6 +410,24 @@ def draw_diffusion(chance: random.Random) -> Setup:
     return setup_from(values)
 
 
+def draw_adapted(chance: random.Random) -> Setup:
+    """The same, frozen and with LoRA's adapters."""
+    setup = draw_diffusion(chance)
+    paths = list(modules_of(resolve(setup)))
+    usual = [path for path in paths if path.startswith("attn.to_")]
+    some = chance.sample(paths, min(3, len(paths)))
+    half = setup.precision in HALF
+    values = {
+        "lora_rank": chance.choice((1, 4, 8, 16, 33)),
+        "lora_targets": chance.choice((ALL_LINEAR, ",".join(usual), ",".join(some))),
+        "lora_dropout": chance.choice((0.0, 0.0, 0.1)),
+        "lora_freeze_a": chance.random() < 0.2,
+        "base_bits": 16 if half else 32 if setup.precision == "fp32" else chance.choice((16, 16, 32)),
+    }
+    values["adapter_bits"] = 32 if setup.precision == "fp32" else chance.choice((16, 32))
+    return replace(setup, **values)
+
+
 def _training(chance: random.Random, layers: int) -> dict:
     """How a drawn model is trained."""
     values = {
@@ -404,12 +455,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
     parser.add_argument("--diffusion", action="store_true", help="draw diffusion transformers instead of ViT")
+    parser.add_argument("--lora", action="store_true", help="draw diffusion transformers with LoRA's adapters")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="trace the steps of this record again instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
     flags = parser.parse_args(arguments)
     chance = random.Random(flags.seed)
-    drawn = draw_diffusion if flags.diffusion else draw
+    drawn = draw_adapted if flags.lora else draw_diffusion if flags.diffusion else draw
     pairs = recorded(flags.check) if flags.check else ((drawn(chance), None) for _ in range(flags.cases))
     steps = []
     for setup, known in pairs:
@@ -434,6 +486,7 @@ def compared(setup: Setup, step: dict, known: dict | None) -> str:
             phase: max(instant.bytes for instant in answer.timeline if instant.phase == phase)
             for phase in step["peaks"]
         }
+    known = {"trained_parameters": known["parameters"], **known}
     differences = {name: known[name] - step[name] for name in FIGURES if known[name] != step[name]}
     if known["peak_phase"] != step["peak_phase"]:
         differences["peak_phase"] = f"{known['peak_phase']} instead of {step['peak_phase']}"

@@ -21,8 +21,7 @@ from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.setups import (
     ATTENTIONS,
-    NAMES_OF_COMPILING,
-    NOT_COMPILED,
+    NOT_COUNTED,
     PCIE_BYTES_PER_SECOND,
     PRECISIONS,
     SHARDINGS,
@@ -45,8 +44,8 @@ class _Parser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: "):
             asked = [word.split("=")[0].lstrip("-").replace("-", "_") for word in message.split()[2:]]
-            if set(asked) & set(NAMES_OF_COMPILING):
-                raise BadSetup(NOT_COMPILED)
+            if reasons := [NOT_COUNTED[word] for word in asked if word in NOT_COUNTED]:
+                raise BadSetup(reasons[0])
             meant = [flag for word in message.split()[2:] if word.startswith("--") for flag in self._like(word)]
             hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
             hint += f" `{self.prog} --help` lists all flags."

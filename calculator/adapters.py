@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from calculator.architecture import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.parameters import ParameterTensor, parameter_tensors
 
-FAMILIES_WITH_ADAPTERS = ("llama", "gemma")
+FAMILIES_WITH_ADAPTERS = ("llama", "gemma", "flux", "sd3")
+FAMILIES_IN_4_BITS = ("llama", "gemma")
+"""Those whose frozen weights may be in 4 bits."""
 ALL_LINEAR = "all-linear"
 NF4_BLOCK, SCALES_BLOCK = 64, 256
 """Values that share a scale, and scales that share one of their own (bitsandbytes 0.50, functional.quantize_4bit)."""
@@ -31,6 +34,43 @@ MODULES = {
     "feed_forward.out": "down_proj",
 }
 """Our names of a layer's linear modules, and those of transformers."""
+DIFFUSION_MODULES = {
+    "condition.time.in": "time_text_embed.timestep_embedder.linear_1",
+    "condition.time.out": "time_text_embed.timestep_embedder.linear_2",
+    "condition.guidance.in": "time_text_embed.guidance_embedder.linear_1",
+    "condition.guidance.out": "time_text_embed.guidance_embedder.linear_2",
+    "condition.pooled.in": "time_text_embed.text_embedder.linear_1",
+    "condition.pooled.out": "time_text_embed.text_embedder.linear_2",
+    "text": "context_embedder",
+    "patches": "x_embedder",
+    "norm.picture": "norm1.linear",
+    "norm.text": "norm1_context.linear",
+    "norm.both": "norm.linear",
+    "attention.picture.query": "attn.to_q",
+    "attention.picture.key": "attn.to_k",
+    "attention.picture.value": "attn.to_v",
+    "attention.picture.out": "attn.to_out.0",
+    "attention.text.query": "attn.add_q_proj",
+    "attention.text.key": "attn.add_k_proj",
+    "attention.text.value": "attn.add_v_proj",
+    "attention.text.out": "attn.to_add_out",
+    "attention.alone.query": "attn2.to_q",
+    "attention.alone.key": "attn2.to_k",
+    "attention.alone.value": "attn2.to_v",
+    "attention.alone.out": "attn2.to_out.0",
+    "attention.both.query": "attn.to_q",
+    "attention.both.key": "attn.to_k",
+    "attention.both.value": "attn.to_v",
+    "feed_forward.picture.in": "ff.net.0.proj",
+    "feed_forward.picture.out": "ff.net.2",
+    "feed_forward.text.in": "ff_context.net.0.proj",
+    "feed_forward.text.out": "ff_context.net.2",
+    "feed_forward.in": "proj_mlp",
+    "feed_forward.out": "proj_out",
+    "norm.modulation": "norm_out.linear",
+    "head": "proj_out",
+}
+"""Our names of a diffusion transformer's linear modules, and the ends of their paths in diffusers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +105,42 @@ class Lora:
         return name.endswith(".weight") and name.rpartition(".")[0] in self.targets
 
 
-def modules_of(architecture: Architecture) -> dict[str, str]:
-    """The linear modules of a layer: their names in transformers, and ours, in the model's order."""
-    weights = [tensor.name for tensor in parameter_tensors(architecture) if tensor.name.endswith(".weight")]
-    own = [name.removesuffix(".weight") for name in weights]
-    joined = {"feed_forward.in": "gate_up_proj"} if architecture.joined_projections else {}
-    return {joined.get(name, MODULES[name]): name for name in own if name in MODULES}
+def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
+    """The linear modules: their names in transformers or diffusers, each with ours, in the model's order.
+
+    Those of a decoder are its layers'; of a diffusion transformer they are all, as peft's "all-linear" means.
+    """
+    matrices = [t.name.removesuffix(".weight") for t in parameter_tensors(architecture) if len(t.shape) == 2]
+    names = DIFFUSION_MODULES if architecture.diffuses else MODULES
+    if architecture.joined_projections:
+        names = {**names, "feed_forward.in": "gate_up_proj"}
+    modules: dict[str, tuple[str, ...]] = {}
+    for own in matrices:
+        if own in names:
+            modules[names[own]] = (*modules.get(names[own], ()), own)
+    return modules
+
+
+@lru_cache(maxsize=256)
+def chosen_modules(architecture: Architecture, targets: str) -> frozenset[str]:
+    """Our names of the modules that get an adapter.
+
+    Args:
+        architecture: The model.
+        targets: "all-linear", or ends of modules' paths with commas between them, which peft compares in the same way.
+
+    Raises:
+        KeyError: If one of them is no module's.
+    """
+    modules = modules_of(architecture)
+    chosen: set[str] = set()
+    for target in modules if targets == ALL_LINEAR else targets.split(","):
+        end = f".{target.strip()}"
+        found = [own for path, names in modules.items() if f".{path}".endswith(end) for own in names]
+        if not found:
+            raise KeyError(target)
+        chosen.update(found)
+    return frozenset(chosen)
 
 
 def frozen_blocks(tensor: ParameterTensor, lora: Lora) -> list[int]:

@@ -474,7 +474,7 @@ class Tape:
         elif waiting.holders == 1 and not (target.apart or waiting.viewed):
             # Only this slot holds the waiting gradient: the new one is added to it in place.
             return
-        elif gradient.holders == 0 and not (shared or target.apart):
+        elif gradient.holders == 0 and not (shared or target.apart or gradient.viewed):
             # Nothing else holds the new gradient: the sum is made in it.
             waiting.holders -= 1
             gradient.holders = 1

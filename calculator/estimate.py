@@ -224,6 +224,10 @@ def _itemsize(setup: Setup) -> int:
     return 2 if setup.precision in ("bf16", "fp16") else 4
 
 
+def _itemsize_without_adapters(setup: Setup) -> int:
+    return 2 if setup.base_bits == 16 else _itemsize(setup)
+
+
 def _played(
     setup: Setup, architecture: Architecture, shared: int, optimizer: Optimizer, lora: Lora | None
 ) -> tuple[Course | None, _Fixed, Timeline, int]:
@@ -472,7 +476,7 @@ def _input_bytes(setup: Setup, architecture: Architecture) -> int:
         counts = FAMILIES[architecture.family].input_counts(
             architecture, setup.micro_batch_size, setup.sequence_length or architecture.sequence_length
         )
-        return sum(allocated_bytes(count, _itemsize(setup)) for count in counts)
+        return sum(allocated_bytes(count, _itemsize_without_adapters(setup)) for count in counts)
     if architecture.family == "vit":
         pixels = architecture.channels * architecture.image_height * architecture.image_width
         pictures = allocated_bytes(setup.micro_batch_size * pixels, 4)
@@ -490,7 +494,7 @@ def _buffer_bytes(setup: Setup, architecture: Architecture) -> int:
     """Bytes of tables that belong to the model but are not trained."""
     itemsize = 4 if setup.precision == "fp32" else 2
     if architecture.diffuses:
-        itemsize = _itemsize(setup)
+        itemsize = _itemsize_without_adapters(setup)
     return FAMILIES[architecture.family].buffer_bytes(architecture, itemsize)
 
 

@@ -23,6 +23,8 @@ from calculator.parameters import ParameterTensor
 
 DEFAULT_RANKS = {"galore": 128, "apollo": 256, "apollo-mini": 1}
 """GaLore's is that of transformers' Trainer, the others are of apollo-torch 1.0.3's README."""
+PROJECTED_FAMILIES = ("llama", "gemma")
+"""Families whose updates are counted."""
 GALORE_PACKAGE, APOLLO_PACKAGE = "galore-torch 1.0", "apollo-torch 1.0.3"
 
 

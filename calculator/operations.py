@@ -95,11 +95,22 @@ class Operations(Tape):
     def linear_of_part(self, x: Tensor, weight: Matrix, bias: Matrix) -> Tensor:
         """The same for an x whose values do not lie side by side: a copy of x is kept, and b is added in place
         (pytorch, aten/src/ATen/native/Linear.cpp, linear)."""
+        if type(weight) is FrozenWeight:
+            return self._frozen_linear(x, weight, bias, "linear", of_part=True)
+        return self._plain_linear_of_part(x, weight, bias, "linear")
+
+    def _plain_linear_of_part(self, x: Tensor, weight: Matrix, bias: Matrix | None, name: str) -> Tensor:
         outer, inner = weight.shape
-        bias, weight = self.lowered(bias), self.lowered(weight)
-        product = self._product(self.copy(x), weight, None, inner, outer, "linear")
+        if bias is not None:
+            bias = self.lowered(bias)
+        weight = self.lowered(weight)
+        # A batched product with a weight that is not trained reads x as it is (LinearAlgebra.cpp, should_fold).
+        x = self.copy(x) if weight.node is not None else x
+        product = self._product(x, weight, None, inner, outer, name)
+        if bias is None or bias.node is None:
+            return product
         fits = ((), ((outer, product.itemsize),))
-        node = self.record("linear", (product, bias), (), lambda grad: (grad, grad), fits)
+        node = self.record(name, (product, bias), (), lambda grad: (grad, grad), fits)
         return Tensor(product.storage, product.count, product.itemsize, node)
 
     def addmm(self, x: Tensor, weight: Parameter, bias: Parameter, name: str = "linear") -> Tensor:
@@ -119,6 +130,8 @@ class Operations(Tape):
 
         def backward(grad: Storage) -> tuple:
             to_x = self.new(count, itemsize) if x_needs_gradient else None
+            if to_x is not None:
+                to_x.viewed = True
             to_weight = self.new(weight_count, itemsize) if trained else None
             return (to_x, to_weight, grad) if biased else (to_x, to_weight)
 
@@ -132,13 +145,19 @@ class Operations(Tape):
         result = count // inner * outer
         return Tensor(self.new(result, itemsize), result, itemsize, node)
 
-    def _frozen_linear(self, x: Tensor, weight: FrozenWeight, bias: FrozenWeight | None, name: str) -> Tensor:
+    def _frozen_linear(
+        self, x: Tensor, weight: FrozenWeight, bias: FrozenWeight | None, name: str, *, of_part: bool = False
+    ) -> Tensor:
         """A linear layer that is not trained, and its adapter if it has one (peft 0.21, lora/layer.py, lora/bnb.py).
 
         result + B(A(dropout(x))) * scaling; names hold what the variables and calls of the real code hold.
+
+        Args:
+            of_part: Whether x's values do not lie side by side, see `linear_of_part`. A cast and dropout copy them.
         """
         quantized = weight.scales is not None
-        base = self._dequantizing_linear if quantized else self._plain_linear
+        plain = self._plain_linear_of_part if of_part else self._plain_linear
+        base = self._dequantizing_linear if quantized else plain
         result = base(x, weight, bias, name)
         adapter = weight.adapter
         if adapter is None:
@@ -148,9 +167,11 @@ class Operations(Tape):
             result = self.copy(result)
         # Under autocast, only the adapter of a quantized layer leaves the cast of its input to autocast.
         if not (quantized and self.autocast):
+            of_part = of_part and x.itemsize == adapter.a.itemsize
             x = self.cast(x, adapter.a.itemsize, "adapter")
         dropped = self.dropout(x, adapter.dropout)
-        low = self._plain_linear(dropped, adapter.a, None, "adapter")
+        of_part = of_part and not (adapter.dropout or (self.autocast and x.itemsize == 4))
+        low = (self._plain_linear_of_part if of_part else self._plain_linear)(dropped, adapter.a, None, "adapter")
         del dropped
         high = self._plain_linear(low, adapter.b, None, "adapter")
         del low
@@ -475,7 +496,9 @@ class Operations(Tape):
             weight: H.
             scattered: Whether the gradient's values do not lie side by side, so that the kernel copies them.
         """
-        x = self.raised(x)
+        x, weight = self.raised(x), self.raised(weight)
+        if weight.storage is not None:
+            weight.storage.kind = WEIGHT_COPY
         count, itemsize, width = x.count, x.itemsize, weight.count
 
         def backward(grad: Storage) -> tuple:
@@ -487,7 +510,7 @@ class Operations(Tape):
         self.name = "RMS norm"
         result = Tensor(self.new(count, itemsize), count, itemsize)
         deviation = self.new(count // width, 4)
-        result.node = self.record("RMS norm", (x, weight), (x.storage, deviation), backward)
+        result.node = self.record("RMS norm", (x, weight), (x.storage, weight.storage, deviation), backward)
         return result
 
     def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:

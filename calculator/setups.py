@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from calculator.adapters import ALL_LINEAR, FAMILIES_WITH_ADAPTERS, Lora, modules_of
+from calculator.adapters import (
+    ALL_LINEAR,
+    FAMILIES_IN_4_BITS,
+    FAMILIES_WITH_ADAPTERS,
+    Lora,
+    chosen_modules,
+    modules_of,
+)
 from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.errors import BadSetup
-from calculator.low_rank import DEFAULT_RANKS
+from calculator.low_rank import DEFAULT_RANKS, PROJECTED_FAMILIES
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.picture_models import LARGEST_PICTURE, with_picture
 from calculator.tensor_parallel import TENSOR_SHARDINGS, undivided
@@ -24,11 +31,19 @@ SHARDED_OPTIMIZERS = ("adamw", "sgd")
 """Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
 ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "lora_freeze_a", "base_bits", "adapter_bits", "rest_32bit")
 """Fields that mean something only with `lora_rank`."""
-NOT_COMPILED = (
+_COMPILED = (
     "torch.compile is not counted: what a compiled step keeps depends on how its operations are fused, for which there "
     "is no rule here; every answer is that of a step without it."
 )
-NAMES_OF_COMPILING = ("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor")
+_IN_8_BIT = (
+    "FP8 training is not counted: torchao's linear layers keep the same inputs and weights for backward as without it, "
+    "and how much their casts to 8 bits take depends on how torch.compile fuses them."
+)
+NOT_COUNTED = {
+    **dict.fromkeys(("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor"), _COMPILED),
+    **dict.fromkeys(("fp8", "float8", "torchao", "fp8_training", "float8_training"), _IN_8_BIT),
+}
+"""Names of techniques that people ask for, and why they get no answer."""
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
 """16 lanes, one direction, 128b/130b coding (PCI-SIG base specifications 3.0, 4.0, 5.0)."""
 
@@ -113,8 +128,8 @@ def setup_from(values: Mapping[str, object]) -> Setup:
     known = [field.name for field in fields(Setup)]
     unknown = [key for key in values if key not in known]
     if unknown:
-        if unknown[0] in NAMES_OF_COMPILING:
-            raise BadSetup(f"{NOT_COMPILED} Omit {unknown[0]}.")
+        if unknown[0] in NOT_COUNTED:
+            raise BadSetup(f"{NOT_COUNTED[unknown[0]]} Omit {unknown[0]}.")
         raise BadSetup(f"Unknown key {_shown(unknown[0])}; a setup may have: {', '.join(known)}.")
     return Setup(**values)
 
@@ -166,13 +181,11 @@ def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
     """How the adapters of a checked setup are; None if all parameters are trained."""
     if setup.lora_rank is None:
         return None
-    modules = modules_of(architecture)
-    names = modules if setup.lora_targets == ALL_LINEAR else setup.lora_targets.split(",")
     pure = setup.precision in ("bf16", "fp16")
     bits = setup.base_bits or (16 if pure else 32)
     return Lora(
         rank=setup.lora_rank,
-        targets=frozenset([modules[name.strip()] for name in names]),
+        targets=chosen_modules(architecture, setup.lora_targets),
         dropout=setup.lora_dropout or 0.0,
         adapter_itemsize=(setup.adapter_bits or (16 if pure else 32)) // 8,
         base_bits=bits,
@@ -189,8 +202,8 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
         return
     if architecture.family not in FAMILIES_WITH_ADAPTERS:
         raise BadSetup(
-            f"LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of another "
-            "family, so omit lora_rank."
+            f"LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; "
+            f"{architecture.name} is of another family, so omit lora_rank."
         )
     _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
     _check_targets(setup, architecture)
@@ -200,6 +213,8 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
             "base_bits 8 is not counted: bitsandbytes keeps the columns of outliers beside 8-bit weights, and how many "
             "there are depends on the data; choose 16 or 4."
         )
+    if setup.base_bits == 4 and architecture.family not in FAMILIES_IN_4_BITS:
+        raise BadSetup(f"base_bits 4 is not counted for {architecture.name}; choose 16 or 32.")
     for name, accepted in (("base_bits", BASE_BITS), ("adapter_bits", ADAPTER_BITS)):
         value = getattr(setup, name)
         if value is not None:
@@ -218,15 +233,16 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
 def _check_targets(setup: Setup, architecture: Architecture) -> None:
     modules = modules_of(architecture)
     if not isinstance(setup.lora_targets, str):
-        raise BadSetup(f"lora_targets is a text such as q_proj,v_proj, not {_shown(setup.lora_targets)}.")
-    if setup.lora_targets == ALL_LINEAR:
-        return
-    for name in setup.lora_targets.split(","):
-        if name.strip() not in modules:
-            raise BadSetup(
-                f"lora_targets is {ALL_LINEAR}, or some of {', '.join(modules)} with commas between them, not "
-                f"{_shown(setup.lora_targets)}."
-            )
+        raise BadSetup(
+            f"lora_targets is a text such as {','.join(list(modules)[:2])}, not {_shown(setup.lora_targets)}."
+        )
+    try:
+        chosen_modules(architecture, setup.lora_targets)
+    except KeyError:
+        raise BadSetup(
+            f"lora_targets is {ALL_LINEAR}, or some of {', '.join(modules)} with commas between them, not "
+            f"{_shown(setup.lora_targets)}."
+        ) from None
 
 
 def _check_base_precision(setup: Setup) -> None:
@@ -293,7 +309,7 @@ def _check_low_rank(setup: Setup, architecture: Architecture) -> None:
     title = OPTIMIZERS[setup.optimizer].title
     if setup.optimizer_rank is not None:
         _whole("optimizer_rank", setup.optimizer_rank, 1, MOST_RANK)
-    if architecture.family not in FAMILIES_WITH_ADAPTERS:
+    if architecture.family not in PROJECTED_FAMILIES:
         raise BadSetup(
             f"{title} is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of another "
             "family, so choose the optimizer adafactor."
@@ -414,7 +430,8 @@ def _shown(value: object) -> str:
 def _one_of(name: str, value: object, accepted: tuple) -> None:
     # bool first: true equals 1, so it would be accepted as a number.
     if isinstance(value, bool) or value not in accepted:
-        raise BadSetup(f"{name} is one of {', '.join(map(str, accepted))}, not {_shown(value)}.")
+        reason = f" {NOT_COUNTED[value]}" if isinstance(value, str) and value in NOT_COUNTED else ""
+        raise BadSetup(f"{name} is one of {', '.join(map(str, accepted))}, not {_shown(value)}.{reason}")
 
 
 def _whole(name: str, value: object, least: int, most: int, or_else: str = "") -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from calculator.adapters import FAMILIES_WITH_ADAPTERS
+from calculator.adapters import FAMILIES_IN_4_BITS, FAMILIES_WITH_ADAPTERS
 from calculator.architecture import Architecture
 from calculator.devices import Device
+from calculator.low_rank import PROJECTED_FAMILIES
 from calculator.setups import SHARDINGS, Setup, resolve
 
 FORWARD_SHARE = 1 / 3
@@ -113,7 +114,7 @@ def _optimizers(setup: Setup, architecture: Architecture) -> Iterator[Technique]
         yield Technique("Adafactor", changes, OTHER_TRAINING, level=3, caveat=caveat)
         # It takes less than Adafactor if weights are in 16 bits, and more if they are in 32. APOLLO of a higher rank
         # and GaLore make nothing fit that it does not.
-        counted = architecture.family in FAMILIES_WITH_ADAPTERS and setup.lora_rank is None and setup.sharding == "none"
+        counted = architecture.family in PROJECTED_FAMILIES and setup.lora_rank is None and setup.sharding == "none"
         if counted and not setup.offload_optimizer and not setup.shared_groups:
             changes = {**changes, "optimizer": "apollo-mini"}
             caveat = "another optimizer (package apollo-torch), which needs its own learning rate"
@@ -157,16 +158,19 @@ def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
     if architecture.family not in FAMILIES_WITH_ADAPTERS or not architecture.released:
         return
     rounded = "the frozen weights are rounded to 4 bits"
+    in_4_bits = architecture.family in FAMILIES_IN_4_BITS
     if setup.lora_rank is None:
         caveat = "only adapters are trained, beside the frozen model"
         rank = {"lora_rank": LORA_RANK}
         yield Technique(f"LoRA of rank {LORA_RANK}", {**rank, "base_bits": 16}, ADAPTERS, level=1, caveat=caveat)
-        title, caveat = f"QLoRA of rank {LORA_RANK} (a 4-bit model)", f"{caveat}, whose weights are rounded to 4 bits"
-        yield Technique(title, {**rank, "base_bits": 4}, ADAPTERS, level=2, caveat=caveat)
+        if in_4_bits:
+            title = f"QLoRA of rank {LORA_RANK} (a 4-bit model)"
+            caveat = f"{caveat}, whose weights are rounded to 4 bits"
+            yield Technique(title, {**rank, "base_bits": 4}, ADAPTERS, level=2, caveat=caveat)
         return
     if setup.base_bits in (None, 32) and setup.precision.startswith("amp-"):
         yield Technique("frozen weights in 16 bits", {"base_bits": 16}, OTHER_TRAINING, level=1)
-    if setup.base_bits != 4:
+    if setup.base_bits != 4 and in_4_bits:
         yield Technique("frozen weights in 4 bits (QLoRA)", {"base_bits": 4}, ADAPTERS, level=2, caveat=rounded)
 
 

@@ -448,6 +448,8 @@ def _put_together(segments: list[Segment], plans: dict[str, Plan]) -> Timeline:
                 # The first one with a key: others with the same key are equal.
                 course.setdefault(segment.key[0] if isinstance(segment.key, tuple) else segment.key, segment)
         for key, first, last in _expanded(course, plans, reverse=phase == "backward"):
+            if key not in course:  # layers before all adapters have no backward
+                continue
             level = _repeat(instants, course[key], key, level, first, last)
             if key in ("end of forward", "handing over"):
                 level = _all_dropped(level, course[key].change)

@@ -117,11 +117,14 @@ def continuous_norm(c: Context, w: dict, name: str, x: Tensor, condition: Tensor
     return modulated(c, normalized(c, x, scattered=scattered), shift, scale)
 
 
-def head(c: Context, hidden: Tensor, condition: Tensor, *, scattered: bool = False) -> Tensor:
-    """The last norm and the output head."""
-    w = c.weights
-    hidden = continuous_norm(c, w, "norm.modulation", hidden, condition, scattered=scattered)
-    return c.tape.linear(hidden, w["head.weight"], w["head.bias"], "output head")
+def last_norm(c: Context, hidden: Tensor, condition: Tensor, *, scattered: bool = False) -> Tensor:
+    """The last layer's result, normalized; the real code's variable for it then stands for that."""
+    return continuous_norm(c, c.weights, "norm.modulation", hidden, condition, scattered=scattered)
+
+
+def output_head(c: Context, hidden: Tensor) -> Tensor:
+    """What the model predicts."""
+    return c.tape.linear(hidden, c.weights["head.weight"], c.weights["head.bias"], "output head")
 
 
 def step_of(predict: Callable[[Context, int], Tensor]) -> Callable[[Context], tuple[Tensor, None]]:

@@ -84,7 +84,8 @@ def _predict(c: Context, itemsize: int) -> Tensor:
         block = _double if layer.kind == "double" else _last if layer is c.stacks["layers"][-1] else _single
         text, picture = c.run(layer, block, picture, text, condition, cosine, sine)
     t.enter("head")
-    return diffusion.head(c, picture, condition, scattered=c.batch > 1)
+    picture = diffusion.last_norm(c, picture, condition, scattered=c.batch > 1)
+    return diffusion.output_head(c, picture)
 
 
 def _double(

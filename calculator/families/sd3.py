@@ -71,7 +71,8 @@ def _predict(c: Context, itemsize: int) -> Tensor:
     for layer in c.stacks["layers"]:
         text, picture = c.run(layer, _block, picture, text, condition)
     t.enter("head")
-    predicted = diffusion.head(c, picture, condition)
+    picture = diffusion.last_norm(c, picture, condition)
+    predicted = diffusion.output_head(c, picture)
     # The order of its values changes, and that of its gradient's.
     return t.copy(t.view(predicted))
 

@@ -10,7 +10,7 @@ from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
 from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import OPTIMIZERS
-from calculator.setups import NAMES_OF_COMPILING, NOT_COMPILED
+from calculator.setups import NOT_COUNTED
 from calculator.techniques import LORA_RANK
 
 LONGEST_TEXT = 300
@@ -161,8 +161,8 @@ def said(found: dict) -> str:
     if found["gpu"]:
         parts.append(f"GPU {found['gpu']}")
     ignored = f" Not understood: {', '.join(found['ignored'])}." if found["ignored"] else ""
-    not_compiled = f" {NOT_COMPILED}" if set(found["ignored"]) & set(NAMES_OF_COMPILING) else ""
-    return f"Understood: {', '.join(parts)}.{ignored}{not_compiled}"
+    reasons = dict.fromkeys(NOT_COUNTED[word] for word in found["ignored"] if word in NOT_COUNTED)
+    return " ".join([f"Understood: {', '.join(parts)}.{ignored}", *reasons])
 
 
 def _named(names: Iterable[str], text: str) -> tuple[str | None, str]:

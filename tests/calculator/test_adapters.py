@@ -48,6 +48,32 @@ def test_modules_are_the_linear_ones_of_the_model_of_transformers(name):
     assert estimate(Setup(model=name, lora_rank=7)).trained_parameters == trained * a.num_layers
 
 
+DIFFUSERS = {
+    "FluxTransformer2DModel": {
+        "in_channels": 8, "num_layers": 2, "num_single_layers": 3, "attention_head_dim": 16, "num_attention_heads": 3,
+        "joint_attention_dim": 24, "pooled_projection_dim": 20, "guidance_embeds": True, "axes_dims_rope": [4, 6, 6],
+    },
+    "SD3Transformer2DModel": {
+        "sample_size": 8, "in_channels": 4, "out_channels": 4, "num_layers": 3, "attention_head_dim": 16,
+        "num_attention_heads": 3, "joint_attention_dim": 24, "caption_projection_dim": 48, "pooled_projection_dim": 20,
+        "pos_embed_max_size": 6, "dual_attention_layers": [0, 2], "qk_norm": "rms_norm",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIFFUSERS)
+@pytest.mark.parametrize("targets", ["all-linear", "to_k,to_q,to_v,to_out.0", "attn.to_q", "proj_out", "ff.net.0.proj"])
+def test_peft_adapts_the_same_modules_of_a_diffusion_transformer(name, targets):
+    diffusers, peft = pytest.importorskip("diffusers"), pytest.importorskip("peft")
+    model = getattr(diffusers, name)(**DIFFUSERS[name])
+    named = targets if targets == "all-linear" else targets.split(",")
+    model.requires_grad_(False)
+    model.add_adapter(peft.LoraConfig(r=7, target_modules=named))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    config = {"_class_name": name, **DIFFUSERS[name]}
+    assert estimate(Setup(config=config, lora_rank=7, lora_targets=targets)).trained_parameters == trained
+
+
 def test_only_adapters_have_gradients_and_optimizer_state():
     full = estimate(Setup(model=LLAMA))
     lora = estimate(Setup(model=LLAMA, lora_rank=16))
@@ -90,7 +116,7 @@ def test_a_short_model_gives_what_every_layer_gives(seed):
     model = draw.choice(("qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "phi-3-mini"))
     a = dataclasses.replace(PRESETS[model], num_layers=draw.randint(1, 9))
     autocast = draw.random() < 0.5
-    modules = list(modules_of(a).values())
+    modules = [own for names in modules_of(a).values() for own in names]
     lora = Lora(
         rank=8, targets=frozenset(draw.sample(modules, draw.randint(1, len(modules)))), dropout=0.1,
         adapter_itemsize=2, base_bits=draw.choice((4, 16)), rest_itemsize=2, freeze_a=draw.random() < 0.5,
@@ -150,9 +176,12 @@ REFUSED = {
         "lora_rank": 8, "precision": "bf16", "base_bits": 4, "rest_32bit": True
     },
     "LoRA trains a model as it is published": {"lora_rank": 8, "shared_groups": 2},
-    "LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; mixtral-8x7b": {
+    "LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; mixtral-8x7b": {
         "lora_rank": 8, "model": "mixtral-8x7b"
     },
+    "base_bits 4 is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},
+    "lora_targets is a text such as time_text_embed": {"lora_rank": 8, "model": "flux-dev", "lora_targets": 1},
+    "context_embedder, x_embedder, norm1.linear": {"lora_rank": 8, "model": "flux-dev", "lora_targets": "q_proj"},
     "gpt2 is of another family, so omit lora_rank": {"lora_rank": 8, "model": "gpt2"},
 }  # fmt: skip
 

@@ -91,9 +91,10 @@ def test_operations_equal_those_that_torch_counts(config):
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("kind", ["FluxTransformer2DModel", "SD3Transformer2DModel"])
-def test_a_recorded_step_is_traced_again(kind, tmp_path):
+@pytest.mark.parametrize("name", ["diffusion_steps", "diffusion_lora_steps"])
+def test_a_recorded_step_is_traced_again(name, kind, tmp_path):
     pytest.importorskip("diffusers")
-    steps = json.loads((BENCHMARKS / "diffusion_steps.json").read_text())
+    steps = json.loads((BENCHMARKS / f"{name}.json").read_text())
     record = tmp_path / "steps.json"
     record.write_text(json.dumps([step for step in steps if step["setup"]["config"]["_class_name"] == kind][:2]))
     done = run_program([sys.executable, "-W", "ignore", BENCHMARKS / "picture_steps.py", "--check", record])
@@ -101,8 +102,9 @@ def test_a_recorded_step_is_traced_again(kind, tmp_path):
     assert done.stdout.count("equal; peak ") == 2, done.stdout
 
 
-def test_enough_steps_of_each_class_were_drawn():
-    steps = json.loads((BENCHMARKS / "diffusion_steps.json").read_text())
+@pytest.mark.parametrize("name", ["diffusion_steps", "diffusion_lora_steps"])
+def test_enough_steps_of_each_class_were_drawn(name):
+    steps = json.loads((BENCHMARKS / f"{name}.json").read_text())
     kinds = [step["setup"]["config"]["_class_name"] for step in steps]
     assert all(kinds.count(config["_class_name"]) >= 20 for config in (FLUX, SD3))
 

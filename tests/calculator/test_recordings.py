@@ -65,7 +65,7 @@ def _adapted(draw: random.Random, architecture, options: Options) -> Options:
     if architecture.family not in FAMILIES_WITH_ADAPTERS or options.shared_groups or draw.random() < 0.4:
         return options
     bits = draw.choice((4, 16, 32)) if options.autocast else 32 if options.itemsize == 4 else draw.choice((4, 16))
-    modules = list(modules_of(architecture).values())
+    modules = [own for names in modules_of(architecture).values() for own in names]
     lora = Lora(
         rank=8,
         targets=frozenset(draw.sample(modules, draw.randint(1, len(modules)))),

@@ -8,8 +8,8 @@ last rule was changed: none of them has taught the calculator anything. The same
 the families of today's decoders, and for `lora_steps.json`, where peft 0.21 puts LoRA's adapters on them. There, a
 model in 4 bits runs bitsandbytes 0.50's own code; only the launches of its kernels do nothing. `picture_steps.json`
 holds models of pictures, and `diffusion_steps.json` the diffusion transformers of diffusers 0.42, with the peaks of
-forward and of backward besides that of the step. In `low_rank_steps.json`, galore-torch 1.0 and apollo-torch 1.0.3
-update decoders, with the peak of the update as well.
+forward and of backward besides that of the step; in `diffusion_lora_steps.json`, peft puts adapters on these. In
+`low_rank_steps.json`, galore-torch 1.0 and apollo-torch 1.0.3 update decoders, with the peak of the update as well.
 """
 
 import json
@@ -23,7 +23,7 @@ from calculator.setups import setup_from
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = (
     "reference_steps", "later_steps", "decoder_steps", "picture_steps", "diffusion_steps", "lora_steps",
-    "low_rank_steps",
+    "diffusion_lora_steps", "low_rank_steps",
 )  # fmt: skip
 STEPS = [step for name in NAMES for step in json.loads((BENCHMARKS / f"{name}.json").read_text())]
 

@@ -25,7 +25,9 @@ PICTURES = RESULTS.parent / "picture_steps.json"
 DIFFUSION = RESULTS.parent / "diffusion_steps.json"
 """The same for diffusion transformers."""
 ADAPTERS = RESULTS.parent / "lora_steps.json"
-"""The same with LoRA's adapters."""
+"""Those of decoders with LoRA's adapters."""
+DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
+"""Those of diffusion transformers with LoRA's adapters."""
 LOW_RANK = RESULTS.parent / "low_rank_steps.json"
 """The same with GaLore and APOLLO (benchmarks/low_rank_steps.py)."""
 SHARDED = RESULTS.parent / "sharded_steps.json"
@@ -92,7 +94,7 @@ def family_table() -> str:
 
 def adapter_table() -> str:
     """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
-    steps = _steps(ADAPTERS)
+    steps = [*_steps(ADAPTERS), *_steps(DIFFUSION_ADAPTERS)]
     names = [f"{step['setup']['precision']}, frozen in {step['setup']['base_bits']} bits" for step in steps]
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
@@ -188,6 +190,7 @@ def accuracy_counts() -> dict[str, int]:
         "pictures": len(_steps(PICTURES)),
         "diffusion": len(_steps(DIFFUSION)),
         "adapters": len(_steps(ADAPTERS)),
+        "diffusion_adapters": len(_steps(DIFFUSION_ADAPTERS)),
         "low_rank": len(_steps(LOW_RANK)),
         "sharded": len(_sharded_steps()),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
