@@ -11,6 +11,7 @@ from calculator.architecture import Architecture
 from calculator.devices import Device
 from calculator.low_rank import PROJECTED_FAMILIES
 from calculator.setups import SHARDINGS, Setup, resolve
+from calculator.tensor_parallel import undivided
 
 FORWARD_SHARE = 1 / 3
 """Forward's share of a step's computation; backward is twice forward (Kaplan et al. 2020, arXiv:2001.08361, section
@@ -35,6 +36,10 @@ SHARDED = {
 }
 """Title and caveat of each sharding. A gathering and a sum of shares cost as much traffic as the sum that every GPU
 gets without sharding; "zero-3" gathers twice (Rajbhandari et al. 2020, arXiv:1910.02054, section 7)."""
+
+
+TOGETHER = {"tensor": "tensor parallelism", "tensor-sequence": "tensor and sequence parallelism"}
+"""Ways in which all GPUs compute each sample together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
         yield [None, Technique("optimizer on the host", {"offload_optimizer": True}, BUS)]
     yield [None, *_recomputing(setup, architecture)]
     if setup.gpus > 1 and not device.unified:
-        yield [None, *_sharded(setup)]
+        yield [None, *_sharded(setup, architecture, device)]
     yield [None, *_adapters(setup, architecture)]
     yield [None, *_shorter(setup, architecture)]
     shared = setup.shared_groups or architecture.shared_groups
@@ -145,12 +150,24 @@ def _recomputing(setup: Setup, architecture: Architecture) -> Iterator[Technique
         yield _again("reversible layers", {"reversible": True, "checkpointing": False}, FORWARD_SHARE)
 
 
-def _sharded(setup: Setup) -> Iterator[Technique]:
+def _sharded(setup: Setup, architecture: Architecture, device: Device) -> Iterator[Technique]:
     """What several GPUs divide among them, beyond what they divide already."""
     present = SHARDINGS.index(setup.sharding)
     for level, (name, (title, caveat)) in enumerate(SHARDED.items(), 1):
         if level > present:
             yield Technique(title, {"sharding": name}, level=level, caveat=caveat)
+    if undivided(architecture, setup.gpus):
+        return
+    # Tensor parallelism is counted without autocast, and each GPU computes a part of every sample.
+    changes: dict[str, object] = {}
+    caveat = "all GPUs compute each sample together, with sums within every layer, which need a link such as NVLink"
+    rank = SAME
+    if setup.precision.startswith("amp-"):
+        changes["precision"] = "bf16" if device.bfloat16 else "fp16"
+        caveat, rank = f"{caveat}; weights and gradients in 16 bits, which round small updates away", OTHER_TRAINING
+    for level, (name, title) in enumerate(TOGETHER.items(), len(SHARDED) + 1):
+        if level > present:
+            yield Technique(title, {"sharding": name, **changes}, rank, level=level, caveat=caveat)
 
 
 def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:

@@ -141,3 +141,22 @@ def test_the_page_offers_the_changes_as_its_controls_hold_them():
     assert first["changes"] == {"precision": "bf16", "sequence_length": "1792"}
     setup = Setup(model="gpt-j-6b", offload_optimizer=True, checkpointing=True, precision="bf16", sequence_length=1792)
     assert f"{estimate(setup).gpu.total / 2**30:.2f} GiB" in first["text"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
+def test_several_gpus_may_compute_each_sample_together(precision):
+    setup = Setup(model="llama-3.1-8b", gpus=8, sequence_length=32_768, precision=precision)
+    device = device_named("rtx-4090")
+    first = suggestions(setup, device)[0]
+    assert first.techniques == (AGAIN, "tensor and sequence parallelism") and "such as NVLink" in first.sentence
+    changed = dataclasses.replace(setup, **first.changes)
+    assert (changed.sharding, changed.precision) == ("tensor-sequence", "bf16")
+    assert verdict(changed, device).fits
+    assert ("round small updates away" in first.sentence) == (precision == "amp-bf16")
+
+
+@pytest.mark.parametrize("values", [{"gpus": 7}, {"model": "gpt2"}, {"gpus": 1}])
+def test_tensor_parallelism_is_not_offered_where_it_is_not_counted(values):
+    setup = Setup(**{"model": "llama-3.1-8b", "gpus": 8, "sequence_length": 1024, "micro_batch_size": 64, **values})
+    for offered in suggestions(setup, device_named("rtx-4090")):
+        assert "sharding" not in offered.changes or not offered.changes["sharding"].startswith("tensor")
