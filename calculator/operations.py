@@ -131,7 +131,7 @@ class Operations(Tape):
         def backward(grad: Storage) -> tuple:
             to_x = self.new(count, itemsize) if x_needs_gradient else None
             if to_x is not None:
-                to_x.viewed = True
+                to_x.viewed = True  # of x's shape: the product itself has a row for each token
             to_weight = self.new(weight_count, itemsize) if trained else None
             return (to_x, to_weight, grad) if biased else (to_x, to_weight)
 

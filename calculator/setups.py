@@ -202,7 +202,7 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
         return
     if architecture.family not in FAMILIES_WITH_ADAPTERS:
         raise BadSetup(
-            f"LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; "
+            "LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; "
             f"{architecture.name} is of another family, so omit lora_rank."
         )
     _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
