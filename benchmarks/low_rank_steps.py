@@ -1,8 +1,9 @@
-"""Traces training steps whose optimizer is GaLore or APOLLO, and counts what the device holds.
+"""Traces training steps whose optimizer is GaLore, APOLLO or Muon, and counts what the device holds.
 
     pip install --no-deps galore-torch==1.0 apollo-torch==1.0.3
     python benchmarks/low_rank_steps.py --check benchmarks/low_rank_steps.json
     python benchmarks/low_rank_steps.py --cases 60 --seed 2026 --json benchmarks/low_rank_steps.json
+    python benchmarks/low_rank_steps.py --muon --cases 40 --seed 2027 --json benchmarks/muon_steps.json
 
 Real code of transformers, galore-torch and apollo-torch runs on a fake GPU, as in `picture_steps.py`. Every traced
 update finds new projections, as otherwise every 200th does: it is the update that takes the most. Nothing is drawn or
@@ -16,6 +17,7 @@ import argparse
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,6 +68,34 @@ class LowRank:
         }
 
 
+class Muon:
+    """PyTorch's Muon of the hidden matrices, and its AdamW of all else.
+
+    Args:
+        named: All parameters, by their names in the model.
+    """
+
+    def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
+        hidden = {name for name, parameter in named.items() if parameter.ndim == 2 and not _is_outside(name)}
+        self.muon = torch.optim.Muon([named[name] for name in named if name in hidden])
+        # "foreach" is its default for tensors on a GPU, but not for fake ones.
+        self.adamw = torch.optim.AdamW([named[name] for name in named if name not in hidden], foreach=True)
+
+    def step(self) -> None:
+        """Updates the matrices, then all else."""
+        self.muon.step()
+        self.adamw.step()
+
+    @property
+    def state(self) -> dict:
+        """The state of each parameter."""
+        return {**self.muon.state, **self.adamw.state}
+
+
+def _is_outside(name: str) -> bool:
+    return "embed" in name or "lm_head" in name
+
+
 def _class_of(name: str) -> type:
     """The package's optimizer, which neither draws numbers nor reads any: fake tensors have none."""
     if name == "galore":
@@ -101,8 +131,9 @@ def trace(setup: Setup) -> dict:
         built.append(sharded_steps.build(setup))
         return built[0]
 
-    def make_optimizer(setup: Setup, parameters: list) -> LowRank:
-        return LowRank(setup, dict(built[0].named_parameters()))
+    def make_optimizer(setup: Setup, parameters: list) -> LowRank | Muon:
+        named = dict(built[0].named_parameters())
+        return Muon(named) if setup.optimizer == "muon" else LowRank(setup, named)
 
     return picture_steps.trace(setup, build=build, inputs=inputs, make_optimizer=make_optimizer, phases=PHASES)
 
@@ -128,16 +159,25 @@ def draw(chance: random.Random) -> Setup:
     return setup_from(values)
 
 
+def with_muon(setup: Setup) -> Setup:
+    """The same step with Muon, which is counted in bfloat16 and in 32 bits."""
+    precision = "bf16" if setup.precision == "fp16" else setup.precision
+    return replace(setup, optimizer="muon", optimizer_rank=None, precision=precision)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
+    parser.add_argument("--muon", action="store_true", help="the drawn steps have Muon instead")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="trace the steps of this record again instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
     flags = parser.parse_args(arguments)
     chance = random.Random(flags.seed)
     pairs = [(draw(chance), None) for _ in range(flags.cases)]
+    if flags.muon:
+        pairs = [(with_muon(setup), None) for setup, _ in pairs]
     if flags.check:
         known = json.loads(flags.check.read_text(encoding="utf-8"))
         pairs = [(setup_from(step["setup"]), step) for step in known]

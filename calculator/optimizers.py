@@ -16,6 +16,7 @@ from calculator.low_rank import (
     galore_state,
     galore_step,
 )
+from calculator.muon import is_hidden, muon_state, muon_step
 from calculator.parameters import ParameterTensor
 
 LAMB_BLOCK_SIZE, LAMB_MIN_8BIT_SIZE = 4096, 65_536
@@ -154,20 +155,13 @@ def _adafactor_factors(tensor: ParameterTensor, itemsize: int) -> int:
     return allocated_bytes(tensor.count // tensor.shape[-1], 4) + allocated_bytes(tensor.count // tensor.shape[-2], 4)
 
 
-def _is_hidden(tensor: ParameterTensor) -> bool:
-    """Whether Muon moves it; by the rule of `training.optim.groups`."""
-    outside = tensor.is_embedding or tensor.name.startswith(("head.weight", "router"))
-    return len(tensor.shape) == 2 and not outside
+def _host_muon_state(tensor: ParameterTensor, itemsize: int) -> int:
+    return muon_state(tensor, 4)
 
 
-def _muon_state(tensor: ParameterTensor, itemsize: int) -> int:
-    """One momentum of hidden matrices, two moments of all else."""
-    return (1 if _is_hidden(tensor) else 2) * allocated_bytes(tensor.count, 4)
-
-
-def _muon_step(tensor: ParameterTensor, itemsize: int) -> int:
+def _host_muon_step(tensor: ParameterTensor, itemsize: int) -> int:
     """Newton-Schulz: a second copy of the matrix, and two squares of its shorter side; the first is the gradient's."""
-    if not _is_hidden(tensor):
+    if not is_hidden(tensor):
         return 0
     return allocated_bytes(tensor.count, 4) + 2 * allocated_bytes(min(tensor.shape) ** 2, 4)
 
@@ -304,8 +298,16 @@ OPTIMIZERS: dict[str, Optimizer] = {
             name="muon-host",
             title="Muon, of this trainer",
             source="training/optim/muon.py",
-            state_bytes=_muon_state,
-            step_bytes=_muon_step,
+            state_bytes=_host_muon_state,
+            step_bytes=_host_muon_step,
+        ),
+        Optimizer(
+            name="muon",
+            title="Muon",
+            source="torch 2.13, optim/_muon.py",
+            state_bytes=muon_state,
+            step_bytes=_nothing,
+            all_step_bytes=muon_step,
         ),
         Optimizer(name="lion", title="Lion", source=_BITSANDBYTES, state_bytes=_moments(_LION), step_bytes=_nothing),
         Optimizer(

@@ -27,6 +27,8 @@ MOST_RANK = 65_536
 """Adapters of a higher rank are refused; the matrices beside which they stand are narrower."""
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", *TENSOR_SHARDINGS)
 MOST_GPUS = 65_536
+OPTIMIZERS_OF_MATRICES = (*DEFAULT_RANKS, "muon")
+"""Optimizers that treat a layer's matrices otherwise than all else."""
 SHARDED_OPTIMIZERS = ("adamw", "sgd")
 """Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
 ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "lora_freeze_a", "base_bits", "adapter_bits", "rest_32bit")
@@ -36,8 +38,8 @@ _COMPILED = (
     "is no rule here; every answer is that of a step without it."
 )
 _IN_8_BIT = (
-    "FP8 training is not counted: torchao's linear layers keep the same inputs and weights for backward as without it, "
-    "and how much their casts to 8 bits take depends on how torch.compile fuses them."
+    "FP8 training is not counted: each linear layer of torchao casts its input, weight and gradients to 8 bits, and "
+    "what these casts take depends on how torch.compile fuses them."
 )
 NOT_COUNTED = {
     **dict.fromkeys(("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor"), _COMPILED),
@@ -170,7 +172,7 @@ def resolve(setup: Setup) -> Architecture:
         if architecture.mixed:
             raise BadSetup(f"Layers of {architecture.name} have different weights; omit shared_groups.")
     _check_combinations(setup, architecture)
-    _check_low_rank(setup, architecture)
+    _check_optimizers_of_matrices(setup, architecture)
     _check_diffusion(setup, architecture)
     _check_sharding(setup, architecture)
     _check_adapters(setup, architecture)
@@ -300,15 +302,15 @@ def _check_combinations(setup: Setup, architecture: Architecture) -> None:
         raise BadSetup(f"optimizer_impl is for the optimizer adamw; {setup.optimizer} has one implementation.")
 
 
-def _check_low_rank(setup: Setup, architecture: Architecture) -> None:
-    """Refuses what GaLore's and APOLLO's packages cannot do, and what is not counted with them."""
-    if setup.optimizer not in DEFAULT_RANKS:
-        if setup.optimizer_rank is not None:
+def _check_optimizers_of_matrices(setup: Setup, architecture: Architecture) -> None:
+    """Refuses what GaLore, APOLLO and Muon cannot do, and what is not counted with them."""
+    if setup.optimizer_rank is not None:
+        if setup.optimizer not in DEFAULT_RANKS:
             raise BadSetup(f"optimizer_rank is for {', '.join(DEFAULT_RANKS)}; {setup.optimizer} has none, so omit it.")
+        _whole("optimizer_rank", setup.optimizer_rank, 1, MOST_RANK)
+    if setup.optimizer not in OPTIMIZERS_OF_MATRICES:
         return
     title = OPTIMIZERS[setup.optimizer].title
-    if setup.optimizer_rank is not None:
-        _whole("optimizer_rank", setup.optimizer_rank, 1, MOST_RANK)
     if architecture.family not in PROJECTED_FAMILIES:
         raise BadSetup(
             f"{title} is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of another "
@@ -316,19 +318,19 @@ def _check_low_rank(setup: Setup, architecture: Architecture) -> None:
         )
     if setup.lora_rank is not None:
         raise BadSetup(
-            f"{title} projects the gradients of whole matrices, which LoRA freezes; omit lora_rank, or choose adamw."
+            f"{title} takes the gradients of whole matrices, which LoRA freezes; omit lora_rank, or choose adamw."
         )
     if setup.offload_optimizer:
-        raise BadSetup(
-            f"{title} is counted on the GPU only: its package keeps no copies on the host; omit offload_optimizer."
-        )
+        raise BadSetup(f"{title} is counted on the GPU only: it keeps no copies on the host; omit offload_optimizer.")
     if setup.sharding != "none":
         raise BadSetup(
-            f"{title} projects a matrix's whole gradient, and sharding {setup.sharding} is not counted with it; choose "
+            f"{title} takes a matrix's whole gradient, and sharding {setup.sharding} is not counted with it; choose "
             "sharding none, or adamw."
         )
     if setup.shared_groups or architecture.shared_groups:
         raise BadSetup(f"{title} is not counted for layers that share weights; omit shared_groups.")
+    if setup.optimizer == "muon" and setup.precision == "fp16":
+        raise BadSetup("Muon computes in bfloat16, and is not counted for weights in float16; choose precision bf16.")
 
 
 def _check_diffusion(setup: Setup, architecture: Architecture) -> None:

@@ -37,6 +37,7 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (r"apollo", {"optimizer": "apollo"}),
     (r"lion", {"optimizer": "lion"}),
     (r"lamb", {"optimizer": "lamb"}),
+    (r"muon", {"optimizer": "muon"}),
     (r"sgd", {"optimizer": "sgd"}),
     (r"adamw?", {"optimizer": "adamw"}),
     (rf"(?:no|without){GAP}(?:gradient{GAP})?checkpoint(?:ing|s)?", {"checkpointing": False}),

@@ -7,9 +7,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from calculator import PRESETS, Architecture, BadSetup, Setup, estimate
-from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import OPTIMIZERS
-from calculator.setups import PRECISIONS, setup_from
+from calculator.setups import OPTIMIZERS_OF_MATRICES, PRECISIONS, setup_from
 from calculator.timeline import Options, play
 
 SMALL = ["bert-base", "t5-small", "gpt2", "gpt-j-6b", "dalle-2021"]
@@ -21,8 +20,8 @@ def setups(draw):
     model = draw(st.sampled_from(SMALL))
     architecture = PRESETS[model]
     fixed = architecture.family == "text-to-image"
-    # GaLore and APOLLO are counted for other families (test_low_rank.py).
-    optimizer = draw(st.sampled_from([name for name in OPTIMIZERS if name not in DEFAULT_RANKS]))
+    # GaLore, APOLLO and Muon are counted for other families (test_low_rank.py, test_muon.py).
+    optimizer = draw(st.sampled_from([name for name in OPTIMIZERS if name not in OPTIMIZERS_OF_MATRICES]))
     reversible = draw(st.booleans()) if fixed else None
     return Setup(
         model=model,
@@ -320,7 +319,10 @@ REFUSED = {
     "Unknown key 'batch'": {"model": "gpt2", "batch": 3},
     "torch.compile is not counted": {"model": "gpt2", "compile": True},
     "FP8 training is not counted": {"model": "gpt2", "fp8": True},
-    "FP8 training is not counted: torchao's linear layers": {"model": "gpt2", "precision": "fp8"},
+    "precision is one of amp-bf16, amp-fp16, fp32, bf16, fp16, not 'fp8'. FP8 training is not counted": {
+        "model": "gpt2",
+        "precision": "fp8",
+    },
     "micro_batch_size is a whole number": {"model": "gpt2", "micro_batch_size": 0},
     "sequence_length is a whole number from 1 to 1024": {"model": "gpt2", "sequence_length": 1025},
     "sequence_length of dalle-2021 is fixed": {"model": "dalle-2021", "sequence_length": 100},
@@ -351,27 +353,6 @@ REFUSED = {
     "reversible in config is true or false": {"config": {**RECIPE, "reversible": 1}},
     "reversible is null, true or false": {"model": "dalle-2021", "reversible": 1},
 }
-
-
-def test_a_linear_layer_of_torchao_keeps_for_backward_what_one_of_torch_keeps():
-    """As the refusal of FP8 training says."""
-    torch, float8 = pytest.importorskip("torch"), pytest.importorskip("torchao.float8")
-    layer = torch.nn.Sequential(torch.nn.Linear(32, 48, bias=False))
-    x = torch.randn(4, 16, 32, requires_grad=True)
-
-    def kept():
-        found = set()
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: (found.add((tensor.untyped_storage().data_ptr(), tensor.dtype)), tensor)[1],
-            lambda kept: kept,
-        ):
-            layer(x)
-        return found
-
-    before = kept()
-    float8.convert_to_float8_training(layer, config=float8.Float8LinearConfig(emulate=True))
-    assert type(layer[0]).__name__ == "Float8Linear"
-    assert kept() == before == {(x.data_ptr(), x.dtype), (layer[0].weight.data_ptr(), x.dtype)}
 
 
 @pytest.mark.parametrize(("begins", "values"), REFUSED.items())

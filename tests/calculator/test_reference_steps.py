@@ -9,7 +9,8 @@ the families of today's decoders, and for `lora_steps.json`, where peft 0.21 put
 model in 4 bits runs bitsandbytes 0.50's own code; only the launches of its kernels do nothing. `picture_steps.json`
 holds models of pictures, and `diffusion_steps.json` the diffusion transformers of diffusers 0.42, with the peaks of
 forward and of backward besides that of the step; in `diffusion_lora_steps.json`, peft puts adapters on these. In
-`low_rank_steps.json`, galore-torch 1.0 and apollo-torch 1.0.3 update decoders, with the peak of the update as well.
+`low_rank_steps.json`, galore-torch 1.0 and apollo-torch 1.0.3 update decoders, with the peak of the update as well;
+in `muon_steps.json`, torch's Muon and AdamW do so.
 """
 
 import json
@@ -23,7 +24,7 @@ from calculator.setups import setup_from
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = (
     "reference_steps", "later_steps", "decoder_steps", "picture_steps", "diffusion_steps", "lora_steps",
-    "diffusion_lora_steps", "low_rank_steps",
+    "diffusion_lora_steps", "low_rank_steps", "muon_steps",
 )  # fmt: skip
 STEPS = [step for name in NAMES for step in json.loads((BENCHMARKS / f"{name}.json").read_text())]
 

@@ -30,6 +30,8 @@ DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
 """Those of diffusion transformers with LoRA's adapters."""
 LOW_RANK = RESULTS.parent / "low_rank_steps.json"
 """The same with GaLore and APOLLO (benchmarks/low_rank_steps.py)."""
+MUON = RESULTS.parent / "muon_steps.json"
+"""The same with Muon."""
 SHARDED = RESULTS.parent / "sharded_steps.json"
 """Steps on one of several GPUs (benchmarks/sharded_steps.py)."""
 TOGETHER = RESULTS.parent / "tensor_steps.json"
@@ -100,10 +102,11 @@ def adapter_table() -> str:
 
 
 def low_rank_table() -> str:
-    """HTML table: the same with GaLore and APOLLO."""
-    steps = _steps(LOW_RANK)
+    """HTML table: the same with GaLore, APOLLO and Muon."""
+    steps = [*_steps(LOW_RANK), *_steps(MUON)]
     names = [OPTIMIZERS[step["setup"]["optimizer"]].title for step in steps]
-    return _errors_table("Errors with GaLore and APOLLO on steps drawn last", "optimizer", *_by_name(names, steps))
+    title = "Errors with GaLore, APOLLO and Muon on steps drawn last"
+    return _errors_table(title, "optimizer", *_by_name(names, steps))
 
 
 def sharded_table() -> str:
@@ -192,6 +195,7 @@ def accuracy_counts() -> dict[str, int]:
         "adapters": len(_steps(ADAPTERS)),
         "diffusion_adapters": len(_steps(DIFFUSION_ADAPTERS)),
         "low_rank": len(_steps(LOW_RANK)),
+        "muon": len(_steps(MUON)),
         "sharded": len(_sharded_steps()),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }

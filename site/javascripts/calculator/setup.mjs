@@ -31,6 +31,7 @@ export const ANOTHER_CARD = "cuda-gb";
 
 /** Optimizers with a rank, from calculator/low_rank.py. */
 const LOW_RANK = ["galore", "apollo", "apollo-mini"];
+const OF_MATRICES = [...LOW_RANK, "muon"];
 
 export const cardOf = (memory) => `cuda-${memory}gb`;
 
@@ -44,9 +45,9 @@ export const memoryOf = (gpu) => /^cuda-(.*)gb$/s.exec(gpu)?.[1] ?? null;
 export function fitting(values, own) {
   const reversible = values.reversible === "" ? own.reversible : values.reversible === "true";
   const paged = values.optimizer.startsWith("paged");
-  const projecting = LOW_RANK.includes(values.optimizer);
+  const ofMatrices = OF_MATRICES.includes(values.optimizer);
   const onGpu = (paged && "A paged optimizer moves its state to the host by itself.")
-    || (projecting && "GaLore and APOLLO are counted on the GPU only.");
+    || (ofMatrices && "GaLore, APOLLO and Muon are counted on the GPU only.");
   const offloaded = values.offload_optimizer === "true" && !onGpu;
   return {
     own,
@@ -55,8 +56,8 @@ export function fitting(values, own) {
       checkpointing: own.text_to_image && reversible && "Reversible layers keep no activations: nothing is left to checkpoint.",
       sequence_length: own.text_to_image && "Fixed by the model's text length and image grid.",
       shared_groups: (own.mixed && "The layers of this model have different weights.")
-        || (projecting && "Not counted with GaLore and APOLLO."),
-      lora_rank: projecting && "GaLore and APOLLO train whole matrices, which LoRA freezes.",
+        || (ofMatrices && "Not counted with GaLore, APOLLO and Muon."),
+      lora_rank: ofMatrices && "GaLore, APOLLO and Muon train whole matrices, which LoRA freezes.",
       sharding: undividable(values, own),
       offload_optimizer: onGpu,
     },
@@ -67,9 +68,9 @@ export function fitting(values, own) {
       target_length: !own.two_stacks,
       reversible: !own.text_to_image,
       lora_rank: !own.adapters,
-      base_bits: !own.adapters || !values.lora_rank || projecting,
+      base_bits: !own.adapters || !values.lora_rank || ofMatrices,
       sharding: ["", "1"].includes(values.gpus),
-      optimizer_rank: !projecting,
+      optimizer_rank: !LOW_RANK.includes(values.optimizer),
       optimizer_impl: values.optimizer !== "adamw",
       embeddings_32bit: !values.optimizer.includes("8bit"),
       delta_rule: !offloaded,

@@ -62,6 +62,14 @@ test("a rank is that of GaLore and APOLLO, which work on the GPU and train whole
   }
 });
 
+test("Muon has no rank, works on the GPU and trains whole matrices", () => {
+  const values = { ...DEFAULTS, optimizer: "muon", offload_optimizer: "true", lora_rank: "16" };
+  const { needless, impossible } = fitting(values, { placeholders: {}, adapters: true });
+  assert.ok(needless.optimizer_rank && needless.delta_rule && needless.base_bits);
+  assert.match(impossible.offload_optimizer, /on the GPU only/);
+  assert.match(impossible.lora_rank, /LoRA freezes/);
+});
+
 test("layers with different weights share none", () => {
   const { impossible } = fitting(DEFAULTS, { placeholders: {}, mixed: true });
   assert.match(impossible.shared_groups, /different weights/);
