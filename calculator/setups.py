@@ -41,9 +41,21 @@ _IN_8_BIT = (
     "FP8 training is not counted: each linear layer of torchao casts its input, weight and gradients to 8 bits, and "
     "what these casts take depends on how torch.compile fuses them."
 )
+_ON_HOST = (
+    "Offloaded activations are not counted: which of them leave the GPU, and when they come back, depends on the library "
+    "that moves them; choose checkpointing, which keeps only the blocks' inputs."
+)
+_LOSS_IN_PIECES = (
+    "A loss in pieces, as Liger or Cut Cross-Entropy compute it, is not counted; the answer has all logits at once, as "
+    "transformers makes them."
+)
+_PACKED = "Packing is not counted on its own; give a pack's length as the sequence length, and the packs of a pass as the micro-batch."
 NOT_COUNTED = {
     **dict.fromkeys(("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor"), _COMPILED),
     **dict.fromkeys(("fp8", "float8", "torchao", "fp8_training", "float8_training"), _IN_8_BIT),
+    **dict.fromkeys(("offload_activations", "activation_offloading", "activation_offload", "save_on_cpu"), _ON_HOST),
+    **dict.fromkeys(("liger", "use_liger_kernel", "fused_cross_entropy", "cut_cross_entropy", "cce"), _LOSS_IN_PIECES),
+    **dict.fromkeys(("packing", "packed", "sequence_packing"), _PACKED),
 }
 """Names of techniques that people ask for, and why they get no answer."""
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}

@@ -52,6 +52,7 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (r"fp32|float32", {"precision": "fp32"}),
 )
 """What a word means; of two that overlap, the first one counts."""
+OFFLOADED_ACTIVATIONS = rf"activations?{GAP}offload(?:ed|ing)?|offload(?:ed|ing)?{GAP}activations?"
 NUMBERS = (
     ("lora_rank", rf"(?:rank|r){GAP}=?{GAP}{NUMBER}(?![\w.])"),
     ("micro_batch_size", rf"(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])"),
@@ -100,6 +101,8 @@ def understood(text: str) -> dict:
             f"{text.strip()!r:.60} names no model that the calculator knows; try words such as llama 8b lora 24 gb, or "
             "paste a config.json."
         )
+    # Not to be taken for the optimizer, which is offloaded otherwise.
+    rest = re.sub(OFFLOADED_ACTIVATIONS, " activation_offloading ", rest)
     gpu, rest = _named(DEVICES, rest)
     memory = re.search(rf"(?<![\w.]){NUMBER}{GAP}gi?b(?!\w)", rest)
     if memory is not None:

@@ -319,6 +319,9 @@ REFUSED = {
     "Unknown key 'batch'": {"model": "gpt2", "batch": 3},
     "torch.compile is not counted": {"model": "gpt2", "compile": True},
     "FP8 training is not counted": {"model": "gpt2", "fp8": True},
+    "Offloaded activations are not counted": {"model": "gpt2", "offload_activations": True},
+    "A loss in pieces, as Liger or Cut Cross-Entropy": {"model": "gpt2", "use_liger_kernel": True},
+    "Packing is not counted on its own": {"model": "gpt2", "packing": True},
     "precision is one of amp-bf16, amp-fp16, fp32, bf16, fp16, not 'fp8'. FP8 training is not counted": {
         "model": "gpt2",
         "precision": "fp8",

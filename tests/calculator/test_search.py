@@ -100,6 +100,9 @@ def test_an_impossible_setup_is_refused_by_the_calculator_itself():
         ("gpt2 compiled", "torch.compile is not counted"),
         ("llama 8b fp8 h100", "FP8 training is not counted"),
         ("gpt2 float8 torchao", "FP8 training is not counted"),
+        ("llama 8b activation offloading", "Offloaded activations are not counted"),
+        ("llama 8b liger", "A loss in pieces"),
+        ("qwen3 8b packing 4096 tokens", "Packing is not counted on its own"),
     ],
 )
 def test_who_asks_for_what_is_not_counted_is_told_why(text, reason):
