@@ -42,14 +42,17 @@ _IN_8_BIT = (
     "what these casts take depends on how torch.compile fuses them."
 )
 _ON_HOST = (
-    "Offloaded activations are not counted: which of them leave the GPU, and when they come back, depends on the library "
-    "that moves them; choose checkpointing, which keeps only the blocks' inputs."
+    "Offloaded activations are not counted: which of them leave the GPU, and when they come back, depends on the "
+    "library that moves them; choose checkpointing, which keeps only the blocks' inputs."
 )
 _LOSS_IN_PIECES = (
     "A loss in pieces, as Liger or Cut Cross-Entropy compute it, is not counted; the answer has all logits at once, as "
     "transformers makes them."
 )
-_PACKED = "Packing is not counted on its own; give a pack's length as the sequence length, and the packs of a pass as the micro-batch."
+_PACKED = (
+    "Packing is not counted on its own; give a pack's length as the sequence length, and the packs of a pass as the "
+    "micro-batch."
+)
 NOT_COUNTED = {
     **dict.fromkeys(("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor"), _COMPILED),
     **dict.fromkeys(("fp8", "float8", "torchao", "fp8_training", "float8_training"), _IN_8_BIT),
