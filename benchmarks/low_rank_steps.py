@@ -33,6 +33,8 @@ from calculator.setups import Setup, resolve, setup_from  # noqa: E402
 
 FAMILIES = ("llama", "llama", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3_text")
 """Model types of a drawn step; the first is drawn twice as often."""
+OFFLOADED = ("llama", "qwen2", "qwen3", "mistral", "phi3")
+"""Model types of a drawn step with what backward needs on the host."""
 PHASES = ("forward", "backward", "optimizer")
 SETTINGS = {
     "galore": {"scale": 0.25},
@@ -132,6 +134,8 @@ def trace(setup: Setup) -> dict:
         return built[0]
 
     def make_optimizer(setup: Setup, parameters: list) -> LowRank | Muon:
+        if setup.optimizer in picture_steps.OPTIMIZERS:
+            return picture_steps.make_optimizer(setup, parameters)
         named = dict(built[0].named_parameters())
         return Muon(named) if setup.optimizer == "muon" else LowRank(setup, named)
 
@@ -165,10 +169,21 @@ def with_muon(setup: Setup) -> Setup:
     return replace(setup, optimizer="muon", optimizer_rank=None, precision=precision)
 
 
+def with_activations_moved(setup: Setup, chance: random.Random) -> Setup:
+    """The same step, or another one of these families, without checkpointing, what backward needs being on the host."""
+    while setup.config["model_type"] not in OFFLOADED:
+        setup = draw(chance)
+    changes = {"optimizer": chance.choice(("adamw", "adamw8bit", "sgd")), "attention": "eager"}
+    if resolve(setup).key_heads == resolve(setup).num_heads:
+        changes["attention"] = chance.choice(("eager", "sdpa"))
+    return replace(setup, optimizer_rank=None, checkpointing=False, offload_activations=True, **changes)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
+    parser.add_argument("--offload", action="store_true", help="the drawn steps move activations to the host instead")
     parser.add_argument("--muon", action="store_true", help="the drawn steps have Muon instead")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="trace the steps of this record again instead")
@@ -176,6 +191,8 @@ def main(arguments: list[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     chance = random.Random(flags.seed)
     pairs = [(draw(chance), None) for _ in range(flags.cases)]
+    if flags.offload:
+        pairs = [(with_activations_moved(setup, chance), None) for setup, _ in pairs]
     if flags.muon:
         pairs = [(with_muon(setup), None) for setup, _ in pairs]
     if flags.check:

@@ -17,6 +17,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -49,6 +50,7 @@ class OnGpu(Held):
         super().__init__(steps_on_device=True)
         self.weights: set[int] = set()
         self.copies: dict[int, int] = {}
+        self.on_host = 0  # bytes of what the host keeps for backward
 
     def follow(self, tensor: torch.Tensor) -> None:
         """Counts a tensor's storage at its present size from now on."""
@@ -74,8 +76,11 @@ class OnGpu(Held):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         returned = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.aten._to_copy.default and _address(args[0]) in self.weights:
+        on_gpu = func is torch.ops.aten._to_copy.default and device_of(returned) == "cuda"
+        if on_gpu and _address(args[0]) in self.weights:
             self.copies[_address(returned)] = rounded(returned.untyped_storage().nbytes())
+        if func is torch.ops.aten._to_copy.default and (device_of(args[0]), device_of(returned)) == ("cuda", "cpu"):
+            self.on_host += rounded(returned.nbytes)
         return returned
 
 
@@ -323,7 +328,7 @@ def trace(
         "autocast_weight_copies": copies,
         "gradient_bytes": gradients,
         "optimizer_state_bytes": total(tensors_in(dict(optimizer.state)), "cuda"),
-        "host_total": optimizer.host_bytes if setup.offload_optimizer else 0,
+        "host_total": (optimizer.host_bytes if setup.offload_optimizer else 0) + held.on_host,
         "peak": held.peak,
         "peak_phase": held.peak_phase,
         "peaks": {phase: held.peaks[phase] for phase in phases},
@@ -357,7 +362,8 @@ def _forward(setup: Setup, held: OnGpu, model: torch.nn.Module, given: dict) -> 
     """The loss, the bytes that are kept for backward, and those of autocast's copies of weights beside them."""
     before = held.now
     held.phase = "forward"
-    with torch.autocast("cuda", dtype=half_of(setup), enabled=setup.precision.startswith("amp-")):
+    moving = torch.autograd.graph.save_on_cpu() if setup.offload_activations else nullcontext()
+    with torch.autocast("cuda", dtype=half_of(setup), enabled=setup.precision.startswith("amp-")), moving:
         loss = loss_of(model, given)
     copies = sum(held.copies.values())
     return loss, held.now - before - copies - rounded(loss.nbytes), copies

@@ -94,6 +94,9 @@ def flags_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimizer-rank", type=int, metavar="R", help="of GaLore's and APOLLO's projections (128, 256; Mini: 1)"
     )
+    parser.add_argument(
+        "--offload-activations", action="store_true", help="what is saved for backward on the host (save_on_cpu)"
+    )
     parser.add_argument("--offload-optimizer", action="store_true", help="state and update on the host")
     parser.add_argument("--delta-rule", action="store_true", help="hivemind's delta rule with the offloaded optimizer")
     parser.add_argument("--accumulation-steps", type=int, default=1, metavar="N", help="micro-batches per update")

@@ -110,6 +110,12 @@ class Tensor:
         self.node = node
         self.slot = slot
 
+    @property
+    def kept(self) -> Storage | tuple[int, int]:
+        """What a node keeps of it: its storage; of what is there in any case, or is copied to the host, the size."""
+        storage = self.storage
+        return (self.count, self.itemsize) if storage is None or storage.tape.moving else storage
+
 
 class Matrix(Tensor):
     """A tensor whose shape matters to an operation: a parameter, or rows of one."""
@@ -227,6 +233,8 @@ class Tape:
         autocast: Whether forward runs under 16-bit autocast.
         half: "bf16" or "fp16", whichever 16-bit type is used.
         accumulating: Whether `.grad` is already there from an earlier micro-batch.
+        moving: Whether the host keeps what is saved for backward (torch.autograd.graph.save_on_cpu): each node's
+            tensors, parameters too, are copied to it, and back just before the node runs. `held` is then the host's.
     """
 
     def __init__(
@@ -237,6 +245,7 @@ class Tape:
         autocast: bool = False,
         half: str = "",
         accumulating: bool = False,
+        moving: bool = False,
     ) -> None:
         self.formulas = formulas
         self.size_ids: dict[tuple[int, int], int] = {}
@@ -244,6 +253,7 @@ class Tape:
         self.autocast = self.autocast_in_forward = autocast
         self.half = half
         self.accumulating = accumulating
+        self.moving = moving
         self.live: list[int] = []
         self.names: list[str] = []  # the operation of each allocation
         # What is kept for backward, copies of weights, and gradients: (length of `live` at the event, size_id).
@@ -313,7 +323,7 @@ class Tape:
         Args:
             name: The operation, for people.
             inputs: Its differentiable operands; one edge each.
-            saved: Storages that it keeps for backward; None stands for a parameter's storage, which costs nothing.
+            saved: Storages that it keeps for backward, or sizes of what is there in any case (`Tensor.kept`).
             backward: Called with the gradient (a storage, or a list of them when there are several results);
                 returns one storage or None for each input. It may refer to numbers only: a storage that it refers to
                 would stay alive as long as the node.
@@ -345,9 +355,17 @@ class Tape:
             node.frame = frame
             node.saved = range(frame.count, frame.count + len(saved))
             frame.count += len(saved)
+        elif self.moving:
+            node.saved = self._moved(saved)
         else:
             self._keep(saved)
         return node
+
+    def _moved(self, saved: tuple) -> tuple[int, ...]:
+        """Sizes of the copies that the host has of these from now on."""
+        sizes = [one.size_id if type(one) is Storage else self.size_id(*one) for one in saved if one is not None]
+        self.held += [(len(self.live), size_id) for size_id in sizes]
+        return tuple(sizes)
 
     def require_gradient(self, leaf: Tensor) -> None:
         """Makes an untrained tensor a leaf that gets a gradient; both live as long as the graph."""
@@ -360,7 +378,7 @@ class Tape:
 
     def _keep(self, saved: tuple) -> None:
         for storage in saved:
-            if storage is not None:
+            if type(storage) is Storage:
                 if storage.uses == 0:
                     if storage.kind == WEIGHT_COPY:
                         self.weight_copies.append((len(self.live), storage.size_id))
@@ -370,7 +388,7 @@ class Tape:
 
     def _release(self, saved: tuple) -> None:
         for storage in saved:
-            if storage is not None:
+            if type(storage) is Storage:
                 storage.uses -= 1
                 if storage.uses == 0:
                     if storage.kind == WEIGHT_COPY:
@@ -424,18 +442,7 @@ class Tape:
             if frame is not None and frame.kept is None and len(node.saved):
                 self._recompute(frame)
                 self.name = node.name
-            results = node.backward(gradients[0] if len(gradients) == 1 else gradients)
-            # What a kernel computes for an operand without gradient is freed with it.
-            results = [result if edge is not None else None for result, edge in zip(results, node.edges, strict=False)]
-            if frame is not None:
-                self._release_recomputed(frame, node)
-            if node.fits:
-                for position, copies in enumerate(node.fits):
-                    for count, itemsize in copies:
-                        results[position] = self.new(count, itemsize)
-            if frame is None:
-                self._release(node.saved)
-            node.saved = ()
+            results = self._run(node, gradients)
             # The node's own gradients are freed before its results are delivered; no name may keep them.
             for gradient in gradients:
                 if gradient is not None:
@@ -460,6 +467,26 @@ class Tape:
                     else:
                         heapq.heappush(ready, (-target.sequence, target))
             target = edge = edges = results = frame = None
+
+    def _run(self, node: Node, gradients: list[Storage | None]) -> list[Storage | None]:
+        """Lets a node compute and release what it keeps; its results, one for each edge."""
+        _returned = [Storage(self, size_id) for size_id in node.saved] if self.moving else None
+        results = node.backward(gradients[0] if len(gradients) == 1 else gradients)
+        _returned = None
+        # What a kernel computes for an operand without gradient is freed with it.
+        results = [result if edge is not None else None for result, edge in zip(results, node.edges, strict=False)]
+        if node.frame is not None:
+            self._release_recomputed(node.frame, node)
+        if node.fits:
+            for position, copies in enumerate(node.fits):
+                for count, itemsize in copies:
+                    results[position] = self.new(count, itemsize)
+        if self.moving:
+            self.held += [(len(self.live), ~size_id) for size_id in node.saved]
+        elif node.frame is None:
+            self._release(node.saved)
+        node.saved = ()
+        return results
 
     def _deliver(self, target: Node, slot: int, gradient: Storage, shared: bool) -> None:
         """Adds a gradient to the one that waits at a node, if any (input_buffer.cpp).

@@ -69,11 +69,13 @@ class HostMemory:
     optimizer_state: int
     delta_rule: int
     """The additional copy of the parameters that hivemind's delta rule keeps."""
+    activations: int = 0
+    """What is saved for backward, if the host keeps it."""
 
     @property
     def total(self) -> int:
         """The sum of the parts."""
-        return self.parameters + self.gradients + self.optimizer_state + self.delta_rule
+        return self.parameters + self.gradients + self.optimizer_state + self.delta_rule + self.activations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +187,7 @@ def estimate(setup: Setup) -> Estimate:
     together = setup.sharding in TENSOR_SHARDINGS
     buckets = 0 if course or together or setup.gpus == 1 else allocated_bytes(fixed.values, trained_itemsize)
     step = 0 if setup.offload_optimizer else fixed.step_bytes
+    timeline, moved = _activations_moved(setup, timeline)
     after = timeline.after_backward
     # In the update, activations are gone; `after.live` without its gradients is the loss, which stays until the end.
     live = gradients + step + after.live - after.gradients
@@ -206,7 +209,7 @@ def estimate(setup: Setup) -> Estimate:
         autocast_weight_copies=timeline.after_forward.weight_copies,
         gradient_bytes=gradients,
         optimizer_state_bytes=state,
-        host=_host(setup, fixed, optimizer),
+        host=_host(setup, fixed, optimizer, moved),
         peak=Peak(phase=highest.phase, instant=_sentence(highest, gpu)),
         timeline=tuple(instants),
         transfer=_transfer(setup, fixed),
@@ -463,6 +466,7 @@ def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: in
         shared_groups=shared,
         reversible=architecture.reversible if setup.reversible is None else setup.reversible,
         accumulating=setup.accumulation_steps > 1,
+        moving=setup.offload_activations,
         lora=lora,
     )
 
@@ -521,14 +525,26 @@ def _step_instant(
     return StepInstant(phase, place, levels.instant, total, weights, gradients, state, inputs + kept, temporary)
 
 
-def _host(setup: Setup, fixed: _Fixed, optimizer: Optimizer) -> HostMemory:
+def _activations_moved(setup: Setup, timeline: Timeline) -> tuple[Timeline, int]:
+    """The step as the GPU sees it, and the bytes of activations that the host keeps, if it does."""
+    if not setup.offload_activations:
+        return timeline, 0
+    moved = timeline.after_forward.activations
+    instants = [i._replace(levels=i.levels._replace(activations=0, weight_copies=0)) for i in timeline.instants]
+    after = timeline.after_forward._replace(activations=0, weight_copies=0)
+    return Timeline(tuple(instants), after, timeline.after_backward), moved
+
+
+def _host(setup: Setup, fixed: _Fixed, optimizer: Optimizer, activations: int = 0) -> HostMemory:
     if not setup.offload_optimizer:
-        return HostMemory(parameters=0, gradients=0, optimizer_state=fixed.paged_bytes, delta_rule=0)
+        state = fixed.paged_bytes
+        return HostMemory(parameters=0, gradients=0, optimizer_state=state, delta_rule=0, activations=activations)
     return HostMemory(
         parameters=fixed.copy_bytes,
         gradients=fixed.copy_bytes,
         optimizer_state=fixed.host_state_bytes,
         delta_rule=fixed.copy_bytes if setup.delta_rule else 0,
+        activations=activations,
     )
 
 

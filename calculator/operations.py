@@ -69,7 +69,7 @@ class Operations(Tape):
                 self.workspace(rounded(count * itemsize))
             return to_weight, to_bias
 
-        node = self.record(name, (weight, bias), (x.storage, weight.storage), backward)
+        node = self.record(name, (weight, bias), (x.kept, weight.kept), backward)
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -137,9 +137,9 @@ class Operations(Tape):
 
         operands = (x, weight, bias) if biased else (x, weight)
         fits = ((), (), ((outer, itemsize),)) if biased else ()
-        weight_kept = weight.storage if x_needs_gradient else None
+        weight_kept = weight.kept if x_needs_gradient else None
         # A frozen weight needs no gradient, so that its input is not kept.
-        saved = (x.storage, weight_kept) if trained else (weight_kept,)
+        saved = (x.kept, weight_kept) if trained else (weight_kept,)
         node = self.record(name, operands, saved, backward, fits)
         self.name = name
         result = count // inner * outer
@@ -234,7 +234,7 @@ class Operations(Tape):
             to_a = self.new(a_count, itemsize) if for_a else None
             return to_a, to_b
 
-        node = self.record(name, (a, b), (a.storage if for_b else None, b.storage if for_a else None), backward)
+        node = self.record(name, (a, b), (a.kept if for_b else None, b.kept if for_a else None), backward)
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -304,7 +304,7 @@ class Operations(Tape):
         def backward(grad: Storage) -> tuple:
             return (self.new(count, itemsize) if for_a else None, self.new(count, itemsize) if for_b else None)
 
-        saved = (a.storage if for_b else None, b.storage if for_a else None)
+        saved = (a.kept if for_b else None, b.kept if for_a else None)
         node = self.record(name, (a, b), saved, backward, (_fit(a, count, itemsize), _fit(b, count, itemsize)))
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
@@ -321,7 +321,7 @@ class Operations(Tape):
             del power, scaled
             return (result,)
 
-        node = self.record(name, (x,), (x.storage,), backward)
+        node = self.record(name, (x,), (x.kept,), backward)
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -336,7 +336,7 @@ class Operations(Tape):
     def smooth(self, x: Tensor, name: str) -> Tensor:
         """A function whose backward needs its operand (GELU, SiLU) as one kernel: keeps x."""
         count, itemsize = x.count, x.itemsize
-        node = self.record(name, (x,), (x.storage,), lambda grad: (self.new(count, itemsize),))
+        node = self.record(name, (x,), (x.kept,), lambda grad: (self.new(count, itemsize),))
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -485,7 +485,7 @@ class Operations(Tape):
         mean, deviation = self.new(rows, 4), self.new(rows, 4)
         if scattered:
             self.workspace(copied)
-        result.node = self.record("layer norm", (x,), (x.storage, mean, deviation), backward)
+        result.node = self.record("layer norm", (x,), (x.kept, mean, deviation), backward)
         return result
 
     def fused_rms_norm(self, x: Tensor, weight: Parameter, *, scattered: bool = False) -> Tensor:
@@ -510,7 +510,7 @@ class Operations(Tape):
         self.name = "RMS norm"
         result = Tensor(self.new(count, itemsize), count, itemsize)
         deviation = self.new(count // width, 4)
-        result.node = self.record("RMS norm", (x, weight), (x.storage, weight.storage, deviation), backward)
+        result.node = self.record("RMS norm", (x, weight), (x.kept, weight.kept, deviation), backward)
         return result
 
     def rms_norm(self, x: Tensor, weight: Parameter) -> Tensor:
@@ -568,7 +568,7 @@ class Operations(Tape):
             del masks
             return (result,)
 
-        node = self.record("clamping", (x,), (x.storage, lower.storage, upper.storage), backward)
+        node = self.record("clamping", (x,), (x.kept, lower.kept, upper.kept), backward)
         self.name = "clamping"
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -583,7 +583,7 @@ class Operations(Tape):
             del zero, masks
             return (result,)
 
-        node = self.record(name, (x,), (x.storage,), backward)
+        node = self.record(name, (x,), (x.kept,), backward)
         self.name = name
         return Tensor(self.new(count, itemsize), count, itemsize, node)
 
@@ -640,7 +640,7 @@ class Operations(Tape):
 
         self.name = name
         copy = self.new(count, itemsize)
-        node = self.record(name, (x, divisor), (copy, divisor.storage), backward)
+        node = self.record(name, (x, divisor), (copy, divisor.kept), backward)
         return Tensor(x.storage, count, itemsize, node)
 
     def grouped_product(self, x: Tensor, weight: Parameter, offsets: Storage, name: str) -> Tensor:
@@ -656,7 +656,7 @@ class Operations(Tape):
             to_weight = self.new(weight_count, itemsize)
             return self.new(count, itemsize), to_weight
 
-        node = self.record(name, (x, weight), (x.storage, offsets), backward)
+        node = self.record(name, (x, weight), (x.kept, offsets), backward)
         self.name = name
         result = count // inner * outer
         return Tensor(self.new(result, itemsize), result, itemsize, node)
@@ -675,14 +675,15 @@ class Operations(Tape):
         result = count * weight.shape[1]
         itemsize = weight.itemsize
         total = weight.count
-        node = self.record("embedding", (weight,), (indices,), lambda grad: (self.new(total, itemsize),))
+        node = self.record("embedding", (weight,), (indices or (count, 8),), lambda grad: (self.new(total, itemsize),))
         self.name = "embedding"
         return Tensor(self.new(result, itemsize), result, itemsize, node)
 
-    def cross_entropy(self, logits: Tensor, labels: Storage | None) -> Tensor:
+    def cross_entropy(self, logits: Tensor, labels: Storage | None, label_count: int = 0) -> Tensor:
         """Log-softmax in the logits' precision, then the mean over the labels, in 32 bits under autocast.
 
-        Both operations keep the log-softmax: one tensor, or two if their precisions differ.
+        Both operations keep the log-softmax: one tensor, or two if their precisions differ. Of the labels' storage,
+        `label_count` are kept.
         """
         count, itemsize = logits.count, logits.itemsize
         self.name = "log-softmax of the logits"
@@ -695,8 +696,9 @@ class Operations(Tape):
         self.name = "loss"
         loss = Tensor(self.new(1, loss_itemsize), 1, loss_itemsize)
         weight = self.new(1, loss_itemsize)
+        kept_labels = (label_count, 8) if self.moving else labels
         loss.node = self.record(
-            "loss", (chances,), (chances.storage, labels, weight), lambda grad: (self.new(count, loss_itemsize),)
+            "loss", (chances,), (chances.storage, kept_labels, weight), lambda grad: (self.new(count, loss_itemsize),)
         )
         return loss
 
@@ -706,7 +708,7 @@ class Operations(Tape):
         The kernel makes all squares before it sums them (pytorch, aten/src/ATen/native/BinaryOps.cpp, mse_loss_out).
         """
         count = x.count
-        node = self.record("loss", (x,), (x.storage, target.storage), lambda grad: (self.new(count, 4),))
+        node = self.record("loss", (x,), (x.kept, target.kept), lambda grad: (self.new(count, 4),))
         self.name = "loss"
         loss = Tensor(self.new(1, 4), 1, 4, node)
         self.workspace(rounded(4 * count))
@@ -807,7 +809,7 @@ class Operations(Tape):
         result = Tensor(self.new(count, itemsize), count, itemsize)
         sums = self.new(rows * (length if flash else -(-length // 32) * 32), 4)
         random_state = (self.new(1, 8), self.new(1, 8))
-        kept = (query.storage, key.storage, value.storage, result.storage, sums, *random_state)
+        kept = (query.kept, key.kept, value.kept, result.storage, sums, *random_state)
         operands, fits = (query, key, value), ()
         if bias is not None:
             kept += (bias.storage,)

@@ -29,6 +29,8 @@ SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", *TENSOR_SHARDINGS)
 MOST_GPUS = 65_536
 OPTIMIZERS_OF_MATRICES = (*DEFAULT_RANKS, "muon")
 """Optimizers that treat a layer's matrices otherwise than all else."""
+OFFLOADED_FAMILY = "llama"
+"""The family whose activations may be on the host."""
 SHARDED_OPTIMIZERS = ("adamw", "sgd")
 """Optimizers of `torch.optim`, which update the shards of FSDP2 as they are."""
 ADAPTER_FIELDS = ("lora_targets", "lora_dropout", "lora_freeze_a", "base_bits", "adapter_bits", "rest_32bit")
@@ -41,10 +43,6 @@ _IN_8_BIT = (
     "FP8 training is not counted: each linear layer of torchao casts its input, weight and gradients to 8 bits, and "
     "what these casts take depends on how torch.compile fuses them."
 )
-_ON_HOST = (
-    "Offloaded activations are not counted: which of them leave the GPU, and when they come back, depends on the "
-    "library that moves them; choose checkpointing, which keeps only the blocks' inputs."
-)
 _LOSS_IN_PIECES = (
     "A loss in pieces, as Liger or Cut Cross-Entropy compute it, is not counted; the answer has all logits at once, as "
     "transformers makes them."
@@ -56,7 +54,6 @@ _PACKED = (
 NOT_COUNTED = {
     **dict.fromkeys(("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor"), _COMPILED),
     **dict.fromkeys(("fp8", "float8", "torchao", "fp8_training", "float8_training"), _IN_8_BIT),
-    **dict.fromkeys(("offload_activations", "activation_offloading", "activation_offload", "save_on_cpu"), _ON_HOST),
     **dict.fromkeys(("liger", "use_liger_kernel", "fused_cross_entropy", "cut_cross_entropy", "cce"), _LOSS_IN_PIECES),
     **dict.fromkeys(("packing", "packed", "sequence_packing"), _PACKED),
 }
@@ -101,6 +98,8 @@ class Setup:
     """AdamW's implementation: "foreach", "for-loop" or "fused"."""
     optimizer_rank: int | None = None
     """Dimensions to which GaLore and APOLLO project a matrix's gradient; None: 128, 256 and, for APOLLO-Mini, 1."""
+    offload_activations: bool = False
+    """Whether the host keeps what is saved for backward (torch.autograd.graph.save_on_cpu)."""
     offload_optimizer: bool = False
     """Whether the host keeps the optimizer state and a 32-bit copy of the parameters and makes the update."""
     delta_rule: bool = False
@@ -174,7 +173,7 @@ def resolve(setup: Setup) -> Architecture:
     _whole("accumulation_steps", setup.accumulation_steps, 1, 1_000_000)
     _check_lengths(setup, architecture)
     _probability("dropout", setup.dropout)
-    for name in ("offload_optimizer", "delta_rule", "embeddings_32bit"):
+    for name in ("offload_activations", "offload_optimizer", "delta_rule", "embeddings_32bit"):
         if not isinstance(getattr(setup, name), bool):
             raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
     layers = architecture.num_layers
@@ -190,6 +189,7 @@ def resolve(setup: Setup) -> Architecture:
     _check_optimizers_of_matrices(setup, architecture)
     _check_diffusion(setup, architecture)
     _check_sharding(setup, architecture)
+    _check_offloaded_activations(setup, architecture)
     _check_adapters(setup, architecture)
     return architecture
 
@@ -359,6 +359,20 @@ def _check_diffusion(setup: Setup, architecture: Architecture) -> None:
             f"diffusers checkpoints all blocks of a model or none; checkpointing of {architecture.name} is true or "
             f"false, not {setup.checkpointing}."
         )
+
+
+def _check_offloaded_activations(setup: Setup, architecture: Architecture) -> None:
+    if not setup.offload_activations:
+        return
+    if architecture.family != OFFLOADED_FAMILY:
+        raise BadSetup(
+            "offload_activations is counted for Llama, Mistral, Qwen, SmolLM and Phi; "
+            f"{architecture.name} is of another family, so choose checkpointing."
+        )
+    if setup.checkpointing:
+        raise BadSetup("offload_activations is counted without checkpointing; omit one of the two.")
+    if setup.lora_rank is not None or setup.sharding != "none" or setup.shared_groups or architecture.shared_groups:
+        raise BadSetup("offload_activations is not counted with LoRA, sharding and shared layers; omit these.")
 
 
 def _check_sharding(setup: Setup, architecture: Architecture) -> None:

@@ -171,7 +171,7 @@ class DividedOperations(Operations):
         del mask
         return summed
 
-    def cross_entropy(self, logits: Tensor, labels: Storage | None) -> Tensor:
+    def cross_entropy(self, logits: Tensor, labels: Storage | None, label_count: int = 0) -> Tensor:
         """Log-softmax and loss over all GPUs' parts of the vocabulary (loss_parallel)."""
         count, itemsize, rows = logits.count, logits.itemsize, self.rows
         self.name = "log-softmax of the logits"

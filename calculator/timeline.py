@@ -51,6 +51,8 @@ class Options:
     """None: all parameters are trained."""
     together: int = 0
     """GPUs that compute a micro-batch together (tensor parallelism); 0: each computes its own."""
+    moving: bool = False
+    """Whether the host keeps what is saved for backward."""
     by_tokens: bool = False
     """Whether these also divide the tokens between their matrices."""
 
@@ -206,6 +208,7 @@ def _without_lengths(options: Options) -> Options:
         lora=options.lora and _without_rank(options.lora),
         together=options.together,
         by_tokens=options.by_tokens,
+        moving=options.moving,
     )
 
 
@@ -348,6 +351,7 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
         autocast=options.autocast,
         half=options.half,
         accumulating=options.accumulating,
+        moving=options.moving,
     )
     lengths = dict(zip(GIVEN_BY_SETUP, formulas.given, strict=False))
     architecture = replace(

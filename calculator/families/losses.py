@@ -14,7 +14,7 @@ def causal_loss(c: Context, logits: Tensor) -> Tensor:
     labels = t.tensor(c.batch * (c.length + 1), 8)
     # contiguous() copies them unless there is a single sequence.
     shifted = t.tensor(c.batch * c.length, 8) if c.batch > 1 else labels
-    return t.cross_entropy(logits, shifted.storage)
+    return t.cross_entropy(logits, shifted.storage, c.batch * c.length)
 
 
 def token_loss(c: Context, logits: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from calculator.tensor_parallel import TENSOR_SHARDINGS
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
 KEPT = "Source: the tensors that each operation saves for backward in PyTorch, tools/autograd/derivatives.yaml."
+MOVED = "What each node of the graph keeps for backward, copies of weights too"
+NOT_MOVED = "Nothing: the GPU keeps what backward needs"
 HIVEMIND = "Source: hivemind, optim/state_averager.py: offload_optimizer keeps 32-bit copies on the host."
 CONTEXT = (
     "Source: pytorch, aten/src/ATen/cuda/CUDAContextLight.h (workspace), c10/cuda/CUDACachingAllocator.cpp (segments)."
@@ -67,6 +69,9 @@ def explanations(setup: Setup, result: Estimate, device: Device | None) -> dict[
         "host-delta_rule": (
             f"{f'An additional copy: {copies}' if setup.delta_rule else 'Nothing: the delta rule is off'}. "
             "Source: hivemind, optim/state_averager.py, delta_rule_averaging."
+        ),
+        "host-activations": (
+            f"{MOVED if setup.offload_activations else NOT_MOVED}. Source: PyTorch, autograd/graph.py, save_on_cpu."
         ),
     }
 

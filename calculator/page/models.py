@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from calculator.adapters import FAMILIES_WITH_ADAPTERS
 from calculator.architectures import Architecture, from_config
+from calculator.setups import OFFLOADED_FAMILY
 
 
 def own_values(model: Architecture) -> dict:
@@ -23,6 +24,7 @@ def own_values(model: Architecture) -> dict:
         **({"texts": True} if model.diffuses else {}),
         **({"mixed": True} if model.mixed else {}),
         **({} if model.fixed_length or model.shared_groups else {"divisible": True}),
+        **({"movable": True} if model.family == OFFLOADED_FAMILY else {}),
         **({"adapters": True} if model.family in FAMILIES_WITH_ADAPTERS else {}),
     }
 

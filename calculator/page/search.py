@@ -42,6 +42,7 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (r"adamw?", {"optimizer": "adamw"}),
     (rf"(?:no|without){GAP}(?:gradient{GAP})?checkpoint(?:ing|s)?", {"checkpointing": False}),
     (rf"(?:gradient{GAP})?checkpoint(?:ing|s)?|recomput(?:e|ing|ation)", {"checkpointing": True}),
+    (rf"activations?{GAP}offload(?:ed|ing)?|offload(?:ed|ing)?{GAP}activations?", {"offload_activations": True}),
     (rf"(?:cpu{GAP})?offload(?:ed|ing)?", {"offload_optimizer": True}),
     (rf"flash{GAP}attention|flash|sdpa", {"attention": "sdpa"}),
     (r"eager", {"attention": "eager"}),
@@ -52,7 +53,6 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (r"fp32|float32", {"precision": "fp32"}),
 )
 """What a word means; of two that overlap, the first one counts."""
-OFFLOADED_ACTIVATIONS = rf"activations?{GAP}offload(?:ed|ing)?|offload(?:ed|ing)?{GAP}activations?"
 NUMBERS = (
     ("lora_rank", rf"(?:rank|r){GAP}=?{GAP}{NUMBER}(?![\w.])"),
     ("micro_batch_size", rf"(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])"),
@@ -101,8 +101,6 @@ def understood(text: str) -> dict:
             f"{text.strip()!r:.60} names no model that the calculator knows; try words such as llama 8b lora 24 gb, or "
             "paste a config.json."
         )
-    # Not to be taken for the optimizer, which is offloaded otherwise.
-    rest = re.sub(OFFLOADED_ACTIVATIONS, " activation_offloading ", rest)
     gpu, rest = _named(DEVICES, rest)
     memory = re.search(rf"(?<![\w.]){NUMBER}{GAP}gi?b(?!\w)", rest)
     if memory is not None:
@@ -155,6 +153,8 @@ def said(found: dict) -> str:
         parts.append("checkpointing" if setup["checkpointing"] else "no checkpointing")
     if "offload_optimizer" in setup:
         parts.append("optimizer on the host")
+    if "offload_activations" in setup:
+        parts.append("activations on the host")
     if "micro_batch_size" in setup:
         parts.append(f"micro-batch of {setup['micro_batch_size']}")
     if "sequence_length" in setup:

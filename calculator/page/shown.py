@@ -24,6 +24,7 @@ HOST_PARTS = {
     "gradients": "Gradients, 32 bit",
     "optimizer_state": "Optimizer state",
     "delta_rule": "Copy for the delta rule",
+    "activations": "Activations",
 }
 
 

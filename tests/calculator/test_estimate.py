@@ -319,7 +319,17 @@ REFUSED = {
     "Unknown key 'batch'": {"model": "gpt2", "batch": 3},
     "torch.compile is not counted": {"model": "gpt2", "compile": True},
     "FP8 training is not counted": {"model": "gpt2", "fp8": True},
-    "Offloaded activations are not counted": {"model": "gpt2", "offload_activations": True},
+    "offload_activations is counted for Llama": {"model": "gpt2", "offload_activations": True},
+    "offload_activations is counted without checkpointing": {
+        "model": "qwen3-0.6b",
+        "offload_activations": True,
+        "checkpointing": True,
+    },
+    "offload_activations is not counted with LoRA": {
+        "model": "qwen3-0.6b",
+        "offload_activations": True,
+        "lora_rank": 8,
+    },
     "A loss in pieces, as Liger or Cut Cross-Entropy": {"model": "gpt2", "use_liger_kernel": True},
     "Packing is not counted on its own": {"model": "gpt2", "packing": True},
     "precision is one of amp-bf16, amp-fp16, fp32, bf16, fp16, not 'fp8'. FP8 training is not counted": {

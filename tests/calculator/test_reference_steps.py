@@ -10,7 +10,8 @@ model in 4 bits runs bitsandbytes 0.50's own code; only the launches of its kern
 holds models of pictures, and `diffusion_steps.json` the diffusion transformers of diffusers 0.42, with the peaks of
 forward and of backward besides that of the step; in `diffusion_lora_steps.json`, peft puts adapters on these. In
 `low_rank_steps.json`, galore-torch 1.0 and apollo-torch 1.0.3 update decoders, with the peak of the update as well;
-in `muon_steps.json`, torch's Muon and AdamW do so.
+in `muon_steps.json`, torch's Muon and AdamW do so. In `offloaded_steps.json`, torch's `save_on_cpu` keeps on the host
+what backward needs.
 """
 
 import json
@@ -25,6 +26,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = (
     "reference_steps", "later_steps", "decoder_steps", "picture_steps", "diffusion_steps", "lora_steps",
     "diffusion_lora_steps", "low_rank_steps", "muon_steps",
+    "offloaded_steps",
 )  # fmt: skip
 STEPS = [step for name in NAMES for step in json.loads((BENCHMARKS / f"{name}.json").read_text())]
 

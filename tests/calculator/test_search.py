@@ -87,6 +87,14 @@ def test_words_that_say_nothing_are_left_out_and_others_named():
     assert answer["values"] == {"model": "gpt2", "micro_batch_size": "4"}
 
 
+@pytest.mark.parametrize("words", ["activation offloading", "offload activations", "activations offloaded"])
+def test_offloaded_activations_are_not_taken_for_the_optimizer(words):
+    found = understood(f"llama 8b {words} 24 gb")
+    assert found["setup"] == {"model": "llama-3.1-8b", "offload_activations": True} and not found["ignored"]
+    assert "activations on the host" in said(found)
+    assert understood("llama 8b offload")["setup"] == {"model": "llama-3.1-8b", "offload_optimizer": True}
+
+
 def test_an_impossible_setup_is_refused_by_the_calculator_itself():
     found = understood("gpt2 lora")
     with pytest.raises(BadSetup, match=re.escape("LoRA is counted for")):
@@ -100,7 +108,6 @@ def test_an_impossible_setup_is_refused_by_the_calculator_itself():
         ("gpt2 compiled", "torch.compile is not counted"),
         ("llama 8b fp8 h100", "FP8 training is not counted"),
         ("gpt2 float8 torchao", "FP8 training is not counted"),
-        ("llama 8b activation offloading", "Offloaded activations are not counted"),
         ("llama 8b liger", "A loss in pieces"),
         ("qwen3 8b packing 4096 tokens", "Packing is not counted on its own"),
     ],

@@ -85,6 +85,7 @@ def page_data() -> dict:
             "lora_rank",
             "base_bits",
             "sharding",
+            "offload_activations",
             "optimizer_rank",
             "optimizer_impl",
             "delta_rule",
@@ -123,6 +124,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 _switch(
                     "offload_optimizer", "Offload the optimizer", "Keeps its state and computes its update on the host."
                 ),
+                _switch("offload_activations", "Offload activations", "Keeps on the host what backward needs."),
                 _choice(
                     "checkpointing",
                     "Gradient checkpointing",

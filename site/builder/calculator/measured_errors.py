@@ -17,6 +17,7 @@ STEPS = {
 UNMEASURED = {
     "overhead": "we have not measured a GPU yet; the driver's part differs from GPU to GPU.",
     "usable": "we have not measured a GPU; the figure is the source's.",
+    "host-activations": "the reference steps keep them on the GPU; those that do not are counted apart (Accuracy).",
     "host-delta_rule": "none of the measured runs uses the delta rule.",
     "transfer": "this needs a GPU, and we have not measured one yet; a bus is slower than its published rate.",
 }

@@ -30,6 +30,8 @@ DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
 """Those of diffusion transformers with LoRA's adapters."""
 LOW_RANK = RESULTS.parent / "low_rank_steps.json"
 """The same with GaLore and APOLLO (benchmarks/low_rank_steps.py)."""
+OFFLOADED = RESULTS.parent / "offloaded_steps.json"
+"""Steps of which the host keeps what backward needs."""
 MUON = RESULTS.parent / "muon_steps.json"
 """The same with Muon."""
 SHARDED = RESULTS.parent / "sharded_steps.json"
@@ -196,6 +198,7 @@ def accuracy_counts() -> dict[str, int]:
         "diffusion_adapters": len(_steps(DIFFUSION_ADAPTERS)),
         "low_rank": len(_steps(LOW_RANK)),
         "muon": len(_steps(MUON)),
+        "offloaded": len(_steps(OFFLOADED)),
         "sharded": len(_sharded_steps()),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }

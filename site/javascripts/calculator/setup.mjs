@@ -60,6 +60,7 @@ export function fitting(values, own) {
       lora_rank: ofMatrices && "GaLore, APOLLO and Muon train whole matrices, which LoRA freezes.",
       sharding: undividable(values, own),
       offload_optimizer: onGpu,
+      offload_activations: unmovable(values, own),
     },
     needless: {
       card: memoryOf(values.gpu) === null,
@@ -70,6 +71,7 @@ export function fitting(values, own) {
       lora_rank: !own.adapters,
       base_bits: !own.adapters || !values.lora_rank || ofMatrices,
       sharding: ["", "1"].includes(values.gpus),
+      offload_activations: !own.movable,
       optimizer_rank: !LOW_RANK.includes(values.optimizer),
       optimizer_impl: values.optimizer !== "adamw",
       embeddings_32bit: !values.optimizer.includes("8bit"),
@@ -77,6 +79,14 @@ export function fitting(values, own) {
       pcie_generation: !offloaded,
     },
   };
+}
+
+/** Why the host cannot keep what backward needs; false if it can. */
+function unmovable({ checkpointing, lora_rank, sharding, gpus, shared_groups }, own) {
+  if (checkpointing && checkpointing !== "false") return "Counted without checkpointing.";
+  if (lora_rank) return "Not counted with LoRA; empty its rank.";
+  if (gpus > 1 && sharding && sharding !== "none") return "Not counted where several GPUs divide the model.";
+  return Boolean(own.movable && shared_groups) && "Not counted for layers that share weights.";
 }
 
 /** Why several GPUs cannot divide a setup; false if they can. */

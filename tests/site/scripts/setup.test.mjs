@@ -70,6 +70,18 @@ test("Muon has no rank, works on the GPU and trains whole matrices", () => {
   assert.match(impossible.lora_rank, /LoRA freezes/);
 });
 
+test("the host keeps what backward needs of models for which that is counted, without checkpointing, adapters and shards", () => {
+  const own = { placeholders: {}, movable: true };
+  const reason = (changes) => fitting({ ...DEFAULTS, ...changes }, own).impossible.offload_activations;
+  assert.ok(fitting(DEFAULTS, ownOf(DEFAULTS)).needless.offload_activations);
+  assert.ok(!fitting(DEFAULTS, own).needless.offload_activations && !reason({}));
+  assert.match(reason({ checkpointing: "true" }), /without checkpointing/);
+  assert.match(reason({ lora_rank: "8" }), /LoRA/);
+  assert.match(reason({ gpus: "4", sharding: "zero-3" }), /several GPUs/);
+  assert.match(reason({ shared_groups: "4" }), /share weights/);
+  assert.ok(!reason({ gpus: "4", sharding: "none" }));
+});
+
 test("layers with different weights share none", () => {
   const { impossible } = fitting(DEFAULTS, { placeholders: {}, mixed: true });
   assert.match(impossible.shared_groups, /different weights/);
