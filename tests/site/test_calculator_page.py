@@ -198,6 +198,22 @@ def test_a_setup_in_own_words(open_page):
     shows(page, {**DEFAULT, "model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 16}, "cuda-24gb")
 
 
+def test_words_are_taken_only_once_the_script_is_there(open_page):
+    """Enter did nothing before, and the words stood there without an answer."""
+    page, held = open_page("join/"), []
+    page.route("**/calculator/page.mjs*", lambda route: held.append(route))
+    page.goto(page.origin + "calculator/")
+    words = page.get_by_role("searchbox", name="In your own words")
+    expect(words).to_be_disabled()
+    for route in held:
+        route.continue_()
+    assert held
+    page.unroute("**/calculator/page.mjs*")
+    words.fill("gpt2 batch 4")
+    words.press("Enter")
+    expect(page.locator("[data-slot=search-said]")).to_have_text("Understood: gpt2, micro-batch of 4.")
+
+
 def test_the_gpus_that_a_setup_fits(open_page):
     page = open_page("calculator/")
     page.get_by_text("Which GPU do I need?").click()

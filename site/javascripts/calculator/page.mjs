@@ -65,7 +65,7 @@ export function start(root) {
   followAddress(page);
   showFitting(page.form);
   updateJoinLink(page);
-  root.querySelectorAll("fieldset, button").forEach((part) => (part.disabled = false));
+  root.querySelectorAll("fieldset, button, [name=words]").forEach((part) => (part.disabled = false));
   // The reader may have opened these before this script came.
   updateSweep(page.sweep);
   updateGpus(page.gpus);
