@@ -30,7 +30,7 @@ from training.swarm.metrics import PeerRecord, believable, of_right_clocks, read
 from training.swarm.optimizer import SwarmOptimizer
 from training.swarm.signs_of_life import any_answers
 from training.volunteer.belonging import Belonging, LeaveRequest
-from training.volunteer.kept import KeptWeights
+from training.volunteer.kept import MAY_DIFFER, KeptWeights
 from training.volunteer.stored import fetch_stored
 
 LOOK_SECONDS = 1.0
@@ -206,13 +206,13 @@ class _Newcomer:
             return None
         path, epoch = self.kept.newest(self.belonging.lineage)
         try:
-            is_loaded = path is not None and self._load(path, may_differ=self.kept.may_differ(path)) is not None
+            is_loaded = path is not None and self._load(path) is not None
         except TrainingError as error:
             self.tell(f"The weights that this peer has kept are not used: {error.told}")
             return None
         return f"the weights of epoch {epoch} that it had kept" if is_loaded else None
 
-    def _load(self, path: Path, *, may_differ: bool = False) -> str | None:
+    def _load(self, path: Path) -> str | None:
         checkpoint = load_checkpoint(path, recipe=self.run, computes=False)
         if not self._is_of_this_lineage(checkpoint):
             return None
@@ -220,7 +220,7 @@ class _Newcomer:
             found = open_manifest(self.shards, kind=None).codec_digest
             check_codec(path, checkpoint.codec_digest, shards=self.shards, found=found)
         made = (checkpoint.model, checkpoint.extra_tensors, checkpoint.epoch)
-        self.optimizer.load_checkpoint(*made, may_differ=may_differ)
+        self.optimizer.load_checkpoint(*made, may_differ=bool(checkpoint.metrics.get(MAY_DIFFER)))
         return f"the checkpoint {path.name}"
 
     def _is_of_this_lineage(self, checkpoint: Checkpoint) -> bool:

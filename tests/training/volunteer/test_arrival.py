@@ -11,6 +11,7 @@ from rich.console import Console
 from training.config import load_recipe
 from training.swarm.lineage import Lineage
 from training.volunteer import arrival
+from training.volunteer.kept import MAY_DIFFER
 from training.volunteer.stored import Stored
 
 OWN, FOREIGN = Lineage(id="a" * 16), Lineage(id="b" * 16)
@@ -42,6 +43,7 @@ class Newcomer:
         self.looks, self.gives, self.stored, self.tmp_path = list(looks), list(gives), stored, tmp_path
         self.now, self.wanted, self.loaded, self.silent = 0.0, [], [], silent
         self.console = Console(record=True, quiet=False, file=(tmp_path / "printed").open("w"), width=1000)
+        self.may_differ = may_differ
         kept = (Path(f"epoch-{kept_epoch:06d}") if kept_epoch else None, kept_epoch)
         self.kept = SimpleNamespace(newest=lambda lineage: kept, may_differ=lambda path: may_differ)
         self.belonging = SimpleNamespace(
@@ -77,8 +79,8 @@ class Newcomer:
         return self.gives.pop(0) if self.gives else False
 
     def read_checkpoint(self, path, *, recipe, computes):
-        epoch = int(path.name.rpartition("-")[2])
-        return SimpleNamespace(path=path, epoch=epoch, codec_digest=None, model=None, extra_tensors={}, lineage=OWN.id)
+        facts = {"epoch": int(path.name.rpartition("-")[2]), "metrics": {MAY_DIFFER: self.may_differ}}
+        return SimpleNamespace(path=path, codec_digest=None, model=None, extra_tensors={}, lineage=OWN.id, **facts)
 
     def load_checkpoint(self, model, moments, epoch, *, may_differ):
         self.loaded.append(epoch)
