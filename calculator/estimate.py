@@ -212,7 +212,7 @@ def estimate(setup: Setup) -> Estimate:
         host=_host(setup, fixed, optimizer, moved),
         peak=Peak(phase=highest.phase, instant=_sentence(highest, gpu)),
         timeline=tuple(instants),
-        transfer=_transfer(setup, fixed),
+        transfer=_transfer(setup, fixed, moved),
         overhead=_overhead(fixed),
         notes=(
             *_notes(setup, architecture),
@@ -548,10 +548,17 @@ def _host(setup: Setup, fixed: _Fixed, optimizer: Optimizer, activations: int = 
     )
 
 
-def _transfer(setup: Setup, fixed: _Fixed) -> Transfer:
-    """Gradients to the host and parameters to the device, in the device's precision."""
-    moved = 2 * fixed.trained_bytes if setup.offload_optimizer else 0
-    return Transfer(bytes_per_step=moved, seconds=moved / PCIE_BYTES_PER_SECOND[setup.pcie_generation])
+def _transfer(setup: Setup, fixed: _Fixed, activations: int = 0) -> Transfer:
+    """Gradients to the host and parameters to the device, in the device's precision; each pass's activations both ways.
+
+    Args:
+        setup: The setup.
+        fixed: Its parameters.
+        activations: Bytes that the host keeps of a micro-batch.
+    """
+    crossing = 2 * fixed.trained_bytes if setup.offload_optimizer else 0
+    crossing += 2 * activations * setup.accumulation_steps
+    return Transfer(bytes_per_step=crossing, seconds=crossing / PCIE_BYTES_PER_SECOND[setup.pcie_generation])
 
 
 def _overhead(fixed: _Fixed) -> dict[str, int]:

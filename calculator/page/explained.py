@@ -59,7 +59,7 @@ def explanations(setup: Setup, result: Estimate, device: Device | None) -> dict[
         "usable": f"{show_bytes(device.usable_bytes)}. Source: {device.source}." if device else "No GPU is chosen.",
         "host-total": f"The sum of the parts, without the process itself and its network buffers. {HIVEMIND}",
         "transfer": (
-            f"{show_bytes(result.transfer.bytes_per_step)} (gradients to the host, parameters back) / "
+            f"{show_bytes(result.transfer.bytes_per_step)} ({_crossing(setup)}) / "
             f"{show_bytes(PCIE_BYTES_PER_SECOND[setup.pcie_generation])} per second. Source: PCI-SIG base "
             f"specification {setup.pcie_generation}.0, 16 lanes, one direction."
         ),
@@ -112,6 +112,14 @@ def _overhead(result: Estimate) -> str:
         f"driver) + {show_bytes(parts['cublas_workspace'])} for cuBLAS's workspace + "
         f"{show_bytes(parts['allocator_rounding'])} that weights and gradients leave unused in memory segments."
     )
+
+
+def _crossing(setup: Setup) -> str:
+    """What crosses the bus in an update."""
+    both = "activations of each micro-batch both ways"
+    if setup.offload_optimizer:
+        return f"gradients to the host, parameters back{f', {both}' if setup.offload_activations else ''}"
+    return both if setup.offload_activations else "nothing is on the host"
 
 
 def _per_parameter(size: int, parameters: int) -> str:

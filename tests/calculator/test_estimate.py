@@ -368,6 +368,17 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_activations_on_the_host_cross_the_bus_both_ways_in_each_micro_batch(steps):
+    kept, moved = (
+        estimate(Setup(model="qwen3-0.6b", sequence_length=4096, accumulation_steps=steps, offload_activations=offload))
+        for offload in (False, True)
+    )
+    assert moved.transfer.bytes_per_step == 2 * steps * moved.host.activations == 2 * steps * moved.host.total > 0
+    assert kept.transfer.bytes_per_step == kept.host.activations == moved.saved_activations == 0
+    assert moved.gpu.total < kept.gpu.total and moved.host.activations > kept.saved_activations
+
+
 @pytest.mark.parametrize(("begins", "values"), REFUSED.items())
 def test_refusals_say_what_is_accepted(begins, values):
     with pytest.raises(BadSetup) as refusal:

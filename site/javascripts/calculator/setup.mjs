@@ -49,6 +49,8 @@ export function fitting(values, own) {
   const onGpu = (paged && "A paged optimizer moves its state to the host by itself.")
     || (ofMatrices && "GaLore, APOLLO and Muon are counted on the GPU only.");
   const offloaded = values.offload_optimizer === "true" && !onGpu;
+  const immovable = unmovable(values, own);
+  const moving = values.offload_activations === "true" && own.movable && !immovable;
   return {
     own,
     impossible: {
@@ -60,7 +62,7 @@ export function fitting(values, own) {
       lora_rank: ofMatrices && "GaLore, APOLLO and Muon train whole matrices, which LoRA freezes.",
       sharding: undividable(values, own),
       offload_optimizer: onGpu,
-      offload_activations: unmovable(values, own),
+      offload_activations: immovable,
     },
     needless: {
       card: memoryOf(values.gpu) === null,
@@ -76,7 +78,7 @@ export function fitting(values, own) {
       optimizer_impl: values.optimizer !== "adamw",
       embeddings_32bit: !values.optimizer.includes("8bit"),
       delta_rule: !offloaded,
-      pcie_generation: !offloaded,
+      pcie_generation: !offloaded && !moving,
     },
   };
 }

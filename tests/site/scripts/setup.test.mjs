@@ -80,6 +80,8 @@ test("the host keeps what backward needs of models for which that is counted, wi
   assert.match(reason({ gpus: "4", sharding: "zero-3" }), /several GPUs/);
   assert.match(reason({ shared_groups: "4" }), /share weights/);
   assert.ok(!reason({ gpus: "4", sharding: "none" }));
+  const bus = (changes) => fitting({ ...DEFAULTS, offload_activations: "true", ...changes }, own).needless.pcie_generation;
+  assert.ok(!bus({}) && bus({ checkpointing: "true" }) && bus({ offload_activations: "false" }));
 });
 
 test("layers with different weights share none", () => {
