@@ -89,8 +89,9 @@ class Machine:
 
     def state(self) -> dict:
         """Of the dashboard; empty while nobody answers."""
-        with suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{self.guide.port}/live/state.json", timeout=5).json()
+        with suppress(httpx.HTTPError):
+            address = f"http://127.0.0.1:{self.guide.port}/live/state.json"
+            return httpx.get(address, timeout=5).raise_for_status().json()
         return {}
 
     def until_epoch(self, least: int, others: Path) -> int:

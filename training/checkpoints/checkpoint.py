@@ -8,19 +8,26 @@ CHECKPOINTS/epoch-000040/model.safetensors   weights; of a model with adapters, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Size, Tensor
 
+from training.checkpoints.facts import (
+    EXTRA_FILE,
+    FORMAT,
+    MODEL_FILE,
+    RECIPE_FILE,
+    describe,
+    read_facts,
+    sha256_of,
+)
 from training.checkpoints.folders import FACTS_FILE, KEPT_FOLDER, NAME, checkpoint_epoch, list_checkpoints
 from training.config import RunConfig, parse_recipe, read_recipe
 from training.errors import BadInput, TrainingError, first_line, reason_of
@@ -30,38 +37,6 @@ from training.task import TrainedModel, task_of
 
 if TYPE_CHECKING:  # it loads hivemind, which those who only read checkpoints do not need
     from training.swarm.lineage import Lineage
-
-FORMAT = 1
-"""Version of the folder's format; other versions are refused."""
-MODEL_FILE, _EXTRA, RECIPE_FILE = "model.safetensors", "optimizer.safetensors", "recipe.toml"
-MOST_EPOCHS = 10**18
-"""Largest epoch that is read; a folder's name has at most so many digits."""
-FILES = (MODEL_FILE, _EXTRA, RECIPE_FILE, FACTS_FILE)
-"""All that a checkpoint's folder may hold."""
-
-
-class StoredFile(BaseModel):
-    """A file of a checkpoint, as its facts and the index of a site describe it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    bytes: Annotated[int, Field(ge=0)]
-
-
-class _Facts(BaseModel):
-    """The fields of `checkpoint.json` that programs rely on; there may be others."""
-
-    # Strict: otherwise a number in quotes would pass here, and fail later.
-    model_config = ConfigDict(strict=True)
-
-    files: dict[Literal[MODEL_FILE, _EXTRA, RECIPE_FILE], StoredFile]
-    epoch: Annotated[int, Field(ge=0, le=MOST_EPOCHS)]
-    metrics: dict[str, object]
-    shards: str
-    codec_digest: str | None = None
-    lineage: str | None = None
-    ancestors: list[tuple[str, int]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +145,7 @@ def _write_weights(draft: Path, model: TrainedModel, extra_tensors: Mapping[str,
     if extra_tensors:
         # Clones: safetensors refuses tensors that share memory.
         extra = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in extra_tensors.items()}
-        write_tensors(extra, draft / _EXTRA)
+        write_tensors(extra, draft / EXTRA_FILE)
 
 
 def _first_names(model: TrainedModel) -> dict[str, str]:
@@ -189,11 +164,6 @@ def _load_weights(model: TrainedModel, file: Path) -> None:
     read = load_file(file)
     shared = {name: read[first] for name, first in _first_names(model).items() if first in read and name not in read}
     load_trained_state(model, read | shared)
-
-
-def describe(file: Path) -> dict[str, object]:
-    """A file's digest and size, as `checkpoint.json` records them."""
-    return {"sha256": _sha256(file), "bytes": file.stat().st_size}
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
@@ -232,7 +202,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bo
         file = path / name
         if not file.is_file():
             raise BadInput(f"{path} lacks {name}; use another checkpoint.")
-        if _sha256(file) != expected["sha256"]:
+        if sha256_of(file) != expected["sha256"]:
             raise BadInput(f"{file} is damaged: its digest differs from the recorded one; use another checkpoint.")
     recipe_toml = read_recipe(str(path / RECIPE_FILE))
     config = parse_recipe(recipe_toml, source=str(path / RECIPE_FILE))
@@ -245,7 +215,7 @@ def load_checkpoint(path: Path, *, recipe: RunConfig | None = None, computes: bo
     model = (task.build_model() if computes else task.build_trained_part()).eval()
     try:
         _load_weights(model, path / MODEL_FILE)
-        extra = load_file(path / _EXTRA) if _EXTRA in facts["files"] else {}
+        extra = load_file(path / EXTRA_FILE) if EXTRA_FILE in facts["files"] else {}
     except OSError as error:  # such as that it was deleted meanwhile
         raise BadInput(f"{path} cannot be read: {reason_of(error)}.", cure="Use another checkpoint.") from None
     except (SafetensorError, RuntimeError) as error:
@@ -353,54 +323,3 @@ def find_checkpoint(source: Path) -> Path:
             f"{source} {what}. Train first (python -m training demo), or name a checkpoint folder with --checkpoint."
         )
     return max(found, key=checkpoint_epoch)
-
-
-def read_facts(path: Path) -> dict:
-    """The content of a checkpoint's `checkpoint.json`.
-
-    Raises:
-        BadInput: If it is not that of a checkpoint.
-    """
-    try:
-        text = (path / FACTS_FILE).read_text(encoding="utf-8")
-        facts = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:  # the last one if lists are deep in each other
-        raise BadInput(
-            f"{path} is no checkpoint: {reason_of(error)}.",
-            cure="Give the folder of a checkpoint, or of a run that has written one.",
-        ) from None
-    if not isinstance(facts, dict):
-        raise BadInput(
-            f"{path} is no checkpoint: its {FACTS_FILE} is not a JSON object.",
-            cure="Give the folder of a checkpoint, or of a run that has written one.",
-        )
-    if facts.get("format") != FORMAT:
-        raise BadInput(
-            f"{path} has format {facts.get('format')!r}; this version of the project reads {FORMAT}.",
-            cure="Use the version of the project that the run uses.",
-        )
-    missing = {"files", "epoch", "metrics", "shards"} - facts.keys()
-    if missing:
-        raise BadInput(
-            f"{path} is not a complete checkpoint: its {FACTS_FILE} lacks {', '.join(sorted(missing))}.",
-            cure="Use another checkpoint.",
-        )
-    _check_facts(path, text)
-    return facts
-
-
-def _check_facts(path: Path, text: str) -> None:
-    """Raises BadInput if a field is not what programs rely on: the file may come from elsewhere, with its digest."""
-    try:
-        lacks = {MODEL_FILE, RECIPE_FILE} - _Facts.model_validate_json(text).files.keys()
-        wrong = f"it lists no {', '.join(sorted(lacks))}" if lacks else ""
-    except ValidationError as error:
-        first = error.errors()[0]
-        wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    if wrong:
-        raise BadInput(f"{path} is no checkpoint: its {FACTS_FILE} is wrong ({wrong}).", cure="Use another checkpoint.")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,15 +11,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from training.checkpoints.checkpoint import (
-    FACTS_FILE,
-    FILES,
-    RECIPE_FILE,
-    StoredFile,
-    describe,
-    list_checkpoints,
-    read_facts,
-)
+from training.checkpoints.facts import FILES, RECIPE_FILE, StoredFile, describe, read_facts
+from training.checkpoints.folders import FACTS_FILE, list_checkpoints
 from training.config import parse_recipe
 from training.errors import BadInput
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.checkpoints.branches import branches_beside
-from training.checkpoints.checkpoint import list_checkpoints, read_facts
+from training.checkpoints.facts import read_facts
+from training.checkpoints.folders import list_checkpoints
 from training.config import MonitorConfig
 from training.errors import BadInput
 from training.storage.whole import delete_folder

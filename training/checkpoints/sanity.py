@@ -24,7 +24,8 @@ from statistics import median
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from training.checkpoints.checkpoint import MODEL_FILE, checkpoint_epoch, list_checkpoints
+from training.checkpoints.facts import MODEL_FILE
+from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 
 WIDE, WIDE_TENSOR = 10.0, 100.0
 EPOCHS = 100

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from training.commands.options import Invitation
+
+if TYPE_CHECKING:
+    from training.processes.role import StopRequest
 
 InitialPeers = Annotated[
     list[str] | None,
@@ -106,28 +109,37 @@ def run(
     from training.processes.role import run_role
 
     prepare_environment()
-    # Only now: this import brings hivemind, which reads the environment while it is imported.
+    settings = {
+        "recipe": recipe,
+        "initial_peers": tuple(initial_peers or ()),
+        "run_dir": run_dir,
+        "shards": shards,
+        "site": site,
+        "host": host,
+        "port": port,
+        "public_url": public_url,
+        "join_command": join_command,
+        "host_maddrs": tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{dht_port}"]),
+        "announce_maddrs": tuple(announce_maddrs or ()),
+        "push_to": push_to,
+        "log_json": log_json,
+        "one_machine": one_machine,
+    }
+    run_role(partial(_monitor, settings, invitation), begins_anew=True)
+
+
+def _monitor(settings: dict[str, object], invitation: str | None, stop: StopRequest) -> None:
+    """The role: serves the run's checkpoints from the first second on, and then the whole site."""
+    from training.publish.checkpoint_site import CheckpointSite
+
+    checkpoints = settings["run_dir"] / "checkpoints"
+    meanwhile = CheckpointSite(stop.start, checkpoints, host=settings["host"], port=settings["port"])
+    # Only now: this import takes seconds, and brings hivemind, which reads the environment while it is imported.
     from training.roles.monitor import MonitorFlags, run_monitor
     from training.trust.client import Credentials
 
-    flags = MonitorFlags(
-        recipe=recipe,
-        initial_peers=tuple(initial_peers or ()),
-        run_dir=run_dir,
-        shards=shards,
-        site=site,
-        host=host,
-        port=port,
-        public_url=public_url,
-        join_command=join_command,
-        host_maddrs=tuple(host_maddrs or [f"/ip4/0.0.0.0/tcp/{dht_port}"]),
-        announce_maddrs=tuple(announce_maddrs or ()),
-        credentials=Credentials(invitation=invitation),
-        push_to=push_to,
-        log_json=log_json,
-        one_machine=one_machine,
-    )
-    run_role(partial(run_monitor, flags), begins_anew=True)
+    flags = MonitorFlags(**settings, credentials=Credentials(invitation=invitation))
+    run_monitor(flags, stop, meanwhile=meanwhile)
 
 
 def _back_up(run_dir: Path, file: Path) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,6 +53,15 @@ class ChildGroup:
         if (torch := sys.modules.get("torch")) is not None:
             # The parent's OpenMP threads do not exist in the child; work that torch hands to them would never end.
             torch.set_num_threads(1)
+
+    def start(self, command: Sequence[object]) -> subprocess.Popen:
+        """Starts a program in the group."""
+        return subprocess.Popen(
+            list(map(str, command)),
+            process_group=self._watchdog.pid,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
 
     def kill(self) -> None:
         """Kills all children and the watchdog, and removes their temporary files."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -43,6 +44,10 @@ class StopRequest:
     def wait(self, seconds: float) -> bool:
         """Sleeps this long, or until a stop is requested; returns whether it was."""
         return self._asked.wait(seconds)
+
+    def start(self, command: Sequence[object]) -> subprocess.Popen:
+        """Starts a program that ends with this role, however that ends."""
+        return self._children.start(command)
 
     def listen(self) -> None:
         """Installs the signal handlers. Call it again after creating an averager, which makes SIGINT ignored."""

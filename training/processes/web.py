@@ -79,6 +79,16 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+def listen_at(listener: socket.socket, host: str, port: int) -> None:
+    """Binds a socket, also if a program that has just ended had the port.
+
+    Raises:
+        OSError: If it cannot be bound.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+
+
 @contextmanager
 def serve_in_thread(
     listener: socket.socket, app: object, *, most_connections: int = MOST_CONNECTIONS, **settings: object

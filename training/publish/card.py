@@ -7,7 +7,7 @@ import string
 import time
 from pathlib import Path
 
-from training.checkpoints.checkpoint import read_facts
+from training.checkpoints.facts import read_facts
 from training.config import RunConfig
 from training.publish.history import HistoryReader
 from training.task import CardWords, task_of

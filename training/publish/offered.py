@@ -14,7 +14,7 @@ from pathlib import Path
 from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import FileResponse
 
-from training.checkpoints.checkpoint import FILES
+from training.checkpoints.facts import FILES
 from training.checkpoints.index import index_of
 
 INDEX_SECONDS = 2.0

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from training.checkpoints.checkpoint import FACTS_FILE, latest_checkpoint
+from training.checkpoints.checkpoint import latest_checkpoint
+from training.checkpoints.folders import FACTS_FILE
 from training.checkpoints.retention import Stored, delete_surplus, surplus
 from training.config import MonitorConfig
 from training.errors import BadInput, reason_of

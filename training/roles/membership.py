@@ -17,7 +17,7 @@ from training.config import RunConfig
 from training.errors import BadInput, reason_of
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
-from training.processes.web import serve_in_thread
+from training.processes.web import listen_at, serve_in_thread
 from training.trust.app import create_app
 from training.trust.desk import Desk
 from training.trust.keys import MembershipKey, open_key, read_secret, write_secret
@@ -159,9 +159,8 @@ def _serve(app: FastAPI, settings: MembershipSettings) -> Iterator[None]:
     """Serves the application in a thread while the block runs."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((settings.host, settings.port))
+            listen_at(listener, settings.host, settings.port)
         except OSError as error:
             raise BadInput(
                 f"The membership server cannot listen at {settings.host}:{settings.port}: {reason_of(error)}. "

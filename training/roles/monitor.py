@@ -29,15 +29,15 @@ from training.data.sets import open_manifest
 from training.errors import BadInput, TrainingError
 from training.processes.events import EventLog
 from training.processes.role import StopRequest
-from training.processes.web import serve_in_thread
+from training.processes.web import listen_at, serve_in_thread
 from training.publish import live
 from training.publish.card import model_card
+from training.publish.checkpoint_site import CheckpointSite
 from training.publish.history import History
 from training.publish.keeper import Keeper, codec_of_run
-from training.publish.offered import checkpoint_routes
 from training.publish.push import Pusher, Target, open_target
 from training.publish.watch import Watch
-from training.storage.room import await_room, beginning, has_room
+from training.storage.room import await_room, beginning
 from training.swarm.addresses import address_to_tell, id_of, widest
 from training.swarm.dht import DHT, WORD_SECONDS, check_node, check_recipe, full_addresses, post_recipe
 from training.swarm.identity import Identity
@@ -102,8 +102,13 @@ class MonitorFlags:
         return None if self.public_url is None and self.host in ANY_HOST else self.url
 
 
-def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
+def run_monitor(flags: MonitorFlags, stop: StopRequest, *, meanwhile: CheckpointSite) -> None:
     """Watches until `stop` is requested.
+
+    Args:
+        flags: Settings of this monitor.
+        stop: Asks it to end.
+        meanwhile: Serves at the monitor's port until the monitor does.
 
     Raises:
         BadInput: If the recipe, the port or a folder cannot be used, or the shards are not those of the checkpoints.
@@ -121,7 +126,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
     codec_digest = codec_of_run(run, shards, flags.run_dir)
     torch.set_num_threads(1)
     events = EventLog(flags.log_json)
-    _await_room(flags, stop, events)
+    await_room(flags.run_dir, stop.wait, partial(_warn, events))
     if stop.asked:
         return
     identity = Identity(flags.run_dir / STATE_FOLDER)
@@ -144,6 +149,7 @@ def run_monitor(flags: MonitorFlags, stop: StopRequest) -> None:
             live.store_run(history, run, recipe_toml, **invitation, **facts)
             _enter(lineage.lineage, history, keeper)
             watch = Watch(history, run, reach=redial.reachability)
+            meanwhile.end()
             running.enter_context(_serving(_app(history, flags, watch), flags.host, flags.port))
             running.enter_context(watch)
             history.add_event("started", "monitor", f"watches at {flags.url}")
@@ -179,16 +185,6 @@ def _note_end(history: History, events: EventLog) -> None:
 def _warn(events: EventLog, text: str) -> None:
     print(text, flush=True)
     events.write("warning", text=text)
-
-
-def _await_room(flags: MonitorFlags, stop: StopRequest, events: EventLog) -> None:
-    """Waits for room on the disk. Checkpoints are served meanwhile: nobody else may have the run's weights."""
-    if has_room(flags.run_dir):
-        return
-    app = FastAPI(openapi_url=None)
-    app.include_router(checkpoint_routes(flags.run_dir / "checkpoints"))
-    with _serving(app, flags.host, flags.port):
-        await_room(flags.run_dir, stop.wait, partial(_warn, events))
 
 
 def _membership(flags: MonitorFlags, run: RunConfig, identity: Identity, events: EventLog) -> Membership:
@@ -367,9 +363,8 @@ def _observe(watch: Watch, history: History, dht: DHT, run: RunConfig, membershi
 def _serving(app: FastAPI, host: str, port: int) -> Iterator[None]:
     """Serves the app from a thread within the block; at its end, open requests get two seconds to finish."""
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, port))
+            listen_at(listener, host, port)
         except OSError as error:
             raise BadInput(f"The site cannot be served at {host}:{port}: {error}. Give another --port.") from None
         with serve_in_thread(listener, app):

@@ -84,13 +84,18 @@ class Landing:
         return tensor
 
 
-def find_donors(dht: DHT, prefix: str) -> list[PeerID]:
-    """Peers that offer their state, in random order: the priority that each claims for itself is ignored."""
+def find_donors(dht: DHT, prefix: str, *, oldest_epoch: int = 0) -> list[PeerID]:
+    """Peers that offer their state, in random order: the priority that each claims for itself is ignored.
+
+    A peer's priority is its epoch. If weights of the run are wanted, those at epoch 0 have none and are not asked:
+    after a power cut, newcomers would otherwise wait for each other's answers while somebody has a checkpoint.
+    """
     found = dht.get(offers_key(state_prefix(prefix)), latest=True)
     donors = [
         peer
         for key, entry in (found.value.items() if found is not None and isinstance(found.value, dict) else ())
         if isinstance(key, bytes) and isinstance(entry, ValueWithExpiration) and isinstance(entry.value, (int, float))
+        if entry.value or not oldest_epoch
         if (peer := announced_peer(dht, key)) is not None
     ]
     random.shuffle(donors)
@@ -164,7 +169,7 @@ def download_state(
     Raises:
         TrainingError: If no donor has sent a sound state; the message says what each of them did.
     """
-    donors = [donor for donor in find_donors(dht, prefix) if donor != dht.peer_id]
+    donors = [donor for donor in find_donors(dht, prefix, oldest_epoch=epochs.start) if donor != dht.peer_id]
     if not donors:
         raise TrainingError("No peer offers its state yet.", cure="Wait for another volunteer, then start again.")
     download = _Download(

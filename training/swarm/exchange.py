@@ -72,6 +72,16 @@ class Exchange:
         """How many peers the next group should have."""
         return min(self._progress.awaited_peers, self._swarm.max_group_size)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether most of the group that this peer has found early average already, and wait for it.
+
+        Then the epoch has ended for them, and ends for this peer, too: it may know less of what the others have
+        computed, or believe them less (`claims`). Whoever lets a group wait until its own count is full would be given
+        up, and after some times be left out of groups as one that spoils averages.
+        """
+        return self._search is not None and not self._search.started and self._search.stage is Stage.AWAITED
+
     # -- a group ---------------------------------------------------------------------------------------------------
 
     def look_for_group_early(self, epoch: int) -> None:
@@ -138,7 +148,7 @@ class Exchange:
         the group would have to repeat the average.
         """
         search = self._search
-        if search is not None and not search.started and search.stage is Stage.WAITING:
+        if search is not None and not search.started and search.stage in (Stage.WAITING, Stage.AWAITED):
             search.start(0.0)
             with suppress(Exception):
                 search.result(self._swarm.allreduce_timeout_seconds)

@@ -181,7 +181,8 @@ class SwarmOptimizer:
         self.gradients.note_numbers(numbers)
         self.progress.report(self.local_epoch, self.gradients.samples)
         self.exchange.look_for_group_early(self.local_epoch)
-        if self.progress.ready_to_update_epoch and not self.waits_for_others:
+        is_over = self.progress.ready_to_update_epoch or self.exchange.is_awaited
+        if is_over and not self.waits_for_others:
             self._end_epoch()
 
     @property

@@ -78,8 +78,10 @@ class Stage(IntEnum):
     """It has no group yet."""
     WAITING = 1
     """It has a group, and waits until the trainer lets it average."""
-    AVERAGING = 2
-    ENDED = 3
+    AWAITED = 2
+    """The same, and most of its group average already."""
+    AVERAGING = 3
+    ENDED = 4
 
 
 @dataclass(frozen=True, slots=True)

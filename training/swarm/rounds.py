@@ -123,6 +123,8 @@ class AllReduces:
         self._agreements: dict[bytes, Agreement] = {}
         self._expecting = 0
         self._news = asyncio.Event()
+        self._callers: dict[bytes, set[PeerID]] = {}
+        """Of groups that this peer is in and lets wait: who has called."""
         self._closing: set[asyncio.Task] = set()
         self._newest: ReportingRunner | None = None
 
@@ -161,16 +163,37 @@ class AllReduces:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def _is_member_of(self, group_id: bytes) -> bool:
+    async def called_by_most(self, group_id: bytes, peers: Sequence[PeerID]) -> None:
+        """Returns when more than half of the others average with this peer's group, which it has not announced yet.
+
+        Of a pair nobody can tell who is right, so one other peer is never enough.
+
+        Args:
+            group_id: Of the group.
+            peers: All of the group.
+        """
+        others = set(peers) - {self.peer_id}
+        callers = self._callers[group_id] = set()
+        try:
+            self._spread_news()  # those that have called before are counted as well
+            while len(callers & others) < max(2, len(others) // 2 + 1):
+                await self._news.wait()
+        finally:
+            del self._callers[group_id]
+
+    async def _is_member_of(self, group_id: bytes, caller: PeerID) -> bool:
         """Whether this peer is in the group; waits while it may be about to hear of it."""
         while group_id not in self._runners and self._expecting and not self._has_no_group():
+            if (callers := self._callers.get(group_id)) is not None and caller not in callers:
+                callers.add(caller)
+                self._spread_news()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), LOOK_SECONDS)
         return group_id in self._runners
 
-    async def _runner_of(self, group_id: bytes) -> ReportingRunner | None:
+    async def _runner_of(self, group_id: bytes, caller: PeerID) -> ReportingRunner | None:
         """The group's all-reduce, when it has begun; None if this peer is not in the group, or it has failed."""
-        if not await self._is_member_of(group_id):
+        if not await self._is_member_of(group_id, caller):
             return None
         begun = self._runners[group_id]
         # Other calls wait for the same future. `await begun` would cancel it for all of them when one caller hangs up.
@@ -188,7 +211,7 @@ class AllReduces:
         sender's group can repeat the all-reduce without this peer at once.
         """
         request = await anext(stream)
-        runner = await self._runner_of(request.group_id)
+        runner = await self._runner_of(request.group_id, context.remote_id)
         if runner is None:
             yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
             return
@@ -201,7 +224,7 @@ class AllReduces:
         """A groupmate tells its verdict on an all-reduce; the answer is the group's decision, or that there is none."""
         # Agreements are kept for longer than runners: the all-reduce may be over here when a late groupmate asks.
         if request.group_id not in self._agreements:
-            await self._runner_of(request.group_id)
+            await self._runner_of(request.group_id, context.remote_id)
         agreement = self._agreements.get(request.group_id)
         if agreement is None:
             return averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_ID)

@@ -274,11 +274,9 @@ class Service(ServicerBase):
             if info is None:
                 raise AllreduceException("no group was found")
             self._pipe.send(Reached(number, Stage.WAITING))
-            # The shield keeps the future open if the round is cancelled here: a Start that is already in the pipe would
-            # otherwise fail on it (InvalidStateError) and end this process.
-            start = await asyncio.shield(pending.start)
-            # Still inside this context, or a groupmate that is quicker would hear that this peer is not in the group.
             groups = [info.group_id + phase for phase in self._method.phases]
+            start = await self._start_of(pending, groups[0], info.peer_ids)
+            # Still inside this context, or a groupmate that is quicker would hear that this peer is not in the group.
             self.rounds.announce(*groups)
         pending.averages = True
         self._pipe.send(Reached(number, Stage.AVERAGING))
@@ -292,6 +290,21 @@ class Service(ServicerBase):
         finally:
             pending.averages = False
             self.rounds.forget(*groups)
+
+    async def _start_of(self, pending: _Pending, group_id: bytes, peers: Sequence[PeerID]) -> Start:
+        """Waits until the trainer lets a round with a group average; tells it if most of the group do so already."""
+
+        async def tell_when_awaited() -> None:
+            await self.rounds.called_by_most(group_id, peers)
+            self._pipe.send(Reached(pending.begin.number, Stage.AWAITED))
+
+        telling = asyncio.create_task(tell_when_awaited())
+        try:
+            # The shield keeps the future open if the round is cancelled here: a Start that is already in the pipe would
+            # otherwise fail on it (InvalidStateError) and end this process.
+            return await asyncio.shield(pending.start)
+        finally:
+            telling.cancel()
 
     async def _average(self, info: GroupInfo, start: Start) -> AveragedGroup:
         told, group = await self._shares(info)

@@ -9,7 +9,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.checkpoints.checkpoint import latest_checkpoint, lineage_of, read_facts, save_checkpoint
+from training.checkpoints.checkpoint import latest_checkpoint, lineage_of, save_checkpoint
+from training.checkpoints.facts import read_facts
 from training.checkpoints.folders import checkpoint_epoch, list_checkpoints
 from training.errors import TrainingError
 from training.model.trained import count_trained

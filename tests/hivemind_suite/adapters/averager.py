@@ -39,6 +39,7 @@ SETTINGS = {
 STAGES = {
     Stage.SEARCHING: AveragingStage.LOOKING_FOR_GROUP,
     Stage.WAITING: AveragingStage.AWAITING_TRIGGER,
+    Stage.AWAITED: AveragingStage.AWAITING_TRIGGER,
     Stage.AVERAGING: AveragingStage.RUNNING_ALLREDUCE,
     Stage.ENDED: AveragingStage.FINISHED,
 }

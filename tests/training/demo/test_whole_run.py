@@ -54,7 +54,7 @@ def while_it_runs(process, condition, log):
 
     def met():
         assert process.poll() is None, f"the demo ended early:\n{log.read_text()}"
-        with suppress(httpx.TransportError):
+        with suppress(httpx.HTTPError):  # the monitor is not there, or starts
             return condition()
 
     return until(met, within=PATIENCE_SECONDS, said=log.read_text)
@@ -113,7 +113,7 @@ def test_demo_from_pictures_to_a_resumed_run(tmp_path, programs):
     url = while_it_runs(demo, lambda: [w for w in log.read_text().split() if w.startswith("http://127")], log)[0]
 
     def live(name):
-        return httpx.get(f"{url}/live/{name}.json", timeout=10).json()
+        return httpx.get(f"{url}/live/{name}.json", timeout=10).raise_for_status().json()
 
     def volunteers():
         return {volunteer["name"]: volunteer for volunteer in live("leaderboard")["volunteers"]}

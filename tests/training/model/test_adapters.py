@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from calculator.collaboration import Kind
 from calculator.devices import device_named
 from tests.training.model.test_language import ARCHITECTURES, GATED, LENGTH, batch
-from training.checkpoints.checkpoint import MODEL_FILE, load_checkpoint, save_checkpoint
+from training.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from training.checkpoints.facts import MODEL_FILE
 from training.cli import build_app
 from training.compute.choices import Wishes, choose
 from training.compute.plan import make_plan

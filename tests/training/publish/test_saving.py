@@ -47,7 +47,7 @@ def donor(name, addresses, run=RUN):
     host = strategy_of(run.swarm).make_host(build_model(run.model, run.seed), run)
     settings = AveragerSettings(prefix=state_prefix(run.run_id))
     averager = ParameterAverager(host, AlignmentState(), dht=dht, settings=settings, codec=state_codec())
-    averager.offer_state(0.0)
+    averager.offer_state(1.0)
     return dht, host, averager
 
 def fill(host, epoch, value):

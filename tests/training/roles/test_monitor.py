@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import suppress
 from types import SimpleNamespace
 
 import httpx
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from tests.ports import free_port
-from tests.programs import run_program, until
+from tests.programs import are_gone, run_program, until
 from tests.training.publish.test_history import ALAN, Clock, Report, open_history
 from training.checkpoints.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from training.checkpoints.remote import fetch_latest
@@ -64,7 +65,7 @@ def role(stop):
     averager = ParameterAverager(
         host, AlignmentState(), dht=dht, settings=settings, codec=state_codec(), lineage=lineage
     )
-    averager.offer_state(0.0)
+    averager.offer_state(1.0)
     board = MetricsBoard(dht=dht, run_id=run.run_id, expiration_seconds=run.swarm.metrics_expiration_seconds)
     print(full_addresses(dht)[0], flush=True)
     epoch = 0
@@ -166,9 +167,10 @@ def read(path):
 
 
 def document(port, name):
+    """None while the monitor is not there, or starts."""
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/live/{name}.json", timeout=5).json()
-    except httpx.TransportError:
+        return httpx.get(f"http://127.0.0.1:{port}/live/{name}.json", timeout=5).raise_for_status().json()
+    except httpx.HTTPError:
         return None
 
 
@@ -344,6 +346,55 @@ def test_a_monitor_on_a_full_disk_serves_its_checkpoints(start, recipe, tmp_path
     assert torch.equal(load_checkpoint(path).model.state_dict()[name], model.state_dict()[name])
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0 and not (tmp_path / "run" / "history.sqlite").exists()
+
+
+LOADING_SLOWLY = """
+import sys, time
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from training.cli import main
+
+class Slow(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        while name == "training.roles.monitor" and not go_on.exists():
+            time.sleep(0.05)
+
+go_on = Path(sys.argv.pop(1))
+sys.meta_path.insert(0, Slow())
+sys.argv[0] = "training"
+main()
+"""
+
+
+def test_a_monitor_serves_its_checkpoints_while_it_starts(start, recipe, tmp_path):
+    """After a power cut, volunteers need not wait until it has loaded PyTorch and found the run."""
+    model, run, port = build_model(load_recipe(str(recipe)).model, seed=7), load_recipe(str(recipe)), free_port()
+    save_checkpoint(
+        tmp_path / "run" / "checkpoints", model=model, recipe_toml=recipe.read_text(), epoch=4, metrics={}, shards="s"
+    )
+    log_json = tmp_path / "bootstrap.jsonl"
+    bootstrap = start("bootstrap", *bootstrap_command(recipe, tmp_path / "state", log_json))
+    flags = monitor_command(recipe, ready(bootstrap, log_json, 1)["addresses"][0], tmp_path / "run", port)[3:]
+    command, url = [sys.executable, "-c", LOADING_SLOWLY, tmp_path / "go on", *flags], f"http://127.0.0.1:{port}"
+
+    def offered():
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{url}/checkpoints/index.json").json()["checkpoints"]
+
+    killed = process, _ = start("killed", *command)
+    while_it_runs(killed, offered)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    assert are_gone(family, within=10)
+    started = start("monitor", *command)
+    assert [one["name"] for one in while_it_runs(started, offered)] == ["epoch-000004"]
+    assert fetch_latest(url, tmp_path / "mine", recipe=run).name == "epoch-000004"
+    answer = httpx.get(f"{url}/live/state.json")
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
+    assert not (tmp_path / "run" / "history.sqlite").exists()
+    (tmp_path / "go on").touch()
+    while_it_runs(started, lambda: document(port, "state"))
+    assert [one["name"] for one in offered()] == ["epoch-000004"]
 
 
 ON_A_DISK_THAT_FILLS_UP = """

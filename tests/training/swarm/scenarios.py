@@ -578,6 +578,43 @@ def train_apart(peer: Peer):
     return facts
 
 
+def doubt_the_others(peer: Peer, *, epochs: int):
+    """Trains so many epochs; the last of the peers believes nothing of what the others tell, and is the slowest."""
+    from hivemind.utils import get_dht_time
+
+    from training.swarm.claims import Claims
+
+    class Doubts(Claims):
+        def share(self, peer):
+            return 0.0 if peer != own else 1.0
+
+        def may_lead(self, peer):
+            return False
+
+    def seconds_left_for_the_others(progress):
+        told = sum(progress._samples_by(get_dht_time(), one) for one in progress._others)
+        return 0.0 if told > 0.7 * run.swarm.target_batch_size else LONG_SECONDS
+
+    own, doubts = peer.dht.peer_id.to_bytes(), peer.name == peer.names[-1]
+    run, model = run_with(target_batch_size=160, next_chunk_timeout_seconds=LONG_SECONDS), model_of(seed=0)
+    optimizer = optimizer_of(peer, run, model)
+    if doubts:
+        optimizer.progress._claims = Doubts(run.swarm.target_batch_size)
+        # It looks for its group when the others do; else it would be in none, and nobody would wait for it.
+        type(optimizer.progress).seconds_left = property(seconds_left_for_the_others)
+    peer.await_others("ready")
+    reports, deadline = [], time.monotonic() + 100
+    while optimizer.local_epoch < epochs and time.monotonic() < deadline:
+        give_gradients(peer, model)
+        if doubts:
+            time.sleep(0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+        reports += optimizer.take_epoch_reports()
+    peer.await_others("done")
+    return reports
+
+
 def wait_alone(peer: Peer):
     """The first is alone for two epochs and waits; the second comes then, and both train until they have averaged.
 

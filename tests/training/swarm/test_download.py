@@ -44,7 +44,7 @@ def hiveminds_donor(dht, epoch):
         dht=dht, optimizer=lambda groups: torch.optim.Adam(groups), params=MODEL.parameters(),
         offload_optimizer=True, custom_gradients=True, prefix="demo_state_averager", start=True,
     )
-    averager.local_epoch = epoch
+    averager.local_epoch = averager.state_sharing_priority = epoch  # as hivemind's optimizer sets both
     return averager
 
 def donor(dht, epoch, codec=NoCompression(), cls=Host):
@@ -53,7 +53,7 @@ def donor(dht, epoch, codec=NoCompression(), cls=Host):
     host.epoch = epoch
     settings = AveragerSettings(prefix="demo_state_averager")
     averager = ParameterAverager(host, alignment, dht=dht, settings=settings, codec=codec)
-    averager.offer_state(0.0)
+    averager.offer_state(1.0)
     return averager, host, alignment
 
 class Poisoned(Host):
@@ -162,6 +162,13 @@ def role(stop):
     results["too many bytes"] = attempt(max_bytes=1000)
     results["too early"] = attempt(epochs=range(6, 10))
     results["too late"] = attempt(epochs=range(0, 5))
+    averager.offer_state(0.0)
+    while find_donors(observer, "demo", oldest_epoch=1):
+        time.sleep(0.2)
+    results["a newcomer's"] = attempt(), attempt(epochs=range(0, 8)).epoch
+    averager.offer_state(1.0)
+    while not find_donors(observer, "demo", oldest_epoch=1):
+        time.sleep(0.2)
     results["other model"] = attempt(shapes=[torch.Size([3])])
     with torch.no_grad():
         host.parameters[0][0, 0] = float("nan")
@@ -257,6 +264,7 @@ def test_download():
     assert "more than 1000 bytes" in results["too many bytes"]
     assert "not at an epoch from 6 to 9" in results["too early"]
     assert "not at an epoch from 0 to 4" in results["too late"]
+    assert results["a newcomer's"] == ["No peer offers its state yet.", 5]  # it is asked if any epoch will do
     assert "another model" in results["other model"]
     assert "not finite" in results["nan"]
     assert results["delayed update"] == [[5, True], [6, False]]  # that of the epoch which has begun is still on its way

@@ -1,0 +1,23 @@
+"""A peer that expects more samples than the others do not let its group wait until its own count is full."""
+
+from functools import partial
+
+import pytest
+import scenarios
+from peers import meet
+from scenarios import ALL_THREE, LONG_SECONDS
+
+
+@pytest.mark.swarm
+def test_a_peer_that_doubts_the_others_averages_when_they_do(tmp_path):
+    """By itself it would compute for 20 s in each epoch, and the others for 3 s. They would give it up."""
+    epochs = 4
+    (met,) = meet(tmp_path, [partial(scenarios.doubt_the_others, epochs=epochs)], ALL_THREE)
+    together = [report for report in met["third"] if report.senders == 3]
+    assert len(together) >= epochs - 1
+    for report in together:
+        assert 0 < report.samples < 80, report
+    for name in ("first", "second"):
+        assert [report.epoch for report in met[name] if report.senders == 3][-1] >= epochs - 1
+        assert max(report.averaging_seconds for report in met[name]) < LONG_SECONDS / 4
+        assert not any("left out" in (report.note or "") for report in met[name])

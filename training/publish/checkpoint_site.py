@@ -1,0 +1,80 @@
+"""Serves a run's checkpoints while its monitor starts, and while that waits for room on its disk.
+
+After a power cut nobody else may have the run's weights. A monitor takes some seconds to load PyTorch and hivemind and
+to find the run, or up to a minute on a busy machine; this program needs none of them and answers within a second or
+two. Every other address gets 503, as from a proxy whose server is not there yet.
+
+It is a program of its own rather than a thread: hivemind forks while the monitor starts, and forked processes would
+keep the port and all open connections.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fastapi import FastAPI, Response
+
+from training.processes.web import STOP_SECONDS, listen_at, serve_in_thread
+from training.publish.offered import checkpoint_routes
+
+RETRY_SECONDS = 2
+"""Who asks for anything else is told to ask again after this time."""
+
+
+class CheckpointSite:
+    """The program that serves, as the monitor sees it.
+
+    Args:
+        start: Starts a program that ends with the monitor; see `StopRequest.start`.
+        checkpoints: Folder of the run's checkpoints.
+        host: Address that the monitor will serve at.
+        port: The same.
+    """
+
+    def __init__(
+        self, start: Callable[[Sequence[object]], subprocess.Popen], checkpoints: Path, *, host: str, port: int
+    ):
+        self._program = start([sys.executable, "-m", __name__, checkpoints, host, port])
+
+    def end(self) -> None:
+        """Ends it, so that the port is free; whoever downloads goes on with the monitor."""
+        self._program.terminate()
+        try:
+            self._program.wait(2 * STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._program.kill()
+            self._program.wait()
+
+
+def create_app(checkpoints: Path) -> FastAPI:
+    """What is served."""
+    app = FastAPI(openapi_url=None)
+    app.include_router(checkpoint_routes(checkpoints))
+
+    @app.get("/{path:path}")
+    def starting(path: str) -> Response:
+        return Response("The monitor of this run is starting.\n", 503, {"Retry-After": str(RETRY_SECONDS)})
+
+    return app
+
+
+def serve(checkpoints: Path, host: str, port: int) -> None:
+    """Serves until SIGTERM. If the port is taken it ends without a word: the monitor says so when it needs the port."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the monitor's business
+    with suppress(OSError), socket.socket() as listener:
+        listen_at(listener, host, port)
+        with serve_in_thread(listener, create_app(checkpoints)):
+            stop.wait()
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
