@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import platform
+import queue
 import re
 import shutil
 import subprocess
@@ -23,10 +24,9 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 import nox
 
@@ -75,20 +75,13 @@ NOT_APPLICABLE = (
 )
 """Tests of hivemind that do not apply to this project's classes."""
 COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate", "trust")
-WITH_PEERS = ("doctor", "swarm")
 WITH_PROGRAMS = ("commands", "demo", "processes", "roles", "storage", "volunteer")
-IN_PARALLEL = (
-    (
-        ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING_ONLY)),
-        tuple(f"tests/training/{folder}" for folder in WITH_PEERS),
-    ),
-    (("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS)),),
-)
-"""Two lists of tests that run beside the others and beside each other, because most tests wait more than they compute.
-The first computes in one thread, then waits for peers; the second waits for programs. The others wait for browsers.
-
-Each entry of a list is a process of its own, one after another: tests that compute leave a process of 2 GB, which is
-slow to fork, and peers are forked."""
+WITH_PEERS = ("tests/training/doctor", "tests/training/swarm")
+PEERS_PARTS = ("[a-k]", "[l-o]", "[p-z]")
+"""First letters of the names of the tests in these folders: about as much work in each part."""
+LANES = 2
+"""Tests run in so many processes beside those that wait for browsers, because most tests wait more than they compute.
+When the tests with browsers have ended, there is one more."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -116,11 +109,10 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         _pytest(session, *session.posargs, env=environment)
         return
-    with contextlib.ExitStack() as beside:
-        for lane in IN_PARALLEL:
-            beside.enter_context(_in_parallel(session, *lane, env=environment))
-        elsewhere = (tests for lane in IN_PARALLEL for process in lane for tests in process)
-        _pytest(session, *(f"--ignore={tests}" for tests in elsewhere), env=environment)
+    beside = _beside()
+    with _in_parallel(session, beside, environment):
+        elsewhere = {*(tests for process in beside for tests in process), *WITH_PEERS}
+        _pytest(session, *(f"--ignore={tests}" for tests in sorted(elsewhere)), env=environment)
 
 
 @nox.session
@@ -344,48 +336,71 @@ def _kept_bytecode(session: nox.Session) -> dict[str, str]:
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
 
 
+def _beside() -> list[tuple[str, ...]]:
+    """The tests of each process beside the tests with browsers, in the order in which the processes start.
+
+    Tests that compute leave a process of 2 GB, which is slow to fork, and peers are forked. So they are apart.
+    """
+    computing = ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING_ONLY))
+    programs = ("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS))
+    peers = [
+        tuple(str(path) for folder in WITH_PEERS for path in sorted(Path(folder).glob(f"test_{letters}*.py")))
+        for letters in PEERS_PARTS
+    ]
+    return [programs, computing, *peers]
+
+
 @contextlib.contextmanager
-def _in_parallel(session: nox.Session, *processes: tuple[str, ...], env: dict[str, str]) -> Iterator[None]:
+def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env: dict[str, str]) -> Iterator[None]:
     """Runs tests while the block runs; then prints their output, and fails the session if they failed.
 
     Args:
         session: Its environment has the packages.
-        processes: The tests of each process; the next one starts when one has ended, whether its tests failed or not.
+        processes: The tests of each process; `LANES` run at a time, and one more after the block.
         env: Environment variables, beside those of nox.
     """
     if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
         yield
         return
-    commands = [(str(Path(session.bin, "python")), "-m", "pytest", *tests) for tests in processes]
     environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
-    running: list[subprocess.Popen] = []
-    interrupted = threading.Event()
+    waiting: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+    for tests in processes:
+        waiting.put(tests)
+    ended: list[tuple[tuple[str, ...], int, str]] = []
+    running: set[subprocess.Popen] = set()
 
-    def run_in_turn(printed: IO[str]) -> bool:
-        """Whether any tests have failed. nox starts each process itself: tests end when their parent is another one."""
-        failed = False
-        for command in commands:
-            if not interrupted.is_set():
-                running.append(subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT))
-                failed |= bool(running[-1].wait())
-        return failed
+    def run_in_turn() -> None:
+        """Runs what waits. nox starts each process itself: tests end when their parent is another one."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                tests = waiting.get_nowait()
+                # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
+                with tempfile.TemporaryFile("w+") as printed:
+                    command = (str(Path(session.bin, "python")), "-m", "pytest", *tests)
+                    process = subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+                    running.add(process)
+                    code = process.wait()
+                    printed.seek(0)
+                    ended.append((tests, code, printed.read()))
 
-    # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
-    with tempfile.TemporaryFile("w+") as printed, ThreadPoolExecutor(1) as beside:
-        lane = beside.submit(run_in_turn, printed)
+    with ThreadPoolExecutor(LANES + 1) as lanes:
+        for _ in range(LANES):
+            lanes.submit(run_in_turn)
         try:
             yield
         except KeyboardInterrupt:
-            interrupted.set()
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    waiting.get_nowait()
             for process in running:
                 process.kill()
             raise
         finally:
-            failed = lane.result()
-            printed.seek(0)
-            print(printed.read(), flush=True)
-    if failed:
-        session.error(f"Tests in {', '.join(sum(processes, ()))} have failed; their output is above.")
+            lanes.submit(run_in_turn)
+            lanes.shutdown()
+            print("".join(said for _, _, said in ended), flush=True)
+    if failed := [" ".join(tests) for tests, code, _ in ended if code]:
+        session.error(f"Tests have failed; their output is above: {'; '.join(failed)}.")
 
 
 def _install(session: nox.Session, *extras: str) -> None:

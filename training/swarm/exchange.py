@@ -233,7 +233,7 @@ class Exchange:
                 lonely_seconds=self._seconds_until_lonely(epoch_end.others),
                 timeout_seconds=self._swarm.averaging_timeout_seconds,
                 newest_epoch=epoch_end.epoch + self._epochs_apart,
-                look_around=self._look_around,
+                look_around=self._look_who_stays,
             )
         except NobodyElseError:
             epoch_end.others = 0
@@ -244,12 +244,15 @@ class Exchange:
             self.averager.is_new = False
         return group
 
-    def _look_around(self) -> tuple[int, int]:
-        """See `Progress.look_around`; for a peer that does nothing but wait for a group."""
+    def _look_who_stays(self) -> tuple[int, int]:
+        """See `Progress.look_who_stays`; for a peer that does nothing but wait for a group.
+
+        It gives its samples up if most have gone on. If a few have, in a group of their own, it averages with the rest.
+        """
         # All who wait tell nothing new. Without this, each would soon take all others for dead.
         if not self._epochs_apart:  # else the trainer computes meanwhile and tells its samples
             self._progress.still_here()
-        return self._progress.look_around()
+        return self._progress.look_who_stays()
 
     def _seconds_until_lonely(self, others: int) -> float:
         """How long a peer looks for a group before it believes that all others are gone."""

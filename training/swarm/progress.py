@@ -84,6 +84,8 @@ class GlobalProgress:
     """The newest that peers have begun, as far as they agree; see `agreed_epoch`."""
     newest: int
     """The newest that any peer claims that is believed by itself; see `claims`."""
+    of_most: int
+    """The newest that no fewer peers have begun than have not, this one included; see `begun_by_most`."""
     samples: float
     """In this epoch, of all peers."""
     num_peers: int
@@ -226,6 +228,15 @@ class Progress:
         """
         known = self._combine(self._look())
         return known.epoch, max(self.lively_peers - 1, 0)
+
+    def look_who_stays(self) -> tuple[int, int]:
+        """Looks now: the newest epoch that most peers have begun, and how many others train.
+
+        Raises:
+            TimeoutError: If the node does not answer.
+        """
+        known = self._combine(self._look())
+        return known.of_most, max(self.lively_peers - 1, 0)
 
     # -- what the trainer tells ------------------------------------------------------------------------------------
 
@@ -493,6 +504,7 @@ class Progress:
         local = self._local
         leaders = self._leaders(records, now)
         epoch = max(local.epoch, agreed_epoch([record.epoch for record in leaders]))
+        of_most = max(local.epoch, begun_by_most([record.epoch for record in leaders]))
         newest = max([epoch, *(one.epoch for one in leaders if self._claims.may_lead(one.peer_id))])
         samples, sources = 0.0, []
         for record in records or [local.copy(update={"time": now})]:
@@ -512,6 +524,7 @@ class Progress:
         return GlobalProgress(
             epoch=epoch,
             newest=newest,
+            of_most=of_most,
             samples=samples,
             num_peers=num_peers,
             epoch_seconds=seconds_until(self.target_batch_size, [replace(source, have=0.0) for source in sources]),
@@ -558,6 +571,17 @@ def agreed_epoch(claims: Sequence[int]) -> int:
     """
     liars = 0 if len(claims) < 2 else max(1, len(claims) // 3)
     return sorted(claims, reverse=True)[liars] if claims else 0
+
+
+def begun_by_most(claims: Sequence[int]) -> int:
+    """The newest epoch that no fewer of all peers have begun than have not, by what the others claim.
+
+    A peer that asks has not begun it. So with two others ahead and two beside it, most have not.
+
+    >>> begun_by_most([8, 8, 7, 7]), begun_by_most([8, 8, 7]), begun_by_most([8, 8, 8, 7]), begun_by_most([8])
+    (7, 8, 8, 8)
+    """
+    return sorted(claims, reverse=True)[len(claims) // 2] if claims else 0
 
 
 class PacedEvent(threading.Event):

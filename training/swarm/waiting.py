@@ -42,10 +42,11 @@ def await_group(
         lonely_seconds: If nobody else is seen for so long, they are gone.
         timeout_seconds: The longest wait.
         newest_epoch: If the others are at a newer one, they no longer look for a group for this one.
-        look_around: The newest epoch of all peers and how many others train; raises TimeoutError if that is not known.
+        look_around: The newest epoch that most peers have begun and how many others train; raises TimeoutError if that
+            is not known.
 
     Raises:
-        LeftBehindError: If no group was found and the others have begun a newer epoch by now.
+        LeftBehindError: If no group was found and most others have begun a newer epoch by now.
         NobodyElseError: If nobody else is left after `lonely_seconds`.
         TimeoutError: If there is no average in time.
     """

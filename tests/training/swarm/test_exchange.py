@@ -85,6 +85,7 @@ def exchange_of(*outcomes, others=lambda: 1, epochs_apart=0, progress=None, peer
         give_up=lambda peers: None,
         note_average=lambda *average, **own: NOTED.append((*average, own)),
         look_around=lambda: (7, others()),
+        look_who_stays=lambda: (7, others()),
         seconds_left=0.0,
         epoch_seconds=EPOCH_SECONDS,
         give_up_the_silent=lambda *seconds, **slow: None,

@@ -109,6 +109,18 @@ def test_one_of_several_peers_leads_nobody_to_an_epoch_that_the_others_have_not_
 
 
 @pytest.mark.swarm
+def test_a_few_that_have_averaged_by_themselves_leave_the_others_not_behind(progress, monkeypatch):
+    """Chaos, seed 78: two of five peers had averaged; the other three dropped their samples, for no group of theirs."""
+    with progress.pause():
+        progress.begin_epoch(47)
+    peers = {few: [record(b"%d" % number, epoch=48 if number < few else 47) for number in range(4)] for few in (2, 3)}
+    for few, epoch in ((2, 47), (3, 48)):
+        monkeypatch.setattr(progress, "_look", lambda few=few: dict(enumerate(peers[few])))
+        assert progress.look_around() == (48, 4)
+        assert progress.look_who_stays() == (epoch, 4)
+
+
+@pytest.mark.swarm
 def test_newcomers_and_the_dead_have_no_say_in_how_far_the_run_is(progress):
     new, dead = record(b"new", epoch=0, samples=0), record(b"dead", epoch=4, age=2 * LIVELY_SECONDS)
     assert see(progress, record(b"other", epoch=9), new, dead).epoch == 9
