@@ -19,7 +19,8 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `P2P._child` | dht | a node whose network daemon has died runs on, and nobody notices |
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 
-In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process.
+In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process. In place
+of `get_dht_time`, which is `time.time`, comes a clock that no step of the machine's clock disturbs (`clocks`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 
 from training.errors import TrainingError
 from training.swarm import bounds
+from training.swarm.clocks import use_steady_clock
 from training.swarm.codecs import BlockwiseCodec, with_checked_type
 
 HIVEMIND_VERSION = "1.1.12"
@@ -72,6 +74,7 @@ def prepare() -> None:
     check_version()
     # Every part of hivemind unpacks with this, the values within values too; the processes that it forks inherit it.
     MSGPackSerializer.loads = staticmethod(bounds.unpack)
+    use_steady_clock()
     for name, codec in _BASE_COMPRESSION_TYPES.items():
         _BASE_COMPRESSION_TYPES[name] = with_checked_type(codec)
     # Tensors on the wire name their codec by a number that hivemind looks up in this table. Its own codec for the

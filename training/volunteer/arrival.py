@@ -25,6 +25,7 @@ from training.config import RunConfig
 from training.data.sets import open_manifest
 from training.errors import TrainingError
 from training.swarm.catching_up import CATCH_UP_EPOCHS
+from training.swarm.clocks import time_of_day
 from training.swarm.early import EarlyDownload
 from training.swarm.metrics import PeerRecord, believable, of_right_clocks, read_records
 from training.swarm.optimizer import SwarmOptimizer
@@ -151,7 +152,7 @@ class _Newcomer:
             records = read_records(self.optimizer.dht, self.run.run_id)
             others = [record for record in records if record.peer_id != own and record.lineage == lineage]
             others = believable(others, self.run.schedule.total_epochs)
-            current = of_right_clocks(others, time.time())
+            current = of_right_clocks(others, time_of_day())
             return _OthersStanding(
                 epoch=max((record.epoch for record in others), default=0),
                 there=tuple(record for record in current if record.status != "leaving" and record.epoch),

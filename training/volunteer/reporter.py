@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from training.config import RunConfig
+from training.swarm.clocks import time_of_day
 from training.swarm.dht import DHT, WORD_SECONDS, post_recipe
 from training.swarm.identity import Identity
 from training.swarm.lineage import Word, post_lineage
@@ -70,7 +71,7 @@ class Reporter:
         if status.loss is not None and status.loss > LARGEST_LOSS:
             status = replace(status, loss=None)  # others would refuse the record
         if status.loss is not None:
-            ended = RecentEpoch(epoch=status.epoch, loss=status.loss, samples=samples, time=time.time())
+            ended = RecentEpoch(epoch=status.epoch, loss=status.loss, samples=samples, time=time_of_day())
             self._recent.add(self._belonging.lineage.id, ended)
         self.update(status)
 
@@ -119,7 +120,7 @@ class Reporter:
             bytes_sent=done.bytes_sent,
             bytes_received=done.bytes_received,
             version=self._version,
-            time=time.time(),
+            time=time_of_day(),
             recent=self._recent.until(lineage, status.epoch),
         )
         return self._board.post(record, self._identity)

@@ -41,6 +41,7 @@ def play(wanted, stop):
     # Before hivemind is imported, which keeps `time.time` as the clock of its DHT.
     real_time, offset = time.time, Path(wanted["folder"]) / f"{wanted['name']}.clock"
     time.time = lambda: real_time() + (float(offset.read_text()) if offset.exists() else 0.0)
+    from training.swarm import clocks
     from training.swarm.dht import full_addresses, post_recipe
     from training.swarm.identity import Identity
     from training.swarm.listening import settle_ports
@@ -48,6 +49,7 @@ def play(wanted, stop):
     from training.swarm.online import find_run, go_online
     from training.swarm.redial import Pace
 
+    clocks.LASTING_SECONDS = 5.0
     if wanted.get("slow_disk"):
         whole.flush = lambda path, flush=whole.flush: (flush(path), time.sleep(2))
     run, folder, name, told = load_recipe("demo"), Path(wanted["folder"]), wanted["name"], []
