@@ -3,7 +3,7 @@
 import { element as made } from "./elements.mjs";
 import { showRows } from "./rows.mjs";
 
-const MOST_CELLS = 800;
+const MOST_CELLS = 500;
 
 /**
  * Returns a function that fills a table from `rows`, if its `details` is open; opening it fills it as well. Of a large
@@ -35,7 +35,7 @@ export function makeTable(details, rows) {
   return fill;
 }
 
-/** So many rows come with each press of the button: the browser lays out some 800 cells within 50 ms. */
+/** So many rows come with each press of the button: the browser lays out some 500 cells within 30 ms. */
 export function rowsAtOnce(columns) {
   return Math.max(20, Math.floor(MOST_CELLS / columns));
 }

@@ -3,7 +3,7 @@
 import { nextFrame } from "./pieces.mjs";
 
 /** So many rows are made or compared in a task and laid out in a frame. */
-const PIECE = 50;
+const PIECE = 25;
 
 /** Table's body -> number of its latest filling; an earlier one that is not complete ends. */
 const fillings = new WeakMap();

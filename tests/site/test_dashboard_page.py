@@ -342,19 +342,19 @@ def test_a_large_run_is_shown_piece_by_piece(open_page, server):
     expect(page.locator(".chart[data-drawn]")).to_have_count(3)
     tasks = page.evaluate("tasks")
     assert sum(task["rows"] for task in tasks) == 220
-    assert max(task["rows"] for task in tasks) <= 50
+    assert max(task["rows"] for task in tasks) <= 25
     # A chart may be drawn a second time, for example when it comes into view.
     assert {task["charts"] for task in tasks if task["charts"]} == {1}
 
     page.evaluate("tasks.length = 0")
     page.get_by_text("The numbers as a table").first.click()
     rows = page.get_by_role("region", name="Loss per epoch, table").locator("tbody tr")
-    expect(rows).to_have_count(800 // 5)
+    expect(rows).to_have_count(500 // 5)
     page.get_by_role("button", name="More rows").first.click()
-    expect(rows).to_have_count(2 * 800 // 5)
+    expect(rows).to_have_count(2 * 500 // 5)
     tasks = page.evaluate("tasks")
-    assert sum(task["rows"] for task in tasks) == 2 * 800 // 5
-    assert max(task["rows"] for task in tasks) <= 50
+    assert sum(task["rows"] for task in tasks) == 2 * 500 // 5
+    assert max(task["rows"] for task in tasks) <= 25
 
 
 def test_rows_that_stand_already_stay(open_page, live):
