@@ -175,6 +175,19 @@ def test_the_history_must_have_each_epoch_once(good):
     assert wrong(good) == {"epochs that the history lacks", "epochs that it counts twice"}
 
 
+def test_epochs_that_all_have_gone_back_behind_are_not_lacking(good):
+    """Those that were a part of the checkpoint are; and so is one that was done after the return."""
+    good.accidents.append(Accident(kind="everyone", began=1202.0, ended=1210.0, volunteers=NAMES))
+    for name in NAMES:
+        back = Life(began=1210.0, joined=1220.0, ended=ENDED, epoch=38, state="the checkpoint epoch-000038")
+        good.lives[name] = [replace(good.lives[name][0], ended=1202.0), back]
+    last = max(epoch.epoch for epoch in good.epochs["ada"] if epoch.time < 1202.0)
+    for epoch in (38, last, last + 1):
+        del good.history[epoch]
+    assert last > 38
+    assert [text.split(",")[0] for text in verdict.epochs_lost(good)] == ["epoch 38", f"epoch {last + 1}"]
+
+
 def test_a_total_of_more_samples_than_were_logged_is_counted_twice(good):
     good.totals["ada"] += 1
     assert wrong(good) == {"epochs that it counts twice"}

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.chaos.evidence import Epoch, Evidence, Interval, Life, clip, length, without
+from tests.chaos.evidence import Accident, Epoch, Evidence, Interval, Life, clip, length, without
 
 LEAST_THROUGHPUT = 0.9
 """Of the survivors, relative to the part without faults."""
@@ -319,10 +319,22 @@ def _logged(evidence: Evidence) -> dict[int, int]:
 
 
 def epochs_lost(evidence: Evidence) -> list[str]:
-    """Epochs that volunteers have ended and the history does not have."""
+    """Epochs that volunteers have ended and the history does not have.
+
+    If all were gone and came back with a checkpoint, what they had done since then has not become a part of the run.
+    """
     missing = sorted(_logged(evidence).keys() - evidence.history.keys())
     when = {epoch.epoch: epoch.time for epochs in evidence.epochs.values() for epoch in epochs}
-    return [f"epoch {epoch}, ended at {_clock(evidence, when[epoch])}" for epoch in missing]
+    gone_back = [
+        (accident.began, max((life.epoch for life in _back_from(evidence, accident).values()), default=0))
+        for accident in evidence.accidents
+        if accident.kind == "everyone"
+    ]
+    return [
+        f"epoch {epoch}, ended at {_clock(evidence, when[epoch])}"
+        for epoch in missing
+        if not any(when[epoch] < left_at and epoch > newest for left_at, newest in gone_back)
+    ]
 
 
 def epochs_doubled(evidence: Evidence) -> list[str]:
@@ -350,13 +362,21 @@ def weights_lost(evidence: Evidence) -> list[str]:
         saved = [epoch for time, epoch in evidence.checkpoints if time < accident.began]
         if accident.kind != "everyone" or not saved:
             continue
-        for name, lives in evidence.lives.items():
-            back = [life for life in lives if life.began > accident.began and life.epoch is not None][:1]
-            found += [
-                f"{name} came back at epoch {life.epoch} ({life.state}); the newest checkpoint was of {max(saved)}"
-                for life in back
-                if life.epoch < max(saved)
-            ]
+        found += [
+            f"{name} came back at epoch {life.epoch} ({life.state}); the newest checkpoint was of {max(saved)}"
+            for name, life in _back_from(evidence, accident).items()
+            if life.epoch < max(saved)
+        ]
+    return found
+
+
+def _back_from(evidence: Evidence, accident: Accident) -> dict[str, Life]:
+    """The first life of each volunteer after an accident in which it came to train."""
+    found: dict[str, Life] = {}
+    for name, lives in evidence.lives.items():
+        for life in lives:
+            if life.began > accident.began and life.epoch is not None:
+                found.setdefault(name, life)
     return found
 
 

@@ -5,8 +5,8 @@ ALIGNED   same epoch, and no sign of other weights: the peer trains. A peer that
           DRIFTED.
 DRIFTED   same epoch, other weights: it trains, but gives its own weights next to no weight in the next round of
           parameters, and so takes the others'. If it has skipped epochs, its moments lack their updates too, so its
-          next updates differ from the others'. For `MOMENTS_UPDATES` its weights count for next to nothing even when
-          it is ALIGNED again, or they would change the others'.
+          next updates differ from the others'. For `MOMENTS_UPDATES`, and until the round of parameters after these,
+          its weights count for next to nothing even when it is ALIGNED again, or they would change the others'.
 BEHIND    the others have begun a later epoch, so its gradients are of no use to them: it drops them. It goes on with
           their epoch if it missed a few updates only (DRIFTED), or downloads their state.
 """
@@ -68,13 +68,16 @@ class AlignmentState:
     def __init__(self) -> None:
         self.now = Alignment.ALIGNED
         self._lacking = 0
+        self._has_lacked = False
+        """Whether its weights have updates by moments that lacked some, and were in no round of parameters since."""
         self._was_alone = False
 
     def note(self, event: Event) -> None:
         """Something has happened; see `TRANSITIONS`."""
         self.now = TRANSITIONS[event][self.now]
         self._lacking = _LACKING.get(event, self._lacking)
-        self._was_alone &= event not in (Event.LOADED_STATE, Event.PARAMETERS_AVERAGED)
+        if event in (Event.LOADED_STATE, Event.PARAMETERS_AVERAGED):
+            self._was_alone = self._has_lacked = False
 
     def updated_alone(self) -> None:
         """An update is of this peer's gradients alone."""
@@ -88,12 +91,13 @@ class AlignmentState:
 
     def updated(self) -> None:
         """The peer has made an update."""
+        self._has_lacked |= self._lacking > 0
         self._lacking = max(self._lacking - 1, 0)
 
     @property
     def lacks_updates(self) -> bool:
         """Whether its weights or its moments are known to differ from the others'."""
-        return self.drifted or self._lacking > 0
+        return self.drifted or self._has_lacked or self._lacking > 0
 
     @property
     def may_differ(self) -> bool:
