@@ -384,8 +384,7 @@ def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env
                     ended.append((tests, code, printed.read()))
 
     with ThreadPoolExecutor(LANES + 1) as lanes:
-        for _ in range(LANES):
-            lanes.submit(run_in_turn)
+        working = [lanes.submit(run_in_turn) for _ in range(LANES)]
         try:
             yield
         except KeyboardInterrupt:
@@ -396,8 +395,9 @@ def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env
                 process.kill()
             raise
         finally:
-            lanes.submit(run_in_turn)
-            lanes.shutdown()
+            working.append(lanes.submit(run_in_turn))
+            for lane in working:
+                lane.result()  # raises what has gone wrong in starting tests
             print("".join(said for _, _, said in ended), flush=True)
     if failed := [" ".join(tests) for tests, code, _ in ended if code]:
         session.error(f"Tests have failed; their output is above: {'; '.join(failed)}.")
