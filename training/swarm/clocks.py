@@ -35,7 +35,7 @@ ANSWER_SECONDS, NODE_SECONDS = 3.0, 60.0
 
 SMALL_STEP_SECONDS = 1.0
 """A machine's clock is believed at once if it is set by no more than this. hivemind's nodes may differ by 3 s."""
-LASTING_SECONDS = 120.0
+STEP_LASTS_SECONDS = 120.0
 """A longer step counts when the clock has stayed there for so long."""
 HOW_TO_SET = "Set the clock, for example with `sudo timedatectl set-ntp true`"
 
@@ -92,7 +92,7 @@ class SteadyClock:
             self._offset, self._step = offset, None
         elif self._step is None or abs(step - self._step[1]) > SMALL_STEP_SECONDS:
             self._step = steady, step
-        elif steady - self._step[0] >= LASTING_SECONDS:
+        elif steady - self._step[0] >= STEP_LASTS_SECONDS:
             self._offset, self._step = offset, None
         return steady + self._offset
 

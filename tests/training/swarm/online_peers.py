@@ -49,7 +49,7 @@ def play(wanted, stop):
     from training.swarm.online import find_run, go_online
     from training.swarm.redial import Pace
 
-    clocks.LASTING_SECONDS = 5.0
+    clocks.STEP_LASTS_SECONDS = 5.0
     if wanted.get("slow_disk"):
         whole.flush = lambda path, flush=whole.flush: (flush(path), time.sleep(2))
     run, folder, name, told = load_recipe("demo"), Path(wanted["folder"]), wanted["name"], []

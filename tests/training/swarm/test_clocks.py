@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.swarm.clocks import LASTING_SECONDS, SteadyClock
+from training.swarm.clocks import STEP_LASTS_SECONDS, SteadyClock
 
 
 class Machine:
@@ -25,20 +25,20 @@ def test_a_step_counts_when_it_has_lasted(ahead):
     machine = Machine()
     assert machine.after(1000) == pytest.approx(0, abs=1e-3)
     machine.ahead = ahead
-    assert machine.after(0.9 * LASTING_SECONDS) == pytest.approx(0, abs=1e-3)
+    assert machine.after(0.9 * STEP_LASTS_SECONDS) == pytest.approx(0, abs=1e-3)
     machine.ahead = 0.0
     assert machine.after(10) == pytest.approx(0, abs=1e-3)
     machine.ahead = ahead
-    assert machine.after(0.9 * LASTING_SECONDS) == pytest.approx(0, abs=1e-3)
-    assert machine.after(0.3 * LASTING_SECONDS) == pytest.approx(ahead, abs=1e-3)
+    assert machine.after(0.9 * STEP_LASTS_SECONDS) == pytest.approx(0, abs=1e-3)
+    assert machine.after(0.3 * STEP_LASTS_SECONDS) == pytest.approx(ahead, abs=1e-3)
 
 
 def test_another_step_has_to_last_by_itself():
     machine = Machine()
     for ahead in (300.0, 600.0, -300.0):
         machine.ahead = ahead
-        assert machine.after(0.9 * LASTING_SECONDS) == pytest.approx(0, abs=1e-3)
-    assert machine.after(0.3 * LASTING_SECONDS) == pytest.approx(-300.0, abs=1e-3)
+        assert machine.after(0.9 * STEP_LASTS_SECONDS) == pytest.approx(0, abs=1e-3)
+    assert machine.after(0.3 * STEP_LASTS_SECONDS) == pytest.approx(-300.0, abs=1e-3)
 
 
 def test_small_steps_count_at_once():
