@@ -83,7 +83,8 @@ def reducer():
     service.rounds.announce(b"group")
     runner = SimpleNamespace(rpc_aggregate_part=lambda stream, context: messages(averaging_pb2.AveragingData))
     service.rounds._runners[b"group"].set_result(runner)
-    return service.rpc_aggregate_part(messages(lambda: averaging_pb2.AveragingData(group_id=b"group")), None)
+    caller = SimpleNamespace(remote_id="groupmate")
+    return service.rpc_aggregate_part(messages(lambda: averaging_pb2.AveragingData(group_id=b"group")), caller)
 
 
 def donor():
