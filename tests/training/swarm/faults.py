@@ -253,7 +253,7 @@ def answer_slowly(seconds: float = SILENCE_SECONDS * 0.8) -> None:
 def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int, **swarm: object):
     """The third spoils averages; the others' reports until they have averaged without it so often, one after the other.
 
-    The third leaves when they have.
+    All stay until both have: who has one more report with a fault would be alone if the other one left.
     """
     from scenarios import give_gradients, model_of, optimizer_of, run_with
 
@@ -266,12 +266,14 @@ def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int, **swarm: object)
     peer.await_others("ready")
     reports, in_a_row = [], 0
     deadline = time.monotonic() + 150
-    done = peer.folder / "done"
-    while time.monotonic() < deadline and (in_a_row < averages if peer.name != "third" else not done.exists()):
+    done = {name: peer.folder / f"{name}.done" for name in ("first", "second")}
+    while time.monotonic() < deadline and not all(path.exists() for path in done.values()):
         give_gradients(peer, model)
         optimizer.step()
         for report in optimizer.take_epoch_reports():
-            in_a_row = in_a_row + 1 if report.group_size == report.senders == 2 else 0
-            reports.append(report)
-    done.touch()
+            if in_a_row < averages:
+                in_a_row = in_a_row + 1 if report.group_size == report.senders == 2 else 0
+                reports.append(report)
+        if in_a_row >= averages and peer.name in done:
+            done[peer.name].touch()
     return reports, str(peer.identity.peer_id)

@@ -245,6 +245,7 @@ def test_a_peer_that_is_behind_has_no_weights_of_the_others_until_it_took_them()
 
 
 def test_weights_count_little_until_the_moments_have_the_updates_that_the_peer_skipped():
+    """And until a round of parameters after that: chaos, seed 82, found weights that wrong moments had moved by 4 %."""
     alignment = AlignmentState()
     alignment.note(Event.SKIPPED_EPOCHS)
     alignment.note(Event.PARAMETERS_AVERAGED)
@@ -253,7 +254,10 @@ def test_weights_count_little_until_the_moments_have_the_updates_that_the_peer_s
     for _ in range(MOMENTS_UPDATES):
         lacked.append(alignment.lacks_updates)
         alignment.updated()
-    assert all(lacked) and not alignment.lacks_updates
+    assert all(lacked) and alignment.lacks_updates and alignment.may_differ and not alignment.drifted
+    alignment.note(Event.PARAMETERS_AVERAGED)
+    alignment.updated()
+    assert not alignment.lacks_updates
     alignment.note(Event.SKIPPED_EPOCHS)
     alignment.note(Event.LOADED_STATE)  # with the moments
     assert not alignment.lacks_updates
