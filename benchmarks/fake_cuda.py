@@ -51,6 +51,8 @@ attention_of_torch, linear_of_torch = F.scaled_dot_product_attention, F.linear
 within_linear = [False]
 """Whether a linear layer runs. It adds its bias in place where its input does not lie side by side, but not for fake
 tensors (pytorch, aten/src/ATen/native/Linear.cpp)."""
+packs_samples = [False]
+"""Whether sequences are packs of samples, as their positions would say if they had values."""
 KERNELS: list[torch.library.Library] = []
 """What is registered with torch's dispatcher; it is withdrawn when nothing refers to it."""
 
@@ -65,11 +67,22 @@ def prepare() -> None:
     _give_cuda_its_kernels()
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
+    torch.cuda.get_device_capability = lambda device=None: (8, 0)
     F.scaled_dot_product_attention = attention
     F.linear = linear
     # It would make masks for traced tensors that it does not make for real ones, and read their values.
     transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
-    transformers.masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    transformers.masking_utils.find_packed_sequence_indices = numbers_of_samples
+
+
+def numbers_of_samples(position_ids):
+    """To which sample of its pack each token belongs, if there are packs (transformers, find_packed_sequence_indices).
+
+    That code reads whether there are, after the same operations.
+    """
+    first = position_ids[:, :1] - 1
+    numbers = (torch.diff(position_ids, prepend=first, dim=-1) != 1).cumsum(-1)
+    return numbers if packs_samples[0] else None
 
 
 def _give_cuda_its_kernels() -> None:
@@ -94,24 +107,40 @@ def linear(*args, **kwargs):
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """`scaled_dot_product_attention` of tensors on CUDA without a mask, by the kernel that CUDA's dispatcher takes.
+    """`scaled_dot_product_attention` of tensors on CUDA, by the kernel that CUDA's dispatcher takes.
 
-    Flash attention for 16 bits, the memory-efficient kernel for what it can read, else separate operations (pytorch,
-    sdp_utils.cpp); cuDNN's kernel, which some GPUs prefer, keeps about the same as flash attention.
+    Flash attention for 16 bits without a mask, the memory-efficient kernel for what it can read, which is no shared
+    heads (`enable_gqa`), else separate operations (pytorch, sdp_utils.cpp); cuDNN's kernel, which some GPUs prefer,
+    keeps about as much as flash attention.
     """
-    if attn_mask is not None or enable_gqa:
-        raise NotImplementedError("Attention with a mask or shared heads is not traced.")
     if torch.is_autocast_enabled("cuda"):
         query, key, value = (x.to(torch.get_autocast_dtype("cuda")) for x in (query, key, value))
     width = query.shape[-1]
     with torch.autocast("cuda", enabled=False):
-        if query.itemsize == 2 and width <= 256:
+        bias = None if attn_mask is None else _bias(attn_mask, query)
+        if bias is None and query.itemsize == 2 and width == value.shape[-1] <= 256:
             return _flash(query, key, value, dropout_p, is_causal, scale or width**-0.5)
-        if width % (4 if query.itemsize == 4 else 8) == 0:
+        if width % (4 if query.itemsize == 4 else 8) == 0 and not enable_gqa:
             needed = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+            bias = None if bias is None else _aligned(bias).expand(*query.shape[:3], key.shape[2])
             kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-            return kernel(query, key, value, None, needed, dropout_p, is_causal, scale=scale)[0]
-        return attention_of_torch(query, key, value, dropout_p=dropout_p, is_causal=is_causal, scale=scale)
+            return kernel(query, key, value, bias, needed, dropout_p, is_causal, scale=scale)[0]
+        given = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return attention_of_torch(query, key, value, bias, **given)
+
+
+def _bias(mask, query):
+    """A mask of truths as numbers that are added to the scores (pytorch, attention.cpp, convert_boolean_attn_mask)."""
+    if mask.dtype != torch.bool:
+        return mask
+    zero = torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device)
+    return torch.where(mask.logical_not(), torch.full_like(zero, -torch.inf), zero)
+
+
+def _aligned(bias):
+    """In memory whose rows are multiples of 16 (pytorch, attention.cpp, pad_bias)."""
+    length = bias.shape[-1]
+    return F.pad(bias, (0, -length % 16))[..., :length] if length % 16 else bias
 
 
 def _flash(query, key, value, dropout: float, causal: bool, scale: float):
@@ -160,7 +189,9 @@ def workspace_bytes(func, args: tuple) -> int:
     if args[1].itemsize == 4:
         return copies + rounded(4 * batch * heads * length)
     rows = 4 * batch * heads * (-(-length // 128) * 128)
-    return copies + rounded(rows * (-(-width // 32) * 32)) + rounded(rows)
+    # Gradients of keys and values for each query head, which are then summed (flash_api.cpp, dk_expanded).
+    shared = 2 * rounded(args[2].nbytes // args[2].shape[1] * heads) if args[2].shape[1] != heads else 0
+    return copies + shared + rounded(rows * (-(-width // 32) * 32)) + rounded(rows)
 
 
 def _copied(tensor) -> int:

@@ -13,8 +13,6 @@ PyTorch's copy of a matrix that is decomposed, but not the workspace of cuSOLVER
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 from dataclasses import replace
@@ -23,9 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import picture_steps  # noqa: E402  before torch
+import decoder_steps  # noqa: E402  before torch
+import picture_steps  # noqa: E402
 import sharded_steps  # noqa: E402
 import torch  # noqa: E402
+from memory_on_gpu import Muon  # noqa: E402
 
 from calculator.adapters import modules_of  # noqa: E402
 from calculator.low_rank import DEFAULT_RANKS  # noqa: E402
@@ -35,7 +35,6 @@ FAMILIES = ("llama", "llama", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "ge
 """Model types of a drawn step; the first is drawn twice as often."""
 OFFLOADED = ("llama", "qwen2", "qwen3", "mistral", "phi3")
 """Model types of a drawn step with what backward needs on the host."""
-PHASES = ("forward", "backward", "optimizer")
 SETTINGS = {
     "galore": {"scale": 0.25},
     "apollo": {"proj": "random", "scale_type": "channel", "scale": 1.0},
@@ -70,34 +69,6 @@ class LowRank:
         }
 
 
-class Muon:
-    """PyTorch's Muon of the hidden matrices, and its AdamW of all else.
-
-    Args:
-        named: All parameters, by their names in the model.
-    """
-
-    def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
-        hidden = {name for name, parameter in named.items() if parameter.ndim == 2 and not _is_outside(name)}
-        self.muon = torch.optim.Muon([named[name] for name in named if name in hidden])
-        # "foreach" is its default for tensors on a GPU, but not for fake ones.
-        self.adamw = torch.optim.AdamW([named[name] for name in named if name not in hidden], foreach=True)
-
-    def step(self) -> None:
-        """Updates the matrices, then all else."""
-        self.muon.step()
-        self.adamw.step()
-
-    @property
-    def state(self) -> dict:
-        """The state of each parameter."""
-        return {**self.muon.state, **self.adamw.state}
-
-
-def _is_outside(name: str) -> bool:
-    return "embed" in name or "lm_head" in name
-
-
 def _class_of(name: str) -> type:
     """The package's optimizer, which neither draws numbers nor reads any: fake tensors have none."""
     if name == "galore":
@@ -119,12 +90,6 @@ def _first_of(tensor: torch.Tensor, other: float) -> torch.Tensor:
     return tensor
 
 
-def inputs(setup: Setup) -> dict[str, torch.Tensor]:
-    """Token ids and labels, on the default device."""
-    shape = (setup.micro_batch_size, setup.sequence_length)
-    return {name: torch.zeros(shape, dtype=torch.long) for name in ("input_ids", "labels")}
-
-
 def trace(setup: Setup) -> dict:
     """What the device holds in a step of a setup."""
     built = []
@@ -139,7 +104,7 @@ def trace(setup: Setup) -> dict:
         named = dict(built[0].named_parameters())
         return Muon(named) if setup.optimizer == "muon" else LowRank(setup, named)
 
-    return picture_steps.trace(setup, build=build, inputs=inputs, make_optimizer=make_optimizer, phases=PHASES)
+    return decoder_steps.trace(setup, build, make_optimizer=make_optimizer)
 
 
 def draw(chance: random.Random) -> Setup:
@@ -181,13 +146,9 @@ def with_activations_moved(setup: Setup, chance: random.Random) -> Setup:
 
 def main(arguments: list[str] | None = None) -> None:
     """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
+    parser = picture_steps.parser_of(__doc__)
     parser.add_argument("--offload", action="store_true", help="the drawn steps move activations to the host instead")
     parser.add_argument("--muon", action="store_true", help="the drawn steps have Muon instead")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
-    parser.add_argument("--check", type=Path, metavar="FILE", help="trace the steps of this record again instead")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
     flags = parser.parse_args(arguments)
     chance = random.Random(flags.seed)
     pairs = [(draw(chance), None) for _ in range(flags.cases)]
@@ -196,17 +157,8 @@ def main(arguments: list[str] | None = None) -> None:
     if flags.muon:
         pairs = [(with_muon(setup), None) for setup, _ in pairs]
     if flags.check:
-        known = json.loads(flags.check.read_text(encoding="utf-8"))
-        pairs = [(setup_from(step["setup"]), step) for step in known]
-    steps = []
-    for setup, step in pairs:
-        traced = {"setup": picture_steps.written(setup), "held_out": True, **trace(setup)}
-        steps.append(traced)
-        print(picture_steps.compared(setup, traced, step), flush=True)
-        if flags.json:
-            lines = ",\n".join(json.dumps(step) for step in steps)
-            flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    print(f"{len(steps)} steps traced")
+        pairs = picture_steps.recorded(flags.check)
+    picture_steps.trace_all(pairs, trace, flags.json)
 
 
 if __name__ == "__main__":

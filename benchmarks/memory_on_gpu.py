@@ -3,11 +3,12 @@
     python benchmarks/memory_on_gpu.py --csv benchmarks/results/memory_on_gpu.csv
     python benchmarks/memory_on_gpu.py --dry-run          # on a CPU: takes and estimates the steps of small models
 
-The cases are the combinations of family, precision, attention, checkpointing, optimizer, sharing and offload, each with
-the largest micro-batch that fits. A case is a training step after a warm-up step, so that the optimizer's state exists.
-The program records `max_memory_allocated`, `max_memory_reserved` and the growth of the process, with the versions and
-the card. With --dry-run the models are small, and instead of the peak it compares the memory that the step leaves in
-use: parameters, gradients and optimizer state.
+The cases are the combinations of family, precision, attention, checkpointing, optimizer, sharing and offload, and of
+today's decoders with the techniques that people train them with, each with the largest micro-batch that fits. Liger's
+loss is taken if the package is there (`pip install liger-kernel`). A case is a training step after a warm-up step, so
+that the optimizer's state exists. The program records `max_memory_allocated`, `max_memory_reserved` and the growth of
+the process, with the versions and the card. With --dry-run the models are small, and instead of the peak it compares
+the memory that the step leaves in use: parameters, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
+import importlib.util
 import itertools
 import platform
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from memory_report import error_percent, summary  # noqa: E402
 
 from calculator import BadSetup, Setup, estimate  # noqa: E402
+from calculator.fit_report import LOSS_OF_LIGER  # noqa: E402
 from calculator.setups import resolve  # noqa: E402
 
 SIZES = {
@@ -46,12 +50,35 @@ SMALL = {
     | {"vocab_size": 200, "n_positions": 16},
 }
 """Small models of the same families, for a CPU."""
+_NARROW = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4, "max_position_embeddings": 2048}
+_WIDE = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 32_000, **_NARROW}
+_EXPERTS = {"hidden_size": 512, "vocab_size": 32_000, **_NARROW}
+DECODERS = {
+    "llama": _WIDE,
+    "qwen3": {**_WIDE, "head_dim": 128, "vocab_size": 151_936},
+    "phi3": {**_WIDE, "pad_token_id": 0},
+    "gemma2": {**_WIDE, "head_dim": 128, "pad_token_id": 0},
+    "gemma3_text": {**_WIDE, "head_dim": 128, "pad_token_id": 0},
+    "mixtral": {**_EXPERTS, "intermediate_size": 1024},
+    "qwen3_moe": {**_EXPERTS, "head_dim": 64, "intermediate_size": 1024, "num_experts": 16, "num_experts_per_tok": 4}
+    | {"moe_intermediate_size": 256},
+}
+"""Today's decoders, of real widths but few layers."""
+SMALL_DECODER = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 200,
+    "num_key_value_heads": 1, "max_position_embeddings": 16, "head_dim": 16,
+}  # fmt: skip
+TECHNIQUES = (
+    {}, {"optimizer": "adamw8bit"}, {"optimizer": "adafactor"}, {"optimizer": "muon"}, {"loss": "liger"},
+    {"lora_rank": 16}, {"lora_rank": 16, "loss": "liger"}, {"offload_activations": True}, {"offload_optimizer": True},
+)  # fmt: skip
+"""What a decoder is trained with, besides precision, attention and checkpointing; AdamW if no optimizer is named."""
 CUDA_ONLY = ("adamw8bit", "lamb8bit", "lion8bit", "paged-adamw8bit")
 COLUMNS = (
     "card", "cuda", "torch", "transformers", "model", "precision", "attention", "checkpointing", "optimizer",
-    "optimizer_impl", "shared_groups", "offload_optimizer", "micro_batch_size", "sequence_length", "predicted_peak",
-    "measured_peak", "measured_reserved", "peak_error_percent", "predicted_left", "measured_left", "left_error_percent",
-    "predicted_host", "host_growth",
+    "optimizer_impl", "shared_groups", "offload_optimizer", "offload_activations", "loss", "lora_rank",
+    "micro_batch_size", "sequence_length", "predicted_peak", "measured_peak", "measured_reserved", "peak_error_percent",
+    "predicted_left", "measured_left", "left_error_percent", "predicted_host", "host_growth",
 )  # fmt: skip
 
 
@@ -81,8 +108,30 @@ def matrix(*, small: bool, usable_bytes: int, cases: int | None, seed: int = 0) 
             offload_optimizer=offload, sequence_length=16 if small else 512, target_length=_target(family, small),
         )  # fmt: skip
         setups += list(_sized(setup, usable_bytes))[-1:]
+    setups += _decoders(small=small, usable_bytes=usable_bytes)
     if cases is not None and cases < len(setups):
         setups = random.Random(seed).sample(setups, cases)
+    return setups
+
+
+def _decoders(*, small: bool, usable_bytes: int) -> list[Setup]:
+    """Those of today's decoders; without Liger's loss, whose kernels need a GPU, if the package is not there."""
+    liger = not small and importlib.util.find_spec("liger_kernel") is not None
+    setups = []
+    for family, precision, attention, checkpointing, changes in itertools.product(
+        DECODERS, ("fp32", "amp-bf16", "bf16"), ("eager", "sdpa"), (False, True), TECHNIQUES
+    ):
+        # The code of Gemma 2 has no fused attention.
+        if (family == "gemma2" and attention == "sdpa") or (changes.get("loss") == "liger" and not liger):
+            continue
+        if small and changes.get("optimizer") in CUDA_ONLY:
+            continue
+        sizes = {**DECODERS[family], **SMALL_DECODER} if small else DECODERS[family]
+        setup = Setup(
+            config={"model_type": family, **sizes}, precision=precision, attention=attention, dropout=0.0,
+            checkpointing=checkpointing, sequence_length=16 if small else 1024, **changes,
+        )  # fmt: skip
+        setups += list(_sized(setup, usable_bytes))[-1:]
     return setups
 
 
@@ -108,6 +157,8 @@ def build(setup: Setup, device: str):
     import torch
     import transformers
 
+    if setup.config["model_type"] in DECODERS:
+        return _decoder(setup, device)
     classes = {
         "bert": (transformers.BertConfig, transformers.BertForMaskedLM),
         "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
@@ -130,6 +181,37 @@ def build(setup: Setup, device: str):
         _share(model, family, setup.shared_groups)
     if setup.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def _decoder(setup: Setup, device: str):
+    """The real model of one of `DECODERS`, with adapters and Liger's loss if the setup has them."""
+    import torch
+    import transformers
+
+    values = {**setup.config, "attention_dropout": 0.0, "use_cache": False}
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    config._attn_implementation = setup.attention
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16 if setup.precision == "bf16" else torch.float32
+        )
+    if setup.loss == "liger":
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+        _apply_liger_kernel_to_instance(model=model, **LOSS_OF_LIGER)
+    if setup.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if setup.lora_rank is not None:
+        from peft import LoraConfig, get_peft_model
+
+        if setup.checkpointing:
+            model.enable_input_require_grads()
+        rank, targets = setup.lora_rank, setup.lora_targets
+        model = get_peft_model(model, LoraConfig(r=rank, target_modules=targets, task_type="CAUSAL_LM"))
+        for name, parameter in model.named_parameters():
+            if setup.precision == "bf16" and ".lora_" in name:
+                parameter.data = parameter.data.bfloat16()
     return model.train()
 
 
@@ -182,6 +264,36 @@ def make_optimizer(setup: Setup, parameters: Iterable):
     return classes[setup.optimizer](parameters, lr=1e-4)
 
 
+class Muon:
+    """PyTorch's Muon of the hidden matrices, and its AdamW of all else.
+
+    Args:
+        named: All parameters, by their names in the model.
+    """
+
+    def __init__(self, named: dict) -> None:
+        import torch
+
+        hidden = {name for name, parameter in named.items() if parameter.ndim == 2 and not _is_outside(name)}
+        self.muon = torch.optim.Muon([named[name] for name in named if name in hidden])
+        # "foreach" is its default for tensors on a GPU, but not for fake ones.
+        self.adamw = torch.optim.AdamW([named[name] for name in named if name not in hidden], foreach=True)
+
+    def step(self) -> None:
+        """Updates the matrices, then all else."""
+        self.muon.step()
+        self.adamw.step()
+
+    @property
+    def state(self) -> dict:
+        """The state of each parameter."""
+        return {**self.muon.state, **self.adamw.state}
+
+
+def _is_outside(name: str) -> bool:
+    return "embed" in name or "lm_head" in name
+
+
 class Offloaded:
     """An optimizer on the host over 32-bit copies; the device keeps parameters and gradients."""
 
@@ -223,23 +335,28 @@ def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tu
 
     architecture = resolve(setup)
     model = build(setup, device)
-    parameters = list(model.parameters())
-    optimizer = Offloaded(setup, parameters) if setup.offload_optimizer else make_optimizer(setup, parameters)
+    everything = list(model.parameters())
+    parameters = [parameter for parameter in everything if parameter.requires_grad]
+    if setup.optimizer == "muon":
+        optimizer = Muon(dict(model.named_parameters()))
+    else:
+        optimizer = (Offloaded if setup.offload_optimizer else make_optimizer)(setup, parameters)
     shape = (setup.micro_batch_size, setup.sequence_length)
     target = (setup.micro_batch_size, setup.target_length or setup.sequence_length)
     ids = torch.randint(architecture.vocab_size, shape, device=device)
     labels = torch.randint(architecture.vocab_size, target, device=device)
+    moving = torch.autograd.graph.save_on_cpu() if setup.offload_activations else nullcontext()
     half = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}.get(setup.precision)
     for last in (False, True):
         if last:
             for parameter in parameters:
                 parameter.grad = None
             before_last()
-        with torch.autocast(device, dtype=half or torch.bfloat16, enabled=half is not None):
+        with torch.autocast(device, dtype=half or torch.bfloat16, enabled=half is not None), moving:
             loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
         optimizer.step()
-    left = [*parameters, *(parameter.grad for parameter in parameters)]
+    left = [*everything, *(parameter.grad for parameter in parameters)]
     states = [
         value
         for state in optimizer.state.values()
@@ -285,7 +402,8 @@ def judge(setup: Setup, device: str) -> dict:
         "predicted_left": expected,
         "measured_left": left,
         "left_error_percent": round(error_percent(expected, left), 4),
-        "predicted_host": answer.host.total,
+        # Activations on the host are gone after the step.
+        "predicted_host": answer.host.total - answer.host.activations,
         "host_growth": _resident() - growth if on_gpu else host,
     }
     if on_gpu:
@@ -352,7 +470,8 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append(row)
         words = [row["model"], setup.precision, setup.attention, setup.optimizer, setup.optimizer_impl]
         words += ["checkpointing"] * bool(setup.checkpointing) + ["shared"] * bool(setup.shared_groups)
-        words += ["offload"] * setup.offload_optimizer
+        words += ["offload"] * setup.offload_optimizer + ["activations on the host"] * setup.offload_activations
+        words += ["LoRA"] * bool(setup.lora_rank) + ["Liger"] * (setup.loss == "liger")
         print(f"{number:>4}/{len(setups)} {' '.join(words):<64}{row[figure]:>+10.3f} %", flush=True)
         if flags.csv:
             _write(flags.csv, rows)

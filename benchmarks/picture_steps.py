@@ -16,7 +16,7 @@ import gc
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -65,6 +65,8 @@ class OnGpu(Held):
         """Memory that the operation's kernel takes only while it runs; negative if the operation is made in place."""
         if fake_cuda.within_linear[0] and func is torch.ops.aten.add.Tensor:
             return -self._replaced(args[0])
+        if func is torch.ops.aten.index_put.default and self.phase == "backward":
+            return -self._replaced(args[0])  # of zeros, which only fake tensors copy (FunctionsManual, index_backward)
         return fake_cuda.workspace_bytes(func, args)
 
     def _replaced(self, product: torch.Tensor) -> int:
@@ -133,10 +135,10 @@ def _of_diffusers(kind: str, config: dict, setup: Setup) -> torch.nn.Module:
             setattr(module, name, buffer.to(torch.get_default_dtype()))
     if setup.checkpointing:
         model.enable_gradient_checkpointing()
-    return model if setup.lora_rank is None else _adapted(model, setup)
+    return model if setup.lora_rank is None else adapted(model, setup)
 
 
-def _adapted(model: torch.nn.Module, setup: Setup) -> torch.nn.Module:
+def adapted(model: torch.nn.Module, setup: Setup) -> torch.nn.Module:
     """A frozen model with LoRA's adapters, as the examples of diffusers make it."""
     from peft import LoraConfig
 
@@ -449,34 +451,68 @@ def _training(chance: random.Random, layers: int) -> dict:
 
 
 def recorded(path: Path) -> Iterator[tuple[Setup, dict | None]]:
-    """Setups of a record, each with what it says, apart from those of an optimizer that is not traced."""
+    """Setups of a record, each with what it says."""
     for step in json.loads(path.read_text(encoding="utf-8")):
-        setup = setup_from(step["setup"])
-        if setup.optimizer in OPTIMIZERS:
-            yield setup, step
+        yield setup_from(step["setup"]), step
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
+    parser = parser_of(__doc__)
     parser.add_argument("--diffusion", action="store_true", help="draw diffusion transformers instead of ViT")
     parser.add_argument("--lora", action="store_true", help="draw diffusion transformers with LoRA's adapters")
+    flags = parser.parse_args(arguments)
+    draw_and_trace(flags, draw_adapted if flags.lora else draw_diffusion if flags.diffusion else draw, trace)
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """A parser with the flags that the programs have in common which draw, trace and check steps."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--check", type=Path, metavar="FILE", help="trace the steps of this record again instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
-    flags = parser.parse_args(arguments)
+    return parser
+
+
+def draw_and_trace(
+    flags: argparse.Namespace,
+    draw: Callable[[random.Random], Setup],
+    trace: Callable[[Setup], dict],
+    can_trace: Callable[[Setup], bool] = lambda setup: True,
+) -> None:
+    """Traces the steps of a record again whose optimizers are among `OPTIMIZERS`, or drawn ones; see `trace_all`.
+
+    Args:
+        flags: Those of `parser_of`.
+        draw: Makes a setup of a source of random numbers.
+        trace: What the device holds in a step of a setup.
+        can_trace: Whether it can trace a step of a record.
+    """
     chance = random.Random(flags.seed)
-    drawn = draw_adapted if flags.lora else draw_diffusion if flags.diffusion else draw
-    pairs = recorded(flags.check) if flags.check else ((drawn(chance), None) for _ in range(flags.cases))
+    pairs = ((draw(chance), None) for _ in range(flags.cases))
+    if flags.check:
+        known = recorded(flags.check)
+        pairs = ((setup, step) for setup, step in known if setup.optimizer in OPTIMIZERS and can_trace(setup))
+    trace_all(pairs, trace, flags.json)
+
+
+def trace_all(pairs: Iterable[tuple[Setup, dict | None]], trace: Callable[[Setup], dict], path: Path | None) -> None:
+    """Traces steps; prints the differences of the calculator, or of a record, from each.
+
+    Args:
+        pairs: Setups, each with what a record says; None: it is compared with the calculator.
+        trace: What the device holds in a step of a setup.
+        path: To which the steps are written, the whole record after each step; None: they are not.
+    """
     steps = []
     for setup, known in pairs:
         step = {"setup": written(setup), "held_out": True, **trace(setup)}
         steps.append(step)
         print(compared(setup, step, known), flush=True)
-        if flags.json:
+        if path is not None:
             lines = ",\n".join(json.dumps(step) for step in steps)
-            flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+            path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     print(f"{len(steps)} steps traced")
 
 

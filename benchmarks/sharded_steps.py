@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -152,7 +152,7 @@ def build(setup: Setup) -> torch.nn.Module:
     made = transformers.AutoConfig.for_model(kind, **config, use_cache=False)
     for name in DROPOUTS:
         if hasattr(made, name):
-            setattr(made, name, 0.0)
+            setattr(made, name, setup.dropout or 0.0)
     made._attn_implementation = setup.attention
     maker = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
     model = maker.from_config(made, dtype=HALF.get(setup.precision, torch.float32))
@@ -281,10 +281,14 @@ def most_loaded(setup: Setup) -> int:
     return sizes.index(max(sizes))
 
 
-def trace(setup: Setup) -> dict:
+def trace(setup: Setup, build: Callable[[Setup], torch.nn.Module] = build) -> dict:
     """What the device holds in a step of a setup.
 
     FSDP2 runs on fake tensors. DDP, which is written in C++, needs tensors that have a content.
+
+    Args:
+        setup: What is trained, on one of its GPUs.
+        build: Makes the model.
     """
     architecture = resolve(setup)
     divided, together = setup.sharding in ("zero-2", "zero-3"), setup.sharding in TENSOR_SHARDINGS
@@ -407,7 +411,8 @@ def draw_together(chance: random.Random) -> Setup:
 def draw(chance: random.Random) -> Setup:
     """A random setup: a model of any supported family with a few layers, on several GPUs.
 
-    Attention runs in separate operations, since the fused kernels of CPUs keep other tensors than those of GPUs.
+    Attention runs in separate operations, since the fused kernels of CPUs keep other tensors than those of GPUs. The
+    softmax of scores of 16 bits keeps others, too, so sequences in 16 bits are short.
     """
     family = chance.choice(FAMILIES)
     sharding = chance.choice(("none", "zero-1", "zero-2", "zero-2", "zero-3", "zero-3", "zero-3"))
@@ -419,11 +424,13 @@ def draw(chance: random.Random) -> Setup:
     if family == "qwen3_moe" and precision != "amp-bf16":
         precision = "bf16"
     config = {"model_type": family, **random_sizes(family, chance)}
+    if chance.random() < 0.4:  # the output head takes more than all layers
+        config["vocab_size"] = chance.randint(9000, 40_000)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     values = {
         "config": config,
         "micro_batch_size": chance.randint(2, 5),
-        "sequence_length": chance.choice((16, 64, 96, 130, 250)),
+        "sequence_length": chance.choice((16, 64, 96, 130, 250) if precision == "fp32" else (16, 32, 64)),
         "precision": precision,
         "attention": "eager",
         "dropout": 0.0,
@@ -466,8 +473,6 @@ def random_sizes(family: str, chance: random.Random) -> dict:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draws and traces steps; prints the calculator's difference from each, and writes them if asked."""
-    from calculator.estimate import estimate
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
@@ -475,9 +480,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
     flags = parser.parse_args(arguments)
     chance = random.Random(flags.seed)
+    drawn = draw_together if flags.together else draw
+    trace_all((drawn(chance) for _ in range(flags.cases)), trace, flags.json)
+
+
+def trace_all(setups: Iterable[Setup], trace: Callable[[Setup], dict], path: Path | None) -> None:
+    """Traces steps; prints the calculator's difference from each, and writes them, the whole record after each step.
+
+    Args:
+        setups: Of the steps.
+        trace: What the device holds in a step of a setup.
+        path: Of the record; None: none is written.
+    """
+    from calculator.estimate import estimate
+
     steps = []
-    for _ in range(flags.cases):
-        setup = (draw_together if flags.together else draw)(chance)
+    for setup in setups:
         step = {"setup": _written(setup), **trace(setup)}
         steps.append(step)
         difference = estimate(setup).gpu.total - step["peak"]
@@ -485,9 +503,9 @@ def main(arguments: list[str] | None = None) -> None:
         share = 100 * difference / step["peak"]
         at = f"{step['peak']:,} in {step['peak_phase']}"
         print(f"{difference:+10d} ({share:+.2f} %) of {at}: {setup.config['model_type']} {shown}", flush=True)
-        if flags.json:
+        if path is not None:
             lines = ",\n".join(json.dumps(step) for step in steps)
-            flags.json.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+            path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def _written(setup: Setup) -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.setups import (
     ATTENTIONS,
+    LOSSES,
     NOT_COUNTED,
     PCIE_BYTES_PER_SECOND,
     PRECISIONS,
@@ -42,6 +44,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Reports bad flags like any bad input: one sentence, exit code 2."""
         hint = ""
+        if (chosen := re.search(r"invalid choice: '([^']+)'", message)) and chosen[1] in NOT_COUNTED:
+            hint = f" {NOT_COUNTED[chosen[1]]}"
         if message.startswith("unrecognized arguments: "):
             asked = [word.split("=")[0].lstrip("-").replace("-", "_") for word in message.split()[2:]]
             if reasons := [NOT_COUNTED[word] for word in asked if word in NOT_COUNTED]:
@@ -95,17 +99,14 @@ def flags_parser() -> argparse.ArgumentParser:
         "--optimizer-rank", type=int, metavar="R", help="of GaLore's and APOLLO's projections (128, 256; Mini: 1)"
     )
     parser.add_argument(
+        "--loss", choices=LOSSES, default="whole", help="with all logits at once, or in pieces by Liger or this trainer"
+    )
+    parser.add_argument("--packed", action="store_true", help="each sequence is a pack of samples")
+    parser.add_argument("--fp8", action="store_true", help="matrix products of the layers in FP8 (torchao)")
+    parser.add_argument(
         "--offload-activations", action="store_true", help="what is saved for backward on the host (save_on_cpu)"
     )
-    parser.add_argument("--offload-optimizer", action="store_true", help="state and update on the host")
-    parser.add_argument("--delta-rule", action="store_true", help="hivemind's delta rule with the offloaded optimizer")
-    parser.add_argument("--accumulation-steps", type=int, default=1, metavar="N", help="micro-batches per update")
-    parser.add_argument(
-        "--embeddings-32bit", action="store_true", help="32-bit state for embeddings in 8-bit optimizers"
-    )
-    parser.add_argument(
-        "--pcie-generation", type=int, choices=tuple(PCIE_BYTES_PER_SECOND), default=3, help="bus to the host, 16 lanes"
-    )
+    _add_update_flags(parser)
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs that train together (1)")
     parser.add_argument("--sharding", choices=SHARDINGS, default="none", help="what they divide among them")
     _add_adapter_flags(parser)
@@ -115,6 +116,18 @@ def flags_parser() -> argparse.ArgumentParser:
         help="also say whether it fits this GPU, and what makes it fit; cuda-20gb is any CUDA card with 20 GiB",
     )
     return parser
+
+
+def _add_update_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--offload-optimizer", action="store_true", help="state and update on the host")
+    parser.add_argument("--delta-rule", action="store_true", help="hivemind's delta rule with the offloaded optimizer")
+    parser.add_argument("--accumulation-steps", type=int, default=1, metavar="N", help="micro-batches per update")
+    parser.add_argument(
+        "--embeddings-32bit", action="store_true", help="32-bit state for embeddings in 8-bit optimizers"
+    )
+    parser.add_argument(
+        "--pcie-generation", type=int, choices=tuple(PCIE_BYTES_PER_SECOND), default=3, help="bus to the host, 16 lanes"
+    )
 
 
 def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:
@@ -248,6 +261,8 @@ def _fit_report(fits: dict) -> list[str]:
 
 def _flag(name: str, value: object) -> str:
     flag = "--" + name.replace("_", "-")
+    if value is False and name != "checkpointing":  # the others are there or not
+        return f"without {flag}"
     return flag if value is True else f"{flag} {str(value).lower()}"
 
 

@@ -77,6 +77,7 @@ class PeerTraining:
             optimizer=self.optimizer,
             offload_optimizer=True,
             checkpointing=checkpointing and not reversible,
+            loss="whole" if self._draws else "trainer",
         )
 
     def need_bytes(
@@ -117,6 +118,11 @@ class PeerTraining:
             lora = lora_of(setup, architecture)
             tensors = parameter_tensors(architecture) if lora is None else adapter_tensors(architecture, lora)
         return max(OPTIMIZERS[self.optimizer].step_bytes(tensor, 4) for tensor in tensors)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether it is a model from text to image rather than one that continues text."""
+        return self.config.get("model_type", "text-to-image") == "text-to-image"
 
     def _model(self) -> dict[str, object]:
         """The fields of a setup that say what is trained."""

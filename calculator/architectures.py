@@ -216,10 +216,18 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         **DIFFUSION_READERS,
     }
     if not isinstance(kind, str) or kind not in readers:
+        text = config.get("text_config")
+        if isinstance(text, Mapping):
+            raise BadSetup(
+                f"{key} {kind!r:.60} is not supported. The sizes of its text model are in its text_config: paste that "
+                f"object with the model_type {_nearest(text)} to estimate a similar model. All: {', '.join(readers)}."
+            )
         raise BadSetup(
             f"{key} {kind!r:.60} is not supported; the nearest is {_nearest(config)}: set it to estimate a similar "
             f"model. All: {', '.join(readers)}."
         )
+    if isinstance(config.get("text_config"), Mapping) and kind != "gemma3":
+        raise BadSetup(f"This config has the sizes of its text model in text_config; paste that object as a {kind}.")
     return readers[kind](config)
 
 

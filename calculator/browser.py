@@ -179,6 +179,7 @@ def search(request: dict) -> dict:
     if not isinstance(text, str) or not text.strip():
         raise BadSetup("Type a model, and if you like a technique and a GPU, such as llama 8b lora 24 gb.")
     found = understood(text)
+    resolve(Setup(**found["setup"]))  # what excludes each other is said here: the form would leave one of them out
     values = {
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found["setup"].items()
     }

@@ -217,6 +217,7 @@ def estimate(setup: Setup) -> Estimate:
         notes=(
             *_notes(setup, architecture),
             *_adapter_notes(setup, architecture, lora),
+            *_text_notes(setup, architecture),
             *_low_rank_notes(setup),
             *_group_notes(setup, architecture, buckets),
         ),
@@ -467,6 +468,9 @@ def _options(setup: Setup, architecture: Architecture, shared: int, itemsize: in
         reversible=architecture.reversible if setup.reversible is None else setup.reversible,
         accumulating=setup.accumulation_steps > 1,
         moving=setup.offload_activations,
+        loss=setup.loss,
+        packed=setup.packed,
+        fp8=setup.fp8,
         lora=lora,
     )
 
@@ -490,6 +494,8 @@ def _input_bytes(setup: Setup, architecture: Architecture) -> int:
     if architecture.family == "text-to-image":
         text = allocated_bytes(setup.micro_batch_size * architecture.text_length, 8)
         return text + allocated_bytes(setup.micro_batch_size * (length - architecture.text_length), 8)
+    if setup.packed:
+        ids *= 2  # every pack has positions of its own
     labels = setup.target_length or architecture.target_length or length
     return ids + allocated_bytes(setup.micro_batch_size * labels, 8)
 
@@ -610,6 +616,26 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
         yield (
             f"With at most {FUSED_4BIT_TOKENS} tokens in a pass, bitsandbytes may multiply without making a weight's "
             "16-bit copy in forward, depending on the GPU; the copy is counted."
+        )
+
+
+def _text_notes(setup: Setup, architecture: Architecture) -> Iterator[str]:
+    """Whose loss in pieces is counted, and on which GPUs; what a mask of packs takes."""
+    if setup.loss == "liger":
+        yield (
+            "The loss in pieces is Liger's fused linear cross-entropy, on GPUs of Ampere (2020) and newer. Forward "
+            "makes the gradients of the output head and of its input, and keeps them in place of logits."
+        )
+    if setup.fp8:
+        yield (
+            "FP8 is torchao's, with one scale for each tensor, and without torch.compile, which fuses its casts: a "
+            "compiled step is not counted. The output head stays as it is. The kernels need a GPU of Ada or Hopper "
+            "(2022) or newer."
+        )
+    if setup.packed and setup.attention == "sdpa" and architecture.fusable:
+        yield (
+            "Of packs, fused attention needs a mask, which each layer turns into numbers anew and keeps for backward. "
+            "The package flash-attn needs none: count its packs as one longer sequence that is not packed."
         )
 
 

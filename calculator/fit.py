@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 from calculator.devices import DEVICES, Device
+from calculator.eight_bit import tokens_at_once
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
 from calculator.setups import SHARDED_OPTIMIZERS, Setup, resolve
-from calculator.techniques import BUS, OTHER_DATA, SMALLER_PASSES, Technique, choices
+from calculator.techniques import BUS, BUS_IN_PASSES, OTHER_DATA, SMALLER_PASSES, Technique, choices
 
+FP8_CAPABILITY = (8, 9)
+"""NVIDIA's GPUs have units for FP8 from this compute capability on."""
 TIGHT_PERCENT = 6
 """A margin below this percentage of the usable memory is called tight. It is the largest error that tests allow the
 calculator (benchmarks/memory_accuracy.py), and the allocator's fragmentation, which is not counted, needs room too."""
@@ -131,7 +134,10 @@ def largest_micro_batch(setup: Setup, device: Device) -> int:
     >>> largest_micro_batch(Setup(model="gpt2", checkpointing=True), device_named("rtx-2060"))
     6
     """
-    return _largest(lambda size: need_bytes(replace(setup, micro_batch_size=size), device), LONGEST, device)
+    step = tokens_at_once(setup.sequence_length or resolve(setup).sequence_length) if setup.fp8 else 1
+    return step * _largest(
+        lambda parts: need_bytes(replace(setup, micro_batch_size=step * parts), device), LONGEST // step, device
+    )
 
 
 def longest_sequence(setup: Setup, device: Device) -> int | None:
@@ -144,6 +150,8 @@ def longest_sequence(setup: Setup, device: Device) -> int | None:
         return None
     most = architecture.max_positions or LONGEST
     step = setup.gpus if setup.sharding == "tensor-sequence" else 1  # each GPU has as many tokens of a sequence
+    if setup.fp8:
+        step = tokens_at_once(setup.micro_batch_size)
     return step * _largest(
         lambda parts: need_bytes(replace(setup, sequence_length=step * parts), device), most // step, device
     )
@@ -174,9 +182,9 @@ def suggestions(
 ) -> list[Suggestion]:
     """Sets of techniques that make a setup fit, the cheapest first; none if it fits, or if nothing helps.
 
-    Sets that leave the training as it is come first, ordered by recomputation, transfers over the bus and smaller
-    passes; then those that change its rounding or optimizer, its data, and last its model. A set that contains another
-    set of the list is left out.
+    Sets that leave the training as it is come first, ordered by transfers of activations over the bus, recomputation,
+    transfers in each update and smaller passes; then those that change its rounding or optimizer, its data, and last
+    its model. A set that contains another set of the list is left out.
 
     Args:
         setup: The setup that is too large.
@@ -198,7 +206,7 @@ def suggestions(
     for techniques in sorted(product(*offered), key=_cost):
         if not any(techniques) or any(_is_more(techniques, enough) for enough in taken):
             continue
-        changing = tuple([i for i, technique in enumerate(techniques) if technique and technique.rank > BUS])
+        changing = tuple([i for i, technique in enumerate(techniques) if _changes_training(technique)])
         key = (changing, *[techniques[i].title for i in changing])
         if key not in hopeless:
             hopeless[key] = _is_hopeless(setup, device, offered, techniques)
@@ -226,11 +234,15 @@ def _is_hopeless(setup: Setup, device: Device, offered: list, techniques: tuple[
     This spares the estimates of hundreds of sets where a model is much too large.
     """
     strongest = [
-        [chosen] if chosen and chosen.rank > BUS else [t for t in choice if not (t and t.rank > BUS)][-2:]
+        [chosen] if _changes_training(chosen) else [t for t in choice if not _changes_training(t)][-2:]
         for choice, chosen in zip(offered, techniques, strict=True)
     ]
     needs = [_need(setup, device, [t for t in chosen if t]) for chosen in product(*strongest)]
     return min((need for need in needs if need is not None), default=0) > device.usable_bytes
+
+
+def _changes_training(technique: Technique | None) -> bool:
+    return technique is not None and technique.rank > BUS_IN_PASSES
 
 
 def _need(setup: Setup, device: Device, chosen: Sequence[Technique]) -> int | None:
@@ -274,7 +286,7 @@ def advice(setup: Setup, device: Device) -> dict:
     elif found:
         sentence = f"Ways to make it fit the {device.title}, those first that change least about the training:"
     else:
-        sentence = f"No set of techniques makes it fit the {device.title}; {_larger(setup, device)}."
+        sentence = f"No set of the techniques counted here makes it fit the {device.title}; {_larger(setup, device)}."
         sentence += _among_more(setup, device)
     return {"sentence": sentence, "suggestions": [suggestion.as_dict() for suggestion in found]}
 
@@ -282,12 +294,13 @@ def advice(setup: Setup, device: Device) -> dict:
 def _cost(techniques: tuple[Technique | None, ...]) -> tuple:
     chosen = [technique for technique in techniques if technique is not None]
     ranks = [technique.rank for technique in chosen]
-    changing = sorted([rank for rank in ranks if rank > BUS], reverse=True)
+    changing = sorted([rank for rank in ranks if rank > BUS_IN_PASSES], reverse=True)
     return (
-        # In this order: changes of the training, the largest first; how far data are cut; recomputation, transfers,
-        # smaller passes, and how many techniques there are.
+        # In this order: changes of the training, the largest first; how far data are cut; transfers in each pass,
+        # recomputation, transfers in each update, smaller passes, and how many techniques there are.
         changing,
         sum(technique.level for technique in chosen if technique.rank == OTHER_DATA),
+        BUS_IN_PASSES in ranks,
         round(sum(technique.extra_computation for technique in chosen), 3),
         BUS in ranks,
         max((technique.changes.get("accumulation_steps", 0) for technique in chosen), default=0),
@@ -306,7 +319,8 @@ def _suggestion(setup: Setup, device: Device, chosen: list[Technique]) -> Sugges
         return None
     changes = {name: getattr(changed, name) for technique in chosen for name in technique.changes}
     changes = {name: value for name, value in changes.items() if value != getattr(setup, name)}
-    seconds = result.transfer.seconds if changed.offload_optimizer and not setup.offload_optimizer else 0.0
+    moves = any(technique.rank in (BUS, BUS_IN_PASSES) for technique in chosen)
+    seconds = result.transfer.seconds if moves else 0.0
     titles = tuple(technique.title for technique in chosen)
     needs = f"{_in_words(result, device)}, of {_gib(judged.usable_bytes)}"
     return Suggestion(
@@ -337,8 +351,12 @@ def _costs(changed: Setup, chosen: Sequence[Technique], seconds: float) -> str:
 
 def _larger(setup: Setup, device: Device) -> str:
     """What to do if no set of techniques suffices: the smallest GPU that the strongest set fits, at full length."""
-    strongest = [[t for t in choice if t is None or t.rank < OTHER_DATA][-2:] for choice in choices(setup, device)]
-    sets = [[t for t in chosen if t] for chosen in product(*strongest)]
+    # What the setup's own choices exclude, such as LoRA beside Muon, is no way for it.
+    possible = [
+        [t for t in choice if t is None or (t.rank < OTHER_DATA and _need(setup, device, [t]) is not None)]
+        for choice in choices(setup, device)
+    ]
+    sets = [[t for t in chosen if t] for chosen in product(*(choice[-2:] for choice in possible))]
     larger = sorted(
         [other for other in DEVICES.values() if other.usable_bytes > device.usable_bytes and not other.unified],
         key=lambda other: other.usable_bytes,
@@ -377,6 +395,13 @@ def _notes(setup: Setup, device: Device) -> tuple[str, ...]:
         notes.append(f"The {device.title} has no bfloat16 units; {other} takes as much memory and is faster.")
     if setup.precision.endswith("bf16") and device.assumed:
         notes.append("The card is assumed to be of Ampere (2020) or newer: older ones have no bfloat16 units.")
+    if setup.fp8 and (device.unified or (device.capability or FP8_CAPABILITY) < FP8_CAPABILITY):
+        notes.append(f"The {device.title} has no units for FP8, which came with Ada and Hopper (2022); omit fp8.")
+    if setup.loss == "liger" and not device.bfloat16 and setup.lora_rank is None and setup.precision != "fp32":
+        architecture = resolve(setup)
+        # The gradient of a piece in 16 bits, and its copy in 32 (Liger 0.8.5, before compute capability 8.0).
+        more = _gib(6 * architecture.vocab_size * architecture.hidden_size)
+        notes.append(f"On the {device.title}, a piece of the loss takes up to {more} more than is counted.")
     if device.unified:
         notes.append("Host and GPU share this memory: the host's part is counted too, and offloading saves nothing.")
         if "8bit" in setup.optimizer:

@@ -39,6 +39,11 @@ OPTIMIZERS_OF_TRAINER = {
 PRECISIONS_OF_TRAINER = tuple([precision for precision in PRECISIONS if precision != "fp16"])
 """Of gradients in float16, `Trainer` cannot scale the loss back."""
 ADAMW_OF_TRAINER = {"foreach": "adamw_torch", "fused": "adamw_torch_fused"}
+LOSS_OF_LIGER = dict.fromkeys(("rope", "rms_norm", "layer_norm", "swiglu", "geglu"), False)
+"""What of Liger's kernels is left out, so that only its loss, whose memory is counted, takes the place of the model's
+own."""
+WITH_PICTURES = ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
+"""Presets of text models that are published as a part of one that sees pictures."""
 CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 """Of transformers, by the architecture's family; the others are `AutoModelForCausalLM`."""
 HUB = {
@@ -189,8 +194,8 @@ def in_trainer(technique: Technique) -> bool:
     changes = technique.changes
     other_precision = changes.get("precision", PRECISIONS_OF_TRAINER[0]) not in PRECISIONS_OF_TRAINER
     every_kth = not isinstance(changes.get("checkpointing", True), bool)
-    other = {"offload_optimizer", "shared_groups", "reversible", "gpus", "sharding"} & changes.keys()
-    return not (other_precision or every_kth or other)
+    other = {"offload_optimizer", "offload_activations", "shared_groups", "reversible", "gpus", "sharding"}
+    return not (other_precision or every_kth or other & changes.keys())
 
 
 def snippet(setup: Setup, source: str) -> str:
@@ -210,7 +215,8 @@ def snippet(setup: Setup, source: str) -> str:
     if adapters:
         lines.append("from peft import LoraConfig, get_peft_model")
     quantized = "BitsAndBytesConfig, " if adapters and setup.base_bits == 4 else ""
-    lines += [f"from transformers import {name}, {quantized}Trainer, TrainingArguments", ""]
+    text_model = "Gemma3ForCausalLM, " if _sees_pictures(setup) else ""
+    lines += [f"from transformers import {name}, {quantized}{text_model}Trainer, TrainingArguments", ""]
     if quantized:
         lines += [
             "quantization = BitsAndBytesConfig(",
@@ -220,6 +226,14 @@ def snippet(setup: Setup, source: str) -> str:
         ]
         loaded.append("quantization_config=quantization")
     lines += [f"model = {name}.from_pretrained(", *(f"    {one}," for one in loaded), ")"]
+    if _sees_pictures(setup):
+        lines += [
+            "# It is loaded with its vision tower, which is not counted; only the text model is kept.",
+            'with torch.device("meta"):',
+            "    text = Gemma3ForCausalLM(model.config.text_config)",
+            "text.model, text.lm_head = model.model.language_model, model.lm_head",
+            "model = text",
+        ]
     if architecture.family not in CLASSES:
         lines.append("model.config.use_cache = False")
     if adapters:
@@ -237,9 +251,14 @@ def snippet(setup: Setup, source: str) -> str:
     return "\n".join([*lines, "", *_arguments(setup), ""])
 
 
+def _sees_pictures(setup: Setup) -> bool:
+    """Whether the published model has a vision tower beside the text model that is counted."""
+    return setup.model in WITH_PICTURES or "text_config" in (setup.config or {})
+
+
 def _literal(value: object) -> str:
     """A setting as Python code; texts have double quotes."""
-    return json.dumps(value) if isinstance(value, str | list) else str(value)
+    return json.dumps(value) if isinstance(value, str | list) else repr(value).replace("'", '"')
 
 
 def _arguments(setup: Setup) -> list[str]:
@@ -259,10 +278,14 @@ def _arguments(setup: Setup) -> list[str]:
         settings[setup.precision.removeprefix("amp-")] = True
     if setup.checkpointing:
         settings["gradient_checkpointing"] = True
-    package = "galore-torch" if setup.optimizer == "galore" else "apollo-torch"
-    needed = (
-        [f"# The optimizer is that of a package: pip install {package}"] if setup.optimizer in DEFAULT_RANKS else []
-    )
+    if setup.loss == "liger":
+        settings |= {"use_liger_kernel": True, "liger_kernel_config": LOSS_OF_LIGER}
+    needed = []
+    if setup.optimizer in DEFAULT_RANKS:
+        package = "galore-torch" if setup.optimizer == "galore" else "apollo-torch"
+        needed.append(f"# The optimizer is that of a package: pip install {package}")
+    if setup.loss == "liger":
+        needed.append("# The loss is that of a package: pip install liger-kernel")
     return [
         *needed,
         "arguments = TrainingArguments(",

@@ -90,6 +90,11 @@ def _report(answer: Mapping[str, object]) -> str:
         lines += [
             "",
             f"{show_bytes(answer['usable_bytes'])} of the {answer['gpu']} can be used.",
+        ]
+        if not answer["largest_batch"] and not answer["longest_context"]:
+            alone = show_bytes(answer["weights"] + answer["overhead"])
+            return "\n".join([*lines, f"Not even one token fits: the weights and CUDA itself take {alone}."])
+        lines += [
             f"Longest context that fits, all else unchanged: {answer['longest_context']:,} tokens.",
             f"Largest batch that fits, all else unchanged: {answer['largest_batch']:,}.",
         ]

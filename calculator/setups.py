@@ -14,6 +14,7 @@ from calculator.adapters import (
     modules_of,
 )
 from calculator.architectures import PRESETS, Architecture, from_config
+from calculator.eight_bit import SIDES_OF, odd_matrix
 from calculator.errors import BadSetup
 from calculator.low_rank import DEFAULT_RANKS, PROJECTED_FAMILIES
 from calculator.optimizers import ADAMW, OPTIMIZERS
@@ -26,9 +27,20 @@ BASE_BITS, ADAPTER_BITS = (4, 16, 32), (16, 32)
 MOST_RANK = 65_536
 """Adapters of a higher rank are refused; the matrices beside which they stand are narrower."""
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", *TENSOR_SHARDINGS)
+WHOLE_MODEL = ("none", "zero-1")
+"""Shardings with which each GPU has all weights."""
 MOST_GPUS = 65_536
 OPTIMIZERS_OF_MATRICES = (*DEFAULT_RANKS, "muon")
 """Optimizers that treat a layer's matrices otherwise than all else."""
+LOSSES = ("whole", "liger", "trainer")
+FAMILIES_OF_LIGER = ("llama", "gemma", "mixture", "deepseek")
+"""Families of which Liger computes the output head and the loss in pieces."""
+LANGUAGE_FAMILIES = (*FAMILIES_OF_LIGER, "gpt2", "gptj")
+"""Families that continue text."""
+FAMILIES_WITH_PACKS = ("llama", "gemma", "mixture")
+"""Families whose sequences may be packs of samples."""
+FAMILIES_IN_FP8 = ("llama", "gemma")
+"""Families whose linear layers may multiply in FP8."""
 OFFLOADED_FAMILY = "llama"
 """The family whose activations may be on the host."""
 SHARDED_OPTIMIZERS = ("adamw", "sgd")
@@ -40,22 +52,28 @@ _COMPILED = (
     "is no rule here; every answer is that of a step without it."
 )
 _IN_8_BIT = (
-    "FP8 training is not counted: each linear layer of torchao casts its input, weight and gradients to 8 bits, and "
-    "what these casts take depends on how torch.compile fuses them."
+    "FP8 is the field fp8: true for torchao's linear layers, beside the precision of all else, bf16 or amp-bf16."
 )
-_LOSS_IN_PIECES = (
-    "A loss in pieces, as Liger or Cut Cross-Entropy compute it, is not counted; the answer has all logits at once, as "
-    "transformers makes them."
+_LIGER = (
+    "Of Liger's kernels, the fused linear cross-entropy is counted, as the loss liger; what its norms, activations and "
+    "rotary embeddings keep is not."
 )
-_PACKED = (
-    "Packing is not counted on its own; give a pack's length as the sequence length, and the packs of a pass as the "
-    "micro-batch."
+_CUT_CROSS_ENTROPY = (
+    "Cut Cross-Entropy is not counted, which makes a block of logits at a time within its kernels; the loss liger is "
+    "another one in pieces."
 )
+_MUON_IN_8_BIT = (
+    "8-bit Muon is not counted: neither PyTorch 2.13 nor bitsandbytes 0.50 has one; muon keeps its momentum in the "
+    "precision of the weights."
+)
+_PACKED = "Packing is the field packed: true if each sequence is a pack of samples."
 NOT_COUNTED = {
     **dict.fromkeys(("compile", "compiled", "compiling", "torch_compile", "torch.compile", "inductor"), _COMPILED),
     **dict.fromkeys(("fp8", "float8", "torchao", "fp8_training", "float8_training"), _IN_8_BIT),
-    **dict.fromkeys(("liger", "use_liger_kernel", "fused_cross_entropy", "cut_cross_entropy", "cce"), _LOSS_IN_PIECES),
-    **dict.fromkeys(("packing", "packed", "sequence_packing"), _PACKED),
+    **dict.fromkeys(("liger", "use_liger_kernel", "liger_kernel"), _LIGER),
+    **dict.fromkeys(("cut_cross_entropy", "cce"), _CUT_CROSS_ENTROPY),
+    **dict.fromkeys(("muon8bit", "muon-8bit", "8bit-muon"), _MUON_IN_8_BIT),
+    **dict.fromkeys(("packing", "sequence_packing"), _PACKED),
 }
 """Names of techniques that people ask for, and why they get no answer."""
 PCIE_BYTES_PER_SECOND = {3: 15_753_846_153, 4: 31_507_692_307, 5: 63_015_384_615}
@@ -98,6 +116,13 @@ class Setup:
     """AdamW's implementation: "foreach", "for-loop" or "fused"."""
     optimizer_rank: int | None = None
     """Dimensions to which GaLore and APOLLO project a matrix's gradient; None: 128, 256 and, for APOLLO-Mini, 1."""
+    loss: str = "whole"
+    """One of `LOSSES`: whether there are all logits at once ("whole", as transformers makes them), or those of some
+    tokens at a time, by Liger's fused linear cross-entropy ("liger") or as this trainer does ("trainer")."""
+    packed: bool = False
+    """Whether each sequence is a pack of samples, whose positions begin anew, and which see nothing of each other."""
+    fp8: bool = False
+    """Whether the layers' matrix products are in FP8 (torchao's `convert_to_float8_training`, without the head)."""
     offload_activations: bool = False
     """Whether the host keeps what is saved for backward (torch.autograd.graph.save_on_cpu)."""
     offload_optimizer: bool = False
@@ -166,6 +191,7 @@ def resolve(setup: Setup) -> Architecture:
     architecture = _with_pictures(setup, architecture)
     _one_of("precision", setup.precision, PRECISIONS)
     _one_of("attention", setup.attention, ATTENTIONS)
+    _one_of("loss", setup.loss, LOSSES)
     _one_of("optimizer", setup.optimizer, tuple(OPTIMIZERS))
     _one_of("optimizer_impl", setup.optimizer_impl, tuple(ADAMW))
     _one_of("pcie_generation", setup.pcie_generation, tuple(PCIE_BYTES_PER_SECOND))
@@ -173,7 +199,7 @@ def resolve(setup: Setup) -> Architecture:
     _whole("accumulation_steps", setup.accumulation_steps, 1, 1_000_000)
     _check_lengths(setup, architecture)
     _probability("dropout", setup.dropout)
-    for name in ("offload_activations", "offload_optimizer", "delta_rule", "embeddings_32bit"):
+    for name in ("packed", "fp8", "offload_activations", "offload_optimizer", "delta_rule", "embeddings_32bit"):
         if not isinstance(getattr(setup, name), bool):
             raise BadSetup(f"{name} is true or false, not {_shown(getattr(setup, name))}.")
     layers = architecture.num_layers
@@ -190,6 +216,9 @@ def resolve(setup: Setup) -> Architecture:
     _check_diffusion(setup, architecture)
     _check_sharding(setup, architecture)
     _check_offloaded_activations(setup, architecture)
+    _check_loss(setup, architecture)
+    _check_packs(setup, architecture)
+    _check_fp8(setup, architecture)
     _check_adapters(setup, architecture)
     return architecture
 
@@ -373,6 +402,68 @@ def _check_offloaded_activations(setup: Setup, architecture: Architecture) -> No
         raise BadSetup("offload_activations is counted without checkpointing; omit one of the two.")
     if setup.lora_rank is not None or setup.sharding != "none" or setup.shared_groups or architecture.shared_groups:
         raise BadSetup("offload_activations is not counted with LoRA, sharding and shared layers; omit these.")
+
+
+def _check_loss(setup: Setup, architecture: Architecture) -> None:
+    if setup.loss == "whole":
+        return
+    if setup.loss == "liger" and architecture.family not in FAMILIES_OF_LIGER:
+        raise BadSetup(
+            "The loss liger is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma and DeepSeek; "
+            f"{architecture.name} is of another family, so choose the loss whole."
+        )
+    if setup.loss == "trainer" and architecture.family not in LANGUAGE_FAMILIES:
+        raise BadSetup(
+            f"The loss trainer is that of language models that continue text; {architecture.name} is another model, so "
+            "choose the loss whole."
+        )
+    if setup.offload_activations:
+        raise BadSetup(f"The loss {setup.loss} is not counted with offload_activations; omit one of the two.")
+    if setup.sharding in TENSOR_SHARDINGS or (setup.loss == "trainer" and setup.sharding not in WHOLE_MODEL):
+        raise BadSetup(
+            f"The loss {setup.loss} is not counted with sharding {setup.sharding}, which divides the output head; "
+            "choose another sharding, or none."
+        )
+
+
+def _check_packs(setup: Setup, architecture: Architecture) -> None:
+    if not setup.packed:
+        return
+    if architecture.family not in FAMILIES_WITH_PACKS:
+        raise BadSetup(
+            f"packed is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of "
+            "another family, so give one sample's length as the sequence length."
+        )
+    if setup.offload_activations or setup.sharding in TENSOR_SHARDINGS:
+        raise BadSetup("packed is not counted with offload_activations and tensor parallelism; omit one of the two.")
+
+
+def _check_fp8(setup: Setup, architecture: Architecture) -> None:
+    if not setup.fp8:
+        return
+    if architecture.family not in FAMILIES_IN_FP8:
+        raise BadSetup(
+            "fp8 is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; "
+            f"{architecture.name} is of another family, so omit fp8."
+        )
+    if setup.precision not in ("bf16", "amp-bf16"):
+        raise BadSetup(
+            f"fp8 stands beside the precision bf16 or amp-bf16, not {setup.precision}; choose one of the two."
+        )
+    if setup.lora_rank is not None or setup.gpus > 1 or setup.offload_activations:
+        raise BadSetup("fp8 is not counted with LoRA, several GPUs and offload_activations; omit these, or fp8.")
+    if setup.loss == "trainer":
+        raise BadSetup("This project's trainer, whose loss you chose, has no FP8; choose the loss whole or liger.")
+    if setup.shared_groups or architecture.shared_groups:
+        raise BadSetup("fp8 is not counted for layers that share weights; omit shared_groups, or fp8.")
+    tokens = setup.micro_batch_size * (setup.sequence_length or architecture.sequence_length)
+    if tokens % SIDES_OF:
+        raise BadSetup(
+            f"FP8 multiplies {SIDES_OF} tokens at a time, and micro_batch_size times sequence_length is {tokens}; "
+            f"choose a multiple of {SIDES_OF}, or omit fp8."
+        )
+    if odd := odd_matrix(architecture):
+        raise BadSetup(f"FP8 multiplies matrices whose sides are multiples of 16, not {odd}; omit fp8.")
 
 
 def _check_sharding(setup: Setup, architecture: Architecture) -> None:

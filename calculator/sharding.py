@@ -11,12 +11,13 @@ What is alive when, by torch 2.13, distributed/fsdp/_fully_shard:
 
 - a layer's shards are cast (if needed) and gathered into one buffer, which is then copied to one tensor for each
   parameter (foreach_all_gather, foreach_all_gather_copy_out);
-- in forward, that buffer is kept until the next layer has been gathered into its own; the last one, until the model's
-  forward ends (FSDPParamGroup.wait_for_unshard, FSDPState._post_forward);
+- in forward, that buffer is kept until the next layer has been gathered into its own and copied from there: a variable
+  of wait_for_unshard refers to it until then; the last one, until the model's forward ends (FSDPState._post_forward);
 - in backward, the buffer of the layer before is filled as soon as a layer begins, and the last layer's when backward
   begins (FSDPParamGroup._backward_prefetch);
 - after a layer's backward, its whole weights are freed, its gradients are copied into one buffer, and their sum for
-  this GPU's share into another. The first buffer is kept until the next layer's backward ends (post_backward);
+  this GPU's share into another. The first buffer is kept until the next layer's backward ends (post_backward), the last
+  gradient of the layer until the sum has been made: a variable of foreach_reduce still refers to it;
 - the model's own weights (embeddings, last norm, head) are gathered from the beginning of forward to the end of
   backward, and their gradients are kept whole until then (FSDPState._lazy_init, _root_post_backward_final_callback).
 """
@@ -65,6 +66,8 @@ class Group:
     """The gradients on their way to the other GPUs."""
     gradients: int = 0
     """This GPU's share of the gradients."""
+    last_gradient: int = 0
+    """The whole gradient of the last parameter, in the order of the modules."""
 
 
 def shard_shape(shape: tuple[int, ...], gpus: int) -> tuple[int, ...]:
@@ -99,11 +102,26 @@ def _groups(architecture: Architecture, course: Course) -> dict[tuple[str, str],
         for kind in dict.fromkeys(map(architecture.attention_kind, range(stacks[group.stack]))):
             if group.only in kind:
                 kinds.setdefault((group.stack, kind), []).extend(counts)
-    return {kind: _group(counts, course) for kind, counts in kinds.items()}
+    # A layer's last parameter is a norm's, or the bias of its last product, of as many values.
+    lasts = {kind: architecture.hidden_size for kind in kinds} | {("", ""): _last_outside(architecture)}
+    return {kind: _group(counts, lasts[kind], course) for kind, counts in kinds.items()}
 
 
-def _group(counts: list[int], course: Course) -> Group:
-    """Of parameters with these numbers of values on each GPU."""
+def _last_outside(architecture: Architecture) -> int:
+    """Values of the last parameter outside of the layers: of the output head, or of the last norm if both are one."""
+    shapes = dict(
+        shape
+        for group in FAMILIES[architecture.family].parameters(architecture)
+        if not group.stack
+        for shape in group.shapes.items()
+    )
+    # BERT's bias stands before the head.
+    names = ("head.weight",) if architecture.family == "bert" else ("head.bias", "head.weight")
+    return next((prod(shapes[name]) for name in names if name in shapes), architecture.hidden_size)
+
+
+def _group(counts: list[int], last: int, course: Course) -> Group:
+    """Of parameters with these numbers of values on each GPU, and so many values of the last one on all together."""
     values, itemsize = sum(counts), course.computed
     return Group(
         whole=sum(rounded(count * course.gpus * itemsize) for count in counts),
@@ -111,6 +129,7 @@ def _group(counts: list[int], course: Course) -> Group:
         cast=rounded(values * itemsize) if itemsize != course.stored else 0,
         summed=rounded(values * course.gpus * course.stored),
         gradients=rounded(values * course.stored),
+        last_gradient=rounded(last * itemsize),
     )
 
 
@@ -167,7 +186,10 @@ class _Step:
         self.before = dict(zip(order[1:], order, strict=False))
         self.last = order[-1]
         earlier = self.all_gradients if course.accumulating else 0
-        self.level = Levels(live=earlier, gradients=earlier)
+        # Gemma's embeddings are multiplied by a number of 32 bits; backward needs its copy in the other precision.
+        casts = architecture.family == "gemma" and course.computed != course.stored
+        self.kept = Levels(live=rounded(2), activations=rounded(2)) if casts else Levels()
+        self.level = Levels(live=earlier, gradients=earlier) + self.kept
         """As the tape has it, with this GPU's share of the gradients instead of the whole ones of finished layers."""
         self.whole = 0
         """Gathered parameters."""
@@ -186,12 +208,13 @@ class _Step:
         """A stretch outside of the layers."""
         place, phase = PLACES[key], segment.phase
         if phase == "forward" and key == "inputs":
-            self._gather(self.root, place, phase)
-            self._copy_out(self.root, place, phase)
+            self._gather(self.root, place)
         elif phase == "forward" and key == "end of forward":
             self.buffer = 0
         elif phase == "backward" and key == "head":
             self._prefetch(self.last, place)
+        elif phase == "backward" and key == "inputs":
+            self.level -= self.kept
         self._add(segment, place, phase)
 
     def run(self, segment: Segment, stack: str, indices: range) -> None:
@@ -209,8 +232,7 @@ class _Step:
 
     def _forward(self, segment: Segment, layer: tuple[str, int], place: str) -> None:
         group = self.order[layer]
-        self._gather(group, place, "forward")
-        self._copy_out(group, place, "forward")
+        self._gather(group, place)
         self._add(segment, place, "forward")
         if self.course.reshard:
             self.whole -= group.whole
@@ -231,17 +253,22 @@ class _Step:
         reduced = self.all_gradients
         if not self.course.accumulating:
             reduced -= self.root.gradients
+        # This sum is a part of backward, which keeps the gradient of the loss itself until it ends.
+        ones = Levels(live=rounded(4))
+        self.level += ones
         self._reduce(self.root, self.level.gradients - reduced, "embeddings and output head")
+        self.level -= ones
         self.summed = 0
 
-    def _gather(self, group: Group, place: str, phase: str) -> None:
-        """The buffer of the group before is still there."""
-        self._note(phase, place, "gathering of its weights", group.cast + group.buffer)
+    def _gather(self, group: Group, place: str) -> None:
+        """In forward; the buffer of the group before is still there."""
+        self._note("forward", place, "gathering of its weights", group.cast + group.buffer)
+        self._copy_out(group, place, "forward", group.buffer)
         self.buffer = group.buffer
 
-    def _copy_out(self, group: Group, place: str, phase: str) -> None:
+    def _copy_out(self, group: Group, place: str, phase: str, more: int = 0) -> None:
         self.whole += group.whole
-        self._note(phase, place, "gathering of its weights", 0)
+        self._note(phase, place, "gathering of its weights", more)
 
     def _prefetch(self, layer: tuple[str, int], place: str) -> None:
         if self.course.reshard:
@@ -259,7 +286,7 @@ class _Step:
         self.summed = group.summed
         self._note("backward", place, "sum of its gradients over the GPUs", 0)
         self.level -= Levels(live=gradients, gradients=gradients)
-        self._note("backward", place, "sum of its gradients over the GPUs", group.gradients)
+        self._note("backward", place, "sum of its gradients over the GPUs", group.gradients + group.last_gradient)
         if not self.course.accumulating:
             self.level += Levels(live=group.gradients, gradients=group.gradients)
 

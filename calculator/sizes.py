@@ -51,6 +51,19 @@ Size.__bool__ = lambda self: self.formulas.decided(operator.__ne__, self, 0)
 Size.__hash__ = int.__hash__
 
 
+def power_of_two_from(size: int) -> int:
+    """The least power of two that is not less than a size, as a formula.
+
+    >>> [power_of_two_from(size) for size in (1, 2, 3, 1024, 1025)]
+    [1, 2, 4, 1024, 2048]
+    """
+    return size.formulas.result(_power_of_two, size, 0) if isinstance(size, Size) else _power_of_two(size, 0)
+
+
+def _power_of_two(size: int, _unused: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
 class Formulas:
     """Formulas over some given numbers, in the order of their first use, and the outcomes of all comparisons.
 

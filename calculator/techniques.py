@@ -10,16 +10,24 @@ from calculator.adapters import FAMILIES_IN_4_BITS, FAMILIES_WITH_ADAPTERS
 from calculator.architecture import Architecture
 from calculator.devices import Device
 from calculator.low_rank import PROJECTED_FAMILIES
-from calculator.setups import SHARDINGS, Setup, resolve
+from calculator.optimizers import OPTIMIZERS
+from calculator.setups import (
+    FAMILIES_OF_LIGER,
+    OFFLOADED_FAMILY,
+    OPTIMIZERS_OF_MATRICES,
+    SHARDINGS,
+    Setup,
+    resolve,
+)
 from calculator.tensor_parallel import undivided
 
 FORWARD_SHARE = 1 / 3
 """Forward's share of a step's computation; backward is twice forward (Kaplan et al. 2020, arXiv:2001.08361, section
 2.1)."""
-SAME, SMALLER_PASSES, BUS, OTHER_TRAINING, ADAPTERS, OTHER_DATA, OTHER_MODEL = range(7)
+SAME, SMALLER_PASSES, BUS, BUS_IN_PASSES, OTHER_TRAINING, ADAPTERS, OTHER_DATA, OTHER_MODEL = range(8)
 """What a technique costs, beginning with the least: nothing, passes that use the GPU less well, transfers over the bus
-once per update, another rounding or optimizer, adapters beside a frozen model, less context per sample, and another
-model."""
+once per update, transfers in each pass, another rounding or optimizer, adapters beside a frozen model, less context per
+sample, and another model."""
 LORA_RANK = 16
 """The advised rank of adapters. It decides little: the published gains end between 8 and 64 (Dettmers et al. 2023,
 arXiv:2305.14314, appendix A.1)."""
@@ -70,11 +78,15 @@ def choices(setup: Setup, device: Device) -> Iterator[list[Technique | None]]:
     alike = architecture.family == "text-to-image" or architecture.diffuses
     if setup.attention == "eager" and architecture.fusable and not alike:
         yield [None, Technique("fused attention", {"attention": "sdpa"})]
+    if setup.fp8:
+        caveat = "slower than FP8 on large matrices"
+        yield [None, Technique("matrix products in 16 bits", {"fp8": False}, level=1, caveat=caveat)]
+    yield [None, *_losses(setup, architecture, device)]
     yield [None, *_optimizers(setup, architecture)]
     yield [None, *_smaller_passes(setup)]
     if not setup.offload_optimizer and not setup.optimizer.startswith("paged") and not device.unified:
         yield [None, Technique("optimizer on the host", {"offload_optimizer": True}, BUS)]
-    yield [None, *_recomputing(setup, architecture)]
+    yield [None, *_recomputing(setup, architecture), *_moving(setup, architecture, device)]
     if setup.gpus > 1 and not device.unified:
         yield [None, *_sharded(setup, architecture, device)]
     yield [None, *_adapters(setup, architecture)]
@@ -104,6 +116,13 @@ def _precisions(setup: Setup, architecture: Architecture, device: Device) -> Ite
         caveat=f"updates that are small beside their weight are rounded away{scaled}",
         offloaded_caveat=f"gradients of 16 bits, though the host updates weights of 32{scaled}",
     )
+
+
+def _losses(setup: Setup, architecture: Architecture, device: Device) -> Iterator[Technique]:
+    """Liger's loss, whose products are counted as those of GPUs that have bfloat16 (compute capability 8.0)."""
+    counted = architecture.family in FAMILIES_OF_LIGER and setup.sharding not in TOGETHER
+    if counted and device.bfloat16 and setup.loss == "whole" and not (setup.offload_activations or device.unified):
+        yield Technique("a loss in pieces", {"loss": "liger"}, level=1, caveat="the package liger-kernel")
 
 
 def _optimizers(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
@@ -150,6 +169,17 @@ def _recomputing(setup: Setup, architecture: Architecture) -> Iterator[Technique
         yield _again("reversible layers", {"reversible": True, "checkpointing": False}, FORWARD_SHARE)
 
 
+def _moving(setup: Setup, architecture: Architecture, device: Device) -> Iterator[Technique]:
+    """Activations on the host, in place of checkpointing: PCI Express takes longer to move them than a GPU to compute
+    them again, but not even the inputs of the blocks stay on the GPU."""
+    plain = setup.lora_rank is None and setup.sharding == "none" and setup.loss == "whole" and not setup.packed
+    shared = setup.shared_groups or architecture.shared_groups
+    counted = architecture.family == OFFLOADED_FAMILY and plain and not shared
+    if counted and not setup.offload_activations and not device.unified:
+        changes = {"offload_activations": True, "checkpointing": False}
+        yield Technique("activations on the host", changes, BUS_IN_PASSES, level=1)
+
+
 def _sharded(setup: Setup, architecture: Architecture, device: Device) -> Iterator[Technique]:
     """What several GPUs divide among them, beyond what they divide already."""
     present = SHARDINGS.index(setup.sharding)
@@ -178,17 +208,37 @@ def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
     in_4_bits = architecture.family in FAMILIES_IN_4_BITS
     if setup.lora_rank is None:
         caveat = "only adapters are trained, beside the frozen model"
-        rank = {"lora_rank": LORA_RANK}
-        yield Technique(f"LoRA of rank {LORA_RANK}", {**rank, "base_bits": 16}, ADAPTERS, level=1, caveat=caveat)
+        changes, instead = _beside_adapters(setup)
+        title = f"LoRA of rank {LORA_RANK}"
+        yield Technique(title + instead, {**changes, "base_bits": 16}, ADAPTERS, level=1, caveat=caveat)
         if in_4_bits:
             title = f"QLoRA of rank {LORA_RANK} (a 4-bit model)"
             caveat = f"{caveat}, whose weights are rounded to 4 bits"
-            yield Technique(title, {**rank, "base_bits": 4}, ADAPTERS, level=2, caveat=caveat)
+            yield Technique(title + instead, {**changes, "base_bits": 4}, ADAPTERS, level=2, caveat=caveat)
         return
     if setup.base_bits in (None, 32) and setup.precision.startswith("amp-"):
         yield Technique("frozen weights in 16 bits", {"base_bits": 16}, OTHER_TRAINING, level=1)
     if setup.base_bits != 4 and in_4_bits:
         yield Technique("frozen weights in 4 bits (QLoRA)", {"base_bits": 4}, ADAPTERS, level=2, caveat=rounded)
+
+
+def _beside_adapters(setup: Setup) -> tuple[dict[str, object], str]:
+    """What LoRA changes, and in words what it replaces because it does not go with it."""
+    changes: dict[str, object] = {"lora_rank": LORA_RANK}
+    instead = []
+    if setup.optimizer in OPTIMIZERS_OF_MATRICES:
+        instead.append(OPTIMIZERS[setup.optimizer].title)
+        changes |= {"optimizer": "adamw", "optimizer_rank": None}
+    if setup.sharding != "none":
+        instead.append("a divided model")
+        changes["sharding"] = "none"
+    if setup.offload_activations:
+        instead.append("activations on the host")
+        changes["offload_activations"] = False
+    if setup.fp8:
+        instead.append("FP8")
+        changes["fp8"] = False
+    return changes, f" in place of {' and '.join(instead)}" if instead else ""
 
 
 def _again(title: str, changes: dict[str, object], share: float) -> Technique:

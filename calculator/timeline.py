@@ -19,6 +19,7 @@ from typing import NamedTuple
 from calculator.adapters import NF4_BLOCK, Lora
 from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Adapter, FrozenWeight, Matrix, Parameter
+from calculator.eight_bit import EightBitOperations
 from calculator.families.context import Context, Layer
 from calculator.operations import Operations
 from calculator.parameters import FAMILIES, distinct_layers
@@ -53,6 +54,12 @@ class Options:
     """GPUs that compute a micro-batch together (tensor parallelism); 0: each computes its own."""
     moving: bool = False
     """Whether the host keeps what is saved for backward."""
+    loss: str = "whole"
+    """See `calculator.setups.Setup`."""
+    packed: bool = False
+    """The same."""
+    fp8: bool = False
+    """The same."""
     by_tokens: bool = False
     """Whether these also divide the tokens between their matrices."""
 
@@ -209,6 +216,9 @@ def _without_lengths(options: Options) -> Options:
         together=options.together,
         by_tokens=options.by_tokens,
         moving=options.moving,
+        loss=options.loss,
+        packed=options.packed,
+        fp8=options.fp8,
     )
 
 
@@ -345,6 +355,8 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
     kind = Operations
     if options.together:
         kind = partial(DividedOperations, gpus=options.together, by_tokens=options.by_tokens)
+    elif options.fp8:
+        kind = EightBitOperations
     tape = kind(
         formulas,
         itemsize=options.itemsize,
@@ -369,6 +381,8 @@ def _record(architecture: Architecture, options: Options, plans: dict[str, Plan]
         attention_dropout=options.attention_dropout,
         half=options.half,
         reversible=options.reversible,
+        loss=options.loss,
+        packed=options.packed,
         weights=outside,
         stacks=stacks,
     )

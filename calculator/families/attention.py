@@ -78,7 +78,8 @@ def eager_attention(
         dropout: Probability on the attention weights.
         mask_itemsize: Bytes of a value of the mask that is added to the scores; 0 without a mask.
         bias: A learned bias that is added to the scores.
-        weights_itemsize: Bytes of a value to which the weights are cast before dropout; 0: they are not cast.
+        weights_itemsize: Bytes of a value to which the weights are cast before dropout; 0: they are not cast, which is
+            for weights without `raised` only.
         softcap: Whether a tanh bounds the scores (Gemma 2).
         raised: Whether the softmax is in 32 bits even without autocast (Llama).
 
@@ -92,9 +93,13 @@ def eager_attention(
         weights = t.add(weights, bias, "relative position bias")
     if mask_itemsize:
         weights = t.add_constant(weights, "attention mask", mask_itemsize)
-    weights = t.softmax(weights, raised=raised)
-    if weights_itemsize:
-        weights = t.cast(weights, weights_itemsize, "casting the attention weights")
+    if raised:
+        # In one expression, as in the real code, so that the scores live until the cast is done.
+        weights = t.cast(t.softmax(weights, raised=True), weights_itemsize, "casting the attention weights")
+    else:
+        weights = t.softmax(weights)
+        if weights_itemsize:
+            weights = t.cast(weights, weights_itemsize, "casting the attention weights")
     weights = t.dropout(weights, dropout)
     return weighted_sum(t, weights, value, shape), weights
 

@@ -44,6 +44,10 @@ class Context:
     half: str
     """The 16-bit type in use, "bf16" or "fp16"; empty in fp32."""
     reversible: bool
+    loss: str
+    """Whether there are all logits at once; see `calculator.setups.Setup`."""
+    packed: bool
+    """Whether each sequence is a pack of samples; see `calculator.setups.Setup`."""
     weights: dict[str, Parameter]
     """Parameters outside of the layers."""
     stacks: dict[str, list[Layer]]

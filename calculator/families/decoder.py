@@ -9,7 +9,7 @@ from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, allocated_bytes
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
-from calculator.families.losses import causal_loss
+from calculator.families.losses import head_and_loss
 
 
 def decoder_parameters(a: Architecture, *layers: ParameterGroup) -> list[ParameterGroup]:
@@ -60,24 +60,20 @@ def rotary_buffer_bytes(channels: int) -> int:
     return 2 * allocated_bytes(channels // 2, 4)
 
 
-def decoder_forward(c: Context, block_of: Callable[[str], Callable]) -> tuple[Tensor, Tensor]:
-    """One forward pass to the loss; also returns the logits, which the caller holds.
+def decoder_forward(c: Context, block_of: Callable[[str], Callable]) -> tuple[Tensor, Tensor | None]:
+    """One forward pass to the loss; also returns the logits, which the caller holds, if there are all at once.
 
     Args:
         c: Sizes, options, and the parameters on a tape.
         block_of: The function that plays a layer, for its kind.
     """
-    hidden = _body(c, block_of)
-    logits = c.tape.linear(
-        c.tape.entered(hidden), c.weights.get("head.weight", c.weights["embedding.tokens"]), name="output head"
-    )
-    return causal_loss(c, logits), logits
+    return head_and_loss(c, _body(c, block_of))
 
 
 def _body(c: Context, block_of: Callable[[str], Callable]) -> Tensor:
     t = c.tape
     hidden = with_gradient(c, t.embedding(c.weights["embedding.tokens"], c.batch * c.length))
-    positions = t.tensor(c.length, 8)
+    positions = token_positions(c)
     masks: dict[bool, Tensor | None] = {}
     for layer in c.stacks["layers"]:
         slides = "sliding" in layer.kind
@@ -90,6 +86,11 @@ def _body(c: Context, block_of: Callable[[str], Callable]) -> Tensor:
         hidden = c.run(layer, block_of(layer.kind), hidden, masks["sliding" in layer.kind], cosine, sine, positions)
     t.enter("head")
     return t.rms_norm(hidden, c.weights["norm"])
+
+
+def token_positions(c: Context) -> Tensor:
+    """Positions that all sequences share; those of packs are among the inputs."""
+    return Tensor(None, c.batch * c.length, 8) if c.packed else c.tape.tensor(c.length, 8)
 
 
 def with_gradient(c: Context, hidden: Tensor) -> Tensor:
@@ -106,10 +107,12 @@ def attention_mask(c: Context, slides: bool, itemsize: int) -> Tensor | None:
     """The mask of one kind of layer (transformers, masking_utils.py).
 
     Separate operations add one for every sequence. Fused attention needs none, unless a window is not longer than the
-    sequence: then it is one of a byte for each pair of tokens, which all sequences share.
+    sequence: then it is one of a byte for each pair of tokens, which all sequences share. Packs have such a mask each.
     """
     if not (c.fused_attention and c.architecture.fusable):
         return c.tape.tensor(c.batch * c.length**2, itemsize)
+    if c.packed:
+        return c.tape.tensor(c.batch * c.length**2, 1)
     if slides and c.length >= c.architecture.sliding_window:
         return c.tape.tensor(c.length**2, 1)
     return None
@@ -118,10 +121,11 @@ def attention_mask(c: Context, slides: bool, itemsize: int) -> Tensor | None:
 def rotary_tables(c: Context, channels: int, itemsize: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position, computed in 32 bits (LlamaRotaryEmbedding)."""
     t = c.tape
-    frequencies = t.tensor(c.length * (channels // 2), 4)
+    positions = c.batch * c.length if c.packed else c.length
+    frequencies = t.tensor(positions * (channels // 2), 4)
     # Names with an underscore are not read: they keep memory alive as long as the variables of the real code.
     _angles = t.join(frequencies, frequencies, "rotary embedding")
-    cosine, sine = (_scaled(t.tensor(c.length * channels, 4), t) for _ in range(2))
+    cosine, sine = (_scaled(t.tensor(positions * channels, 4), t) for _ in range(2))
     return t.cast(cosine, itemsize, "rotary embedding"), t.cast(sine, itemsize, "rotary embedding")
 
 

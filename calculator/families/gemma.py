@@ -16,9 +16,10 @@ from calculator.families.decoder import (
     projected,
     rotary_buffer_bytes,
     rotary_tables,
+    token_positions,
     with_gradient,
 )
-from calculator.families.losses import causal_loss
+from calculator.families.losses import head_and_loss
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
@@ -34,22 +35,15 @@ def buffer_bytes(a: Architecture, itemsize: int) -> int:
     return allocated_bytes(1, itemsize) + kinds * rotary_buffer_bytes(a.rotary_dim)
 
 
-def forward(c: Context) -> tuple[Tensor, Tensor]:
-    """One forward pass to the loss; also returns the logits, which the caller holds."""
-    t = c.tape
-    hidden = _body(c)
-    logits = t.linear(hidden, c.weights.get("head.weight", c.weights["embedding.tokens"]), name="output head")
-    if c.architecture.logit_softcap:
-        logits = t.scale(logits, "output head")
-        logits = t.elementwise(logits, "output head")
-        logits = t.scale(logits, "output head")
-    return causal_loss(c, logits), logits
+def forward(c: Context) -> tuple[Tensor, Tensor | None]:
+    """One forward pass to the loss; also returns the logits, which the caller holds, if there are all at once."""
+    return head_and_loss(c, _body(c))
 
 
 def _body(c: Context) -> Tensor:
     t, a = c.tape, c.architecture
     hidden = with_gradient(c, t.scale(t.embedding(c.weights["embedding.tokens"], c.batch * c.length), "embedding"))
-    positions = t.tensor(c.length, 8)
+    positions = token_positions(c)
     masks = {slides: attention_mask(c, slides, hidden.itemsize) for slides in (False, True)}
     # Gemma 3 has two bases of frequencies, one for each kind of layers.
     kinds = dict.fromkeys(layer.kind for layer in c.stacks["layers"])
@@ -71,7 +65,9 @@ def _norm(c: Context, x: Tensor, weight: Parameter) -> Tensor:
     # In one expression, so that no name keeps the variance.
     x = t.multiply(x, t.reciprocal_root(t.add_constant(t.mean(t.power(x, "RMS norm"), rows), "RMS norm")), "RMS norm")
     scale = t.add_constant(t.cast(weight, 4, "RMS norm"), "RMS norm")
-    return t.cast(t.multiply(x, scale, "RMS norm"), itemsize, "RMS norm")
+    # The same name again: what is not kept for backward, as with a frozen scale, is freed before the cast.
+    x = t.multiply(x, scale, "RMS norm")
+    return t.cast(x, itemsize, "RMS norm")
 
 
 def _block(

@@ -6,7 +6,7 @@ from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
-from calculator.families.losses import causal_loss
+from calculator.families.losses import head_and_loss
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
@@ -42,11 +42,9 @@ def buffer_bytes(a: Architecture, itemsize: int) -> int:
     return 0
 
 
-def forward(c: Context) -> tuple[Tensor, Tensor]:
-    """One forward pass to the loss; also returns the logits, which the caller holds."""
-    hidden = _body(c)
-    logits = c.tape.linear(hidden, c.weights.get("head.weight", c.weights["embedding.tokens"]), name="output head")
-    return causal_loss(c, logits), logits
+def forward(c: Context) -> tuple[Tensor, Tensor | None]:
+    """One forward pass to the loss; also returns the logits, which the caller holds, if there are all at once."""
+    return head_and_loss(c, _body(c))
 
 
 def _body(c: Context) -> Tensor:

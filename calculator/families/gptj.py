@@ -6,7 +6,7 @@ from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, allocated_bytes
 from calculator.families.attention import AttentionShape, attention_scores, weighted_sum
 from calculator.families.context import Context
-from calculator.families.losses import causal_loss
+from calculator.families.losses import head_and_loss
 
 
 def parameters(a: Architecture) -> list[ParameterGroup]:
@@ -40,12 +40,9 @@ def buffer_bytes(a: Architecture, itemsize: int) -> int:
     return a.num_layers * allocated_bytes(a.max_positions * a.rotary_dim, 4)
 
 
-def forward(c: Context) -> tuple[Tensor, Tensor]:
-    """One forward pass to the loss; also returns the logits, which the caller holds."""
-    hidden = _body(c)
-    weight = c.weights.get("head.weight", c.weights["embedding.tokens"])
-    logits = c.tape.linear(hidden, weight, c.weights["head.bias"], "output head")
-    return causal_loss(c, logits), logits
+def forward(c: Context) -> tuple[Tensor, Tensor | None]:
+    """One forward pass to the loss; also returns the logits, which the caller holds, if there are all at once."""
+    return head_and_loss(c, _body(c))
 
 
 def _body(c: Context) -> Tensor:

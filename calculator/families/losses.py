@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from calculator.autograd import Tensor
 from calculator.families.context import Context
+from calculator.families.liger_loss import liger_loss
+from calculator.families.trainer_loss import trainer_loss
+
+
+def head_and_loss(c: Context, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Next-token loss of hidden states; also the logits, which the caller holds, if there are all at once.
+
+    Args:
+        c: Sizes, options, and the output head, which is the token embedding if both are one.
+        hidden: B * T rows of D values.
+    """
+    t = c.tape
+    head, bias = c.weights.get("head.weight", c.weights["embedding.tokens"]), c.weights.get("head.bias")
+    if c.loss == "liger":
+        return liger_loss(c, hidden, head), None
+    if c.loss == "trainer":
+        return trainer_loss(c, hidden, head, bias), None
+    logits = t.linear(t.entered(hidden), head, bias, name="output head")
+    if c.architecture.logit_softcap:
+        # One name for all three, as in the real code: each is freed when the next one takes its place.
+        logits = t.scale(logits, "output head")
+        logits = t.elementwise(logits, "output head")
+        logits = t.scale(logits, "output head")
+    return causal_loss(c, logits), logits
 
 
 def causal_loss(c: Context, logits: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from calculator.adapters import FAMILIES_WITH_ADAPTERS
 from calculator.architectures import Architecture, from_config
-from calculator.setups import OFFLOADED_FAMILY
+from calculator.eight_bit import odd_matrix
+from calculator.setups import FAMILIES_IN_FP8, FAMILIES_OF_LIGER, FAMILIES_WITH_PACKS, OFFLOADED_FAMILY
 
 
 def own_values(model: Architecture) -> dict:
@@ -25,6 +26,9 @@ def own_values(model: Architecture) -> dict:
         **({"mixed": True} if model.mixed else {}),
         **({} if model.fixed_length or model.shared_groups else {"divisible": True}),
         **({"movable": True} if model.family == OFFLOADED_FAMILY else {}),
+        **({"packs": True} if model.family in FAMILIES_WITH_PACKS else {}),
+        **({"fp8": True} if model.family in FAMILIES_IN_FP8 and not odd_matrix(model) else {}),
+        **({"ligers": True} if model.family in FAMILIES_OF_LIGER else {}),
         **({"adapters": True} if model.family in FAMILIES_WITH_ADAPTERS else {}),
     }
 

@@ -22,6 +22,7 @@ WORDS_OF_VALUES = {
         "fp16": "everything in float16",
         "fp32": "float32",
     },
+    "sharding": {"zero-1": "ZeRO-1", "zero-2": "ZeRO-2", "zero-3": "ZeRO-3", "tensor": "tensor parallelism"},
     "attention": {"sdpa": "fused attention", "eager": "separate operations of attention"},
 }
 NUMBER = r"(\d{1,7})"
@@ -42,19 +43,36 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (r"adamw?", {"optimizer": "adamw"}),
     (rf"(?:no|without){GAP}(?:gradient{GAP})?checkpoint(?:ing|s)?", {"checkpointing": False}),
     (rf"(?:gradient{GAP})?checkpoint(?:ing|s)?|recomput(?:e|ing|ation)", {"checkpointing": True}),
-    (rf"activations?{GAP}offload(?:ed|ing)?|offload(?:ed|ing)?{GAP}activations?", {"offload_activations": True}),
+    (
+        rf"(?:use{GAP})?liger(?:{GAP}kernels?)?(?:{GAP}loss)?|fused{GAP}(?:linear{GAP})?(?:cross{GAP}entropy|loss)"
+        rf"|(?:cross{GAP}entropy|loss){GAP}in{GAP}(?:pieces|chunks)|chunked{GAP}(?:cross{GAP}entropy|loss)",
+        {"loss": "liger"},
+    ),
+    (rf"(?:torchao{GAP})?(?:fp|float){GAP}?8(?:{GAP}training)?", {"fp8": True}),
+    (rf"(?:sequence{GAP})?pack(?:ing|ed|s)(?:{GAP}(?:samples?|sequences?))?", {"packed": True}),
+    (
+        rf"activations?{GAP}(?:offload(?:ed|ing)?|on{GAP}the{GAP}host)|offload(?:ed|ing)?{GAP}activations?",
+        {"offload_activations": True, "checkpointing": False},
+    ),
     (rf"(?:cpu{GAP})?offload(?:ed|ing)?", {"offload_optimizer": True}),
     (rf"flash{GAP}attention|flash|sdpa", {"attention": "sdpa"}),
     (r"eager", {"attention": "eager"}),
     (rf"(?:pure|full|whole){GAP}(?:bf16|bfloat16)", {"precision": "bf16"}),
     (rf"(?:pure|full|whole){GAP}(?:fp16|float16)", {"precision": "fp16"}),
+    (rf"(?:fsdp2?|ddp|deepspeed)?{GAP}zero{GAP}1", {"sharding": "zero-1"}),
+    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{GAP}2", {"sharding": "zero-2"}),
+    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{GAP}3|fsdp2?", {"sharding": "zero-3"}),
+    (rf"tensor{GAP}parallel(?:ism)?", {"sharding": "tensor", "precision": "bf16"}),
     (r"bf16|bfloat16", {"precision": "amp-bf16"}),
     (r"fp16|float16", {"precision": "amp-fp16"}),
     (r"fp32|float32", {"precision": "fp32"}),
 )
 """What a word means; of two that overlap, the first one counts."""
+EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\w.])"
+"""It is not counted; alone, its words would stand for Muon and for AdamW in 8 bits."""
 NUMBERS = (
     ("lora_rank", rf"(?:rank|r){GAP}=?{GAP}{NUMBER}(?![\w.])"),
+    ("gpus", rf"{NUMBER}{GAP}(?:gpus?|x)(?![\w.])(?!{GAP}\d+(?!\w))"),
     ("micro_batch_size", rf"(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])"),
     ("micro_batch_size", rf"{NUMBER}(k?){GAP}(?:samples?|sequences?)(?!\w)"),
     ("image_size", rf"{NUMBER}{GAP}(?:x{GAP}\d+{GAP})?(?:px|pixels?)(?!\w)"),
@@ -94,7 +112,7 @@ def understood(text: str) -> dict:
     >>> understood("llama 8b lora 24 gb")
     {'setup': {'model': 'llama-3.1-8b', 'lora_rank': 16, 'base_bits': 16}, 'gpu': 'cuda-24gb', 'ignored': []}
     """
-    rest = text[:LONGEST_TEXT].lower()
+    rest = re.sub(EIGHT_BIT_MUON, "muon8bit muon", text[:LONGEST_TEXT].lower())
     model, rest = _named(PRESETS, rest)
     if model is None:
         raise BadSetup(
@@ -124,12 +142,14 @@ def understood(text: str) -> dict:
         setup["optimizer_rank"] = setup.pop("lora_rank")
     if "base_bits" in setup and "lora_rank" not in setup:  # weights of 4 bits are trained through adapters only
         setup["lora_rank"] = LORA_RANK
+    if "sharding" in setup and "optimizer" not in setup:  # the page's own, in 8 bits, is not divided
+        setup["optimizer"] = "adamw"
     if gpu is not None and "precision" not in setup and not device_named(gpu).bfloat16:
         setup["precision"] = "amp-fp16"
     words = re.findall(r"[\w.]+", rest)
     if other := [word for word in words if re.fullmatch(r"[\d.]+[bm]", word)]:
         raise BadSetup(
-            f"The calculator knows {model} and others, but none of {other[0]}; choose one from the list of models."
+            f"The calculator knows {model}, but no model of that name with {other[0]}; choose one from the list."
         )
     ordered = {"model": model} | {key: value for key, value in setup.items() if key != "model"}
     return {"setup": ordered, "gpu": gpu or "", "ignored": [word for word in words if word not in COMMON]}
@@ -153,8 +173,16 @@ def said(found: dict) -> str:
         parts.append("checkpointing" if setup["checkpointing"] else "no checkpointing")
     if "offload_optimizer" in setup:
         parts.append("optimizer on the host")
+    if "loss" in setup:
+        parts.append("Liger's loss in pieces")
     if "offload_activations" in setup:
         parts.append("activations on the host")
+    if "fp8" in setup:
+        parts.append("FP8")
+    if "gpus" in setup:
+        parts.append(f"{setup['gpus']} GPUs")
+    if "packed" in setup:
+        parts.append("packed samples")
     if "micro_batch_size" in setup:
         parts.append(f"micro-batch of {setup['micro_batch_size']}")
     if "sequence_length" in setup:

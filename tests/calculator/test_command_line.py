@@ -109,7 +109,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, capsys):
     [
         (["--compile"], "torch.compile is not counted"),
         (["--torch-compile=true"], "torch.compile is not counted"),
-        (["--fp8"], "FP8 training is not counted"),
+        (["--float8"], "FP8 is the field fp8"),
         (["--batch", "-3"], "Did you mean --micro-batch-size?"),
         (["--sequence-lenght=9"], "Did you mean --sequence-length?"),
         (["--zzz"], "Unrecognized arguments: --zzz. `python -m calculator --help` lists all flags."),

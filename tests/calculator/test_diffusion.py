@@ -1,7 +1,6 @@
 """Diffusion transformers: parameters and operations equal those of diffusers, and what cannot be done is refused."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from calculator.page.models import own_values, used_part
 from calculator.page.search import understood
 from calculator.page.sweep import swept
 from calculator.parameters import count_parameters, parameter_tensors
-from tests.programs import run_program
+from tests.calculator.retraced import assert_equal_when_traced_again
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PUBLISHED = {
@@ -95,11 +94,8 @@ def test_operations_equal_those_that_torch_counts(config):
 def test_a_recorded_step_is_traced_again(name, kind, tmp_path):
     pytest.importorskip("diffusers")
     steps = json.loads((BENCHMARKS / f"{name}.json").read_text())
-    record = tmp_path / "steps.json"
-    record.write_text(json.dumps([step for step in steps if step["setup"]["config"]["_class_name"] == kind][:2]))
-    done = run_program([sys.executable, "-W", "ignore", BENCHMARKS / "picture_steps.py", "--check", record])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("equal; peak ") == 2, done.stdout
+    of_this_class = [step for step in steps if step["setup"]["config"]["_class_name"] == kind]
+    assert_equal_when_traced_again(of_this_class[:2], "picture_steps.py", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["diffusion_steps", "diffusion_lora_steps"])

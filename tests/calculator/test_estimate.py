@@ -318,7 +318,41 @@ REFUSED = {
     "Give either model or config": {"model": "gpt2", "config": {"model_type": "gpt2"}},
     "Unknown key 'batch'": {"model": "gpt2", "batch": 3},
     "torch.compile is not counted": {"model": "gpt2", "compile": True},
-    "FP8 training is not counted": {"model": "gpt2", "fp8": True},
+    "FP8 is the field fp8": {"model": "gpt2", "float8": True},
+    "fp8 is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; gpt2 is": {"model": "gpt2", "fp8": True},
+    "fp8 stands beside the precision bf16 or amp-bf16, not fp32": {
+        "model": "qwen3-0.6b",
+        "precision": "fp32",
+        "fp8": True,
+    },
+    "fp8 is not counted with LoRA, several GPUs and offload_activations": {
+        "model": "qwen3-0.6b",
+        "lora_rank": 8,
+        "fp8": True,
+    },
+    "fp8 is not counted for layers that share weights": {"model": "qwen3-0.6b", "shared_groups": 4, "fp8": True},
+    "This project's trainer, whose loss you chose, has no FP8": {
+        "model": "qwen3-0.6b",
+        "loss": "trainer",
+        "fp8": True,
+    },
+    "FP8 multiplies matrices whose sides are multiples of 16, not feed_forward.gate.weight of 100 x 64": {
+        "config": {
+            "model_type": "llama",
+            "hidden_size": 64,
+            "intermediate_size": 100,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "vocab_size": 50,
+        },
+        "fp8": True,
+    },
+    "FP8 multiplies 16 tokens at a time, and micro_batch_size times sequence_length is 1001": {
+        "model": "qwen3-0.6b",
+        "sequence_length": 1001,
+        "fp8": True,
+    },
+    "fp8 is true or false": {"model": "qwen3-0.6b", "fp8": 8},
     "offload_activations is counted for Llama": {"model": "gpt2", "offload_activations": True},
     "offload_activations is counted without checkpointing": {
         "model": "qwen3-0.6b",
@@ -330,9 +364,20 @@ REFUSED = {
         "offload_activations": True,
         "lora_rank": 8,
     },
-    "A loss in pieces, as Liger or Cut Cross-Entropy": {"model": "gpt2", "use_liger_kernel": True},
-    "Packing is not counted on its own": {"model": "gpt2", "packing": True},
-    "precision is one of amp-bf16, amp-fp16, fp32, bf16, fp16, not 'fp8'. FP8 training is not counted": {
+    "Of Liger's kernels, the fused linear cross-entropy is counted": {"model": "gpt2", "use_liger_kernel": True},
+    "Cut Cross-Entropy is not counted": {"model": "gpt2", "cut_cross_entropy": True},
+    "Packing is the field packed": {"model": "gpt2", "packing": True},
+    "packed is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi and Gemma; gpt2 is": {
+        "model": "gpt2",
+        "packed": True,
+    },
+    "packed is not counted with offload_activations": {
+        "model": "qwen3-0.6b",
+        "packed": True,
+        "offload_activations": True,
+    },
+    "packed is true or false": {"model": "qwen3-0.6b", "packed": 1},
+    "precision is one of amp-bf16, amp-fp16, fp32, bf16, fp16, not 'fp8'. FP8 is the field fp8": {
         "model": "gpt2",
         "precision": "fp8",
     },

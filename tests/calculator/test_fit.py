@@ -134,7 +134,7 @@ def test_a_setup_that_fits_needs_no_advice():
 def test_nothing_makes_a_model_fit_whose_weights_alone_do_not():
     advised = advice(Setup(model="gpt3-175b", precision="bf16", shared_groups=90), T4)
     assert advised["suggestions"] == []
-    assert advised["sentence"].startswith("No set of techniques")
+    assert advised["sentence"].startswith("No set of the techniques counted here")
 
 
 def test_unified_memory_gains_nothing_from_offloading():

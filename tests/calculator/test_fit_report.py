@@ -18,6 +18,17 @@ SIZES = {
         "num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 64, "tie_word_embeddings": False,
     },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64},
+    "gemma3": {  # with a vision tower, which is not trained
+        "text_config": {
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 96, "max_position_embeddings": 64,
+        },
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 14,
+        },
+        "mm_tokens_per_image": 4,
+    },
     "bert": {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
         "max_position_embeddings": 64,
@@ -51,6 +62,8 @@ def folder(request, tmp_path, monkeypatch):
         ("llama", {"lora_rank": 3, "base_bits": 16}),
         ("llama", {"lora_rank": 3, "base_bits": 4, "checkpointing": True}),
         ("llama", {"lora_rank": 3, "lora_targets": "q_proj,v_proj", "attention": "eager"}),
+        ("gemma3", {"precision": "bf16"}),
+        ("gemma3", {"lora_rank": 3, "base_bits": 16}),
         ("bert", {}),
         ("t5", {"optimizer": "sgd"}),
     ],

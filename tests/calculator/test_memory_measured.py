@@ -29,9 +29,18 @@ def test_matrix_is_sized_to_the_card():
     assert sum(s.micro_batch_size for s in large) > sum(s.micro_batch_size for s in small)
     chosen = on_gpu.matrix(small=False, usable_bytes=16 * 2**30, cases=200)
     assert len(chosen) == 200
-    for field in ("precision", "attention", "checkpointing", "optimizer", "shared_groups", "offload_optimizer"):
+    fields = ("precision", "attention", "checkpointing", "optimizer", "shared_groups", "offload_optimizer")
+    for field in (*fields, "lora_rank", "offload_activations"):
         assert len({getattr(setup, field) for setup in chosen}) > 1
-    assert {setup.config["model_type"] for setup in chosen} == {"bert", "gpt2", "gptj", "t5"}
+    assert {setup.config["model_type"] for setup in chosen} == {"bert", "gpt2", "gptj", "t5", *on_gpu.DECODERS}
+
+
+def test_ligers_loss_is_measured_where_its_kernels_run(monkeypatch):
+    assert not any(setup.loss == "liger" for setup in on_gpu.matrix(small=False, usable_bytes=2**34, cases=None))
+    monkeypatch.setattr(on_gpu.importlib.util, "find_spec", lambda name: name)
+    assert not any(setup.loss == "liger" for setup in on_gpu.matrix(small=True, usable_bytes=2**34, cases=None))
+    found = [setup for setup in on_gpu.matrix(small=False, usable_bytes=2**34, cases=None) if setup.loss == "liger"]
+    assert {setup.config["model_type"] for setup in found} == set(on_gpu.DECODERS)
 
 
 def test_dry_run_steps_real_models(tmp_path, capsys):

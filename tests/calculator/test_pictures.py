@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from calculator.flops import forward_flops
 from calculator.page.models import own_values, used_part
 from calculator.page.search import understood
 from calculator.parameters import count_parameters
-from tests.programs import run_program
+from tests.calculator.retraced import assert_equal_when_traced_again
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PUBLISHED = {
@@ -95,11 +94,8 @@ def test_saved_activations_equal_those_of_transformers(seed):
 def test_a_recorded_step_is_traced_again(number, tmp_path):
     """By the program that draws such steps; one with an optimizer on the host, one whose update is the peak."""
     pytest.importorskip("torch")
-    record = tmp_path / "steps.json"
-    record.write_text(json.dumps([json.loads((BENCHMARKS / "picture_steps.json").read_text())[number]]))
-    done = run_program([sys.executable, "-W", "ignore", BENCHMARKS / "picture_steps.py", "--check", record])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("equal; peak ") and "1 steps traced" in done.stdout
+    step = json.loads((BENCHMARKS / "picture_steps.json").read_text())[number]
+    assert_equal_when_traced_again([step], "picture_steps.py", tmp_path)
 
 
 def test_a_recording_holds_for_other_sizes():

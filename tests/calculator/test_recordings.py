@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from calculator import timeline
 from calculator.adapters import FAMILIES_WITH_ADAPTERS, Lora, modules_of
 from calculator.architectures import PRESETS
+from calculator.eight_bit import odd_matrix
+from calculator.setups import FAMILIES_IN_FP8, FAMILIES_WITH_PACKS
 from calculator.sizes import Formulas, Size
 from calculator.timeline import Options
 
@@ -56,13 +58,16 @@ def _course(draw: random.Random):
         shared_groups=0 if architecture.mixed else draw.choice((0, 0, 2)),
         reversible=reversible,
         accumulating=draw.random() < 0.2,
+        packed=architecture.family in FAMILIES_WITH_PACKS and draw.random() < 0.3,
+        fp8=architecture.family in FAMILIES_IN_FP8 and not odd_matrix(architecture) and draw.random() < 0.2,
     )
     return architecture, _adapted(draw, architecture, options)
 
 
 def _adapted(draw: random.Random, architecture, options: Options) -> Options:
     """The same, for some decoders with LoRA."""
-    if architecture.family not in FAMILIES_WITH_ADAPTERS or options.shared_groups or draw.random() < 0.4:
+    possible = architecture.family in FAMILIES_WITH_ADAPTERS and not options.shared_groups and not options.fp8
+    if not possible or draw.random() < 0.4:
         return options
     bits = draw.choice((4, 16, 32)) if options.autocast else 32 if options.itemsize == 4 else draw.choice((4, 16))
     modules = [own for names in modules_of(architecture).values() for own in names]

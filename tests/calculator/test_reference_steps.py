@@ -11,7 +11,8 @@ holds models of pictures, and `diffusion_steps.json` the diffusion transformers 
 forward and of backward besides that of the step; in `diffusion_lora_steps.json`, peft puts adapters on these. In
 `low_rank_steps.json`, galore-torch 1.0 and apollo-torch 1.0.3 update decoders, with the peak of the update as well;
 in `muon_steps.json`, torch's Muon and AdamW do so. In `offloaded_steps.json`, torch's `save_on_cpu` keeps on the host
-what backward needs.
+what backward needs. In `liger_steps.json`, Liger 0.8.5 computes output head and loss in pieces; in
+`packed_steps.json`, each sequence is a pack of samples; in `eight_bit_steps.json`, torchao 0.18 multiplies in FP8.
 """
 
 import json
@@ -26,7 +27,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = (
     "reference_steps", "later_steps", "decoder_steps", "picture_steps", "diffusion_steps", "lora_steps",
     "diffusion_lora_steps", "low_rank_steps", "muon_steps",
-    "offloaded_steps",
+    "offloaded_steps", "liger_steps", "packed_steps", "eight_bit_steps",
 )  # fmt: skip
 STEPS = [step for name in NAMES for step in json.loads((BENCHMARKS / f"{name}.json").read_text())]
 

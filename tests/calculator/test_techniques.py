@@ -13,6 +13,7 @@ from calculator.techniques import choices
 
 BF16, FP16 = "weights and gradients in 16 bits (bf16)", "weights and gradients in 16 bits (fp16)"
 HOST, EIGHT, AGAIN = "optimizer on the host", "8-bit optimizer state", "checkpointing"
+PIECES, MOVED = "a loss in pieces", "activations on the host"
 LORA, QLORA = "LoRA of rank 16", "QLoRA of rank 16 (a 4-bit model)"
 QUESTIONS = {
     "T5-3B on a T4, its optimizer on the host": (
@@ -29,14 +30,18 @@ QUESTIONS = {
     ),
     "Llama 3.1 8B on 16 GB": (Setup(model="llama-3.1-8b"), "cuda-16gb", [(AGAIN, QLORA)]),
     "Llama 3.1 8B on 32 GB": (
-        Setup(model="llama-3.1-8b"), "rtx-5090", [("checkpointing every 4th block", QLORA), (AGAIN, LORA)],
+        Setup(model="llama-3.1-8b"), "rtx-5090",
+        [(PIECES, QLORA), ("checkpointing every 4th block", QLORA), (AGAIN, LORA)],
     ),
     "Llama 3.1 70B on an H100": (Setup(model="llama-3.1-70b"), "h100-80gb", [(AGAIN, QLORA)]),
     "DeepSeek-V3 on an H200": (Setup(model="deepseek-v3"), "h200", []),
-    "Llama 3.2 1B on 12 GB": (Setup(model="llama-3.2-1b"), "rtx-3060", [(BF16, HOST, AGAIN)]),
+    "Llama 3.2 1B on 12 GB": (Setup(model="llama-3.2-1b"), "rtx-3060", [(PIECES, HOST, AGAIN), (BF16, PIECES, HOST)]),
     "Mistral 7B on 40 GB": (
         Setup(model="mistral-7b", optimizer="adamw8bit", checkpointing=True), "a100-40gb",
         [(BF16, HOST), (BF16, "Adafactor"), (BF16, "APOLLO-Mini"), (LORA,)],
+    ),
+    "Mistral 7B at 32 768 tokens on an H100": (
+        Setup(model="mistral-7b", sequence_length=32_768), "h100-80gb", [(HOST, AGAIN), (EIGHT, MOVED)],
     ),
     "BERT-large, batch 32, on a T4": (
         Setup(model="bert-large", micro_batch_size=32), "t4", [("micro-batches of 8, accumulated over 4",)],
@@ -88,6 +93,27 @@ def test_what_changes_the_training_comes_after_what_does_not():
     found = suggestions(Setup(model="gpt2-xl"), device_named("rtx-3090"))
     kinds = ["precision" in s.changes or s.changes.get("optimizer") == "adafactor" for s in found]
     assert kinds == sorted(kinds) and True in kinds and False in kinds
+
+
+def test_activations_move_to_the_host_where_computing_them_again_is_not_enough():
+    setup, device = Setup(model="llama-3.1-8b", sequence_length=65_536, precision="bf16"), device_named("h200")
+    found = suggestions(setup, device)
+    titles = [AGAIN in one.techniques for one in found if MOVED in one.techniques or AGAIN in one.techniques]
+    assert titles[0] and not all(titles)
+    moved = next(one for one in found if MOVED in one.techniques)
+    # All activations go to the host and back, by PCI Express 3.0, which moves 16 GB a second.
+    assert moved.seconds_per_update > 10 and "over the bus for each update" in moved.sentence
+    assert moved.changes["offload_activations"] and not moved.extra_computation
+
+
+@pytest.mark.parametrize("changes", [{"lora_rank": 8}, {"loss": "liger"}, {"model": "gpt2-xl"}, {"gpus": 2}], ids=str)
+def test_activations_move_to_the_host_only_where_that_is_counted(changes):
+    setup = Setup(**{"model": "llama-3.1-8b", "sharding": "zero-3" if "gpus" in changes else "none", **changes})
+    titles = [one.title for choice in choices(setup, device_named("h200")) for one in choice if one]
+    assert MOVED not in titles
+    assert MOVED in [
+        one.title for choice in choices(Setup(model="llama-3.1-8b"), device_named("h200")) for one in choice if one
+    ]
 
 
 def test_a_caveat_says_what_whole_16_bits_do():

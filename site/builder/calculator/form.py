@@ -29,6 +29,7 @@ CARD_GIB = "20"
 
 CHECKPOINTING = {"false": "off", "true": "every block", "2": "every 2nd block", "3": "every 3rd", "4": "every 4th"}
 BASE_BITS = {"": "as the precision", "16": "16 bits", "4": "4 bits (QLoRA)"}
+LOSS = {"whole": "of all logits at once", "liger": "in pieces (Liger)"}
 SHARDING = {
     "none": "nothing (DDP)",
     "zero-1": "ZeRO-1",
@@ -85,6 +86,9 @@ def page_data() -> dict:
             "lora_rank",
             "base_bits",
             "sharding",
+            "packed",
+            "fp8",
+            "loss",
             "offload_activations",
             "optimizer_rank",
             "optimizer_impl",
@@ -108,6 +112,7 @@ def _groups(catalogue: dict) -> list[dict]:
                     "Sequence length",
                     "Tokens per sample; of a diffusion model, the prompt's.",
                 ),
+                _switch("packed", "Packed samples", "Each sequence is a pack of samples, with a mask."),
                 _number("image_size", "Picture size", "Pixels of a picture's side."),
                 _number("target_length", "Target length", "Tokens that the decoder writes."),
                 _choice("gpu", "GPU to fit", _gpus(), "With the memory that programs can use."),
@@ -124,6 +129,7 @@ def _groups(catalogue: dict) -> list[dict]:
                 _switch(
                     "offload_optimizer", "Offload the optimizer", "Keeps its state and computes its update on the host."
                 ),
+                _choice("loss", "Loss", _options(LOSS), "In pieces, there are never all logits at once."),
                 _switch("offload_activations", "Offload activations", "Keeps on the host what backward needs."),
                 _choice(
                     "checkpointing",
@@ -132,9 +138,7 @@ def _groups(catalogue: dict) -> list[dict]:
                     "Keeps the blocks' inputs and recomputes the rest.",
                 ),
                 _number(
-                    "shared_groups",
-                    "Layer groups",
-                    "Number of groups; the layers of a group share their weights.",
+                    "shared_groups", "Layer groups", "Number of groups; the layers of a group share their weights."
                 ),
                 _number("lora_rank", "LoRA, rank", "Trains adapters of this rank and freezes the model."),
                 _choice("base_bits", "Frozen weights", _options(BASE_BITS)),
@@ -162,6 +166,7 @@ def _usual_ranks() -> str:
 def _finer(choices: dict) -> list[dict]:
     return [
         _choice("precision", "Precision", _titled(choices["precision"])),
+        _switch("fp8", "FP8 products", "torchao's; the layers' matrices are cast to 8 bits before each product."),
         _choice("attention", "Attention", _titled(choices["attention"])),
         _choice("reversible", "Reversible layers", _options(REVERSIBLE)),
         _number("dropout", "Dropout", ""),

@@ -34,8 +34,16 @@ OFFLOADED = RESULTS.parent / "offloaded_steps.json"
 """Steps of which the host keeps what backward needs."""
 MUON = RESULTS.parent / "muon_steps.json"
 """The same with Muon."""
+LIGER = RESULTS.parent / "liger_steps.json"
+"""Those whose loss is computed in pieces (benchmarks/liger_steps.py)."""
+PACKED = RESULTS.parent / "packed_steps.json"
+"""Those on packs of samples (benchmarks/decoder_steps.py)."""
+EIGHT_BIT = RESULTS.parent / "eight_bit_steps.json"
+"""Those with products in FP8 (benchmarks/eight_bit_steps.py)."""
 SHARDED = RESULTS.parent / "sharded_steps.json"
 """Steps on one of several GPUs (benchmarks/sharded_steps.py)."""
+DIVIDED_LIGER = RESULTS.parent / "divided_liger_steps.json"
+"""The same with FSDP2 and Liger's loss in pieces (benchmarks/liger_steps.py)."""
 TOGETHER = RESULTS.parent / "tensor_steps.json"
 """The same with tensor parallelism."""
 SHARDINGS = {
@@ -127,7 +135,7 @@ def sharded_table() -> str:
 
 
 def _sharded_steps() -> list[dict]:
-    return [*_steps(SHARDED), *_steps(TOGETHER)]
+    return [*_steps(SHARDED), *_steps(DIVIDED_LIGER), *_steps(TOGETHER)]
 
 
 def _steps(path: Path) -> list[dict]:
@@ -199,7 +207,11 @@ def accuracy_counts() -> dict[str, int]:
         "low_rank": len(_steps(LOW_RANK)),
         "muon": len(_steps(MUON)),
         "offloaded": len(_steps(OFFLOADED)),
+        "liger": len(_steps(LIGER)),
+        "packed": len(_steps(PACKED)),
+        "eight_bit": len(_steps(EIGHT_BIT)),
         "sharded": len(_sharded_steps()),
+        "divided_liger": len(_steps(DIVIDED_LIGER)),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }
 

@@ -1,7 +1,7 @@
 // The calculator's form. It reads and writes its controls as texts, and shows which fields apply to the setup.
 // setup.mjs interprets the texts.
 
-import { ANOTHER_CARD, cardOf, fitting, memoryOf, neighbours, queryFor, requestFor, valuesFrom } from "./setup.mjs";
+import { ANOTHER_CARD, cardOf, completed, fitting, memoryOf, neighbours, queryFor, requestFor, valuesFrom } from "./setup.mjs";
 import { inLabels, isNamed, namesOf } from "./words.mjs";
 
 /** For an unknown model. */
@@ -127,7 +127,7 @@ export function queryOf(form, values = readForm(form)) {
 
 /** All controls' texts for a query; a control that the query does not name has its default. */
 export function valuesOf(form, query) {
-  return { ...form.defaults, ...valuesFrom(new URLSearchParams(query), form.defaults) };
+  return { ...form.defaults, ...completed(valuesFrom(new URLSearchParams(query), form.defaults)) };
 }
 
 /** Short names for the setups of several queries; see `namesOf` in words.mjs. */

@@ -21,6 +21,9 @@
  * @property {boolean} [two_stacks]
  * @property {boolean} [reversible]
  * @property {boolean} [divisible] whether several GPUs can divide it
+ * @property {boolean} [packs] whether its sequences may be packs of samples
+ * @property {boolean} [fp8] whether products in FP8 are counted for it
+ * @property {boolean} [ligers] whether Liger's loss in pieces is counted for its family
  * @property {boolean} [adapters] whether LoRA is counted for its family
  *
  * @typedef {(values: Values) => Own} OwnOf
@@ -62,6 +65,9 @@ export function fitting(values, own) {
       lora_rank: ofMatrices && "GaLore, APOLLO and Muon train whole matrices, which LoRA freezes.",
       sharding: undividable(values, own),
       offload_optimizer: onGpu,
+      loss: onlyWhole(values),
+      packed: unpackable(values, moving),
+      fp8: own.fp8 && unmultiplied(values, own, moving),
       offload_activations: immovable,
     },
     needless: {
@@ -73,6 +79,9 @@ export function fitting(values, own) {
       lora_rank: !own.adapters,
       base_bits: !own.adapters || !values.lora_rank || ofMatrices,
       sharding: ["", "1"].includes(values.gpus),
+      loss: !own.ligers,
+      packed: !own.packs,
+      fp8: !own.fp8,
       offload_activations: !own.movable,
       optimizer_rank: !LOW_RANK.includes(values.optimizer),
       optimizer_impl: values.optimizer !== "adamw",
@@ -83,12 +92,36 @@ export function fitting(values, own) {
   };
 }
 
+/** Ways to divide a model in which all GPUs compute each sample together. */
+const TOGETHER = ["tensor", "tensor-sequence"];
+
 /** Why the host cannot keep what backward needs; false if it can. */
-function unmovable({ checkpointing, lora_rank, sharding, gpus, shared_groups }, own) {
+function unmovable({ checkpointing, lora_rank, sharding, gpus, shared_groups, loss }, own) {
   if (checkpointing && checkpointing !== "false") return "Counted without checkpointing.";
   if (lora_rank) return "Not counted with LoRA; empty its rank.";
+  if (own.ligers && loss === "liger") return "Not counted with a loss in pieces.";
   if (gpus > 1 && sharding && sharding !== "none") return "Not counted where several GPUs divide the model.";
   return Boolean(own.movable && shared_groups) && "Not counted for layers that share weights.";
+}
+
+/** Why sequences cannot be packs of samples; false if they can. */
+function unpackable({ sharding, gpus }, moving) {
+  if (moving) return "Not counted with activations on the host.";
+  return gpus > 1 && TOGETHER.includes(sharding) && "Not counted where several GPUs compute each sample together.";
+}
+
+/** Why products cannot be in FP8; false if they can. */
+function unmultiplied({ gpus, lora_rank, precision, shared_groups }, own, moving) {
+  if (!precision.endsWith("bf16")) return "It stands beside bfloat16; choose that precision.";
+  if (gpus > 1) return "Counted on one GPU.";
+  if (own.adapters && lora_rank) return "Not counted with LoRA; empty its rank.";
+  if (moving) return "Not counted with activations on the host.";
+  return Boolean(shared_groups) && "Not counted for layers that share weights.";
+}
+
+/** Why the loss cannot be computed in pieces; false if it can. */
+function onlyWhole({ sharding, gpus }) {
+  return gpus > 1 && TOGETHER.includes(sharding) && "Not counted where several GPUs divide the output head.";
 }
 
 /** Why several GPUs cannot divide a setup; false if they can. */
@@ -118,16 +151,28 @@ export function requestFor(fields, values, own) {
   return { setup, gpu: values.gpu };
 }
 
-/** The fields that differ from their defaults, as a query. */
+/** The fields that differ from their defaults, or from what follows from these, as a query. */
 export function queryFor(values, defaults) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(values)) if (value !== defaults[name]) query.set(name, value);
-  return query;
+  const changed = Object.fromEntries(Object.entries(values).filter(([name, value]) => value !== defaults[name]));
+  const read = { ...defaults, ...completed(changed) };
+  const others = Object.entries(values).filter(([name, value]) => value !== read[name]);
+  return new URLSearchParams({ ...changed, ...Object.fromEntries(others) });
 }
 
 /** The texts in a query; names that the form does not have are dropped. */
 export function valuesFrom(query, defaults) {
   return Object.fromEntries([...query].filter(([name]) => name in defaults));
+}
+
+/**
+ * The texts of an address, with what follows from them: the page's own optimizer, in 8 bits, is not divided among GPUs,
+ * and its checkpointing keeps no activations that the host could have. The form would leave out what the address asks for.
+ */
+export function completed(given) {
+  const follows = {};
+  if (given.sharding && given.sharding !== "none") follows.optimizer = "adamw";
+  if (given.offload_activations === "true") follows.checkpointing = "false";
+  return { ...follows, ...given };
 }
 
 /**

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  alternatives, applicable, fitting, memoryOf, neighbours, parsed, parsedConfig, queryFor, requestFor, valuesFrom,
+  alternatives, applicable, completed, fitting, memoryOf, neighbours, parsed, parsedConfig, queryFor, requestFor, valuesFrom,
 } from "../../../site/javascripts/calculator/setup.mjs";
 import { DEFAULTS, FIELDS, ownOf } from "./form_fields.mjs";
 
@@ -82,6 +82,50 @@ test("the host keeps what backward needs of models for which that is counted, wi
   assert.ok(!reason({ gpus: "4", sharding: "none" }));
   const bus = (changes) => fitting({ ...DEFAULTS, offload_activations: "true", ...changes }, own).needless.pcie_generation;
   assert.ok(!bus({}) && bus({ checkpointing: "true" }) && bus({ offload_activations: "false" }));
+});
+
+test("the loss is computed in pieces where that is counted, by GPUs that compute with the whole output head", () => {
+  const own = { placeholders: {}, movable: true, ligers: true };
+  const reasons = (changes) => fitting({ ...DEFAULTS, loss: "liger", ...changes }, own).impossible;
+  assert.ok(fitting(DEFAULTS, ownOf(DEFAULTS)).needless.loss && !fitting(DEFAULTS, own).needless.loss);
+  assert.ok(!reasons({ gpus: "4", sharding: "zero-3" }).loss && !reasons({ gpus: "4" }).loss);
+  assert.match(reasons({ gpus: "4", sharding: "tensor" }).loss, /divide the output head/);
+  assert.match(reasons({}).offload_activations, /loss in pieces/);
+});
+
+test("sequences are packs where that is counted, not beside activations on the host or tensor parallelism", () => {
+  const own = { placeholders: {}, movable: true, packs: true };
+  const reason = (changes) => fitting({ ...DEFAULTS, packed: "true", ...changes }, own).impossible.packed;
+  assert.ok(fitting(DEFAULTS, ownOf(DEFAULTS)).needless.packed && !fitting(DEFAULTS, own).needless.packed);
+  assert.ok(!reason({}) && !reason({ gpus: "4", sharding: "zero-3" }));
+  assert.match(reason({ offload_activations: "true" }), /on the host/);
+  assert.match(reason({ gpus: "4", sharding: "tensor" }), /each sample together/);
+});
+
+test("products are in FP8 beside bfloat16, on one GPU that trains the whole model", () => {
+  const own = { placeholders: {}, movable: true, adapters: true, divisible: true, fp8: true };
+  const values = { ...DEFAULTS, precision: "bf16", fp8: "true" };
+  const reason = (changes) => fitting({ ...values, ...changes }, own).impossible.fp8;
+  assert.ok(fitting(values, ownOf(DEFAULTS)).needless.fp8 && !fitting(values, own).needless.fp8);
+  assert.ok(!reason({}) && !reason({ precision: "amp-bf16", checkpointing: "true" }));
+  assert.match(reason({ precision: "amp-fp16" }), /bfloat16/);
+  assert.match(reason({ gpus: "4" }), /one GPU/);
+  assert.match(reason({ lora_rank: "8" }), /LoRA/);
+  assert.match(reason({ offload_activations: "true" }), /on the host/);
+  assert.match(reason({ shared_groups: "4" }), /share weights/);
+});
+
+test("an address that asks for a divided model, or for activations on the host, gets it beside the page's own choices", () => {
+  const defaults = { optimizer: "adamw8bit", checkpointing: "true", sharding: "none", offload_activations: "false", gpus: "1" };
+  assert.deepEqual(completed({ sharding: "zero-3", gpus: "4" }), { optimizer: "adamw", sharding: "zero-3", gpus: "4" });
+  assert.deepEqual(completed({ sharding: "zero-3", optimizer: "sgd" }), { optimizer: "sgd", sharding: "zero-3" });
+  assert.deepEqual(completed({ offload_activations: "true" }), { checkpointing: "false", offload_activations: "true" });
+  assert.deepEqual(completed({ sharding: "none" }), { sharding: "none" });
+  for (const changes of [{}, { sharding: "zero-3" }, { sharding: "zero-3", optimizer: "adamw" }, { offload_activations: "true" }]) {
+    const values = { ...defaults, ...changes };
+    const query = Object.fromEntries(queryFor(values, defaults));
+    assert.deepEqual({ ...defaults, ...completed(query) }, values, "an address gives back the setup that it is of");
+  }
 });
 
 test("layers with different weights share none", () => {

@@ -106,23 +106,26 @@ def test_the_two_traced_steps_determine_all_others(monkeypatch):
         assert TracedSteps(task).peak(samples, 0, torch.float32).total == pytest.approx(step.total, rel=0.002)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-def test_where_the_calculator_knows_the_model_it_says_nearly_the_same(family):
-    """With a small vocabulary: the calculator counts whole logits, and our loss makes them in pieces."""
-    run = language(family, vocab_size=64)
-    device = this_machine("cpu")
+@pytest.mark.parametrize(
+    "family, dtype",
+    [
+        *[(family, dtype) for family in ("llama", "qwen3", "gemma2") for dtype in (torch.float32, torch.bfloat16)],
+        ("gpt2", torch.float32),  # autocast of CPUs leaves its powers in 16 bits, which that of GPUs does not
+    ],
+)
+@pytest.mark.parametrize("words", [64, 32_000])
+def test_where_the_calculator_knows_the_model_it_says_nearly_the_same(family, dtype, words):
+    """With many words, most of a step is the loss in pieces.
+
+    No matrix is at both ends: fake tensors add its two gradients in new memory, PyTorch adds one to the other.
+    """
+    run = language(family, vocab_size=words, tie_word_embeddings=False)
+    device, precision = this_machine("cpu"), str(dtype).removeprefix("torch.")
     for checkpointing, stored in ((False, 3), (True, 0)):
-        known = estimate(setup_of(run, device, 8, precision="float32", checkpointing=checkpointing)).gpu
-        traced = TracedSteps(task_of(run)).peak(8, stored, torch.float32)
+        known = estimate(setup_of(run, device, 8, precision=precision, checkpointing=checkpointing)).gpu
+        traced = TracedSteps(task_of(run)).peak(8, stored, dtype)
         assert traced.total == pytest.approx(known.total, rel=0.1)
         assert known.weights == pytest.approx(traced.weights, rel=0.01)
-
-
-def test_logits_in_pieces_take_less_than_the_calculator_counts():
-    run = language("llama", vocab_size=32_000)
-    known = estimate(setup_of(run, this_machine("cpu"), 8, precision="float32")).gpu.total
-    logits = 4 * 8 * 128 * 32_000
-    assert TracedSteps(task_of(run)).peak(8, 3, torch.float32).total < known - logits
 
 
 def test_a_model_larger_than_any_memory_is_traced():

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from calculator.families.trainer_loss import LARGEST_PIECE, LEAST_PIECE
 from training.model.vocabulary import exponentiate
-
-LEAST_PIECE, LARGEST_PIECE = 64, 1024
-"""Tokens of a piece: with fewer, products of matrices are slow; with more, they are no faster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

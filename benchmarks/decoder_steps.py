@@ -1,0 +1,130 @@
+"""Traces training steps of decoders, also on packs of samples, and counts what the device holds.
+
+    python benchmarks/decoder_steps.py --check benchmarks/decoder_steps.json
+    python benchmarks/decoder_steps.py --packed --cases 80 --seed 2035 --json benchmarks/packed_steps.json
+
+Real code of transformers and peft runs on a fake GPU, as in `picture_steps.py`. With `--packed`, each drawn sequence is
+a pack of samples which see nothing of each other. A pack is told by its positions, which begin anew with each sample;
+transformers then makes a mask, also for fused attention, which needs none otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import fake_cuda  # noqa: E402  before torch
+import picture_steps  # noqa: E402
+import sharded_steps  # noqa: E402
+import torch  # noqa: E402
+
+from calculator.setups import Setup, resolve, setup_from  # noqa: E402
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
+SPARSE = ("mixtral", "qwen3_moe")
+"""Model types with experts, of which fake tensors have a kernel in bfloat16 only."""
+ADAPTED = ("llama", "qwen3", "mistral")
+"""Model types that may have LoRA's adapters."""
+PHASES = ("forward", "backward", "optimizer")
+
+
+def build(setup: Setup, change: Callable[[torch.nn.Module], None] = lambda model: None) -> torch.nn.Module:
+    """The model of a setup, with adapters if it has any.
+
+    Args:
+        setup: What is trained.
+        change: Changes the model before it gets them.
+    """
+    precision = setup.precision.removeprefix("amp-") if setup.base_bits == 16 else setup.precision
+    # The padding of published models is no token of a small vocabulary.
+    config = {"pad_token_id": None, **setup.config}
+    model = sharded_steps.build(replace(setup, precision=precision, config=config))
+    change(model)
+    if setup.lora_rank is None:
+        return model
+    if setup.checkpointing:
+        model.enable_input_require_grads()
+    return picture_steps.adapted(model, setup).train()
+
+
+def inputs(setup: Setup) -> dict[str, torch.Tensor]:
+    """Token ids and labels, and positions of packs, on the default device."""
+    shape = (setup.micro_batch_size, setup.sequence_length)
+    names = ("input_ids", "labels", *(("position_ids",) if setup.packed else ()))
+    return {name: torch.zeros(shape, dtype=torch.long) for name in names}
+
+
+def trace(setup: Setup, build: Callable[[Setup], torch.nn.Module] = build, **given: Callable) -> dict:
+    """What the device holds in a step of a setup.
+
+    Args:
+        setup: What is trained.
+        build: Makes the model.
+        given: Further arguments of `picture_steps.trace`.
+    """
+    with patch.object(fake_cuda, "packs_samples", [setup.packed]):
+        return picture_steps.trace(setup, build=build, inputs=inputs, phases=PHASES, **given)
+
+
+def fitted(config: dict, chance: random.Random) -> dict:
+    """A config of random sizes as the kernels and the model type need it."""
+    family = config["model_type"]
+    if family in SPARSE:  # the kernel of experts reads rows of 16 bytes
+        config["intermediate_size"] = 8 * chance.randint(2, 100)
+    if family in ("gemma2", "gemma3_text", "smollm3"):
+        config["pad_token_id"] = 0
+    if family == "qwen2":
+        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    return config
+
+
+def can_trace(setup: Setup) -> bool:
+    """Whether fake tensors have kernels for a setup: of experts, in bfloat16 only."""
+    return setup.precision == "bf16" or resolve(setup).family not in ("mixture", "deepseek")
+
+
+def draw(chance: random.Random, *, packed: bool) -> Setup:
+    """A random setup: a decoder of a few layers, some of them with adapters."""
+    family = chance.choice(FAMILIES)
+    config = fitted({"model_type": family, **sharded_steps.random_sizes(family, chance)}, chance)
+    if family in ("mistral", "mixtral", "gemma2", "gemma3_text"):
+        config["sliding_window"] = chance.choice((32, 96, 4096))
+    values = {
+        "config": config,
+        "micro_batch_size": chance.randint(1, 4),
+        "sequence_length": chance.choice((16, 64, 96, 130, 250)),
+        "precision": chance.choice(("amp-bf16", "amp-fp16", "bf16", "fp16", "fp32")),
+        "attention": chance.choice(("eager", "sdpa", "sdpa", "sdpa")),
+        "dropout": 0.0,
+        "checkpointing": chance.choice((False, False, True)),
+        "optimizer": chance.choice(("adamw", "adamw8bit", "sgd")),
+        "packed": packed,
+    }
+    if family in SPARSE:
+        values["precision"] = "bf16"
+    if family in ADAPTED and chance.random() < 0.4:
+        values["lora_rank"] = chance.randint(1, 64)
+        if values["precision"].startswith("amp-"):
+            values["base_bits"] = chance.choice((16, 32))
+    setup = setup_from(values)
+    return setup if resolve(setup).fusable else replace(setup, attention="eager")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
+    parser = picture_steps.parser_of(__doc__)
+    parser.add_argument("--packed", action="store_true", help="draw packs of samples")
+    flags = parser.parse_args(arguments)
+    picture_steps.draw_and_trace(flags, partial(draw, packed=flags.packed), trace, can_trace)
+
+
+if __name__ == "__main__":
+    main()
