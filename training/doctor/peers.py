@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.doctor.children import NoAnswer
+from training.doctor.examination import TOO_SLOW
 from training.doctor.finding import Fault, Finding, fine, skipped
 from training.doctor.web import Unfetched, fetch, is_url, proxy_of, resolve
 from training.errors import BadInput
@@ -232,7 +233,7 @@ def check_node(shared: Shared) -> Finding:
         told = shared.visit("node")
     except NoAnswer as error:
         if error.late:
-            return NODE.found(f"The network node did not start: {error}.")
+            return TOO_SLOW.found(f"The network node has not started yet: {error}.")
         return skipped(f"Not checked: hivemind does not work here ({error}).")
     if told["fault"]:
         return NODE.found(f"The network node did not start: {told['fault']}.")

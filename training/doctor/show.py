@@ -68,5 +68,6 @@ def summary(findings: Sequence[Finding]) -> str:
     if faults:
         return f"{counts}: this machine cannot join as it is."
     unknown = [finding.check for finding in findings if finding.level == "skipped"]
-    asked = " Give --recipe and --initial-peers to check the run as well." if "run" in unknown else ""
+    given = " The run itself could not be checked: give --recipe and --initial-peers, and more time with --seconds 60."
+    asked = given if "run" in unknown else ""
     return f"{counts}: nothing that was checked keeps this machine from joining.{asked}"
