@@ -291,20 +291,20 @@ def test_the_dashboard_loads_no_library_for_charts(open_page, live):
 def test_the_first_pictures_stand_beside_the_newest(open_page, server, width):
     server.live = live_run(epochs=400)
     snapshot = server.live["pictures"]["snapshots"][0]
-    server.live["pictures"]["snapshots"] = [{**snapshot, "epoch": epoch} for epoch in range(10, 401, 10)]
+    server.live["pictures"]["snapshots"] = [{**snapshot, "epoch": epoch} for epoch in range(20, 401, 20)]
     for number in range(len(PROMPTS)):
-        server.files[f"/live/pictures/000010/{number}.png"] = red_picture()
+        server.files[f"/live/pictures/000020/{number}.png"] = red_picture()
     page = open_page("dashboard/", width=width)
     table = page.get_by_role("region", name="Pictures per prompt and epoch")
-    every = page.get_by_role("button", name="Pictures of all 40 epochs")
+    every = page.get_by_role("button", name="Pictures of all 20 epochs")
     expect(every).to_be_visible()
     columns = table.locator("thead th")
     expect(columns.nth(1)).to_have_text("epoch 400")
-    expect(columns.last).to_have_text("epoch 10")
+    expect(columns.last).to_have_text("epoch 20")
     assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
     every.click()
     expect(every).to_have_attribute("aria-pressed", "true")
-    expect(columns).to_have_count(41)
+    expect(columns).to_have_count(21)
 
 
 COUNT_BY_TASK = """

@@ -127,7 +127,7 @@ def use_calculator(page) -> None:
 def use_dashboard(page) -> None:
     """All tables and all pictures are shown, all charts drawn."""
     open_all(page)
-    page.get_by_role("button", name="Pictures of all").click()
+    page.locator("[data-slot=pictures-all]").click()
     page.evaluate("scrollTo(0, document.body.scrollHeight)")
     for chart in page.locator(".chart").all():
         expect(chart).to_have_attribute("data-drawn", "true")

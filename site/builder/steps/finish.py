@@ -1,7 +1,8 @@
 """Third step of a build: edits the HTML, in the same way for every generator.
 
 Links become relative, terms of the glossary become links, code wraps between words, and the search dialog gets a name
-for screen readers. Last, the service worker is written with the list of all files.
+for screen readers. Style sheets lose what costs time on every element (builder/markup/styles.py). Last, the service
+worker is written with the list of all files.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from builder.learn import glossary
 from builder.markup import listings
 from builder.markup.links import relative, resolved
+from builder.markup.styles import has_tabs, with_boxes, without_tabs
 from builder.steps.offline import write_service_worker
 
 SEARCH = 'data-md-component="search" role="dialog"'
@@ -18,9 +20,15 @@ SEARCH = 'data-md-component="search" role="dialog"'
 
 def finish(built: Path) -> None:
     """Edits all pages of the site in a folder, in place."""
+    tabs = False
     for file in built.rglob("*.html"):
         address = file.relative_to(built).as_posix().removesuffix("index.html")
-        file.write_text(finished(file.read_text(encoding="utf-8"), address), encoding="utf-8")
+        html = file.read_text(encoding="utf-8")
+        tabs = tabs or has_tabs(html)
+        file.write_text(finished(html, address), encoding="utf-8")
+    for file in built.rglob("*.css"):
+        css = with_boxes(file.read_text(encoding="utf-8"))
+        file.write_text(css if tabs else without_tabs(css), encoding="utf-8")
     # After the edits: the service worker's version is a digest of the files.
     write_service_worker(built)
 

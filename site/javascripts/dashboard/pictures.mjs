@@ -11,8 +11,8 @@ const PICTURE_WIDTH = 130;
 const TEXT_WIDTH = 260;
 /** Rows with together so many pictures are made in one task and laid out in one frame, or else one row. */
 const PIECE = 80;
-/** Of more epochs so many are shown, evenly spread: a thousand pictures make a change of colours take a twentieth of a second. */
-const MOST_EPOCHS = 50;
+/** Of more epochs so many are shown, evenly spread: a change of colours styles each picture anew, in one task. */
+const MOST_EPOCHS = 30;
 
 const SOME =
   "The same prompts, drawn again as the run goes on; the newest epoch comes first. A tick means that the shape or colour matches the prompt, judged by a rule that looks at the pixels; stray objects count as wrong.";
@@ -99,16 +99,14 @@ function row(prompt, snapshots) {
 }
 
 function cell({ epoch, pictures }, prompt) {
-  return element("td", pictures.filter((picture) => picture.prompt === prompt).map((one) => ("text" in one ? written(one) : drawn(one, epoch))));
+  const mine = pictures.filter((picture) => picture.prompt === prompt);
+  return element("td", mine.flatMap((one) => ("text" in one ? written(one) : drawn(one, epoch))));
 }
 
 function written({ text, good }) {
   const words = element("p", [text.trim() || "(nothing)"]);
   words.dir = "auto";
-  if (good === null) return words;
-  const note = element("span", [good ? "✓ right" : "✗ wrong"]);
-  note.className = "verdict";
-  return element("div", [words, note]);
+  return good === null ? [words] : [words, verdict(good ? "✓ right" : "✗ wrong")];
 }
 
 function drawn(picture, epoch) {
@@ -118,11 +116,16 @@ function drawn(picture, epoch) {
   image.loading = "lazy";
   image.alt = altOf(picture, epoch);
   const marks = marksOf(picture);
-  if (!marks) return element("div", [image]);
-  const note = element("span", [marks]);
-  note.className = "verdict";
+  if (!marks) return [image];
+  const note = verdict(marks);
   note.ariaHidden = "true"; // the image's alternative text says the same
-  return element("div", [image, note]);
+  return [image, note];
+}
+
+function verdict(text) {
+  const note = element("span", [text]);
+  note.className = "verdict";
+  return note;
 }
 
 /** Shape and colour with whether each is right; omits those that were not judged. */

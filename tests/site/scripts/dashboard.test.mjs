@@ -62,7 +62,7 @@ test("as many pictures as fit are shown: the newest first, the oldest last, even
   assert.deepEqual(chosenOf(epochs, 4), [9, 6, 3, 0]);
   assert.deepEqual(chosenOf(epochs, 10), epochs.toReversed());
   assert.equal(epochs[0], 0, "the given list is not changed");
-  assert.deepEqual([epochsTold(40), epochsTold(50), epochsTold(1312)], ["all 40 epochs", "all 50 epochs", "50 of 1\u202f312 epochs"]);
+  assert.deepEqual([epochsTold(20), epochsTold(30), epochsTold(1312)], ["all 20 epochs", "all 30 epochs", "30 of 1\u202f312 epochs"]);
 });
 
 test("a picture's text says whether shape and colour are right", () => {
