@@ -110,6 +110,21 @@ def test_a_newcomer_that_sleeps_or_has_no_link_meanwhile_has_as_much_more_time(g
     assert verdict.hangs(good) == []
 
 
+def test_volunteers_that_come_back_have_as_much_more_time_as_nobody_had_the_weights(good):
+    for name in good.lives:
+        good.lives[name] = [replace(good.lives[name][0], ended=1200.0), Life(began=1205.0, ended=ENDED, joined=1275.0)]
+        cut_out(good, name, 1200.0, 1280.0)
+    assert len([hang for hang in verdict.hangs(good) if "was started" in hang]) == 3
+    good.accidents.append(Accident(kind="reboot", began=1190.0, ended=1220.0))
+    assert not [hang for hang in verdict.hangs(good) if "was started" in hang]
+
+
+def test_a_server_that_is_down_keeps_no_newcomer_from_a_run_that_others_train(good):
+    good.lives["ada"].append(Life(began=1205.0, ended=ENDED, joined=1275.0))
+    good.accidents.append(Accident(kind="reboot", began=1190.0, ended=1220.0))
+    assert len(verdict.hangs(good)) == 1
+
+
 def test_a_volunteer_that_is_left_alone_does_not_hang(good):
     for name in ("ada", "grace"):
         good.lives[name] = [replace(good.lives[name][0], ended=1200.0)]

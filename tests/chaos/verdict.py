@@ -140,13 +140,16 @@ def hangs(evidence: Evidence) -> list[str]:
 
 
 def _joining_seconds(evidence: Evidence, name: str, life: Life) -> float:
-    """How long a volunteer tried to join; a machine that sleeps or has no link does not."""
+    """How long a volunteer could try to join: not while its machine slept or had no link, nor while nobody had the
+    run's weights, because all volunteers were gone and the monitor was down."""
     prevented = [
         (accident.began, accident.ended)
         for accident in evidence.accidents
         if accident.kind in ("stop", "cut") and name in accident.volunteers
     ]
-    return length(without([(life.began, life.joined or life.ended)], prevented))
+    there = [(one.joined, one.ended) for lives in evidence.lives.values() for one in lives if one.joined is not None]
+    down = [(one.began, one.ended) for one in evidence.accidents if one.kind in ("monitor", "reboot")]
+    return length(without([(life.began, life.joined or life.ended)], [*prevented, *without(down, there)]))
 
 
 def _in_company(evidence: Evidence, name: str) -> list[Interval]:

@@ -75,7 +75,7 @@ def test_all_columns_of_the_table_are_in_sight(open_page):
 
 
 HARD_TO_CATCH = "reducer, silent"
-"""Costs more than is asked among 53: the page says that such peers stay for long."""
+"""Nobody can prove that these have lied."""
 
 
 def test_the_record_keeps_what_is_asked_of_centered_clip():
@@ -83,7 +83,7 @@ def test_the_record_keeps_what_is_asked_of_centered_clip():
     attacks = {run["attack"] for run in RECORD["courses"]} - {None}
     for attack in attacks:
         assert statistics.median(over_clean(attack, "centered-clip", 25)) <= 3, attack
-        assert over_clean(attack, "centered-clip", 53)[0] <= (8 if attack == HARD_TO_CATCH else 5), attack
+        assert over_clean(attack, "centered-clip", 53)[0] <= 5, attack
     for result in RECORD["results"]:
         if result["metric"].startswith("updates until back"):
             assert result["ours"] <= 200, result["metric"]
@@ -106,9 +106,9 @@ def test_the_page_says_how_soon_lying_reducers_were_left_out(open_page):
         last[attack] = max(run[-1] for run in runs)
     assert max(last["reducer"], last["reducer, hidden"]) <= 10 < last[HARD_TO_CATCH] <= 20
     assert f"left out after {max(last['reducer'], last['reducer, hidden'])} updates at the latest" in text
-    assert f"three times in a row: after {last[HARD_TO_CATCH]} updates" in text
+    assert f"twice in a row: after {last[HARD_TO_CATCH]} updates" in text
     of_53 = recorded(f"loss over clean, 12 of 53 hostile: {HARD_TO_CATCH}")["left_out_after"][0]
-    assert f"of 12 among 53, {len(of_53)} were left out within 40" in text
+    assert len(of_53) == 12 and f"of 12 among 53, the last was left out after {of_53[-1]} updates" in text
 
 
 @pytest.mark.parametrize("attack, most", [("mimic", 4), ("copied", 3), ("infinite", 1)])

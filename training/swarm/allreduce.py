@@ -98,6 +98,7 @@ class ReportingRunner(AllReduceRunner):
         self._began = time.monotonic()
         self._bytes_sent = self._bytes_received = 0
         self._weights: dict[PeerID, float] = {}
+        self._streaming: set[PeerID] = set()
         self._faulty: set[PeerID] = set()
         self.troubles: set[PeerID] = set()
         """Groupmates with which the exchange failed before this peer gave the all-reduce up."""
@@ -379,6 +380,11 @@ class ReportingRunner(AllReduceRunner):
         If this peer gives up, the sender is told at once, whatever it waits for. Nothing is awaited after the last
         part: the sender hangs up as soon as it has all answers, and its end of the stream may be lost.
         """
+        sender = context.remote_id
+        if sender in self._streaming:  # other parts than the first would make this peer's signed words look like lies
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        self._streaming.add(sender)
         parts = first_of(stream, self.tensor_part_reducer.num_parts)
         if self.books is not None and context.remote_id in self.sender_peer_ids:
             parts = self.books.taking(context.remote_id, parts)
@@ -405,6 +411,8 @@ class ReportingRunner(AllReduceRunner):
     async def _incoming(self, stream: AsyncIterator, sender: PeerID | None = None) -> AsyncIterator:
         async for message in stream:
             self._bytes_received += len(message.tensor_part.buffer)
+            # Else whatever is computed with the tensor would be noted for a backward pass, and never freed.
+            message.tensor_part.requires_grad = False
             if sender is not None:
                 self._weights[sender], self._sent_at[sender] = message.weight, time.monotonic()
                 self._first_sent.setdefault(sender, self._sent_at[sender] - self._began)

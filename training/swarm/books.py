@@ -33,8 +33,8 @@ from training.swarm.work import LARGEST_DECLARED_BYTES
 
 KEPT_BYTES = 16 << 20
 """Messages are kept if the tensors take no more, nor the messages of the last all-reduces. They can be shown for
-so many seconds after the tensors have changed."""
-KEPT_SECONDS = 20.0
+so many seconds after the tensors have changed, longer than a busy peer takes for a check."""
+KEPT_SECONDS = 60.0
 LEAST_CHECKED_BYTES = 1 << 16
 """A peer's checks of an all-reduce may take so many bytes, also if that is a larger share: a twentieth of a second at
 10 Mbit/s. A small model has few parts. With the share alone, liars among 25 peers spoiled up to 27 averages before they
@@ -128,8 +128,8 @@ class Books:
         chance, counts = plan.chance(len(parts), sum(map(sum, self._lengths.values()))), self.part_counts.values()
         self.chosen = self._choose(plan, chance)
         """Parts that this peer will check: reducers, each with the number of a part. Nobody else knows them."""
-        self.most_asked = 4 + 2 * MOST_INSPECTED + 4 * int(chance * sum(counts))
-        """So many parts at most this peer shows each other one."""
+        self.most_asked = 4 + len(parts) // 2 + 2 * MOST_INSPECTED + 4 * int(chance * sum(counts))
+        """So many parts at most this peer shows each other one. Half of a group may be suspected."""
         self.kept: dict[tuple[PeerID, int], runtime_pb2.Tensor] = {}
         """The answers that it will check."""
         self.receipts: dict[PeerID, Receipt] = {}

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 
 import msgpack
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from training.swarm.identity import peer_id_of
@@ -26,11 +28,26 @@ MOST_RECORD_BYTES = 8192
 """Of one record with its signature; a peer's metrics with its recent epochs take 3000."""
 MOST_RECORD_SECONDS = 3600.0
 """How far ahead a record may expire: three times as long as any record of ours is valid."""
+MOST_ID_BYTES = 1024
+"""Of a peer id. Those of libp2p have 34 to 42, but averagers are announced with their signed subkeys in place of it."""
 TUPLE, DICTIONARY = 0x40, 0x50
 """hivemind's extension types of msgpack: a tuple, and the records under one key of the DHT."""
 _OWNER = re.compile(rb"\[owner:ssh-rsa [A-Za-z0-9+/]{360,800}={0,2}\]")
 """A key of 2048 bits or more; shorter ones are made by the hundred in a second."""
 _depth = threading.local()
+
+
+def with_short_ids(made: Callable[[PeerID, bytes], None]) -> Callable[[PeerID, bytes], None]:
+    """hivemind's `PeerID.__init__` for ids of at most `MOST_ID_BYTES`.
+
+    It writes each id that a message names in base 58, which takes time that grows with the square of its length: 80 kB
+    keep a peer from answering anybody for five seconds. What is cut off makes it the id of nobody.
+    """
+
+    def limited(self: PeerID, peer_id_bytes: bytes) -> None:
+        made(self, peer_id_bytes[:MOST_ID_BYTES])
+
+    return limited
 
 
 def unpack(packed: bytes) -> object:

@@ -37,7 +37,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 
@@ -65,6 +65,9 @@ def check_version() -> None:
         )
 
 
+_WITH_SHORT_ID = bounds.with_short_ids(PeerID.__init__)  # made once: a process may prepare more than once
+
+
 def prepare() -> None:
     """Makes hivemind ready for this process and those that it forks. Call it before a node or an averager is made.
 
@@ -74,6 +77,7 @@ def prepare() -> None:
     check_version()
     # Every part of hivemind unpacks with this, the values within values too; the processes that it forks inherit it.
     MSGPackSerializer.loads = staticmethod(bounds.unpack)
+    PeerID.__init__ = _WITH_SHORT_ID
     use_steady_clock()
     for name, codec in _BASE_COMPRESSION_TYPES.items():
         _BASE_COMPRESSION_TYPES[name] = with_checked_type(codec)

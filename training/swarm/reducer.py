@@ -56,7 +56,8 @@ class FiniteReducer(TensorPartReducer):
 
     def _is_sound(self, part: torch.Tensor, part_index: int, weight: float) -> bool:
         fits = part.shape == self.part_shapes[part_index]
-        return fits and math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part).all())
+        # As it is added: a number of 64 bits may be too large for 32.
+        return fits and math.isfinite(weight) and weight >= 0 and bool(torch.isfinite(part.float()).all())
 
     async def _add(self, sender_index: int, part_index: int, part: torch.Tensor, weight: float) -> torch.Tensor:
         return await super().accumulate_part(sender_index, part_index, part, weight=weight)

@@ -11,7 +11,7 @@ at once, what a server has announced minutes ago is gone with them. So a node ke
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from hivemind.dht import DHT
@@ -28,6 +28,8 @@ LASTING_SECONDS = 120.0
 """A record that is valid for longer is not renewed soon."""
 STEP_SECONDS = 0.01
 """So much later than the one before a record expires at least."""
+MOST_STORES = 3
+"""So often a record is stored if earlier ones turn up, of which this peer did not know, that expire later."""
 
 
 class OwnRecords:
@@ -50,6 +52,10 @@ class OwnRecords:
         """What a node has under a key."""
         if isinstance(found, DictionaryDHTValue) and (own := found.get(self._subkey)) is not None:
             self.note(key, own.expiration_time)
+
+    def has_one_after(self, key: DHTID, expires: float) -> bool:
+        """Whether a record of this peer is known that expires later."""
+        return expires < self._expire.get(key, -math.inf) <= get_dht_time() + MOST_RECORD_SECONDS
 
     def later_than_the_last(self, key: DHTID, expires: float) -> float:
         """When a new record must expire that shall take the place of the last one."""
@@ -77,7 +83,7 @@ def keep_copy(node: DHTNode, key: DHTID, subkey: bytes, value: object, expires: 
 
 async def replace_own_records(dht: DHT, node: DHTNode) -> None:
     """In the node's process: its stores outlast its earlier records. A look or a store notes which the others have."""
-    own, find, store_many = OwnRecords(dht.public_key), node.protocol.call_find, node.store_many
+    own, find, store = OwnRecords(dht.public_key), node.protocol.call_find, node.store
 
     async def find_and_note(peer: PeerID, keys: Collection[DHTID]):
         answer = await find(peer, keys)
@@ -85,20 +91,36 @@ async def replace_own_records(dht: DHT, node: DHTNode) -> None:
             own.note_found(key, found.value if found is not None else None)
         return answer
 
-    async def store_later_than_the_last(keys: Sequence, values: Sequence, expiration_time, subkeys=None, **kwargs):
-        times = [expiration_time] * len(keys) if isinstance(expiration_time, float) else expiration_time
-        ids = [DHTID.generate(source=key) for key in keys]
-        for key in ids:  # others may have given this node what it had stored before a restart
-            kept = node.protocol.storage.get(key)
-            own.note_found(key, kept.value if kept is not None else None)
-        times = [own.later_than_the_last(key, expires) for key, expires in zip(ids, times, strict=True)]
-        for key, expires in zip(ids, times, strict=True):
-            own.note(key, expires)
-        stored = await store_many(keys, values, times, subkeys=subkeys, **kwargs)
-        for key, expires, value, subkey in zip(ids, times, values, subkeys or [None] * len(ids), strict=True):
-            if subkey is not None and expires - get_dht_time() > LASTING_SECONDS:
-                keep_copy(node, key, subkey, value, expires)
+    newest: dict[DHTID, object] = {}
+    """The store that began last, by the key: an earlier one that is still under way must not outlast it."""
+
+    def note_own(place: DHTID) -> None:
+        """Others may have given this node what it had stored before a restart."""
+        kept = node.protocol.storage.get(place)
+        own.note_found(place, kept.value if kept is not None else None)
+
+    async def store_later_than_the_last(key, value, expiration_time: float, subkey=None, **kwargs) -> bool:
+        place = DHTID.generate(source=key)
+        newest[place] = this = object()
+        for _ in range(MOST_STORES):
+            note_own(place)
+            expires = own.later_than_the_last(place, expiration_time)
+            own.note(place, expires)
+            stored = await store(key, value, expires, subkey=subkey, **kwargs)
+            note_own(place)
+            if newest.get(place) is not this:
+                break
+            if not stored:  # perhaps a busy node has an earlier record, and did not tell of it before the store
+                await node.get(key, latest=True)
+            # What hivemind returns is one node's answer, the last. If this node has met a record in the meantime that
+            # expires later, one from before a restart, then that one hides the new one, whatever the answer was.
+            if not own.has_one_after(place, expires):
+                break
+        if newest.get(place) is this:
+            del newest[place]
+        if subkey is not None and expires - get_dht_time() > LASTING_SECONDS:
+            keep_copy(node, place, subkey, value, expires)
         return stored
 
     # hivemind's DHT makes the node itself and lets nobody choose its class.
-    node.protocol.call_find, node.store_many = find_and_note, store_later_than_the_last
+    node.protocol.call_find, node.store = find_and_note, store_later_than_the_last

@@ -8,6 +8,7 @@ the all-reduce counts, or that it is repeated without the peers that are gone; s
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ from training.swarm.vigil import Vigil
 
 REPETITIONS = 2
 """An all-reduce is repeated so often at most; each time it takes the loss of another peer."""
+IDS_KEPT = 65_536
+"""Of groups that this peer was in; a group with one of these ids is none for it."""
 LOOK_SECONDS = 0.1
 """A peer that waits for news of a group looks this often whether there are any."""
 BANS_LOOK_SECONDS = 0.5
@@ -120,6 +123,8 @@ class AllReduces:
         self._is_banned = is_banned
         self._has_no_group, self._auditor = has_no_group, auditor
         self._runners: dict[bytes, asyncio.Future[ReportingRunner]] = {}
+        self._used: dict[bytes, None] = {}
+        """Digests of the ids of the latest groups, the oldest first."""
         self._agreements: dict[bytes, Agreement] = {}
         self._expecting = 0
         self._news = asyncio.Event()
@@ -146,7 +151,18 @@ class AllReduces:
             self._spread_news()
 
     def announce(self, *group_ids: bytes) -> None:
-        """This peer is in these groups: what is sent to them waits until their all-reduces begin."""
+        """This peer is in these groups: what is sent to them waits until their all-reduces begin.
+
+        Raises:
+            AllreduceException: If one has the id of an earlier group. What this peer signs names the group: with one id
+                for two groups, its words of both would contradict each other, and prove that it lies.
+        """
+        for group_id in group_ids:
+            if (used := hashlib.sha256(group_id).digest()) in self._used:
+                raise AllreduceException("a group has the id of an earlier one")
+            self._used[used] = None
+        while len(self._used) > IDS_KEPT:
+            del self._used[next(iter(self._used))]
         for group_id in group_ids:
             self._runners[group_id] = asyncio.get_running_loop().create_future()
         self._spread_news()

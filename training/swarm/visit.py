@@ -36,6 +36,8 @@ from training.swarm.tokens import told_tokens
 CONNECT_SECONDS = 5.0
 DIAL_BACK_SECONDS = 6.0
 """A peer that can connect back does so within a few round trips; one whose connection is dropped tries for 15 s."""
+NODE_SECONDS = 8.0
+"""Longest wait for the network node; half a second is usual."""
 FIND_SECONDS = 5.0
 """How long the run is looked for among its peers."""
 
@@ -57,7 +59,7 @@ async def visit(host_maddrs: Sequence[str], folder: Path, whom: Whom, tell: Tell
     engine.prepare()
     began = time.monotonic()
     try:
-        node = await P2P.create(host_maddrs=list(host_maddrs))
+        node = await P2P.create(host_maddrs=list(host_maddrs), startup_timeout=NODE_SECONDS)
     except Exception as error:  # whatever it is: the daemon does not work
         tell("node", fault=" ".join(str(error).split()) or type(error).__name__)
         return

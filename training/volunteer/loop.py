@@ -29,6 +29,9 @@ WAIT_SECONDS = 1.0
 """A peer that waits for others looks for them this often."""
 SHOWN_SHARE, WAITING_SHARE = 0.01, 0.1
 """A peer that waits for samples for this share of an epoch shows it, and for more than the second one warns of it."""
+APART_IN_A_ROW = 10
+"""After this many epochs in a row of which none was averaged though others train, a peer says that they do not reach
+each other."""
 NOT_FINITE_IN_A_ROW = 10
 """After this many non-finite losses in a row, a peer downloads the others' state again."""
 
@@ -78,6 +81,8 @@ class TrainingLoop:
     contribution_file: Path
     notices: Notices
     not_finite: int = 0
+    apart: int = 0
+    """Epochs in a row that were not averaged though others train."""
     samples: OwnSamples | None = None
     """What it trains on, once it does."""
     make_validator: Callable[[MicroBatches, OwnSamples], Validator] | None = None
@@ -222,3 +227,10 @@ class TrainingLoop:
             warn(f"{epoch} was averaged in part: {report.fault}; a round of parameters soon repairs that.")
         if report.note:
             warn(f"{epoch}: {report.note}.")
+        self.apart = self.apart + 1 if report.others and report.senders <= 1 else 0
+        if self.apart and self.apart % APART_IN_A_ROW == 0:
+            warn(
+                f"{epoch}: none of the last {self.apart} epochs was averaged, though {report.others} others train. "
+                "They and this peer do not reach each other, so it trains a model of its own. `doctor` with the same "
+                "recipe and addresses says what is in the way; of two peers behind routers, one needs an open port."
+            )

@@ -22,7 +22,7 @@ GUARDED = "guarded_runs"
 """and that of what all defences cost together."""
 MOST_TIME, MOST_MEMORY_BYTES = 1.1, 100e6
 """What they may cost where nobody is hostile: time, over that without them, and memory."""
-HOSTILE_OF_25 = 5
+HOSTILE_OF_25, HOSTILE_OF_53 = 5, 12
 LEAST_THROUGHPUT = 0.9
 """Of the honest beside a spoiler, over theirs without it."""
 WHAT_THEY_SEND = {
@@ -92,10 +92,10 @@ def seeds() -> str:
 
 
 def liars() -> dict[str, str]:
-    """After how many updates the last of five lying reducers among 25 was left out, and how many of 12 among 53.
+    """After how many updates the last of five lying reducers among 25 was left out, and of 12 among 53 that hide it.
 
     Raises:
-        ValueError: If one among 25 never was: then the page must say so.
+        ValueError: If one never was: then the page must say so.
     """
     found, last = _by_attack("loss over clean, 5 of 25 hostile:"), {}
     for name, attacks in {"proven": ("reducer", "reducer, hidden"), "silent": ("reducer, silent",)}.items():
@@ -104,7 +104,9 @@ def liars() -> dict[str, str]:
             raise ValueError(f"benchmarks/results/{RECORD}.json has reducers that lie and stay; change the page.")
         last[name] = str(max(map(max, runs)))
     (of_53,) = _by_attack("loss over clean, 12 of 53 hostile:")["reducer, silent"]["left_out_after"]
-    return {**last, "left_of_53": str(len(of_53))}
+    if len(of_53) < HOSTILE_OF_53:
+        raise ValueError(f"benchmarks/results/{RECORD}.json has reducers that lie and stay; change the page.")
+    return {**last, "of_53": str(max(of_53))}
 
 
 def guarded() -> dict[str, str]:

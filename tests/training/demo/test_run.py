@@ -117,11 +117,12 @@ def test_second_interrupt_hurries(start):
     read_until_all_joined(process)
     process.send_signal(signal.SIGINT)
     read_until(process, "Stopping")
+    began = time.monotonic()
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    asked = time.monotonic()
     process.wait(timeout=15)
-    assert time.monotonic() - asked < 3
+    # After one interrupt only, those that ignore it are not killed earlier.
+    assert time.monotonic() - began < demo.STOP_SECONDS
     assert start.processes() == []
 
 

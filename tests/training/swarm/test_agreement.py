@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
@@ -321,6 +322,21 @@ def test_who_lives_and_knows_nothing_of_the_group_is_told_from_the_dead(own):
 
     decision, absent = wait_for_result(decide_alone())
     assert (decision.members, absent) == ((own,), {PEERS[1]})
+
+
+def test_a_group_with_the_id_of_an_earlier_one_is_none():
+    """A leader chooses the id. With one for two groups, an honest reducer would sign two stories about one group."""
+
+    async def lead_twice():
+        all_reduces = AllReduces(SimpleNamespace(peer_id=PEERS[0]), Service, "prefix", has_no_group=lambda: False)
+        all_reduces.announce(b"first", b"second")
+        all_reduces.forget(b"first", b"second")
+        with pytest.raises(AllreduceException, match="of an earlier one"):
+            all_reduces.announce(b"third", b"second")
+        all_reduces.announce(b"fourth")
+        return set(all_reduces._runners)
+
+    assert wait_for_result(lead_twice()) == {b"fourth"}
 
 
 def test_a_verdict_on_an_all_reduce_that_has_not_begun_here_waits_for_it():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hivemind.averaging.partition import AllreduceException
+from hivemind.compression import deserialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
@@ -104,6 +105,50 @@ def test_a_reducer_answers_a_sender_of_which_nothing_more_comes():
         return len(answers) == len(parts) > 1 and not peer.report().torn
 
     assert wait_for_result(asyncio.wait_for(send_all(), 5))
+
+
+def test_a_second_stream_of_a_senders_parts_is_refused():
+    """Other parts, once more signed, would make a reducer that has confirmed the first ones look like a liar."""
+
+    async def send_twice():
+        peer = runner(own_share=1.0)
+        own = asyncio.ensure_future(peer._communicate_with_peer(OWN))
+        caller = SimpleNamespace(remote_id=OTHER)
+        first = peer.rpc_aggregate_part(parts_of(peer), caller)
+        began = asyncio.ensure_future(anext(first))
+        await asyncio.sleep(0)
+        second = [answer.code async for answer in peer.rpc_aggregate_part(parts_of(peer), caller)]
+        answers = [await began] + [answer async for answer in first]
+        await own
+        return second, {answer.code for answer in answers}, peer.report().torn
+
+    expected = [averaging_pb2.PROTOCOL_VIOLATION], {averaging_pb2.AVERAGED_PART}, False
+    assert wait_for_result(asyncio.wait_for(send_twice(), 5)) == expected
+
+
+def test_nothing_is_noted_for_a_backward_pass_whatever_a_message_asks_for():
+    """A part that asks for gradients would make averages leaves of a graph, which nothing ever frees."""
+
+    async def send():
+        peer = runner(own_share=1.0)
+        own = asyncio.ensure_future(peer._communicate_with_peer(OWN))
+        messages = parts_of(peer, requires_grad=True)
+        taken = [deserialize_torch_tensor(one.tensor_part) async for one in peer._incoming(messages)]
+        answers = peer.rpc_aggregate_part(parts_of(peer, requires_grad=True), SimpleNamespace(remote_id=OTHER))
+        assert [answer.code async for answer in answers][-1] == averaging_pb2.AVERAGED_PART
+        await own
+        return taken
+
+    assert not any(part.requires_grad for part in wait_for_result(asyncio.wait_for(send(), 5)))
+
+
+async def parts_of(peer, *, requires_grad=False):
+    """All parts of a sender, the same as the peer's own."""
+    container = peer.tensor_part_container
+    for part in peer.parts_for_local_averaging:
+        sent = container.compression.compress(part, container.tensor_infos[0])
+        sent.requires_grad = requires_grad
+        yield Data(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"group", tensor_part=sent, weight=1.0)
 
 
 # -- what a reducer takes ----------------------------------------------------------------------------------------------

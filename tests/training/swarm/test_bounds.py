@@ -18,7 +18,7 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import CompositeValidator, DHTRecord
-from hivemind.p2p import P2P, ServicerBase
+from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hypothesis import given, settings
@@ -280,3 +280,14 @@ def test_nobody_speaks_for_another_peer_of_a_lineage(node, ada, tmp_path):
     deadline = time.monotonic() + 10
     while progress.look_around() != (70, 1):
         assert time.monotonic() < deadline
+
+
+def test_a_long_peer_id_costs_no_time():
+    """hivemind writes an id in base 58 as soon as it is read: 400 kB would take more than a minute."""
+    engine.prepare()
+    began = time.process_time()
+    named = PeerID(b"x" * 400_000)
+    assert time.process_time() - began < 1
+    assert named not in (PeerID(b"x" * 1023), PeerID.from_base58("QmPqT4SHB2nWSZZ9hWuQfSZMaYDGfY5ygVLRx3SYicjwoF"))
+    known = "QmPqT4SHB2nWSZZ9hWuQfSZMaYDGfY5ygVLRx3SYicjwoF"
+    assert str(PeerID(PeerID.from_base58(known).to_bytes())) == known

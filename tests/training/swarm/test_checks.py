@@ -24,7 +24,7 @@ from test_auditing import CLIPPING, PEERS, SIGNERS
 from training.swarm import auditor as auditor_module
 from training.swarm import books as books_module
 from training.swarm import engine
-from training.swarm.auditor import EVASION_WEIGHT, LIE_WEIGHT, MOST_EVASIONS, Auditor, _proof
+from training.swarm.auditor import EVASION_WEIGHT, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE, Auditor, _proof
 from training.swarm.books import Books, FalseSignatureError
 from training.swarm.clipping import centered_clip
 from training.swarm.coroutine import wait_for_result
@@ -159,13 +159,17 @@ def test_a_liar_is_caught_by_all_though_one_peer_alone_has_checked_it():
         assert (name, weight) == (str(EVE), LIE_WEIGHT) and "wrong average" in deed
 
 
+@pytest.mark.parametrize(
+    ("kept", "most", "weight"), [(books_module.KEPT_BYTES, MOST_EVASIONS, EVASION_WEIGHT), (0, MOST_OF_LARGE, 1.0)]
+)
 @pytest.mark.parametrize("gone", [BOB, EVE])
-def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again_and_again(gone):
-    """Whether it is the reducer that is checked or a sender."""
+def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again(gone, kept, most, weight, monkeypatch):
+    """Whether it is the reducer that is checked or a sender; sooner if parts are small enough to be kept."""
+    monkeypatch.setattr(books_module, "KEPT_BYTES", kept)
 
     async def scenario(network):
         counts = []
-        for number in range(MOST_EVASIONS + 1):
+        for number in range(most + 1):
             await network.average(group=b"g" * (number + 1))
             network.gone = {gone} if number else set()
             network.books[ADA].chosen = frozenset({(EVE, 0)})
@@ -177,7 +181,7 @@ def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again_and_again
         return counts, network.auditors[ADA].plan().suspects
 
     network, (counts, suspects) = played(scenario)
-    assert counts == [0, 0, 0, 1] and network.caught[ADA][0][:2] == (str(gone), EVASION_WEIGHT)
+    assert counts == [*[0] * most, 1] and network.caught[ADA][0][:2] == (str(gone), weight)
     assert suspects == frozenset()  # it has shown something again
 
 
@@ -238,6 +242,16 @@ def test_a_reducer_that_has_evaded_a_check_is_surely_checked_in_the_next_average
     assert {peer for peer, _ in played(scenario)[1]} == {EVE}
 
 
+def test_groupmates_learn_at_once_that_a_reducer_evades_checks():
+    async def scenario(network):
+        await network.average()
+        network.books[ADA].chosen, network.gone = frozenset({(EVE, 0)}), {EVE}
+        await network.check(ADA)
+        return network.auditors[BOB].plan().suspects
+
+    assert played(scenario)[1] == {EVE}
+
+
 @pytest.mark.parametrize("named", [EVE, BOB])
 def test_who_hears_that_a_reducer_evades_checks_checks_it_once(named, monkeypatch):
     monkeypatch.setattr(books_module, "LEAST_CHECKED_BYTES", 0)
@@ -255,6 +269,19 @@ def test_who_hears_that_a_reducer_evades_checks_checks_it_once(named, monkeypatc
 
     # A peer does not check itself, whoever says so.
     assert played(scenario)[1] == ([{EVE} if named == EVE else set(), set()], [])
+
+
+def test_one_peer_cannot_make_others_check_everybody():
+    async def scenario(network):
+        await network.average()
+        for named in (ADA, BOB, EVE):
+            for _ in range(3):
+                await ask(network, ADA, EVE, reducer=named, more=[auditor_module.EVADED])
+        told = network.auditors[ADA]._told
+        return {teller: len(named) for teller, named in told.items()}
+
+    assert auditor_module.MOST_TOLD_BY_ONE == 2
+    assert played(scenario)[1] == {EVE: 2}
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

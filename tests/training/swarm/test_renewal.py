@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hivemind.dht.routing import DHTID
@@ -10,9 +11,10 @@ from hivemind.dht.storage import DictionaryDHTValue
 from tests.training.swarm.peers import meet
 from tests.training.swarm.scenarios import come_back_from_a_clock_that_was_ahead, run_with, store_with_others_only
 from training.swarm.bounds import MOST_RECORD_SECONDS
+from training.swarm.coroutine import wait_for_result
 from training.swarm.dht import start_dht
 from training.swarm.identity import Identity
-from training.swarm.renewal import OwnRecords, keep_copy
+from training.swarm.renewal import OwnRecords, keep_copy, replace_own_records
 
 KEY, OTHER_KEY = DHTID.generate(source="key"), DHTID.generate(source="another")
 
@@ -62,6 +64,52 @@ def test_a_record_outlasts_the_one_that_the_own_node_has(tmp_path):
     assert dht.store(key, subkey=dht.public_key, value="now", expiration_time=time.time() + 60)
     assert [entry.value for entry in dht.get(key, latest=True).value.values()] == ["now"]
     dht.shutdown()
+
+
+async def store_while_the_earlier_record_comes(key, dht, node):
+    """Another node gives this one what it had stored before, while it looks for the nodes that are near to the key."""
+    find = node.find_nearest_nodes
+
+    async def find_later(*args, **kwargs):
+        node.find_nearest_nodes = find
+        await put_what_was_stored_before(key, dht, node)
+        return await find(*args, **kwargs)
+
+    node.find_nearest_nodes = find_later
+    return await node.store(key, "now", time.time() + 60, subkey=dht.public_key)
+
+
+@pytest.mark.swarm
+def test_a_record_outlasts_the_one_that_comes_while_it_is_stored(tmp_path):
+    run = run_with()
+    dht = start_dht(run, Identity(tmp_path), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    key = f"{run.run_id}_recipe"
+    assert dht.run_coroutine(partial(store_while_the_earlier_record_comes, key))
+    assert [entry.value for entry in dht.get(key, latest=True).value.values()] == ["now"]
+    dht.shutdown()
+
+
+def test_a_record_outlasts_one_of_which_a_busy_node_told_only_after_it_had_refused_the_new_one():
+    now, expired = time.time(), []
+
+    async def find(peer, keys):
+        return {KEY: (SimpleNamespace(value=records_of(alan=now + 100)), {})}
+
+    async def store(key, value, expires, subkey=None):
+        expired.append(expires)
+        return expires > now + 100
+
+    async def get(key, latest):
+        assert latest
+        await node.protocol.call_find("busy", [KEY])
+
+    async def come_back():
+        await replace_own_records(SimpleNamespace(public_key=b"alan"), node)
+        return await node.store("key", "now", now + 60, subkey=b"alan")
+
+    node = SimpleNamespace(store=store, get=get, protocol=SimpleNamespace(call_find=find, storage={}))
+    assert wait_for_result(come_back())
+    assert expired == [now + 60, pytest.approx(now + 100, abs=1)]
 
 
 @pytest.mark.swarm

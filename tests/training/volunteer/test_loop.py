@@ -8,31 +8,56 @@ from rich.console import Console
 
 from training.processes.events import EventLog
 from training.swarm.epochs import EpochEnd
+from training.swarm.groups import RoundReport
 from training.volunteer.loop import TrainingLoop
 from training.volunteer.notices import Notices
 from training.volunteer.reporter import PeerStatus
 
 
-@pytest.mark.parametrize(
-    "waited, shown, warned", [(0.004, None, False), (0.25, "2% waiting for samples", False), (3.0, "30% waiting", True)]
-)
-def test_the_share_of_time_that_goes_to_waiting_for_samples_is_shown(tmp_path, waited, shown, warned):
-    stream = SimpleNamespace(waiting_seconds=waited, skipped_samples=0, repeated_samples=0)
-    printed = io.StringIO()
-    loop = TrainingLoop(
+def loop_that_prints_to(printed, folder, *, waiting_seconds=0.0):
+    stream = SimpleNamespace(waiting_seconds=waiting_seconds, skipped_samples=0, repeated_samples=0)
+    return TrainingLoop(
         run=None,
         settings=None,
         choices=None,
         model=None,
         optimizer=None,
         reporter=SimpleNamespace(status=PeerStatus(), end_epoch=lambda status, samples: None),
-        contribution_file=tmp_path / "contribution.json",
-        notices=Notices(events=EventLog(tmp_path / "events.jsonl"), console=Console(file=printed, width=200)),
+        contribution_file=folder / "contribution.json",
+        notices=Notices(events=EventLog(folder / "events.jsonl"), console=Console(file=printed, width=400)),
         samples=SimpleNamespace(stream=stream, pass_done=None),
     )
+
+
+@pytest.mark.parametrize(
+    "waited, shown, warned", [(0.004, None, False), (0.25, "2% waiting for samples", False), (3.0, "30% waiting", True)]
+)
+def test_the_share_of_time_that_goes_to_waiting_for_samples_is_shown(tmp_path, waited, shown, warned):
+    printed = io.StringIO()
+    loop = loop_that_prints_to(printed, tmp_path, waiting_seconds=waited)
     loop._end_epoch(EpochEnd(epoch=6, others=0, samples=64).report([]), loss=2.5, seconds=10.0)
     line, *warnings = printed.getvalue().splitlines()
     assert line.startswith("epoch     7  loss 2.5000     64 samples")
     assert (shown in line) if shown else ("waiting" not in line)
     assert bool(warnings) == warned and all("waited for samples for 30% of the time" in text for text in warnings)
     assert f'"data_waiting_seconds": {waited}' in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_peer_that_reaches_none_of_the_others_says_so_after_ten_epochs(tmp_path):
+    """Each of two peers behind routers trains a model of its own, while both see that the other trains."""
+    printed = io.StringIO()
+    loop = loop_that_prints_to(printed, tmp_path)
+
+    def end_epochs(first, count, *, others, left_behind=False, group=None):
+        for epoch in range(first, first + count):
+            end = EpochEnd(epoch=epoch, others=others, samples=64, left_behind=left_behind, round=group)
+            loop._end_epoch(end.report([]), loss=2.5, seconds=10.0)
+        return printed.getvalue().count("do not reach each other")
+
+    assert end_epochs(0, 20, others=0) == 0
+    assert end_epochs(20, 9, others=2) == 0
+    assert end_epochs(29, 1, others=2, left_behind=True) == 1
+    sizes = {"group_size": 3, "senders": 3, "own_share": 0.3, "weight": 192.0}
+    average = RoundReport(**sizes, torn=False, bytes_sent=1, bytes_received=1, seconds=1.0)
+    assert end_epochs(30, 1, others=2, group=average) == 1
+    assert end_epochs(31, 9, others=2) == 1 and end_epochs(40, 1, others=2) == 2
