@@ -99,8 +99,9 @@ export function describe(feed) {
   if (feed.lost) return describeLost(feed);
   const { status } = feed.state;
   const { kind, text } = describeOwn(feed);
+  const told = status === "running" ? `${text} ${feed.state.cause ?? ""}`.trim() : feed.state.cause || text;
   const copy = feed.kept ? ` ${feed.offline ? "You are offline" : "The server does not answer"}: this is the copy that your browser has kept.` : "";
-  return { kind, label: LABELS[kind] ?? status, text: (feed.state.cause || text) + copy, remedy: feed.state.remedy ?? "" };
+  return { kind, label: LABELS[kind] ?? status, text: told + copy, remedy: feed.state.remedy ?? "" };
 }
 
 const LABELS = {

@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Collection
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -57,7 +58,15 @@ class Monitor:
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/"
 
-    def observe(self, epochs: dict[str, int], *, status: str = "training", speed: float = 20.0) -> None:
+    def observe(
+        self,
+        epochs: dict[str, int],
+        *,
+        status: str = "training",
+        speed: float = 20.0,
+        alone: Collection[str] = (),
+    ) -> None:
+        """The records that come; those `alone` have ended all epochs by themselves."""
         reports = [
             Report(
                 name=name,
@@ -69,6 +78,8 @@ class Monitor:
                 samples_per_second=speed,
                 seconds=5.0 * epoch,
                 time=self.clock(),
+                averaged_epochs=0 if name in alone else epoch,
+                alone_epochs=epoch if name in alone else 0,
             )
             for name, epoch in epochs.items()
         ]
@@ -141,6 +152,16 @@ def split(monitor):
         monitor.ahead += APART_SECONDS / 2 + 1
 
 
+def unmet(monitor, alone=NAMES):
+    for step in range(5):
+        monitor.observe(all_at(EPOCHS + 2 * step), alone=alone)
+        monitor.ahead += APART_SECONDS / 4 + 1
+
+
+def one_unmet(monitor):
+    unmet(monitor, alone=[NAMES[2]])
+
+
 def failed(monitor):
     monitor.ahead = 31  # the DHT has not answered since
 
@@ -161,6 +182,8 @@ STATES = {
     "alone": (alone, "Waiting", "cy waits for others", "A second volunteer is enough"),
     "slow": (slow, "Slow", "No epoch was finished for", "a volunteer's terminal says why"),
     "split": (split, "Split", "in 2 groups that do not meet: ada at epoch 44; cy at epoch 14", "find each other"),
+    "unmet": (unmet, "Split", "and cy do not reach each other", "one needs an open port"),
+    "one unmet": (one_unmet, "Live", "Training now: epoch 20", "one needs an open port"),
     "failed": (failed, "Fault", "DHT node has not answered", "start the monitor again"),
     "stopped": (stopped, "Stopped", "stopped the monitor on purpose", "with the same --run-dir"),
     "finished": (finished, "Finished", "This run finished on", ""),
@@ -183,7 +206,7 @@ def test_an_open_page_shows_each_state_with_cause_and_remedy(monitor, look, reac
 
 
 def test_every_status_is_shown():
-    assert {"alone", *STATUSES} == set(STATES)
+    assert {"alone", "unmet", "one unmet", *STATUSES} == set(STATES)
 
 
 def test_a_page_with_a_stream_does_not_ask_for_the_state(monitor, look):

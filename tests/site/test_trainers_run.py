@@ -46,6 +46,8 @@ class Report:
     seconds: float
     time: float
     recent: tuple = ()
+    averaged_epochs: int = 0
+    alone_epochs: int = 0
 
 
 @pytest.fixture(scope="module")

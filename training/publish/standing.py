@@ -40,6 +40,10 @@ SHOWN_NAMES = 3
 """So many volunteers are named in a sentence, and the others counted."""
 
 _JOIN = "The join page has the command with which anybody can take part."
+_DOCTOR = (
+    "`python -m training doctor` with the same recipe and addresses says what is in the way; of two peers behind "
+    "routers, one needs an open port."
+)
 _RESTART = "To go on, start the monitor again with the same --run-dir; it keeps this history and the last checkpoint."
 
 
@@ -65,6 +69,8 @@ class Sight:
     """Those of them who can average with each other; see `groups_of`."""
     apart_since: float | None = None
     """Since when there are several groups; None: there are not."""
+    unmet: tuple[Volunteer, ...] = ()
+    """Those who average with nobody although others train; see `training.publish.unmet`."""
     answered_at: float | None = None
     """When the DHT answered last; None: not yet."""
     servers: int = 0
@@ -119,7 +125,7 @@ class Standing:
 
     status: Status
     cause: str = ""
-    """Why, in a sentence; empty where the status says all: the run goes on, or has finished."""
+    """Why, in a sentence; empty where the status says all: the run goes on as it should, or has finished."""
     remedy: str = ""
     """What to do about it; empty if there is nothing to do."""
 
@@ -137,7 +143,7 @@ def standing_of(facts: Facts, *, live: bool = True) -> Standing:
         return fault
     if sight is not None and sight.apart_since is not None and facts.now - sight.apart_since >= APART_SECONDS:
         return _split(sight)
-    return _idle(facts) or _slow(facts) or Standing(status="running")
+    return _idle(facts) or _all_unmet(sight) or _slow(facts) or _some_unmet(sight) or Standing(status="running")
 
 
 def groups_of(volunteers: Sequence[Volunteer], *, most_apart: int) -> tuple[tuple[Volunteer, ...], ...]:
@@ -250,6 +256,34 @@ def _split(sight: Sight) -> Standing:
         remedy="Groups that reach a common server find each other within a minute. If this lasts, stop the smaller "
         "group's volunteers and let them join again with the command of the join page.",
     )
+
+
+def _all_unmet(sight: Sight | None) -> Standing | None:
+    """`split`, if no volunteer averages with any other."""
+    if sight is None or not sight.unmet or len(sight.unmet) < len(_training(sight)):
+        return None
+    return Standing(
+        status="split",
+        cause=f"{_names(sight.unmet)} do not reach each other: each of them trains a model of its own.",
+        remedy=_DOCTOR,
+    )
+
+
+def _some_unmet(sight: Sight | None) -> Standing | None:
+    """`running` with a cause, if the others do average with each other."""
+    if sight is None or not sight.unmet:
+        return None
+    one = len(sight.unmet) == 1
+    averages, trains = ("averages", "it trains a model of its own") if one else ("average", "they train on their own")
+    return Standing(
+        status="running",
+        cause=f"{_names(sight.unmet)} {averages} with nobody, because the others are out of reach; {trains}.",
+        remedy=_DOCTOR,
+    )
+
+
+def _training(sight: Sight) -> list[Volunteer]:
+    return [one for one in sight.volunteers if one.status == "training"]
 
 
 def _idle(facts: Facts) -> Standing | None:

@@ -21,7 +21,8 @@ from training.config import RunConfig
 from training.errors import TrainingError
 from training.publish.credit import PeerReport
 from training.publish.history import History, HistoryReader
-from training.publish.standing import Sight, Volunteer, Watched, groups_of, most_apart
+from training.publish.standing import APART_SECONDS, Sight, Volunteer, Watched, groups_of, most_apart
+from training.publish.unmet import Unmet
 
 KEY = "monitor"
 """Of the run value that keeps a `Watched`."""
@@ -65,6 +66,7 @@ class Watch:
         self._history, self._reach, self._clock = history, reach, clock
         self._stale_seconds = run.swarm.metrics_every_seconds
         self._guard = threading.Lock()
+        self._unmet = Unmet()
         self._sight = Sight(since=clock())
         self._watched = Watched(state="watching", since=self._sight.since, at=self._sight.since)
         self._is_over = False
@@ -112,8 +114,8 @@ class Watch:
 
     def saw(self, records: Sequence[PeerReport]) -> None:
         """The DHT has answered with these records, and the history has taken them in."""
-        volunteers = tuple(
-            Volunteer(
+        there = {
+            record.peer_id: Volunteer(
                 name=record.name,
                 status=record.status,
                 epoch=record.epoch,
@@ -121,17 +123,20 @@ class Watch:
             )
             for record in records
             if record.status != "leaving"
-        )
+        }
+        volunteers = tuple(there.values())
         last = self._history.last_epoch()
         recent = self._history.epochs(last["epoch"] - 20) if last is not None else []
         groups = groups_of(volunteers, most_apart=most_apart(recent, stale_seconds=self._stale_seconds))
         now = self._clock()
+        unmet = self._unmet.saw(records, now=now, seconds=APART_SECONDS)
         with self._guard:
             apart_since = self._sight.apart_since
             self._sight = replace(
                 self._sight,
                 volunteers=volunteers,
                 groups=groups,
+                unmet=tuple(volunteer for peer_id, volunteer in there.items() if peer_id in unmet),
                 apart_since=None if len(groups) < 2 else apart_since if apart_since is not None else now,
                 answered_at=now,
                 fault="",

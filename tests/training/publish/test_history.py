@@ -37,6 +37,8 @@ class Report:
     seconds: float = 2.0
     time: float = 0.0
     recent: tuple = ()
+    averaged_epochs: int = 0
+    alone_epochs: int = 0
 
 
 ALAN = {"name": "alan", "peer_id": "B"}

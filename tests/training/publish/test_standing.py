@@ -126,6 +126,24 @@ CASES = {
         "2 different runs of the same name",
         "join again",
     ),
+    "nobody meets": (
+        replace(RUNNING, sight=replace(SIGHT, volunteers=volunteers(20, 20), unmet=volunteers(20, 20))),
+        "split",
+        "v0 and v1 do not reach each other: each of them trains a model of its own",
+        "`python -m training doctor` with the same recipe",
+    ),
+    "one meets nobody": (
+        replace(RUNNING, sight=replace(SIGHT, volunteers=volunteers(20, 20, 20), unmet=volunteers(20))),
+        "running",
+        "v0 averages with nobody, because the others are out of reach; it trains a model of its own",
+        "one needs an open port",
+    ),
+    "two meet nobody": (
+        replace(RUNNING, sight=replace(SIGHT, volunteers=volunteers(20, 20, 20, 20), unmet=volunteers(20, 20))),
+        "running",
+        "v0 and v1 average with nobody, because the others are out of reach; they train on their own",
+        "one needs an open port",
+    ),
     "full disk": (
         replace(
             RUNNING, sight=replace(SIGHT, fault="The history cannot be written: disk full.", fault_cure="Make room.")

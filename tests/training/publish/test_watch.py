@@ -138,6 +138,24 @@ def test_volunteers_apart_are_a_split_after_a_while(tmp_path):
     history.close()
 
 
+def test_volunteers_who_do_not_reach_each_other_are_told(tmp_path):
+    clock = Clock()
+    history = open_history(tmp_path, clock)
+    watch = Watch(history, RUN, clock=clock)
+    for epoch in range(60, 70):
+        reports = [
+            Report(name=name, peer_id=name, epoch=epoch, samples=10 * epoch, time=clock.now, alone_epochs=epoch)
+            for name in ("ada", "bo")
+        ]
+        history.observe(reports)
+        watch.saw(reports)
+        clock.now += 10
+    state = state_of(history, watch, now=clock.now)
+    assert state["status"] == "split"
+    assert "ada and bo do not reach each other" in state["cause"]
+    history.close()
+
+
 def test_unreachable_servers_are_told(history):
     reach = SimpleNamespace(servers=1, answering=0, silent_seconds=120.0)
     watch = Watch(history, RUN, reach=lambda: reach)
