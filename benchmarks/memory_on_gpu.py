@@ -4,11 +4,12 @@
     python benchmarks/memory_on_gpu.py --dry-run          # on a CPU: takes and estimates the steps of small models
 
 The cases are the combinations of family, precision, attention, checkpointing, optimizer, sharing and offload, and of
-today's decoders with the techniques that people train them with, each with the largest micro-batch that fits. Liger's
-loss is taken if the package is there (`pip install liger-kernel`). A case is a training step after a warm-up step, so
-that the optimizer's state exists. The program records `max_memory_allocated`, `max_memory_reserved` and the growth of
-the process, with the versions and the card. With --dry-run the models are small, and instead of the peak it compares
-the memory that the step leaves in use: parameters, gradients and optimizer state.
+today's decoders and models of pictures with the techniques that people train them with, each with the largest
+micro-batch that fits. Liger's loss and FP8 are taken if their packages are there (`pip install liger-kernel==0.8.5`;
+`pip install --no-deps torchao==0.18.0`). A case is a training step after a warm-up step, so that the optimizer's state
+exists. The program records `max_memory_allocated`, `max_memory_reserved` and the growth of the process, with the
+versions and the card. With --dry-run the models are small, and instead of the peak it compares the memory that the step
+leaves in use: parameters, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
-import importlib.util
 import itertools
 import platform
 import random
@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from memory_report import error_percent, summary  # noqa: E402
+from real_models import FP8_CAPABILITY, build, inputs, loss_of, missing_for  # noqa: E402
 
 from calculator import BadSetup, Setup, estimate  # noqa: E402
-from calculator.fit_report import LOSS_OF_LIGER  # noqa: E402
 from calculator.setups import resolve  # noqa: E402
 
 SIZES = {
@@ -53,6 +53,11 @@ SMALL = {
 _NARROW = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 4, "max_position_embeddings": 2048}
 _WIDE = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 32_000, **_NARROW}
 _EXPERTS = {"hidden_size": 512, "vocab_size": 32_000, **_NARROW}
+_LATENT = {
+    "num_key_value_heads": 8, "head_dim": 32, "q_lora_rank": 192, "kv_lora_rank": 128, "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 64, "v_head_dim": 64, "first_k_dense_replace": 1, "n_routed_experts": 16, "n_group": 4,
+    "topk_group": 2, "num_experts_per_tok": 4, "n_shared_experts": 1,
+}  # fmt: skip
 DECODERS = {
     "llama": _WIDE,
     "qwen3": {**_WIDE, "head_dim": 128, "vocab_size": 151_936},
@@ -62,21 +67,52 @@ DECODERS = {
     "mixtral": {**_EXPERTS, "intermediate_size": 1024},
     "qwen3_moe": {**_EXPERTS, "head_dim": 64, "intermediate_size": 1024, "num_experts": 16, "num_experts_per_tok": 4}
     | {"moe_intermediate_size": 256},
+    "deepseek_v3": {**_EXPERTS, **_LATENT, "intermediate_size": 1024, "moe_intermediate_size": 256},
 }
 """Today's decoders, of real widths but few layers."""
 SMALL_DECODER = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 200,
     "num_key_value_heads": 1, "max_position_embeddings": 16, "head_dim": 16,
 }  # fmt: skip
+SMALL_LATENT = {
+    "num_key_value_heads": 2, "head_dim": 8, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "moe_intermediate_size": 16,
+}  # fmt: skip
 TECHNIQUES = (
     {}, {"optimizer": "adamw8bit"}, {"optimizer": "adafactor"}, {"optimizer": "muon"}, {"loss": "liger"},
-    {"lora_rank": 16}, {"lora_rank": 16, "loss": "liger"}, {"offload_activations": True}, {"offload_optimizer": True},
+    {"lora_rank": 16}, {"lora_rank": 16, "loss": "liger"}, {"lora_rank": 16, "base_bits": 4},
+    {"lora_rank": 16, "base_bits": 4, "rest_32bit": True}, {"fp8": True}, {"offload_activations": True},
+    {"offload_optimizer": True},
 )  # fmt: skip
 """What a decoder is trained with, besides precision, attention and checkpointing; AdamW if no optimizer is named."""
+_PICTURE = {"image_size": 512}
+PICTURES = {
+    "vit": {"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12}
+    | {"intermediate_size": 3072, "image_size": 224},
+    "sd3": {"_class_name": "SD3Transformer2DModel", "num_layers": 4, "num_attention_heads": 16, **_PICTURE}
+    | {"caption_projection_dim": 1024},
+    "flux": {"_class_name": "FluxTransformer2DModel", "num_layers": 2, "num_single_layers": 4, **_PICTURE}
+    | {"num_attention_heads": 8, "guidance_embeds": True},
+}
+"""Models of pictures, of real widths but few layers."""
+SMALL_PICTURES = {
+    "vit": {**PICTURES["vit"], "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32}
+    | {"intermediate_size": 64},
+    "sd3": {**PICTURES["sd3"], "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8, "image_size": 64}
+    | {"caption_projection_dim": 16, "joint_attention_dim": 24, "pooled_projection_dim": 20, "sample_size": 16},
+    "flux": {**PICTURES["flux"], "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "image_size": 64}
+    | {"attention_head_dim": 16, "axes_dims_rope": [4, 6, 6], "joint_attention_dim": 24, "pooled_projection_dim": 20},
+}
+PICTURE_TECHNIQUES = (
+    {}, {"optimizer": "adamw8bit"}, {"optimizer": "adafactor"}, {"lora_rank": 16}, {"lora_rank": 16, "base_bits": 16},
+    {"offload_optimizer": True},
+)  # fmt: skip
+"""What a model of pictures is trained with."""
 CUDA_ONLY = ("adamw8bit", "lamb8bit", "lion8bit", "paged-adamw8bit")
 COLUMNS = (
     "card", "cuda", "torch", "transformers", "model", "precision", "attention", "checkpointing", "optimizer",
     "optimizer_impl", "shared_groups", "offload_optimizer", "offload_activations", "loss", "lora_rank",
+    "base_bits", "rest_32bit", "fp8",
     "micro_batch_size", "sequence_length", "predicted_peak", "measured_peak", "measured_reserved", "peak_error_percent",
     "predicted_left", "measured_left", "left_error_percent", "predicted_host", "host_growth",
 )  # fmt: skip
@@ -108,28 +144,46 @@ def matrix(*, small: bool, usable_bytes: int, cases: int | None, seed: int = 0) 
             offload_optimizer=offload, sequence_length=16 if small else 512, target_length=_target(family, small),
         )  # fmt: skip
         setups += list(_sized(setup, usable_bytes))[-1:]
-    setups += _decoders(small=small, usable_bytes=usable_bytes)
+    setups += decoders(small=small, usable_bytes=usable_bytes) + pictures(small=small, usable_bytes=usable_bytes)
     if cases is not None and cases < len(setups):
         setups = random.Random(seed).sample(setups, cases)
     return setups
 
 
-def _decoders(*, small: bool, usable_bytes: int) -> list[Setup]:
-    """Those of today's decoders; without Liger's loss, whose kernels need a GPU, if the package is not there."""
-    liger = not small and importlib.util.find_spec("liger_kernel") is not None
+def decoders(*, small: bool, usable_bytes: int) -> list[Setup]:
+    """Those of today's decoders; without Liger's loss and FP8 where their packages or the GPU are not there."""
     setups = []
     for family, precision, attention, checkpointing, changes in itertools.product(
         DECODERS, ("fp32", "amp-bf16", "bf16"), ("eager", "sdpa"), (False, True), TECHNIQUES
     ):
         # The code of Gemma 2 has no fused attention.
-        if (family == "gemma2" and attention == "sdpa") or (changes.get("loss") == "liger" and not liger):
+        if (family == "gemma2" and attention == "sdpa") or (small and changes.get("optimizer") in CUDA_ONLY):
             continue
-        if small and changes.get("optimizer") in CUDA_ONLY:
-            continue
-        sizes = {**DECODERS[family], **SMALL_DECODER} if small else DECODERS[family]
+        sizes = DECODERS[family]
+        if small:
+            sizes = {**sizes, **SMALL_DECODER} | (SMALL_LATENT if family == "deepseek_v3" else {})
         setup = Setup(
             config={"model_type": family, **sizes}, precision=precision, attention=attention, dropout=0.0,
             checkpointing=checkpointing, sequence_length=16 if small else 1024, **changes,
+        )  # fmt: skip
+        if missing_for(setup, on_gpu=not small) is None:
+            setups += list(_sized(setup, usable_bytes))[-1:]
+    return setups
+
+
+def pictures(*, small: bool, usable_bytes: int) -> list[Setup]:
+    """Those of models of pictures."""
+    setups = []
+    for config, precision, attention, checkpointing, changes in itertools.product(
+        (SMALL_PICTURES if small else PICTURES).values(), ("fp32", "amp-bf16", "bf16"), ("eager", "sdpa"),
+        (False, True), PICTURE_TECHNIQUES,
+    ):  # fmt: skip
+        is_vit = "model_type" in config
+        if (small and changes.get("optimizer") in CUDA_ONLY) or not (is_vit or attention == "sdpa"):
+            continue
+        setup = Setup(
+            config=config, precision=precision, attention=attention, checkpointing=checkpointing,
+            dropout=0.1 if is_vit else None, sequence_length=None if is_vit else (16 if small else 128), **changes,
         )  # fmt: skip
         setups += list(_sized(setup, usable_bytes))[-1:]
     return setups
@@ -150,92 +204,6 @@ def _sized(setup: Setup, usable_bytes: int) -> Iterator[Setup]:
             return
         if result.gpu.total + result.overhead["total"] < 0.8 * usable_bytes:
             yield larger
-
-
-def build(setup: Setup, device: str):
-    """The real model of a setup, on a device, in training mode."""
-    import torch
-    import transformers
-
-    if setup.config["model_type"] in DECODERS:
-        return _decoder(setup, device)
-    classes = {
-        "bert": (transformers.BertConfig, transformers.BertForMaskedLM),
-        "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
-        "gptj": (transformers.GPTJConfig, transformers.GPTJForCausalLM),
-        "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
-    }
-    values = {key: value for key, value in setup.config.items() if key != "model_type"}
-    family = setup.config["model_type"]
-    config_class, model_class = classes[family]
-    dropouts = {
-        "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-        "t5": ("dropout_rate",),
-    }.get(family, ("resid_pdrop", "attn_pdrop", "embd_pdrop"))
-    more = {"gptj": {"tie_word_embeddings": False}, "t5": {"decoder_start_token_id": 0, "feed_forward_proj": "relu"}}
-    config = config_class(**values, **dict.fromkeys(dropouts, setup.dropout), **more.get(family, {}), use_cache=False)
-    config._attn_implementation = "eager" if family == "gptj" else setup.attention
-    with torch.device(device):
-        model = model_class(config).to(torch.bfloat16 if setup.precision == "bf16" else torch.float32)
-    if setup.shared_groups:
-        _share(model, family, setup.shared_groups)
-    if setup.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.train()
-
-
-def _decoder(setup: Setup, device: str):
-    """The real model of one of `DECODERS`, with adapters and Liger's loss if the setup has them."""
-    import torch
-    import transformers
-
-    values = {**setup.config, "attention_dropout": 0.0, "use_cache": False}
-    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    config._attn_implementation = setup.attention
-    with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16 if setup.precision == "bf16" else torch.float32
-        )
-    if setup.loss == "liger":
-        from liger_kernel.transformers import _apply_liger_kernel_to_instance
-
-        _apply_liger_kernel_to_instance(model=model, **LOSS_OF_LIGER)
-    if setup.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    if setup.lora_rank is not None:
-        from peft import LoraConfig, get_peft_model
-
-        if setup.checkpointing:
-            model.enable_input_require_grads()
-        rank, targets = setup.lora_rank, setup.lora_targets
-        model = get_peft_model(model, LoraConfig(r=rank, target_modules=targets, task_type="CAUSAL_LM"))
-        for name, parameter in model.named_parameters():
-            if setup.precision == "bf16" and ".lora_" in name:
-                parameter.data = parameter.data.bfloat16()
-    return model.train()
-
-
-def _share(model, family: str, groups: int) -> None:
-    """Gives layer i the parameters of layer i mod `groups`.
-
-    The first layer of a T5 stack has a table of positions that others lack; it keeps it.
-    """
-    stacks = {
-        "bert": lambda: [model.bert.encoder.layer],
-        "gpt2": lambda: [model.transformer.h],
-        "gptj": lambda: [model.transformer.h],
-        "t5": lambda: [model.encoder.block, model.decoder.block],
-    }[family]()
-    for layers in stacks:
-        for index, layer in enumerate(layers):
-            owner = layers[index % groups]
-            if owner is layer:
-                continue
-            modules = dict(owner.named_modules())
-            for name, module in layer.named_modules():
-                for parameter in list(module._parameters):
-                    if module._parameters[parameter] is not None:
-                        module._parameters[parameter] = modules[name]._parameters[parameter]
 
 
 def make_optimizer(setup: Setup, parameters: Iterable):
@@ -333,18 +301,13 @@ def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tu
     """
     import torch
 
-    architecture = resolve(setup)
-    model = build(setup, device)
+    model, given = build(setup, device), inputs(setup, device)
     everything = list(model.parameters())
     parameters = [parameter for parameter in everything if parameter.requires_grad]
     if setup.optimizer == "muon":
         optimizer = Muon(dict(model.named_parameters()))
     else:
         optimizer = (Offloaded if setup.offload_optimizer else make_optimizer)(setup, parameters)
-    shape = (setup.micro_batch_size, setup.sequence_length)
-    target = (setup.micro_batch_size, setup.target_length or setup.sequence_length)
-    ids = torch.randint(architecture.vocab_size, shape, device=device)
-    labels = torch.randint(architecture.vocab_size, target, device=device)
     moving = torch.autograd.graph.save_on_cpu() if setup.offload_activations else nullcontext()
     half = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}.get(setup.precision)
     for last in (False, True):
@@ -353,10 +316,10 @@ def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tu
                 parameter.grad = None
             before_last()
         with torch.autocast(device, dtype=half or torch.bfloat16, enabled=half is not None), moving:
-            loss = model(input_ids=ids, labels=labels).loss
+            loss = loss_of(model, given)
         loss.backward()
         optimizer.step()
-    left = [*everything, *(parameter.grad for parameter in parameters)]
+    left = [*everything, *_constants_of(everything), *(parameter.grad for parameter in parameters)]
     states = [
         value
         for state in optimizer.state.values()
@@ -368,6 +331,15 @@ def take_steps(setup: Setup, device: str, before_last: Callable[[], None]) -> tu
         copies = [value for copy in optimizer.copies for value in (copy, copy.grad)]
         return _allocated(left), _allocated(copies + states)
     return _allocated(left + states), 0
+
+
+def _constants_of(parameters: Iterable) -> Iterator:
+    """The tensors with which bitsandbytes turns weights in 4 bits into numbers again."""
+    for parameter in parameters:
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:
+            yield from (tensor for tensor in (state.absmax, state.code, state.offset) if tensor is not None)
+            state = state.state2
 
 
 def _allocated(tensors: Iterable) -> int:
@@ -396,7 +368,7 @@ def judge(setup: Setup, device: str) -> dict:
     answer = estimate(setup)
     expected = answer.gpu.weights + answer.gradient_bytes + answer.optimizer_state_bytes - _buffers(setup)
     row = {name: getattr(setup, name) for name in COLUMNS if hasattr(setup, name)}
-    row |= _versions(on_gpu) | {"model": setup.config["model_type"]}
+    row |= _versions(on_gpu) | {"model": name_of(setup)}
     row |= {
         "predicted_peak": answer.gpu.total,
         "predicted_left": expected,
@@ -414,6 +386,11 @@ def judge(setup: Setup, device: str) -> dict:
             "peak_error_percent": round(error_percent(answer.gpu.total, peak), 4),
         }
     return row
+
+
+def name_of(setup: Setup) -> str:
+    """The model type of a setup's config, or the class of a diffusion model."""
+    return setup.config.get("model_type") or setup.config["_class_name"]
 
 
 def _buffers(setup: Setup) -> int:
@@ -460,6 +437,8 @@ def main(arguments: list[str] | None = None) -> int:
             parser.exit(2, "PyTorch finds no NVIDIA GPU here; use --dry-run to try the program on a CPU.\n")
         usable = torch.cuda.mem_get_info()[0]
     setups = matrix(small=flags.dry_run, usable_bytes=usable, cases=flags.cases)
+    if not flags.dry_run and not flags.list and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        setups = [setup for setup in setups if not setup.fp8]
     if flags.list:
         print(f"{len(setups)} cases")
         return 0
@@ -471,7 +450,8 @@ def main(arguments: list[str] | None = None) -> int:
         words = [row["model"], setup.precision, setup.attention, setup.optimizer, setup.optimizer_impl]
         words += ["checkpointing"] * bool(setup.checkpointing) + ["shared"] * bool(setup.shared_groups)
         words += ["offload"] * setup.offload_optimizer + ["activations on the host"] * setup.offload_activations
-        words += ["LoRA"] * bool(setup.lora_rank) + ["Liger"] * (setup.loss == "liger")
+        words += [f"{setup.base_bits} bits"] * bool(setup.base_bits) + ["32-bit rest"] * setup.rest_32bit
+        words += ["LoRA"] * bool(setup.lora_rank) + ["Liger"] * (setup.loss == "liger") + ["FP8"] * setup.fp8
         print(f"{number:>4}/{len(setups)} {' '.join(words):<64}{row[figure]:>+10.3f} %", flush=True)
         if flags.csv:
             _write(flags.csv, rows)

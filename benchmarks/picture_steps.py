@@ -27,13 +27,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import fake_cuda  # noqa: E402  before torch
 import torch  # noqa: E402
+from real_models import adapters_of, dtype_of, half_of, loss_of, of_pictures, train_adapters  # noqa: E402
 from sharded_steps import DROPOUTS, HALF, Held  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 from calculator.adapters import ALL_LINEAR, modules_of  # noqa: E402
 from calculator.autograd import rounded  # noqa: E402
-from calculator.diffusion_models import LATENT_SCALE  # noqa: E402
-from calculator.setups import Setup, lora_of, resolve, setup_from  # noqa: E402
+from calculator.setups import Setup, resolve, setup_from  # noqa: E402
 
 OPTIMIZERS = ("adamw", "adamw8bit", "lamb", "lamb8bit", "adafactor", "sgd")
 """Optimizers of a traced step."""
@@ -140,66 +140,12 @@ def _of_diffusers(kind: str, config: dict, setup: Setup) -> torch.nn.Module:
 
 def adapted(model: torch.nn.Module, setup: Setup) -> torch.nn.Module:
     """A frozen model with LoRA's adapters, as the examples of diffusers make it."""
-    from peft import LoraConfig
-
-    targets = setup.lora_targets if setup.lora_targets == ALL_LINEAR else setup.lora_targets.split(",")
-    config = LoraConfig(
-        r=setup.lora_rank, lora_alpha=setup.lora_rank, target_modules=targets, lora_dropout=setup.lora_dropout
-    )
     model.requires_grad_(False)
     # PyTorch cannot move a module of fake tensors, and peft makes each where it belongs.
     with patch.object(torch.nn.Module, "to", lambda module, *args, **kwargs: module):
-        model.add_adapter(config)
-    dtype = torch.float32 if lora_of(setup, resolve(setup)).adapter_itemsize == 4 else half_of(setup)
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            parameter.data = parameter.data.to(dtype)
-            parameter.requires_grad_(not (setup.lora_freeze_a and ".lora_A." in name))
+        model.add_adapter(adapters_of(setup))
+    train_adapters(model, setup)
     return model
-
-
-def half_of(setup: Setup) -> torch.dtype:
-    """The type of 16 bits in which a setup computes."""
-    return HALF.get(setup.precision.removeprefix("amp-"), torch.bfloat16)
-
-
-def dtype_of(setup: Setup) -> torch.dtype:
-    """The type of a model's weights, without its adapters."""
-    in_16_bits = setup.precision in HALF if setup.base_bits is None else setup.base_bits == 16
-    return half_of(setup) if in_16_bits else torch.float32
-
-
-def inputs(setup: Setup) -> dict[str, torch.Tensor]:
-    """What a step of a setup reads, on the default device and with the default type."""
-    a, samples = resolve(setup), setup.micro_batch_size
-    if not a.diffuses:
-        pixels = torch.zeros(samples, a.channels, a.image_height, a.image_width, dtype=torch.float32)
-        return {"pixel_values": pixels, "labels": torch.zeros(samples, dtype=torch.long)}
-    tokens = setup.sequence_length or a.sequence_length
-    given = {
-        "encoder_hidden_states": torch.zeros(samples, tokens, a.text_width),
-        "pooled_projections": torch.zeros(samples, a.pooled_width),
-        "timestep": torch.zeros(samples),
-    }
-    if a.family == "sd3":
-        rows, columns = a.image_height // LATENT_SCALE, a.image_width // LATENT_SCALE
-        channels = a.output_channels // (a.patch_size // LATENT_SCALE) ** 2
-        given["hidden_states"] = torch.zeros(samples, a.channels, rows, columns)
-        return given | {"target": torch.zeros(samples, channels, rows, columns)}
-    given["hidden_states"] = torch.zeros(samples, a.image_tokens, a.channels)
-    given["txt_ids"], given["img_ids"] = torch.zeros(tokens, 3), torch.zeros(a.image_tokens, 3)
-    if a.guided:
-        given["guidance"] = torch.zeros(samples)
-    return given | {"target": torch.zeros(samples, a.image_tokens, a.output_channels)}
-
-
-def loss_of(model: torch.nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The model's own loss, or the squared error of a diffusion model in 32 bits, as diffusers' examples compute it."""
-    if "target" not in given:
-        return model(**given).loss
-    given = dict(given)
-    target = given.pop("target")
-    return torch.nn.functional.mse_loss(model(**given).sample.float(), target.float())
 
 
 class Offloaded:
@@ -289,7 +235,7 @@ def trace(
     setup: Setup,
     *,
     build: Callable = build,
-    inputs: Callable = inputs,
+    inputs: Callable = of_pictures,
     make_optimizer: Callable = make_optimizer,
     phases: tuple[str, ...] = ("forward", "backward"),
 ) -> dict:

@@ -19,6 +19,7 @@ from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
 from calculator.json_text import parsed
+from calculator.names import gpu_of, preset_of
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.setups import (
     ATTENTIONS,
@@ -73,7 +74,9 @@ def flags_parser() -> argparse.ArgumentParser:
         epilog=f"Models: {', '.join(PRESETS)}. GPUs: {', '.join(DEVICES)}, or any CUDA card by its memory in "
         "GiB, such as cuda-20gb.",
     )
-    parser.add_argument("model", nargs="?", help="a preset (see below), `batch` or `swarm`")
+    parser.add_argument(
+        "model", nargs="?", type=preset_of, help="a preset (see below), its name on the Hugging Face Hub, or `batch`"
+    )
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--micro-batch-size", type=int, default=1, metavar="N", help="sequences per forward pass")
@@ -112,6 +115,7 @@ def flags_parser() -> argparse.ArgumentParser:
     _add_adapter_flags(parser)
     parser.add_argument(
         "--gpu",
+        type=gpu_of,
         metavar="NAME",
         help="also say whether it fits this GPU, and what makes it fit; cuda-20gb is any CUDA card with 20 GiB",
     )

@@ -14,6 +14,7 @@ from calculator.errors import BadSetup
 from calculator.fit import Fit, largest_micro_batch, suggestions, verdict
 from calculator.inference_report import add_model_flags, model_or_config
 from calculator.low_rank import DEFAULT_RANKS
+from calculator.names import HUB, gpu_of
 from calculator.setups import PRECISIONS, Setup, resolve
 from calculator.techniques import Technique
 
@@ -46,61 +47,13 @@ WITH_PICTURES = ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
 """Presets of text models that are published as a part of one that sees pictures."""
 CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 """Of transformers, by the architecture's family; the others are `AutoModelForCausalLM`."""
-HUB = {
-    "bert-base": "google-bert/bert-base-uncased",
-    "bert-large": "google-bert/bert-large-uncased",
-    "t5-small": "google-t5/t5-small",
-    "t5-base": "google-t5/t5-base",
-    "t5-large": "google-t5/t5-large",
-    "t5-3b": "google-t5/t5-3b",
-    "t5-11b": "google-t5/t5-11b",
-    "gpt2": "openai-community/gpt2",
-    "gpt2-medium": "openai-community/gpt2-medium",
-    "gpt2-large": "openai-community/gpt2-large",
-    "gpt2-xl": "openai-community/gpt2-xl",
-    "gpt-j-6b": "EleutherAI/gpt-j-6b",
-    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
-    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
-    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
-    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
-    "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
-    "mistral-7b": "mistralai/Mistral-7B-v0.3",
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
-    "qwen3-0.6b": "Qwen/Qwen3-0.6B-Base",
-    "qwen3-1.7b": "Qwen/Qwen3-1.7B-Base",
-    "qwen3-4b": "Qwen/Qwen3-4B-Base",
-    "qwen3-8b": "Qwen/Qwen3-8B-Base",
-    "qwen3-14b": "Qwen/Qwen3-14B-Base",
-    "qwen3-32b": "Qwen/Qwen3-32B",
-    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
-    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
-    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
-    "smollm3-3b": "HuggingFaceTB/SmolLM3-3B-Base",
-    "phi-3-mini": "microsoft/Phi-3-mini-4k-instruct",
-    "phi-4": "microsoft/phi-4",
-    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
-    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
-    "deepseek-v3": "deepseek-ai/DeepSeek-V3-Base",
-    "gemma-2-2b": "google/gemma-2-2b",
-    "gemma-2-9b": "google/gemma-2-9b",
-    "gemma-3-1b": "google/gemma-3-1b-pt",
-    "gemma-3-4b": "google/gemma-3-4b-pt",
-    "gemma-3-12b": "google/gemma-3-12b-pt",
-    "gemma-3-27b": "google/gemma-3-27b-pt",
-    "vit-base": "google/vit-base-patch16-224",
-    "vit-large": "google/vit-large-patch16-224",
-    "flux-dev": "black-forest-labs/FLUX.1-dev",
-    "sd3-medium": "stabilityai/stable-diffusion-3-medium-diffusers",
-}
-"""Presets with published weights, as the Hugging Face Hub names them."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     add_model_flags(parser)
     parser.add_argument(
-        "--gpu", required=True, metavar="NAME", help="what it must fit; cuda-20gb is any card of 20 GiB"
+        "--gpu", required=True, type=gpu_of, metavar="NAME", help="what it must fit; cuda-20gb is any card of 20 GiB"
     )
     parser.add_argument(
         "--sequence-length", type=int, metavar="T", help=f"tokens (the model's own, at most {USUAL_LENGTH})"

@@ -12,13 +12,14 @@ from calculator.architectures import from_config
 from calculator.devices import device_named
 from calculator.errors import BadSetup
 from calculator.inference import ITEMSIZES, inference_memory, largest_batch, longest_context
+from calculator.names import gpu_of, preset_of
 from calculator.page.words import show_bytes
 from calculator.setups import Setup, resolve
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of which `model_or_config` takes one."""
-    parser.add_argument("model", nargs="?", help="a preset")
+    parser.add_argument("model", nargs="?", type=preset_of, help="a preset, or its name on the Hugging Face Hub")
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of MODEL")
 
 
@@ -41,7 +42,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=ITEMSIZES, default="bf16")
     parser.add_argument("--cache", choices=ITEMSIZES, default="bf16", help="type of cached keys and values")
     parser.add_argument("--block", type=int, default=1, metavar="N", help="tokens of a paged block, such as vLLM's 16")
-    parser.add_argument("--gpu", metavar="NAME", help="also say the longest context and the largest batch that fit it")
+    parser.add_argument(
+        "--gpu", type=gpu_of, metavar="NAME", help="also say the longest context and the largest batch that fit it"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

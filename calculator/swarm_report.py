@@ -12,6 +12,7 @@ from calculator.adapters import ALL_LINEAR
 from calculator.collaboration import Collaboration, answer, collaboration_from
 from calculator.errors import BadSetup
 from calculator.exchange import CODECS
+from calculator.names import preset_of
 from calculator.optimizers import OPTIMIZERS
 from calculator.page.words import show_bytes
 from calculator.swarm import Forecast
@@ -32,7 +33,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     # Only for its defaults.
     one = Collaboration(volunteers=())
-    parser.add_argument("--model", default=None, help="a preset, such as dalle-2021 (default) or llama-3.2-1b")
+    parser.add_argument(
+        "--model", type=preset_of, default=None, help="a preset, such as dalle-2021 (default) or llama-3.2-1b"
+    )
     parser.add_argument("--config", metavar="FILE", help="a Hugging Face config.json in place of a model")
     parser.add_argument("--lora-rank", type=int, metavar="R", help="peers train and exchange adapters of this rank")
     parser.add_argument("--lora-targets", default=ALL_LINEAR, metavar="NAMES", help="q_proj,v_proj or others")

@@ -73,7 +73,14 @@ EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\
 NUMBERS = (
     ("lora_rank", rf"(?:rank|r){GAP}=?{GAP}{NUMBER}(?![\w.])"),
     ("gpus", rf"{NUMBER}{GAP}(?:gpus?|x)(?![\w.])(?!{GAP}\d+(?!\w))"),
-    ("micro_batch_size", rf"(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])"),
+    (
+        "accumulation_steps",
+        rf"(?:grad(?:ient)?s?{GAP})?accum(?:ulat(?:e|ed|ion))?(?:{GAP}(?:steps?|of|over))*{GAP}=?{GAP}{NUMBER}(?![\w.])",
+    ),
+    (
+        "micro_batch_size",
+        rf"(?:bs|(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?)(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])",
+    ),
     ("micro_batch_size", rf"{NUMBER}(k?){GAP}(?:samples?|sequences?)(?!\w)"),
     ("image_size", rf"{NUMBER}{GAP}(?:x{GAP}\d+{GAP})?(?:px|pixels?)(?!\w)"),
     ("image_size", rf"{NUMBER}{GAP}x{GAP}\d+(?!\w)"),
@@ -85,6 +92,7 @@ NUMBERS = (
     ),
 )
 """Fields with a number, which may end in k for 1024."""
+APPLE_CHIP = rf"(?<!\w)(?:apple{GAP})?(?:m[1-9]|mac(?:book|mini|studio)?)(?:{GAP}(?:pro|max|ultra|air))?(?!\w)"
 COMMON = frozenset(
     word
     for line in (
@@ -119,11 +127,8 @@ def understood(text: str) -> dict:
             f"{text.strip()!r:.60} names no model that the calculator knows; try words such as llama 8b lora 24 gb, or "
             "paste a config.json."
         )
-    gpu, rest = _named(DEVICES, rest)
-    memory = re.search(rf"(?<![\w.]){NUMBER}{GAP}gi?b(?!\w)", rest)
-    if memory is not None:
-        rest = _without(rest, memory)
-        gpu = gpu or device_named(f"cuda-{int(memory[1])}gb").name
+    gpu, rest = _gpu(rest)
+    _check_version(model, text[:LONGEST_TEXT].lower(), rest)
     setup: dict[str, object] = {"model": model}
     numbers: dict[str, object] = {}
     for field, pattern in NUMBERS:
@@ -153,6 +158,41 @@ def understood(text: str) -> dict:
         )
     ordered = {"model": model} | {key: value for key, value in setup.items() if key != "model"}
     return {"setup": ordered, "gpu": gpu or "", "ignored": [word for word in words if word not in COMMON]}
+
+
+def _gpu(text: str) -> tuple[str | None, str]:
+    """The GPU of a text and the text without it; a card of the memory that is said, if the listed one has another."""
+    gpu, rest = _named(DEVICES, text)
+    memory = re.search(rf"(?<![\w.]){NUMBER}{GAP}gi?b(?!\w)", rest)
+    if memory is None:
+        return gpu, rest
+    rest = _without(rest, memory)
+    size = int(memory[1])
+    if chip := re.search(APPLE_CHIP, rest):
+        if f"apple-{size}gb" in DEVICES:
+            return f"apple-{size}gb", _without(rest, chip)
+        known = ", ".join(name for name in DEVICES if name.startswith("apple-"))
+        raise BadSetup(f"Of Apple's computers, the calculator knows {known}; choose the next smaller one.")
+    if gpu is None or round(device_named(gpu).memory_bytes / 2**30) not in (size, size - 10):
+        gpu = device_named(f"cuda-{size}gb").name
+    return gpu, rest
+
+
+def _check_version(model: str, text: str, rest: str) -> None:
+    """Refuses a text that names another version of a model than the one that was found, such as Llama 4.
+
+    Args:
+        model: What was found.
+        text: All that was said.
+        rest: What of it was not understood so far.
+    """
+    family = re.match("[a-z]+", model)[0]
+    version = re.search(rf"(?<![a-z]){family}{GAP}(\d{{1,2}}(?:\.\d+)?)(?![\w.])", text)
+    if version is not None and rest[version.start(1) : version.end(1)].strip():
+        versions = ", ".join(name for name in PRESETS if name.startswith(family))
+        raise BadSetup(
+            f"The calculator knows no {family} {version[1]}; choose one of {versions}, or paste its config.json."
+        )
 
 
 def said(found: dict) -> str:
@@ -185,6 +225,8 @@ def said(found: dict) -> str:
         parts.append("packed samples")
     if "micro_batch_size" in setup:
         parts.append(f"micro-batch of {setup['micro_batch_size']}")
+    if "accumulation_steps" in setup:
+        parts.append(f"{setup['accumulation_steps']} micro-batches per update")
     if "sequence_length" in setup:
         parts.append(f"{setup['sequence_length']} tokens")
     if "image_size" in setup:

@@ -4,10 +4,13 @@ import csv
 import importlib.util
 import json
 import os
+import random
 import sys
 from pathlib import Path
 
 import pytest
+
+from calculator import Setup
 
 ROOT = Path(__file__).parents[2]
 CASES = int(os.environ.get("CASES", "6"))
@@ -30,17 +33,53 @@ def test_matrix_is_sized_to_the_card():
     chosen = on_gpu.matrix(small=False, usable_bytes=16 * 2**30, cases=200)
     assert len(chosen) == 200
     fields = ("precision", "attention", "checkpointing", "optimizer", "shared_groups", "offload_optimizer")
-    for field in (*fields, "lora_rank", "offload_activations"):
+    for field in (*fields, "lora_rank", "offload_activations", "base_bits"):
         assert len({getattr(setup, field) for setup in chosen}) > 1
-    assert {setup.config["model_type"] for setup in chosen} == {"bert", "gpt2", "gptj", "t5", *on_gpu.DECODERS}
+    pictures = {on_gpu.name_of(Setup(config=config)) for config in on_gpu.PICTURES.values()}
+    assert set(map(on_gpu.name_of, chosen)) == {*on_gpu.SIZES, *on_gpu.DECODERS, *pictures}
 
 
-def test_ligers_loss_is_measured_where_its_kernels_run(monkeypatch):
-    assert not any(setup.loss == "liger" for setup in on_gpu.matrix(small=False, usable_bytes=2**34, cases=None))
-    monkeypatch.setattr(on_gpu.importlib.util, "find_spec", lambda name: name)
-    assert not any(setup.loss == "liger" for setup in on_gpu.matrix(small=True, usable_bytes=2**34, cases=None))
-    found = [setup for setup in on_gpu.matrix(small=False, usable_bytes=2**34, cases=None) if setup.loss == "liger"]
-    assert {setup.config["model_type"] for setup in found} == set(on_gpu.DECODERS)
+DENSE = {"llama", "qwen3", "phi3", "gemma2", "gemma3_text"}
+
+
+def test_what_needs_packages_is_measured_where_its_kernels_run(monkeypatch):
+    def found(*, small: bool) -> dict[str, set[str]]:
+        setups = on_gpu.decoders(small=small, usable_bytes=2**34)
+        return {
+            "Liger's loss": {on_gpu.name_of(setup) for setup in setups if setup.loss == "liger"},
+            "FP8": {on_gpu.name_of(setup) for setup in setups if setup.fp8},
+        }
+
+    assert not any(found(small=False).values())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert not any(found(small=True).values())
+    assert found(small=False) == {"Liger's loss": {*on_gpu.DECODERS}, "FP8": DENSE}
+
+
+KINDS = {
+    "QLoRA": lambda setup: setup.base_bits == 4 and setup.rest_32bit,
+    "QLoRA in bfloat16": lambda setup: setup.base_bits == 4 and setup.precision == "bf16",
+    "latent attention": lambda setup: on_gpu.name_of(setup) == "deepseek_v3",
+    "ViT": lambda setup: on_gpu.name_of(setup) == "vit",
+    "Stable Diffusion 3 with LoRA": lambda setup: on_gpu.name_of(setup).startswith("SD3") and setup.lora_rank,
+    "Flux": lambda setup: on_gpu.name_of(setup).startswith("Flux") and not setup.lora_rank,
+}
+
+
+@pytest.fixture(scope="module")
+def small_cases():
+    sizes = {"small": True, "usable_bytes": 2**34}
+    return on_gpu.decoders(**sizes) + on_gpu.pictures(**sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_step_leaves_is_as_predicted(small_cases, kind):
+    pytest.importorskip("torch")
+    some = [setup for setup in small_cases if KINDS[kind](setup)]
+    setup = random.Random(len(some)).choice(some)
+    row = on_gpu.judge(setup, "cpu")
+    assert row["predicted_left"] == row["measured_left"], setup
+    assert row["predicted_host"] == row["host_growth"], setup
 
 
 def test_dry_run_steps_real_models(tmp_path, capsys):

@@ -44,6 +44,13 @@ QUERIES = {
         "qwen3-8b", {"sharding": "tensor", "precision": "bf16", "gpus": 4, "optimizer": "adamw"}, ""
     ),
     "llama 8b 2 gpus 4090": ("llama-3.1-8b", {"gpus": 2}, "rtx-4090"),
+    "llama 8b bs 16 gradient accumulation 8": (
+        "llama-3.1-8b", {"micro_batch_size": 16, "accumulation_steps": 8}, ""
+    ),
+    "qwen3 8b grad accum steps 4": ("qwen3-8b", {"accumulation_steps": 4}, ""),
+    "qwen3 4b m3 max 64gb": ("qwen3-4b", {}, "apple-64gb"),
+    "gpt2 4060 8gb": ("gpt2", {}, "rtx-4060"),
+    "gpt2 h200 141 gb": ("gpt2", {}, "h200"),
     "smollm2 135m without checkpointing": ("smollm2-135m", {"checkpointing": False}, ""),
 }  # fmt: skip
 
@@ -53,6 +60,24 @@ def test_words_become_a_setup(text):
     model, settings, gpu = QUERIES[text]
     assert understood(text) == {"setup": {"model": model} | settings, "gpu": gpu, "ignored": []}
     assert estimate(setup_from(understood(text)["setup"])).gpu.total > 0
+
+
+def test_a_card_that_is_not_listed_is_taken_by_its_memory():
+    found = understood("gpt2 4060 ti 16gb")
+    assert found == {"setup": {"model": "gpt2"}, "gpu": "cuda-16gb", "ignored": ["ti"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("llama 4 scout h100", "knows no llama 4; choose one of llama-2-7b, llama-3.2-1b"),
+        ("gemma 4 27b", "knows no gemma 4"),
+        ("qwen3 4b m4 24gb", "knows apple-8gb, apple-16gb, apple-32gb, apple-64gb"),
+    ],
+)
+def test_what_is_not_known_is_not_taken_for_something_else(text, reason):
+    with pytest.raises(BadSetup, match=re.escape(reason)):
+        understood(text)
 
 
 @pytest.mark.parametrize("model", PRESETS)

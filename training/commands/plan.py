@@ -46,6 +46,7 @@ def run(
     """Print how `join` would train here, how much memory that takes, and whether this machine has enough."""
     from calculator import BadSetup
     from calculator.devices import device_named
+    from calculator.names import gpu_of
     from training.compute.choices import Wishes, choose
     from training.compute.machine import torch_device
     from training.compute.plan import make_plan
@@ -57,7 +58,7 @@ def run(
     if gpu is not None and device is not None:
         raise BadInput("--gpu plans for another machine and --device for this one; give only one of them.")
     try:
-        other = device_named(gpu) if gpu is not None else None
+        other = device_named(gpu_of(gpu)) if gpu is not None else None
     except BadSetup as error:
         raise BadInput(str(error)) from None
     wishes = Wishes(device=device, micro_batch_size=micro_batch_size, precision=precision, checkpointing=checkpointing)
