@@ -130,7 +130,7 @@ CASES = {
         replace(RUNNING, sight=replace(SIGHT, volunteers=volunteers(20, 20), unmet=volunteers(20, 20))),
         "split",
         "v0 and v1 do not reach each other: each of them trains a model of its own",
-        "`python -m training doctor` with the same recipe",
+        "python -m training doctor with the same recipe",
     ),
     "one meets nobody": (
         replace(RUNNING, sight=replace(SIGHT, volunteers=volunteers(20, 20, 20), unmet=volunteers(20))),
