@@ -82,6 +82,8 @@ class Report:
     samples_per_second: float = SPEED
     seconds: float = 0.0
     recent: tuple = ()
+    averaged_epochs: int = 0
+    alone_epochs: int = 0
 
 
 def members_at(epoch: int) -> range:
