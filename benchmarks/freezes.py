@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 TRACED = ("toplevel", "devtools.timeline")
 """Categories of events that a trace needs."""
+OPENING_US = 500_000
+"""Tasks that began this long before the first task that names the page's address belong to the page as well."""
+WRITTEN_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,60 @@ def tasks_of(events: list[dict], script: str) -> list[Task]:
     shown = {span["pid"] for span in spans if script in json.dumps(span.get("args", {}))}
     tasks = [task for pid in shown for task in _tasks([span for span in spans if span["pid"] == pid])]
     return sorted(tasks, key=lambda task: task.began_us)
+
+
+def tasks_of_opening(first_page: str, address: str, script: str, *, seconds: float) -> list[Task]:
+    """The tasks of the main thread that runs `script`, from the navigation to `address` on.
+
+    Chromium writes the trace by itself. A debugger such as Playwright's would make the tasks longer: where a script
+    makes an error object, V8 then parses it once more for the line numbers of all functions.
+
+    Args:
+        first_page: A page that leads to the other one after a rest, because Chromium's own start occupies both cores
+            of a small machine for some seconds.
+        address: Part of the URL of the page that is measured.
+        script: Part of the URL of a script of that page.
+        seconds: How long events are traced.
+    """
+    # Without ignore_cleanup_errors, files that the browser's children write after its end would make this fail.
+    with tempfile.TemporaryDirectory(prefix="page-benchmark-", ignore_cleanup_errors=True) as folder:
+        trace = Path(folder, "trace.json")
+        program = subprocess.Popen(
+            [
+                os.environ.get("CHROMIUM") or shutil.which("chromium"),
+                "--headless=new",
+                "--no-sandbox",
+                "--no-first-run",
+                "--disable-gpu",
+                f"--user-data-dir={folder}/profile",
+                f"--trace-startup={','.join(TRACED)}",
+                f"--trace-startup-file={trace}",
+                f"--trace-startup-duration={seconds:.0f}",
+                "--trace-startup-format=json",
+                first_page,
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            events = _written(trace, seconds + WRITTEN_SECONDS)
+        finally:
+            program.terminate()
+            program.wait()
+    opened = min(event["ts"] for event in events if address in json.dumps(event.get("args", {}))) - OPENING_US
+    return [task for task in tasks_of(events, script) if task.began_us > opened]
+
+
+def _written(trace: Path, seconds: float) -> list[dict]:
+    """Waits until Chromium has written its trace completely; the events of it."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.5)
+        try:
+            return json.loads(trace.read_text())["traceEvents"]
+        except (OSError, ValueError):
+            continue
+    raise TimeoutError("Chromium has not written its trace in time.")
 
 
 def _tasks(spans: list[dict]) -> list[Task]:

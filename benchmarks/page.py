@@ -44,7 +44,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "site"), str(ROOT), str(ROOT / "tests" / "site"), str(ROOT / "benchmarks")]
 
-from freezes import TRACED, tasks_of  # noqa: E402
+from freezes import tasks_of_opening  # noqa: E402
 from memory_report import percentile, record, result  # noqa: E402
 
 from site_server import SiteServer  # noqa: E402
@@ -59,8 +59,6 @@ READERS_PAUSE_MS = 1000
 """Time between two changes. The page uses it to compute answers that may be needed next."""
 REST_S = 6
 """Seconds from the start of a browser until it opens the page whose tasks are traced."""
-OPENING_US = 500_000
-"""Tasks that began this long before the first task that names the page's address belong to the page as well."""
 TRACED_S = REST_S + 12
 """Seconds from the start of a browser during which its tasks are traced."""
 
@@ -322,46 +320,8 @@ def page_that_leads_to(server: SiteServer, address: str) -> str:
 
 def longest_task(server: SiteServer, address: str, script: str) -> tuple[float, float]:
     """Longest task, in ms by the clock and in ms of CPU time, of the main thread that runs `script`."""
-    # Without ignore_cleanup_errors, files that the browser's children write after its end would make this fail.
-    with tempfile.TemporaryDirectory(prefix="page-benchmark-", ignore_cleanup_errors=True) as folder:
-        trace = Path(folder, "trace.json")
-        program = subprocess.Popen(
-            [
-                os.environ.get("CHROMIUM") or shutil.which("chromium"),
-                "--headless=new",
-                "--no-sandbox",
-                "--no-first-run",
-                "--disable-gpu",
-                f"--user-data-dir={folder}/profile",
-                f"--trace-startup={','.join(TRACED)}",
-                f"--trace-startup-file={trace}",
-                f"--trace-startup-duration={TRACED_S}",
-                "--trace-startup-format=json",
-                page_that_leads_to(server, address),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            events = _written(trace)
-        finally:
-            program.terminate()
-            program.wait()
-    opened = min(event["ts"] for event in events if address in json.dumps(event.get("args", {}))) - OPENING_US
-    tasks = [task for task in tasks_of(events, script) if task.began_us > opened]
+    tasks = tasks_of_opening(page_that_leads_to(server, address), address, script, seconds=TRACED_S)
     return max(task.wall_ms for task in tasks), max(task.cpu_ms for task in tasks)
-
-
-def _written(trace: Path) -> list[dict]:
-    """Waits until Chromium has written its trace completely; the events of it."""
-    until = time.monotonic() + TRACED_S + ANSWER_TIMEOUT_S
-    while time.monotonic() < until:
-        time.sleep(0.5)
-        try:
-            return json.loads(trace.read_text())["traceEvents"]
-        except (OSError, ValueError):
-            continue
-    raise TimeoutError("Chromium has not written its trace in time.")
 
 
 def naive_files() -> dict[str, bytes]:

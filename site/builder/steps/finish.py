@@ -1,8 +1,8 @@
 """Third step of a build: edits the HTML, in the same way for every generator.
 
 Links become relative, terms of the glossary become links, code wraps between words, and the search dialog gets a name
-for screen readers. Style sheets lose what costs time on every element (builder/markup/styles.py). Last, the service
-worker is written with the list of all files.
+for screen readers. The theme's script gets a hint with which it starts sooner. Style sheets lose what costs time on
+every element (builder/markup/styles.py). Last, the service worker is written with the list of all files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from builder.markup.links import relative, resolved
 from builder.markup.styles import has_tabs, with_boxes, without_tabs
 from builder.steps.offline import write_service_worker
 
+THEMES_SCRIPT = "assets/javascripts/bundle.*.min.js"
+COMPILE_ALL = "//# allFunctionsCalledOnLoad"
+"""In a script's first line, Chromium reads this as a hint to compile all functions beside the main thread, while the
+script arrives. The theme calls most of its functions as a page opens; one by one they take a quarter of that task."""
 SEARCH = 'data-md-component="search" role="dialog"'
 
 
@@ -26,6 +30,8 @@ def finish(built: Path) -> None:
         html = file.read_text(encoding="utf-8")
         tabs = tabs or has_tabs(html)
         file.write_text(finished(html, address), encoding="utf-8")
+    for file in built.glob(THEMES_SCRIPT):
+        file.write_text(f"{COMPILE_ALL}\n{file.read_text(encoding='utf-8')}", encoding="utf-8")
     for file in built.rglob("*.css"):
         css = with_boxes(file.read_text(encoding="utf-8"))
         file.write_text(css if tabs else without_tabs(css), encoding="utf-8")
