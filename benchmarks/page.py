@@ -102,7 +102,7 @@ new MutationObserver(() => {
 
 OURS_RECOMPUTES = """async ([steps, pause]) => {
     const root = document.querySelector("[data-part=calculator]");
-    const controls = root.querySelector("form").elements;
+    const controls = root.querySelector("[data-slot=form]").elements;
     const times = [];
     const frames = [];
     window.roundtrips = [];
