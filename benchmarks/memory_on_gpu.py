@@ -29,9 +29,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from memory_report import error_percent, summary  # noqa: E402
-from real_models import FP8_CAPABILITY, build, inputs, loss_of, missing_for  # noqa: E402
+from real_models import build, inputs, loss_of, missing_for  # noqa: E402
 
 from calculator import BadSetup, Setup, estimate  # noqa: E402
+from calculator.fit import FP8_CAPABILITY  # noqa: E402
 from calculator.setups import resolve  # noqa: E402
 
 SIZES = {

@@ -22,8 +22,6 @@ OF_2021 = ("bert", "gpt2", "gptj", "t5")
 """Families whose layers may share weights, and whose dropout a setup gives."""
 PACKAGES = {"liger": "liger_kernel", "fp8": "torchao"}
 """Packages that the project does not install, and what needs them."""
-FP8_CAPABILITY = (8, 9)
-"""The least compute capability of NVIDIA GPUs that multiply in FP8."""
 
 
 def build(setup: Setup, device: str) -> torch.nn.Module:

@@ -93,6 +93,7 @@ NUMBERS = (
 )
 """Fields with a number, which may end in k for 1024."""
 APPLE_CHIP = rf"(?<!\w)(?:apple{GAP})?(?:m[1-9]|mac(?:book|mini|studio)?)(?:{GAP}(?:pro|max|ultra|air))?(?!\w)"
+"""Words for a computer of Apple's, whose memory says which listed GPU it is."""
 COMMON = frozenset(
     word
     for line in (
