@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 
 from calculator.errors import BadSetup
@@ -200,7 +201,14 @@ def device_named(name: object) -> Device:
 
 
 def _unknown(name: object) -> BadSetup:
-    return BadSetup(f"gpu is one of {', '.join(DEVICES)}, or cuda-20gb for any card with 20 GiB, not {name!r:.60}.")
+    said = str(name).lower()
+    near = [one for one in DEVICES if said and one.startswith(said)] or get_close_matches(
+        said, DEVICES, n=2, cutoff=0.7
+    )
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
+    return BadSetup(
+        f"gpu is one of {', '.join(DEVICES)}, or cuda-20gb for any card with 20 GiB, not {name!r:.60}.{meant}"
+    )
 
 
 @lru_cache(maxsize=64)

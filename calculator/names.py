@@ -55,8 +55,8 @@ HUB = {
     "sd3-medium": "stabilityai/stable-diffusion-3-medium-diffusers",
 }
 """Presets with published weights, as the Hugging Face Hub names them."""
-MAKERS = ("nvidia-", "geforce-", "tesla-", "amd-")
-"""What may stand before a GPU's name."""
+BESIDE = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|sxm\d?|pcie|hbm\d?e?)\b-?")
+"""What may stand in a GPU's name beside it, as drivers write it: NVIDIA A100-SXM4-40GB."""
 
 
 def preset_of(name: str) -> str:
@@ -77,9 +77,7 @@ def gpu_of(name: str) -> str:
     >>> gpu_of("NVIDIA RTX 4090"), gpu_of("4090"), gpu_of("H100"), gpu_of("a100")
     ('rtx-4090', 'rtx-4090', 'h100-80gb', 'a100')
     """
-    words = _plain(name)
-    for maker in MAKERS:
-        words = words.removeprefix(maker)
+    words = BESIDE.sub("", _plain(name)).strip("-")
     # "40gb" alone is no name, but a size that several cards have.
     meant = [
         device

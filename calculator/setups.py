@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 
 from calculator.adapters import (
     ALL_LINEAR,
@@ -186,7 +187,7 @@ def resolve(setup: Setup) -> Architecture:
             raise BadSetup("Give either model or config, not both.")
         architecture = from_config(setup.config)
     else:
-        _one_of("model", setup.model, tuple(PRESETS))
+        _check_model(setup.model)
         architecture = PRESETS[setup.model]
     architecture = _with_pictures(setup, architecture)
     _one_of("precision", setup.precision, PRECISIONS)
@@ -547,6 +548,17 @@ def plain(setup: Setup) -> Setup:
 def _shown(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def _check_model(name: object) -> None:
+    if isinstance(name, str) and name in PRESETS:
+        return
+    near = get_close_matches(str(name).lower().rpartition("/")[2], PRESETS, n=2)
+    meant = f" The nearest: {' and '.join(near)}." if near else ""
+    raise BadSetup(
+        f"model is one of {', '.join(PRESETS)}, not {_shown(name)}.{meant} "
+        "Of any other model, give its config.json as config."
+    )
 
 
 def _one_of(name: str, value: object, accepted: tuple) -> None:

@@ -10,9 +10,10 @@ from dataclasses import asdict
 
 from calculator.adapters import ALL_LINEAR
 from calculator.collaboration import Collaboration, answer, collaboration_from
+from calculator.devices import DEVICES
 from calculator.errors import BadSetup
 from calculator.exchange import CODECS
-from calculator.names import preset_of
+from calculator.names import gpu_of, preset_of
 from calculator.optimizers import OPTIMIZERS
 from calculator.page.words import show_bytes
 from calculator.swarm import Forecast
@@ -102,10 +103,12 @@ def kind_of(text: str) -> dict:
     if not matched:
         raise BadSetup(f"Volunteers are given as COUNT:SPEED:UP/DOWN[:client], such as {EXAMPLE}, not {text!r:.60}.")
     count, speed, up, down, client = matched.groups()
+    gpu = gpu_of(speed)
     try:
-        pace = {"samples_per_second": float(speed)}
+        # "4090" is a card, and nobody computes 4090 samples per second; 4090.0 says so all the same.
+        pace = {"gpu": gpu} if gpu in DEVICES else {"samples_per_second": float(speed)}
     except ValueError:
-        pace = {"gpu": speed}
+        pace = {"gpu": gpu}
     try:
         rates = {"up_megabits": float(up), "down_megabits": float(down)}
     except ValueError:

@@ -27,7 +27,19 @@ WORDS_OF_VALUES = {
 }
 NUMBER = r"(\d{1,7})"
 GAP = r"[\s_-]*"
+IS = r"[\s_:=-]*"
+"""Between the name of a number and the number."""
 WORDS: tuple[tuple[str, dict[str, object]], ...] = (
+    (
+        rf"(?:load{GAP}in{GAP})?8{GAP}bits?{GAP}(?:lora|base|model|weights)|load{GAP}in{GAP}8{GAP}bits?"
+        rf"|(?:lora|base|model|weights){GAP}(?:in{GAP})?8{GAP}bits?(?:{GAP}base)?",
+        {"lora_rank": LORA_RANK, "base_bits": 8},
+    ),
+    (rf"load{GAP}in{GAP}4{GAP}bits?|base{GAP}bits?{GAP}4", {"lora_rank": LORA_RANK, "base_bits": 4}),
+    (rf"paged{GAP}adamw?{GAP}(?:32{GAP}bits?)", {"optimizer": "paged-adamw"}),
+    (rf"paged{GAP}adamw?{GAP}8{GAP}bits?", {"optimizer": "paged-adamw8bit"}),
+    (rf"lion{GAP}8{GAP}bits?|8{GAP}bits?{GAP}lion", {"optimizer": "lion8bit"}),
+    (rf"lamb{GAP}8{GAP}bits?|8{GAP}bits?{GAP}lamb", {"optimizer": "lamb8bit"}),
     (rf"q{GAP}lora", {"lora_rank": LORA_RANK, "base_bits": 4}),
     (r"lora|adapters?|peft", {"lora_rank": LORA_RANK, "base_bits": 16}),
     (rf"(?:adamw?{GAP})?8{GAP}bits?(?:{GAP}(?:adamw?|optimi[sz]er))?|adamw8bit", {"optimizer": "adamw8bit"}),
@@ -71,27 +83,25 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
 EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\w.])"
 """It is not counted; alone, its words would stand for Muon and for AdamW in 8 bits."""
 NUMBERS = (
-    ("lora_rank", rf"(?:rank|r){GAP}=?{GAP}{NUMBER}(?![\w.])"),
+    ("lora_rank", rf"(?:lora_)?(?:rank{IS}|(?<!-)r{GAP}(?:[:=]{GAP}|(?!1(?!\d)))){NUMBER}(?![\w.])"),
     ("gpus", rf"{NUMBER}{GAP}(?:gpus?|x)(?![\w.])(?!{GAP}\d+(?!\w))"),
     (
         "accumulation_steps",
-        rf"(?:grad(?:ient)?s?{GAP})?accum(?:ulat(?:e|ed|ion))?(?:{GAP}(?:steps?|of|over))*{GAP}=?{GAP}{NUMBER}(?![\w.])",
+        rf"(?:grad(?:ient)?s?{GAP})?accum(?:ulat(?:e|ed|ion))?(?:{GAP}(?:steps?|of|over))*{IS}{NUMBER}(?![\w.])",
     ),
-    (
-        "micro_batch_size",
-        rf"(?:bs|(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?)(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])",
-    ),
+    ("", rf"(?:effective|global|total){GAP}batch(?:{GAP}(?:size|of))*{IS}{NUMBER}(k?)(?![\w.])"),
+    ("micro_batch_size", rf"(?:bs|(?:micro{GAP})?batch(?:es)?(?:{GAP}size)?)(?:{GAP}of)?{IS}{NUMBER}(k?)(?![\w.])"),
     ("micro_batch_size", rf"{NUMBER}(k?){GAP}(?:samples?|sequences?)(?!\w)"),
     ("image_size", rf"{NUMBER}{GAP}(?:x{GAP}\d+{GAP})?(?:px|pixels?)(?!\w)"),
     ("image_size", rf"{NUMBER}{GAP}x{GAP}\d+(?!\w)"),
-    ("image_size", rf"(?:image|picture|resolution)s?(?:{GAP}size)?(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(?![\w.])"),
-    ("sequence_length", rf"{NUMBER}(k?){GAP}(?:tokens?|context|ctx)(?!\w)"),
+    ("image_size", rf"(?:image|picture|resolution)s?(?:{GAP}size)?(?:{GAP}of)?{IS}{NUMBER}(?![\w.])"),
+    ("sequence_length", rf"{NUMBER}(k?){GAP}(?:tokens?|context|ctx|seq)(?!\w)"),
     (
         "sequence_length",
-        rf"(?:length|context|ctx|seq(?:uence)?(?:{GAP}length)?)(?:{GAP}of)?{GAP}=?{GAP}{NUMBER}(k?)(?![\w.])",
+        rf"(?:max{GAP})?(?:length|context|ctx|seq(?:uence)?(?:{GAP}len(?:gth)?)?)(?:{GAP}of)?{IS}{NUMBER}(k?)(?![\w.])",
     ),
 )
-"""Fields with a number, which may end in k for 1024."""
+"""Fields with a number, which may end in k for 1024; "" is a batch of all GPUs and passes, which is no field."""
 APPLE_CHIP = rf"(?<!\w)(?:apple{GAP})?(?:m[1-9]|mac(?:book|mini|studio)?)(?:{GAP}(?:pro|max|ultra|air))?(?!\w)"
 """Words for a computer of Apple's, whose memory says which listed GPU it is."""
 COMMON = frozenset(
@@ -104,6 +114,13 @@ COMMON = frozenset(
     for word in line.split()
 )
 """Words that say nothing about a setup."""
+VARIANTS = re.compile(
+    r"(?:\d+x)?[\d.]+b|e\d+b|\d{2,}m|r1|v[12]|3n|tiny|small|medium|large|huge|xx?l|mini|nano|nemo|moe|oss|vl|coder|code"
+    r"|guard|vision|distill|turbo|scout|maverick|math|audio|omni"
+)
+"""Words of the names of other models: one of them that is not understood means that another model is meant."""
+CARDS = frozenset({"ti", "super", "laptop", "mobile", "nvl"})
+"""The same of GPUs."""
 
 
 def understood(text: str) -> dict:
@@ -121,62 +138,115 @@ def understood(text: str) -> dict:
     >>> understood("llama 8b lora 24 gb")
     {'setup': {'model': 'llama-3.1-8b', 'lora_rank': 16, 'base_bits': 16}, 'gpu': 'cuda-24gb', 'ignored': []}
     """
-    rest = re.sub(EIGHT_BIT_MUON, "muon8bit muon", text[:LONGEST_TEXT].lower())
+    text = _plain(text)
+    rest = re.sub(EIGHT_BIT_MUON, "muon8bit muon", text)
     model, rest = _named(PRESETS, rest)
     if model is None:
         raise BadSetup(
             f"{text.strip()!r:.60} names no model that the calculator knows; try words such as llama 8b lora 24 gb, or "
             "paste a config.json."
         )
-    gpu, rest = _gpu(rest)
-    _check_version(model, text[:LONGEST_TEXT].lower(), rest)
-    setup: dict[str, object] = {"model": model}
-    numbers: dict[str, object] = {}
-    for field, pattern in NUMBERS:
-        found = re.search(rf"(?<![\w.]){pattern}", rest)
-        if found is not None:
-            thousands = found.lastindex == 2 and found[2] == "k"
-            numbers.setdefault(field, int(found[1]) * (1024 if thousands else 1))
-            rest = _without(rest, found)
-    for pattern, changes in WORDS:
-        found = re.search(rf"(?<![\w.])(?:{pattern})(?![\w.])", rest)
-        if found is not None:
-            setup = changes | setup
-            rest = _without(rest, found)
-    setup |= numbers
+    gpu, in_float16, rest = _gpu(rest)
+    _check_version(model, text, rest)
+    numbers, unknown, rest = _numbers(rest)
+    setup, rest = _techniques(rest)
+    setup = {"model": model} | setup | numbers
     if setup.get("optimizer") in DEFAULT_RANKS and "lora_rank" in numbers:
         setup["optimizer_rank"] = setup.pop("lora_rank")
     if "base_bits" in setup and "lora_rank" not in setup:  # weights of 4 bits are trained through adapters only
         setup["lora_rank"] = LORA_RANK
     if "sharding" in setup and "optimizer" not in setup:  # the page's own, in 8 bits, is not divided
         setup["optimizer"] = "adamw"
-    if gpu is not None and "precision" not in setup and not device_named(gpu).bfloat16:
+    if "lora_rank" in numbers and "base_bits" not in setup and "optimizer_rank" not in setup:
+        setup["base_bits"] = 16
+    if in_float16 and "precision" not in setup:
         setup["precision"] = "amp-fp16"
     words = re.findall(r"[\w.]+", rest)
-    if other := [word for word in words if re.fullmatch(r"[\d.]+[bm]", word)]:
+    if other := [word for word in words if VARIANTS.fullmatch(word)]:
         raise BadSetup(
-            f"The calculator knows {model}, but no model of that name with {other[0]}; choose one from the list."
+            f"The calculator knows {model}, but no model of that name with {other[0]}; choose one of "
+            f"{_family(model)}, or paste its config.json."
         )
-    ordered = {"model": model} | {key: value for key, value in setup.items() if key != "model"}
-    return {"setup": ordered, "gpu": gpu or "", "ignored": [word for word in words if word not in COMMON]}
+    return {"setup": setup, "gpu": gpu or "", "ignored": unknown + [word for word in words if word not in COMMON]}
 
 
-def _gpu(text: str) -> tuple[str | None, str]:
-    """The GPU of a text and the text without it; a card of the memory that is said, if the listed one has another."""
+def _numbers(text: str) -> tuple[dict[str, object], list[str], str]:
+    """Fields with their numbers, what looks like one and is no field, and the text without both."""
+    numbers: dict[str, object] = {}
+    unknown = []
+    for field, pattern in NUMBERS:
+        found = re.search(rf"(?<![\w.]){pattern}", text)
+        if found is None:
+            continue
+        thousands = found.lastindex == 2 and found[2] == "k"
+        if field:
+            numbers.setdefault(field, int(found[1]) * (1024 if thousands else 1))
+        else:
+            unknown.append(found[0].strip())
+        text = _without(text, found)
+    return numbers, unknown, text
+
+
+def _techniques(text: str) -> tuple[dict[str, object], str]:
+    """Fields of the techniques that a text names, not of those that it excludes, and the text without them."""
+    fields: dict[str, object] = {}
+    for pattern, changes in WORDS:
+        found = re.search(rf"(?<![\w.])(no{GAP}|not{GAP}|without{GAP})?(?:{pattern})(?![\w.])", text)
+        if found is not None:
+            fields = fields if found[1] else changes | fields
+            text = _without(text, found)
+    return fields, text
+
+
+def _plain(text: str) -> str:
+    """A text in small letters, with flags, counts and numbers written so that each stands for itself."""
+    text = re.sub(r"[\u2010-\u2015]", "-", text[:LONGEST_TEXT].lower())
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    text = re.sub(r"(?:^|(?<=\s))--?(?=[a-z])", "| ", text)  # a flag's name begins anew: "4 --gpu" are no 4 GPUs
+    text = re.sub(r"(?<![\w.])(\d{1,3})\s*[x*\u00d7]\s*(?=[a-z]|\d+\s*g)", r"\1 x ", text)
+    return re.sub(r"(?<![\w.])(\d{1,4})\s*g(?:igs?)?(?!\w)", r"\1gb", text)
+
+
+def _gpu(text: str) -> tuple[str | None, bool, str]:
+    """The GPU of a text, whether it has no bfloat16, and the text without it.
+
+    It is a card of the memory that is said, if the listed one has another.
+    """
+    text = re.sub(rf"(?<![\w.])\d+{GAP}gi?b{GAP}(?:of{GAP})?(?:system|cpu|host)?{GAP}ram(?!\w)", "ram", text)
     gpu, rest = _named(DEVICES, text)
+    if gpu is not None and not _is_meant(gpu, text, rest):
+        gpu, rest = None, text
+    in_float16 = gpu is not None and not device_named(gpu).bfloat16
     memory = re.search(rf"(?<![\w.]){NUMBER}{GAP}gi?b(?!\w)", rest)
     if memory is None:
-        return gpu, rest
+        return gpu, in_float16, rest
     rest = _without(rest, memory)
     size = int(memory[1])
     if chip := re.search(APPLE_CHIP, rest):
         if f"apple-{size}gb" in DEVICES:
-            return f"apple-{size}gb", _without(rest, chip)
+            return f"apple-{size}gb", False, _without(rest, chip)
         known = ", ".join(name for name in DEVICES if name.startswith("apple-"))
         raise BadSetup(f"Of Apple's computers, the calculator knows {known}; choose the next smaller one.")
-    if gpu is None or round(device_named(gpu).memory_bytes / 2**30) not in (size, size - 10):
+    if gpu is None or size not in _sizes(gpu):
         gpu = device_named(f"cuda-{size}gb").name
-    return gpu, rest
+    return gpu, in_float16, rest
+
+
+def _sizes(gpu: str) -> set[int]:
+    """Numbers of gigabytes that are said of a GPU: of 2**30 or 10**9 bytes, and what its driver reports."""
+    device = device_named(gpu)
+    return {round(device.memory_bytes / 2**30), device.memory_bytes // 10**9, int(device.usable_bytes / 2**30) + 1}
+
+
+def _is_meant(gpu: str, text: str, rest: str) -> bool:
+    """Whether a text names this GPU, and no other of its series: a 3080 Ti is no 3080, and a GTX 1080 no 1080 Ti."""
+    words = {word for word in gpu.split("-") if not word.endswith("gb")}
+    ends = [place for place, (before, after) in enumerate(zip(text, rest, strict=True)) if before != after]
+    following = re.match(rf"{GAP}(?:([a-z]+)(?![a-z]))?", text[max(ends) + 1 :])[1]
+    has_memory = "apple" not in words or re.search(r"\d+\s*g", text) is not None
+    return (
+        following not in CARDS and ("ti" not in words or re.search(r"\dti\b|\bti\b", text) is not None) and has_memory
+    )
 
 
 def _check_version(model: str, text: str, rest: str) -> None:
@@ -190,10 +260,15 @@ def _check_version(model: str, text: str, rest: str) -> None:
     family = re.match("[a-z]+", model)[0]
     version = re.search(rf"(?<![a-z]){family}{GAP}(\d{{1,2}}(?:\.\d+)?)(?![\w.])", text)
     if version is not None and rest[version.start(1) : version.end(1)].strip():
-        versions = ", ".join(name for name in PRESETS if name.startswith(family))
         raise BadSetup(
-            f"The calculator knows no {family} {version[1]}; choose one of {versions}, or paste its config.json."
+            f"The calculator knows no {family} {version[1]}; choose one of {_family(model)}, or paste its config.json."
         )
+
+
+def _family(model: str) -> str:
+    """The names of a model's family, for a sentence."""
+    family = re.match("[a-z]+", model)[0]
+    return ", ".join(name for name in PRESETS if re.match("[a-z]+", name)[0] == family)
 
 
 def said(found: dict) -> str:

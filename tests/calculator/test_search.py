@@ -51,6 +51,26 @@ QUERIES = {
     "qwen3 4b m3 max 64gb": ("qwen3-4b", {}, "apple-64gb"),
     "gpt2 4060 8gb": ("gpt2", {}, "rtx-4060"),
     "gpt2 h200 141 gb": ("gpt2", {}, "h200"),
+    "llama 8b lora 1,024 tokens": ("llama-3.1-8b", LORA | {"sequence_length": 1024}, ""),
+    "llama-3.1-8b --micro-batch-size 4 --gpu a100-80gb": ("llama-3.1-8b", {"micro_batch_size": 4}, "a100-80gb"),
+    "llama-3.1-8b --lora-rank 8 --base-bits 4 --sequence-length 2048": (
+        "llama-3.1-8b", {"lora_rank": 8, "base_bits": 4, "sequence_length": 2048}, ""
+    ),
+    "llama 8b max_seq_length: 4096 batch size: 8 lora_r=64": (
+        "llama-3.1-8b", {"sequence_length": 4096, "micro_batch_size": 8, "lora_rank": 64, "base_bits": 16}, ""
+    ),
+    "llama 8b seq len 4096": ("llama-3.1-8b", {"sequence_length": 4096}, ""),
+    "llama 8b without lora no offload": ("llama-3.1-8b", {}, ""),
+    "llama 8b lion 8bit": ("llama-3.1-8b", {"optimizer": "lion8bit"}, ""),
+    "llama 8b paged adamw 8bit": ("llama-3.1-8b", {"optimizer": "paged-adamw8bit"}, ""),
+    "llama 8b load_in_4bit": ("llama-3.1-8b", QLORA, ""),
+    "llama 8b 8xH100": ("llama-3.1-8b", {"gpus": 8}, "h100-80gb"),
+    "llama 8b 4xA100-80GB": ("llama-3.1-8b", {"gpus": 4}, "a100-80gb"),
+    "llama 8b 2x24gb": ("llama-3.1-8b", {"gpus": 2}, "cuda-24gb"),
+    "gpt2 3080 20gb": ("gpt2", {}, "cuda-20gb"),
+    "gpt2 a100-80g": ("gpt2", {}, "a100-80gb"),
+    "gpt2 t4 15gb": ("gpt2", {"precision": "amp-fp16"}, "t4"),
+    "gpt2 2080 ti 22gb": ("gpt2", {"precision": "amp-fp16"}, "cuda-22gb"),
     "smollm2 135m without checkpointing": ("smollm2-135m", {"checkpointing": False}, ""),
 }  # fmt: skip
 
@@ -62,14 +82,34 @@ def test_words_become_a_setup(text):
     assert estimate(setup_from(understood(text)["setup"])).gpu.total > 0
 
 
+@pytest.mark.parametrize(
+    ("text", "gpu", "ignored"),
+    [
+        ("gpt2 gtx 1080", "", ["gtx", "1080"]),
+        ("gpt2 3080 ti", "", ["3080", "ti"]),
+        ("gpt2 4070 ti super", "", ["4070", "ti", "super"]),
+        ("gpt2 apple m3", "", ["apple", "m3"]),
+        ("gpt2 64gb ram 4090", "rtx-4090", ["ram"]),
+        ("gpt2 global batch 64 on 8 gpus", "", ["global batch 64"]),
+    ],
+)
+def test_what_is_not_listed_is_said_and_not_guessed(text, gpu, ignored):
+    found = understood(text)
+    assert (found["gpu"], found["ignored"]) == (gpu, ignored)
+
+
 def test_a_card_that_is_not_listed_is_taken_by_its_memory():
     found = understood("gpt2 4060 ti 16gb")
-    assert found == {"setup": {"model": "gpt2"}, "gpu": "cuda-16gb", "ignored": ["ti"]}
+    assert found == {"setup": {"model": "gpt2"}, "gpu": "cuda-16gb", "ignored": ["4060", "ti"]}
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ("mixtral 8x22b", "no model of that name with 8x22b; choose one of mixtral-8x7b"),
+        ("microsoft/Phi-4-mini-instruct", "no model of that name with mini"),
+        ("deepseek-r1-distill-llama-70b", "no model of that name with"),
+        ("flan-t5-xl", "no model of that name with xl; choose one of t5-small"),
         ("llama 4 scout h100", "knows no llama 4; choose one of llama-2-7b, llama-3.2-1b"),
         ("gemma 4 27b", "knows no gemma 4"),
         ("qwen3 4b m4 24gb", "knows apple-8gb, apple-16gb, apple-32gb, apple-64gb"),
@@ -95,6 +135,7 @@ def test_each_model_is_found_by_its_name_with_each_gpu(model, written):
         ("llama 3b apollo 24gb lora", "takes the gradients of whole matrices"),
         ("llama 8b liger activation offloading", "is not counted with offload_activations"),
         ("llama 8b zero-3 h100", "give gpus 2 or more"),
+        ("llama 8b 8bit lora", "base_bits 8 is not counted"),
         ("llama 8b fp8 t4", "fp8 stands beside the precision bf16"),
     ],
 )
@@ -115,7 +156,7 @@ def test_each_word_of_the_page_is_understood_in_any_order():
     "text, said",
     [
         ("the cat", "'the cat' names no model that the calculator knows; try words such as llama 8b lora 24 gb"),
-        ("llama 13b", "no model of that name with 13b; choose one from the list"),
+        ("llama 13b", "no model of that name with 13b; choose one of llama-2-7b"),
         ("", "Type a model, and if you like a technique and a GPU"),
         ("x" * 5000, "names no model"),
         (5, "Type a model"),
