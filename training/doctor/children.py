@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that has the package `training`."""
+SAMPLED_SECONDS, COMPUTING_SHARE = 0.4, 0.1
+"""A program that takes so much of a core for so long computes; one that waits for a driver does not."""
 LAST_WORDS = 2000
 """Characters of a crashed program's standard error that are kept."""
 
@@ -28,11 +29,12 @@ class NoAnswer(Exception):
 
     Args:
         late: Whether it was given up.
+        computing: Whether it still computed then: it is slow, because others compute too, and does not hang.
     """
 
-    def __init__(self, message: str, *, late: bool):
+    def __init__(self, message: str, *, late: bool, computing: bool = False):
         super().__init__(message)
-        self.late = late
+        self.late, self.computing = late, computing
 
 
 class Child:
@@ -77,13 +79,12 @@ class Child:
         Raises:
             NoAnswer: If it ends before, or takes longer.
         """
-        deadline = time.monotonic() + within
         with self._news:
-            while step not in self._facts and self._readers:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise NoAnswer(f"there was no answer within {within:.0f} s", late=True)
-                self._news.wait(left)
+            if not self._comes(step, within):
+                before = self._computed_seconds()
+                if not self._comes(step, SAMPLED_SECONDS):
+                    computing = self._computed_seconds() - before > COMPUTING_SHARE * SAMPLED_SECONDS
+                    raise NoAnswer(f"there was no answer within {within:.0f} s", late=True, computing=computing)
             if step in self._facts:
                 return self._facts[step]
         with suppress(subprocess.TimeoutExpired):
@@ -95,6 +96,19 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _comes(self, step: str, seconds: float) -> bool:
+        """Waits until the program has written a step, or has ended; False if the time is over before."""
+        return self._news.wait_for(lambda: step in self._facts or not self._readers, seconds)
+
+    def _computed_seconds(self) -> float:
+        """CPU time that it has taken; 0 if it is gone."""
+        import psutil
+
+        with suppress(psutil.Error):
+            times = psutil.Process(self._process.pid).cpu_times()
+            return times.user + times.system
+        return 0.0
 
     def _how_it_ended(self) -> str:
         code = self._process.poll()

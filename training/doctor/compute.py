@@ -32,7 +32,7 @@ TORCH_HANGS = Fault(
     name="torch-hangs",
     why="Training would hang at the same place.",
     remedy="If this machine has a GPU, restart its driver or the machine. `nvidia-smi` must answer at once. Otherwise "
-    "run the doctor again while the machine is less busy.",
+    "look whether a disk or a network folder that it is loaded from answers.",
 )
 NO_DRIVER = Fault(
     name="gpu-without-driver",
@@ -147,10 +147,14 @@ def check_torch(shared: Shared) -> Finding:
         told = shared.compute("torch")
     except NoAnswer as error:
         if error.late:
-            return TORCH_HANGS.found(f"PyTorch does not load: {error}.")
+            return _slow_or_hangs(error).found(f"PyTorch has not loaded yet: {error}.")
         return TORCH.found(f"PyTorch does not load: {error}.")
     build = f"CUDA {told['cuda']}" if told["cuda"] else f"ROCm {told['hip']}" if told["hip"] else "processors"
     return fine(f"PyTorch {told['version']}, built for {build}.")
+
+
+def _slow_or_hangs(error: NoAnswer) -> Fault:
+    return TOO_SLOW if error.computing else TORCH_HANGS
 
 
 def check_gpu(shared: Shared) -> list[Finding]:
@@ -159,7 +163,7 @@ def check_gpu(shared: Shared) -> list[Finding]:
         torch, told = shared.compute("torch"), shared.compute("gpus")
     except NoAnswer as error:
         if error.late:
-            return [TORCH_HANGS.found(f"PyTorch does not tell its devices: {error}.")]
+            return [_slow_or_hangs(error).found(f"PyTorch has not told its devices yet: {error}.")]
         return [skipped("Not checked: PyTorch does not load.")]
     findings = judge_gpu(torch, told, driver_says(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     wanted = shared.asked.device

@@ -144,6 +144,15 @@ def test_a_pytorch_that_does_not_load(tmp_path, monkeypatch, source, name, words
         )
 
 
+def test_a_pytorch_that_loads_slowly_does_not_hang(tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("while True: pass")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Shared(Asked(), limit_seconds=3) as shared:
+        for found in (check_torch(shared), *check_gpu(shared)):
+            assert (found.name, found.level) == ("check-too-slow", "warning")
+
+
 def test_a_machine_without_compiler_and_memory_for_a_giant(tmp_path, monkeypatch):
     """One start of PyTorch for all that its process tells."""
     monkeypatch.setenv("PATH", "")
