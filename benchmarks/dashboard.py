@@ -42,7 +42,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from freezes import TRACED, Task, tasks_of, tasks_of_opening  # noqa: E402
+from freezes import TRACED, Task, page_that_leads_to, tasks_of, tasks_of_opening  # noqa: E402
 from memory_report import percentile, record, result  # noqa: E402
 from readers import READERS, STREAMS  # noqa: E402
 
@@ -250,10 +250,8 @@ def measure_page(url: str, observed: dict[int, float]) -> dict[str, list[float]]
 
 def measure_opening(url: str) -> dict[str, list[float]]:
     """The longest freeze while the dashboard is opened; name of a figure -> its value."""
-    refresh = (
-        f"<!doctype html><title>At rest</title><meta http-equiv=refresh content='{REST_SECONDS};url={url}dashboard/'>"
-    )
-    first_page = f"data:text/html;base64,{base64.b64encode(refresh.encode()).decode()}"
+    rest = page_that_leads_to(f"{url}dashboard/", REST_SECONDS)
+    first_page = f"data:text/html;base64,{base64.b64encode(rest.encode()).decode()}"
     tasks = tasks_of_opening(first_page, "dashboard/", SCRIPT, seconds=REST_SECONDS + OPENING_SECONDS)
     return longest("while the page is opened", tasks)
 

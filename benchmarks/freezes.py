@@ -46,6 +46,11 @@ def tasks_of(events: list[dict], script: str) -> list[Task]:
     return sorted(tasks, key=lambda task: task.began_us)
 
 
+def page_that_leads_to(url: str, seconds: float) -> str:
+    """HTML of an empty page that opens a URL after so long."""
+    return f"<!doctype html><title>At rest</title><meta http-equiv=refresh content='{seconds};url={url}'>"
+
+
 def tasks_of_opening(first_page: str, address: str, script: str, *, seconds: float) -> list[Task]:
     """The tasks of the main thread that runs `script`, from the navigation to `address` on.
 

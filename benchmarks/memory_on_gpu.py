@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from memory_report import error_percent, summary  # noqa: E402
-from real_models import build, inputs, loss_of, missing_for  # noqa: E402
+from real_models import build, can_run, inputs, loss_of  # noqa: E402
 
 from calculator import BadSetup, Setup, estimate  # noqa: E402
 from calculator.fit import FP8_CAPABILITY  # noqa: E402
@@ -167,7 +167,7 @@ def decoders(*, small: bool, usable_bytes: int) -> list[Setup]:
             config={"model_type": family, **sizes}, precision=precision, attention=attention, dropout=0.0,
             checkpointing=checkpointing, sequence_length=16 if small else 1024, **changes,
         )  # fmt: skip
-        if missing_for(setup, on_gpu=not small) is None:
+        if can_run(setup, on_gpu=not small):
             setups += list(_sized(setup, usable_bytes))[-1:]
     return setups
 

@@ -44,7 +44,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "site"), str(ROOT), str(ROOT / "tests" / "site"), str(ROOT / "benchmarks")]
 
-from freezes import tasks_of_opening  # noqa: E402
+from freezes import page_that_leads_to, tasks_of_opening  # noqa: E402
 from memory_report import percentile, record, result  # noqa: E402
 
 from site_server import SiteServer  # noqa: E402
@@ -311,16 +311,10 @@ def _roundtrips(page, changes: list[Change], pause: int) -> list[float]:
     return times
 
 
-def page_that_leads_to(server: SiteServer, address: str) -> str:
-    """URL of an empty page that opens the address after `REST_S` seconds."""
-    refresh = f"<!doctype html><title>At rest</title><meta http-equiv=refresh content='{REST_S};url=/{address}'>"
-    server.files["/at-rest.html"] = refresh.encode()
-    return f"{server.url}at-rest.html"
-
-
 def longest_task(server: SiteServer, address: str, script: str) -> tuple[float, float]:
     """Longest task, in ms by the clock and in ms of CPU time, of the main thread that runs `script`."""
-    tasks = tasks_of_opening(page_that_leads_to(server, address), address, script, seconds=TRACED_S)
+    server.files["/at-rest.html"] = page_that_leads_to(f"/{address}", REST_S).encode()
+    tasks = tasks_of_opening(f"{server.url}at-rest.html", address, script, seconds=TRACED_S)
     return max(task.wall_ms for task in tasks), max(task.cpu_ms for task in tasks)
 
 

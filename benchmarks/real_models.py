@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OF_2021 = ("bert", "gpt2", "gptj", "t5")
 """Families whose layers may share weights, and whose dropout a setup gives."""
 PACKAGES = {"liger": "liger_kernel", "fp8": "torchao"}
-"""Packages that the project does not install, and what needs them."""
+"""What needs packages that the project does not install, and which."""
 
 
 def build(setup: Setup, device: str) -> torch.nn.Module:
@@ -125,18 +125,10 @@ def train_adapters(model: torch.nn.Module, setup: Setup) -> None:
             parameter.requires_grad_(not (setup.lora_freeze_a and ".lora_A." in name))
 
 
-def missing_for(setup: Setup, *, on_gpu: bool) -> str | None:
-    """The package that a setup needs and that is not there, or what the device lacks; None: nothing.
-
-    Liger's kernels and FP8's run on a GPU only.
-    """
-    for need, package in PACKAGES.items():
-        if setup.loss == need or getattr(setup, need, False):
-            if not on_gpu:
-                return "GPU"
-            if importlib.util.find_spec(package) is None:
-                return package
-    return None
+def can_run(setup: Setup, *, on_gpu: bool) -> bool:
+    """Whether the device and the installed packages are enough: Liger's kernels and FP8's run on a GPU only."""
+    needed = [package for need, package in PACKAGES.items() if setup.loss == need or getattr(setup, need, False)]
+    return all(on_gpu and importlib.util.find_spec(package) is not None for package in needed)
 
 
 def _of_2021(setup: Setup, device: str) -> torch.nn.Module:

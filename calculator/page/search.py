@@ -139,8 +139,7 @@ def understood(text: str) -> dict:
     {'setup': {'model': 'llama-3.1-8b', 'lora_rank': 16, 'base_bits': 16}, 'gpu': 'cuda-24gb', 'ignored': []}
     """
     text = _plain(text)
-    rest = re.sub(EIGHT_BIT_MUON, "muon8bit muon", text)
-    model, rest = _named(PRESETS, rest)
+    model, rest = _named(PRESETS, text)
     if model is None:
         raise BadSetup(
             f"{text.strip()!r:.60} names no model that the calculator knows; try words such as llama 8b lora 24 gb, or "
@@ -199,12 +198,17 @@ def _techniques(text: str) -> tuple[dict[str, object], str]:
 
 
 def _plain(text: str) -> str:
-    """A text in small letters, with flags, counts and numbers written so that each stands for itself."""
+    """A text in small letters, with flags, counts and numbers written so that each stands for itself.
+
+    From here on no character moves: what was understood becomes blanks, so that places in the text stay comparable.
+    """
     text = re.sub(r"[\u2010-\u2015]", "-", text[:LONGEST_TEXT].lower())
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?:^|(?<=\s))--?(?=[a-z])", "| ", text)  # a flag's name begins anew: "4 --gpu" are no 4 GPUs
     text = re.sub(r"(?<![\w.])(\d{1,3})\s*[x*\u00d7]\s*(?=[a-z]|\d+\s*g)", r"\1 x ", text)
-    return re.sub(r"(?<![\w.])(\d{1,4})\s*g(?:igs?)?(?!\w)", r"\1gb", text)
+    text = re.sub(r"(?<![\w.])(\d{1,4})\s*g(?:igs?)?(?!\w)", r"\1gb", text)
+    text = re.sub(rf"(?<![\w.])\d+{GAP}gi?b{GAP}(?:of{GAP})?(?:system|cpu|host)?{GAP}ram(?!\w)", "ram", text)
+    return re.sub(EIGHT_BIT_MUON, "muon8bit muon", text)
 
 
 def _gpu(text: str) -> tuple[str | None, bool, str]:
@@ -212,7 +216,6 @@ def _gpu(text: str) -> tuple[str | None, bool, str]:
 
     It is a card of the memory that is said, if the listed one has another.
     """
-    text = re.sub(rf"(?<![\w.])\d+{GAP}gi?b{GAP}(?:of{GAP})?(?:system|cpu|host)?{GAP}ram(?!\w)", "ram", text)
     gpu, rest = _named(DEVICES, text)
     if gpu is not None and not _is_meant(gpu, text, rest):
         gpu, rest = None, text

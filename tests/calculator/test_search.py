@@ -110,6 +110,8 @@ def test_a_card_that_is_not_listed_is_taken_by_its_memory():
         ("microsoft/Phi-4-mini-instruct", "no model of that name with mini"),
         ("deepseek-r1-distill-llama-70b", "no model of that name with"),
         ("flan-t5-xl", "no model of that name with xl; choose one of t5-small"),
+        ("64gb ram llama 4 h100", "knows no llama 4"),
+        ("8 bit muon llama 4", "knows no llama 4"),
         ("llama 4 scout h100", "knows no llama 4; choose one of llama-2-7b, llama-3.2-1b"),
         ("gemma 4 27b", "knows no gemma 4"),
         ("qwen3 4b m4 24gb", "knows apple-8gb, apple-16gb, apple-32gb, apple-64gb"),
