@@ -251,7 +251,7 @@ def answer_slowly(seconds: float = SILENCE_SECONDS * 0.8) -> None:
 
 
 def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int, **swarm: object):
-    """The third spoils averages; the others' reports until they have averaged without it so often, one after the other.
+    """The third spoils averages; the others' reports until so many averages in a row had only them, and no fault.
 
     All stay until both have: who has one more report with a fault would be alone if the other one left.
     """
@@ -272,7 +272,8 @@ def train_beside_a_spoiler(peer: Peer, *, spoil, averages: int, **swarm: object)
         optimizer.step()
         for report in optimizer.take_epoch_reports():
             if in_a_row < averages:
-                in_a_row = in_a_row + 1 if report.group_size == report.senders == 2 else 0
+                undisturbed = report.group_size == report.senders == 2 and not report.fault
+                in_a_row = in_a_row + 1 if undisturbed else 0
                 reports.append(report)
         if in_a_row >= averages and peer.name in done:
             done[peer.name].touch()
