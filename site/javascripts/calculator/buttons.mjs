@@ -8,18 +8,18 @@ const SHOWN_MS = 2000;
 /**
  * @param {(name: string) => HTMLElement} slot
  * @param {Form} form
- * @param {object} page askPython(function, request) -> answer, or {error}; changed(), which this calls after a change
- *   of
- *   the form
+ * @param {object} page readWith(function, request, control) -> answer, or null if there is none; changed(), which this
+ *   calls after a change of the form
  */
 export function startPasting(slot, form, page) {
   const text = slot("config-text");
   slot("config-use").addEventListener("click", async () => {
-    const { error, config, own } = await page.askPython("read_config", { text: text.value });
-    showReading(slot, error);
-    if (error) return;
-    form.element.elements.config.value = config;
-    usePasted(form, own);
+    slot("config-note").textContent = "";
+    const answer = await page.readWith("read_config", { text: text.value }, text);
+    if (!answer) return;
+    slot("config-note").textContent = "It is in use.";
+    form.element.elements.config.value = answer.config;
+    usePasted(form, answer.own);
     page.changed();
   });
   slot("config-used").addEventListener("click", () => {
@@ -27,14 +27,6 @@ export function startPasting(slot, form, page) {
     page.changed();
     form.element.elements.model.focus();
   });
-}
-
-/** Shows whether a pasted text was accepted. A refused one gets the focus, so that a screen reader reads the reason. */
-function showReading(slot, error) {
-  const text = slot("config-text");
-  slot("config-note").textContent = error ?? "It is in use.";
-  text.setAttribute("aria-invalid", Boolean(error));
-  if (error) text.focus();
 }
 
 export function startSharing(slot) {

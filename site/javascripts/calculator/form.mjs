@@ -184,8 +184,13 @@ export function refusalOf(form, sentence) {
  * memory's field is marked.
  */
 export function markRefused(form, sentence) {
-  for (const control of form.marked) control.removeAttribute("aria-invalid");
   const named = form.controls.filter(({ name }) => isNamed(name, sentence));
-  form.marked = named.map((control) => (control.name === "gpu" && control.value === ANOTHER_CARD ? form.card : control));
-  for (const control of form.marked) control.setAttribute("aria-invalid", "true");
+  mark(form, named.map((control) => (control.name === "gpu" && control.value === ANOTHER_CARD ? form.card : control)));
+}
+
+/** Marks exactly these controls as those that a refusal is about. */
+export function mark(form, controls) {
+  for (const control of form.marked) control.removeAttribute("aria-invalid");
+  form.marked = controls;
+  for (const control of controls) control.setAttribute("aria-invalid", "true");
 }

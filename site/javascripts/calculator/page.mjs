@@ -11,7 +11,8 @@ import { addressOf, goTo, isEmbedded, joinAddress, partsOf } from "./address.mjs
 import { startPasting, startSaving, startSharing } from "./buttons.mjs";
 import { makeCombobox } from "./combobox.mjs";
 import { makeForm, readForm, showFitting, usePasted, writeForm } from "./form.mjs";
-import { markRefused, namesOfQueries, neighboursOf, queryOf, refusalOf, requestOf, valuesOf } from "./form.mjs";
+import { mark, markRefused, namesOfQueries, neighboursOf } from "./form.mjs";
+import { queryOf, refusalOf, requestOf, valuesOf } from "./form.mjs";
 import { makeGpus, updateGpus } from "./gpus.mjs";
 import { keepForOffline } from "./offline.mjs";
 import { makePins, setPins } from "./pins.mjs";
@@ -129,11 +130,9 @@ function listen(page) {
   listenToForm(page);
   makeCombobox(form.element.elements.model, () => currentAddress(page) !== location.href && changed(page, form.element.elements.model));
   view.slot("choices").addEventListener("click", (event) => takeAdvice(page, event));
-  startPasting(view.slot, form, { askPython: (name, request) => askOrError(page, name, request), changed: () => changed(page) });
-  startSearching(view.slot, {
-    askPython: (name, request) => askOrError(page, name, request),
-    show: (values) => show(page, { ...form.defaults, ...values }),
-  });
+  const readWith = (name, request, control) => read(page, name, request, control);
+  startPasting(view.slot, form, { readWith, changed: () => changed(page) });
+  startSearching(view.slot, { readWith, show: (values) => show(page, { ...form.defaults, ...values }) });
   startSharing(view.slot);
   startSaving(view.slot, { askExport: () => askOrError(page, "export", requestOf(form)), say: (sentence) => say(page, sentence) });
   addEventListener("popstate", () => stepInHistory(page), { signal: page.ended.signal });
@@ -244,7 +243,7 @@ async function compute(page, control = null, values = readForm(page.form)) {
   const mine = ++page.asked;
   const late = setTimeout(() => sayComputing(page), COMPUTING_SHOWN_AFTER_MS);
   const request = requestOf(page.form, values);
-  const answer = await answerTo(page, request);
+  const answer = await answerTo(page, "answer", request);
   clearTimeout(late);
   if (!isNewest(page, mine)) return;
   page.root.dataset.python = startedBy();
@@ -260,9 +259,29 @@ async function compute(page, control = null, values = readForm(page.form)) {
   afterwards(page, request, control, answer.spoken);
 }
 
-async function answerTo(page, request) {
+/**
+ * Python's reading of a text that the reader gave. A text that it refuses is said in the place of the answer: the last
+ * setup's answer would look like this text's. The control gets the focus then, so that the text can be mended.
+ *
+ * @returns {Promise<object | null>} null if the text is refused, or the reader has meanwhile changed the setup
+ */
+async function read(page, name, request, control) {
+  const mine = ++page.asked;
+  const late = setTimeout(() => sayComputing(page), COMPUTING_SHOWN_AFTER_MS);
+  const answer = await answerTo(page, name, request);
+  clearTimeout(late);
+  if (!isNewest(page, mine)) return null;
+  mark(page.form, answer.error ? [control] : []);
+  if (answer.failed) showFailure(page, answer.failed, requestOf(page.form));
+  else if (answer.error) showRefusal(page, answer.error);
+  else return answer;
+  control.focus();
+  return null;
+}
+
+async function answerTo(page, name, request) {
   try {
-    return await askPython(page.runtime, "answer", request);
+    return await askPython(page.runtime, name, request);
   } catch (error) {
     return { failed: error.message };
   }

@@ -2,16 +2,19 @@
 
 /**
  * @param {(name: string) => HTMLElement} slot
- * @param {object} page askPython(function, request) -> answer, or {error}; show(values), which sets the form's fields
+ * @param {object} page readWith(function, request, control) -> answer, or null if there is none; show(values), which
+ *   sets the form's fields
  */
 export function startSearching(slot, page) {
   const form = slot("search");
   const said = slot("search-said");
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const { error, values, said: sentence } = await page.askPython("search", { text: form.elements.words.value });
-    said.textContent = error ?? sentence;
-    form.elements.words.setAttribute("aria-invalid", Boolean(error));
-    if (!error) page.show(values);
+    const { words } = form.elements;
+    said.textContent = "";
+    const answer = await page.readWith("search", { text: words.value }, words);
+    if (!answer) return;
+    said.textContent = answer.said;
+    page.show(answer.values);
   });
 }
