@@ -57,8 +57,11 @@ CHECK_SECONDS = 30.0
 PROOF_SECONDS = 60.0
 """Longest time in which a proof is sent to a groupmate."""
 MOST_EVASIONS, MOST_OF_LARGE = 2, 3
-"""From so many checks in a row on that a peer has made impossible, it counts as one that spoils averages; the second
-one counts where parts are too large to be kept."""
+"""From so many checks on that a peer has made impossible, it counts as one that spoils averages; the second number
+counts where parts are too large to be kept."""
+FORGIVEN = 1 / 4
+"""So much of an evasion a check takes back that has been possible. Whoever evades more than a fifth of the checks is
+found out in the end; one that lied every other time never was if a single success made up for all."""
 EVASION_WEIGHT = 6.0
 """What that counts among its faults if parts are kept for some seconds, so that whoever answers can show them: it is
 left out for eight minutes at first. Large parts must be shown at once, which slow links may not allow; it is 1 then."""
@@ -73,9 +76,13 @@ EVADED = b"evaded"
 """Beside the number of a part: the one that asks could not check this reducer lately."""
 BOOKS_KEPT = 8
 """Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
-PROOFS_AT_ONCE, PROOFS_OF_ONE, PROOF_PAUSE_SECONDS = 2, 2, 30.0
-"""Proofs that are read at a time, those of one peer in a row, and the pause before each further one: each may take
-`LARGEST_HELD_BYTES` of memory, and some seconds."""
+PROOFS_AT_ONCE, PROOFS_IN_A_ROW, PROOF_PAUSE_SECONDS = 4, 2, 30.0
+"""Proofs that are read at a time, one of each peer; those of one peer in a row, and the pause before each further one:
+each may take `LARGEST_HELD_BYTES` of memory, and some seconds."""
+FIRST_WORD_SECONDS = 5.0
+"""The first message of a proof is small. Whoever has not sent it by then has none."""
+PROOF_PAUSES = (0.0, 10.0, 30.0, 60.0)
+"""Before each try to send a proof to a groupmate that reads others' proofs now."""
 _VALUE_BYTES, _SLACK_BYTES = 4, 4096
 """Most bytes for a value, and what an encoded part has beside its values."""
 
@@ -124,22 +131,22 @@ class Auditor(ServicerBase):
         self._plan = Plan(prefix=prefix, signer=signer, share=share)
         self._books: dict[bytes, Books] = {}
         self._asked: Counter[tuple[bytes, PeerID]] = Counter()
-        self._evasions: Counter[tuple[PeerID, bool]] = Counter()
-        """In a row, of each peer; true: as a reducer, false: as a sender. Who shows what it has sent may still hide
-        what it has averaged."""
+        self._evasions: Counter[tuple[PeerID, PeerID]] = Counter()
+        """Checks of a reducer that a peer has made impossible, which may be the reducer itself. Whoever shows what it
+        has sent to all others may still hide what it has sent to an accomplice."""
         self._told: dict[PeerID, set[PeerID]] = {}
         """Reducers that evade checks, as others say; until this peer has tried to check them."""
         self._convicted: set[tuple[bytes, PeerID]] = set()
         self._evaded: set[tuple[bytes, PeerID]] = set()
-        most = {"at_once": PROOFS_AT_ONCE, "of_one": PROOFS_OF_ONE, "seconds": PROOF_PAUSE_SECONDS}
-        self._proofs = Quota(**most, clock=clock)
+        most = {"at_once": PROOFS_AT_ONCE, "of_one": 1, "in_a_row": PROOFS_IN_A_ROW}
+        self._proofs = Quota(**most, seconds=PROOF_PAUSE_SECONDS, clock=clock)
         self._tasks: set[asyncio.Task] = set()
 
     # -- an all-reduce of this peer ------------------------------------------------------------------------------------
 
     def plan(self, declared: bytes = b"", inspected: str = "") -> Plan:
         """For the next all-reduce; see `Contribution`."""
-        suspects = {peer for peer, _ in self._evasions}
+        suspects = {reducer for _, reducer in self._evasions}
         # Whoever says so: a groupmate that names honest reducers only makes this peer check some parts more.
         peers = max((len(books.scope.peers) for books in self._books.values()), default=0)
         most = max(MOST_TOLD, int(TOLD_SHARE * peers))
@@ -158,9 +165,9 @@ class Auditor(ServicerBase):
         self._evaded = {one for one in self._evaded if one[0] in self._books}
         self._asked = Counter({key: count for key, count in self._asked.items() if key[0] in self._books})
 
-    def close(self, books: Books, *, keep: bool) -> None:
-        """The tensors are about to change; `keep` if this all-reduce counts, so that others may be checking it."""
-        books.close(keep=keep)
+    def close(self, books: Books) -> None:
+        """The tensors are about to change. Others may be checking this all-reduce, also if the group repeats it."""
+        books.close()
         # Two all-reduces may follow each other at once (`powersgd`), so those of the last few stay, if they are small.
         kept = 0
         for one in reversed(self._books.values()):
@@ -180,7 +187,6 @@ class Auditor(ServicerBase):
     async def _check(self, books: Books, reducer: PeerID, part: int) -> None:
         for named in self._told.values():
             named.discard(reducer)
-        was_suspect = self._is_suspect(books, reducer)
         others = [peer for peer in books.scope.peers if peer != books.own]
         own = books.part(reducer, part)
         answers = await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
@@ -194,10 +200,8 @@ class Auditor(ServicerBase):
                 await self._judge(Case(**facts, other=(peer, one.receipt)))
         commitments = shown[reducer].commitments
         if commitments is None or digest_of_commitments(commitments) != receipt.commitments:
-            self._note_evasions(books, {reducer} | {peer for peer in others if shown[peer] == _Shown()}, reducer)
-            if self._is_suspect(books, reducer) and not was_suspect:
-                # Asked again, they learn why, and will have checked it as often as this peer.
-                await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
+            evasive = {reducer} | {peer for peer in others if shown[peer] == _Shown()}
+            await self._note_evasions(books, evasive, reducer, part)
             return
         case = Case(**facts, part=part, commitments=commitments)
         if are_sound(commitments, books.scope, reducer):
@@ -207,7 +211,7 @@ class Auditor(ServicerBase):
                 if (one := shown[peer].part) is None or digest_of_tensor(one) != commitment.digests[part]
             }
             if evasive:
-                self._note_evasions(books, evasive - {books.own}, reducer)
+                await self._note_evasions(books, evasive - {books.own}, reducer, part)
                 return
             parts = tuple(shown[peer].part for peer in books.scope.peers)
             case = replace(case, parts=parts, answer=kept, answers=tuple(books.answers[reducer]))
@@ -217,33 +221,42 @@ class Auditor(ServicerBase):
                     seen := await asyncio.to_thread(shown_in, case, books.inspected, begin, self._clipping)
                 ) is not None:
                     self._shown(seen)
-        for peer in others:
-            self._evasions.pop((peer, peer == reducer), None)
+        self._forgive(reducer)
         await self._judge(case)
 
     def _is_suspect(self, books: Books, reducer: PeerID) -> bool:
-        """Whether it has made a check impossible, of parts that it could have kept."""
-        return bool(books.can_keep and self._evasions[reducer, True])
+        """Whether a check of it was impossible lately, though its parts could have been kept."""
+        return books.can_keep and any(checked == reducer for _, checked in self._evasions)
 
-    def _note_evasions(self, books: Books, evasive: set[PeerID], reducer: PeerID) -> None:
-        """A check of a reducer was impossible because of these. If they are most of the others, this peer was late, or
-        is cut off.
+    def _forgive(self, reducer: PeerID) -> None:
+        """A check of it was possible. That counts for those as well who were not in the group, and may never come back:
+        the reducer would be a suspect for ever."""
+        for role in [role for role in self._evasions if role[1] == reducer]:
+            self._evasions[role] -= FORGIVEN
+            if self._evasions[role] <= 0:
+                del self._evasions[role]
+
+    async def _note_evasions(self, books: Books, evasive: set[PeerID], reducer: PeerID, part: int) -> None:
+        """A check of a reducer was impossible because of these; the others are told if that is news. If they are most
+        of the others, this peer was late, or is cut off.
 
         In a pair it may have been late if the parts are large: the other one need not wait for it. Whoever averages
         nothing is perhaps in client mode, and this peer cannot call it.
         """
-        others = len(books.scope.peers) - 1
-        if 2 * len(evasive) > others and not (others == 1 and books.can_keep):
+        was_suspect, others = self._is_suspect(books, reducer), [one for one in books.scope.peers if one != books.own]
+        if 2 * len(evasive) > len(others) and not (len(others) == 1 and books.can_keep):
             return
         for peer in evasive:
             # Of one average, many parts may be asked for at once; what is late then is late for all of them.
             if books.part_counts[peer] and (books.scope.group_id, peer) not in self._evaded:
                 self._evaded.add((books.scope.group_id, peer))
-                role = peer, peer == reducer
-                self._evasions[role] += 1
-                if self._evasions[role] >= (MOST_EVASIONS if books.can_keep else MOST_OF_LARGE):
+                self._evasions[peer, reducer] += 1
+                if self._evasions[peer, reducer] >= (MOST_EVASIONS if books.can_keep else MOST_OF_LARGE):
                     weight = EVASION_WEIGHT if books.can_keep else 1.0
                     self._caught(str(peer), weight, "does not show what it has averaged or sent, so it")
+        if self._is_suspect(books, reducer) and not was_suspect:
+            # Asked again, they learn why, and will have checked it as often as this peer.
+            await asyncio.gather(*(self._ask(books, peer, reducer, part) for peer in others))
 
     async def _judge(self, case: Case) -> None:
         lie = await asyncio.to_thread(lie_in, case, self._clipping)
@@ -281,9 +294,14 @@ class Auditor(ServicerBase):
         return shown
 
     async def _accuse(self, peer: PeerID, case: Case) -> None:
-        with suppress(Exception):  # it is gone; it may find out by itself
-            async with asyncio.timeout(PROOF_SECONDS):
-                await self.get_stub(self._connection, peer, namespace=self._prefix).rpc_accuse(_proof(case))
+        for pause in PROOF_PAUSES:
+            await asyncio.sleep(pause)
+            said = None
+            with suppress(Exception):  # it is gone; it may find out by itself
+                async with asyncio.timeout(PROOF_SECONDS):
+                    said = await self.get_stub(self._connection, peer, namespace=self._prefix).rpc_accuse(_proof(case))
+            if said is None or said.code != averaging_pb2.NOT_DECLARED:
+                return
 
     # -- calls of groupmates -------------------------------------------------------------------------------------------
 
@@ -326,13 +344,16 @@ class Auditor(ServicerBase):
     async def rpc_accuse(
         self, stream: AsyncIterator[averaging_pb2.DownloadData], context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
-        """A groupmate sends a proof that a reducer of a common all-reduce has lied; whether this peer finds it one."""
+        """A groupmate sends a proof that a reducer of a common all-reduce has lied; whether this peer finds it one.
+
+        NOT_DECLARED: it has not looked, since it reads others' proofs, or has read several of this groupmate.
+        """
         refused = averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
         if not any(context.remote_id in books.scope.peers for books in self._books.values()):
             return refused
         with self._proofs.request(context.remote_id) as allowed:
             if not allowed:
-                return refused
+                return averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_DECLARED)
             try:
                 async with asyncio.timeout(PROOF_SECONDS):
                     case = await self._read_proof(stream, context.remote_id)
@@ -349,7 +370,8 @@ class Auditor(ServicerBase):
         Raises:
             ValueError: If it is malformed, too long, or of no all-reduce of this peer and the accuser.
         """
-        facts = MSGPackSerializer.loads((await anext(stream)).metadata)
+        async with asyncio.timeout(FIRST_WORD_SECONDS):
+            facts = MSGPackSerializer.loads((await anext(stream)).metadata)
         group_id, reducer, part, receipt, other, commitments, answers = facts
         books = self._books.get(group_id) if type(group_id) is bytes else None
         if books is None or type(part) is not int or type(answers) is not bytes or len(commitments) > MOST_PEERS:

@@ -288,10 +288,10 @@ class Books:
         message = serialize_torch_tensor(parts[number], sent.codecs[number])
         return message if digest_of_tensor(message) == sent.digests[number] else None
 
-    def close(self, *, keep: bool) -> None:
-        """The tensors are about to change; with `keep`, messages that were kept are there for a while."""
+    def close(self) -> None:
+        """The tensors are about to change; messages that were kept are there for a while."""
         self._parts = {}
-        if keep and self.can_keep:
+        if self.can_keep:
             asyncio.get_running_loop().call_later(KEPT_SECONDS, self.drop_parts)
         else:
             self.drop_parts()

@@ -14,8 +14,9 @@ class Quota:
 
     Args:
         at_once: Of all peers.
-        of_one: Of one peer, at once as well as in a row.
+        of_one: Of one peer.
         seconds: After this time a peer may ask once more.
+        in_a_row: Of one peer, one after another; None: as many as at once.
         clock: Seconds; a test passes its own.
 
     >>> now = [0.0]
@@ -31,9 +32,16 @@ class Quota:
     """
 
     def __init__(
-        self, *, at_once: int, of_one: int, seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        at_once: int,
+        of_one: int,
+        seconds: float,
+        in_a_row: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._at_once, self._of_one, self._seconds, self._clock = at_once, of_one, seconds, clock
+        self._in_a_row = of_one if in_a_row is None else in_a_row
         self._open: Counter[Hashable] = Counter()
         # For each peer the moment from which on it has all its requests again; who has asked last comes last.
         self._rested_at: dict[Hashable, float] = {}
@@ -58,7 +66,7 @@ class Quota:
                 break
             del self._rested_at[other]
         rested_at = max(now, self._rested_at.get(peer, -math.inf)) + self._seconds
-        if rested_at > now + self._of_one * self._seconds:
+        if rested_at > now + self._in_a_row * self._seconds:
             return False
         self._rested_at.pop(peer, None)
         self._rested_at[peer] = rested_at

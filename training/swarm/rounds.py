@@ -297,7 +297,7 @@ class AllReduces:
             with self.expecting_a_group():  # parts of a repetition may come before this peer knows of it
                 decision = await agreement.reach(runner.verdict(fault, is_repetition=before is not None))
         if self._auditor is not None:  # the tensors change next
-            self._auditor.close(runner.books, keep=decision.counts)
+            self._auditor.close(runner.books)
         return Attempt(
             report=replace(report, **runner.traffic),  # answers to slower groupmates have left during the agreement
             decision=decision,

@@ -24,7 +24,7 @@ from test_auditing import CLIPPING, PEERS, SIGNERS
 from training.swarm import auditor as auditor_module
 from training.swarm import books as books_module
 from training.swarm import engine
-from training.swarm.auditor import EVASION_WEIGHT, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE, Auditor, _proof
+from training.swarm.auditor import EVASION_WEIGHT, FORGIVEN, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE, Auditor, _proof
 from training.swarm.books import Books, FalseSignatureError
 from training.swarm.clipping import centered_clip
 from training.swarm.coroutine import wait_for_result
@@ -175,28 +175,69 @@ def test_who_cannot_show_anything_is_blamed_only_if_that_happens_again(gone, kep
             network.books[ADA].chosen = frozenset({(EVE, 0)})
             await network.check(ADA)
             counts.append(len(network.caught[ADA]))
-        network.gone = set()
-        await network.average(group=b"last")
-        await network.check(ADA)
-        return counts, network.auditors[ADA].plan().suspects
+        network.gone, suspects = set(), []
+        for number in range(int(most / FORGIVEN)):
+            suspects.append(network.auditors[ADA].plan().suspects)
+            await network.average(group=b"l" * (number + 1))
+            network.books[ADA].chosen = frozenset({(EVE, 0)})
+            await network.check(ADA)
+        return counts, [*suspects, network.auditors[ADA].plan().suspects]
 
     network, (counts, suspects) = played(scenario)
     assert counts == [*[0] * most, 1] and network.caught[ADA][0][:2] == (str(gone), weight)
-    assert suspects == frozenset()  # it has shown something again
+    assert suspects == [*[{EVE}] * (len(suspects) - 1), frozenset()]  # it has shown everything for long enough
+
+
+@pytest.mark.parametrize(("each", "caught"), [(2, True), (4, True), (5, False), (9, False)])
+def test_who_evades_more_than_a_fifth_of_the_checks_is_found_out(each, caught):
+    async def scenario(network):
+        for number in range(12 * each):
+            await network.average(group=number.to_bytes(2, "little"))
+            network.gone = set() if number % each else {EVE}
+            network.books[ADA].chosen = frozenset({(EVE, 0)})
+            await network.check(ADA)
+
+    found = {facts[:2] for facts in played(scenario)[0].caught[ADA]}
+    assert found == ({(str(EVE), EVASION_WEIGHT)} if caught else set())
+
+
+def hiding(show, reducer):
+    """Shows nothing of what concerns this reducer."""
+
+    async def hide(request, peer):
+        if request.suggested_leader == reducer.to_bytes():
+            yield averaging_pb2.DownloadData()
+            return
+        async for message in show(request, peer):
+            yield message
+
+    return hide
+
+
+def test_an_accomplice_that_hides_only_what_it_has_sent_to_a_liar_is_blamed():
+    """What it shows of its parts to honest reducers makes up for nothing."""
+
+    async def scenario(network):
+        network.auditors[BOB]._show = hiding(network.auditors[BOB]._show, EVE)
+        for number in range(MOST_EVASIONS):
+            await network.average(group=b"l" * (number + 1), lie=lambda average: average + 0.2, liar=EVE)
+            network.books[ADA].chosen = frozenset({(EVE, 0)})
+            await network.check(ADA)
+            suspects = network.auditors[ADA].plan().suspects
+            for other in range(4):
+                await network.average(group=b"h" * (4 * number + other + 1))
+                network.books[ADA].chosen = frozenset({(BOB, 0)})
+                await network.check(ADA)
+        return suspects
+
+    network, suspects = played(scenario)
+    assert [facts[:2] for facts in network.caught[ADA]] == [(str(BOB), EVASION_WEIGHT)]
+    assert suspects == {EVE}
 
 
 def test_a_reducer_that_hides_what_it_has_averaged_is_blamed_also_if_it_shows_what_it_has_sent():
     async def scenario(network):
-        show = network.auditors[EVE]._show
-
-        async def hide(request, peer):
-            if request.suggested_leader == EVE.to_bytes():
-                yield averaging_pb2.DownloadData()
-                return
-            async for message in show(request, peer):
-                yield message
-
-        network.auditors[EVE]._show = hide
+        network.auditors[EVE]._show = hiding(network.auditors[EVE]._show, EVE)
         for number in range(MOST_EVASIONS):
             for reducer in (EVE, BOB):
                 await network.average(group=b"g" * (number + 1) + reducer.to_bytes())
@@ -333,7 +374,7 @@ def test_parts_can_be_shown_after_the_tensors_have_changed_if_they_are_small(mos
         await network.average()
         books = network.books[BOB]
         before, tensors = await ask(network, BOB, ADA), [part for parts in books._parts.values() for part in parts]
-        books.close(keep=True)
+        books.close()
         for tensor in tensors:
             tensor.add_(1.0)
         return before, await ask(network, BOB, ADA)
@@ -470,6 +511,54 @@ def test_a_proof_that_holds_is_believed_at_the_first_time():
     assert [(peer, weight) for peer, weight, _ in network.caught[BOB]] == [(str(EVE), LIE_WEIGHT)]
 
 
+def test_silent_accusers_keep_nobody_else_from_proving_a_lie(monkeypatch):
+    """Each has one place, and only until its first word is late."""
+    monkeypatch.setattr(auditor_module, "FIRST_WORD_SECONDS", 0.2)
+
+    async def scenario(network):
+        messages, told = await proof_of(network), asyncio.Event()
+
+        async def say_nothing():
+            told.set()
+            await asyncio.Event().wait()
+            yield averaging_pb2.DownloadData()
+
+        def silent():
+            return network.auditors[BOB].rpc_accuse(say_nothing(), SimpleNamespace(remote_id=EVE))
+
+        first = asyncio.create_task(silent())
+        await told.wait()
+        second = (await asyncio.wait_for(silent(), 0.1)).code
+        accepted = await accuse(network, messages)
+        return second, accepted, (await first).code
+
+    second, accepted, first = played(scenario)[1]
+    assert accepted and second == averaging_pb2.NOT_DECLARED and first == averaging_pb2.PROTOCOL_VIOLATION
+
+
+def test_a_proof_is_sent_again_to_a_peer_that_reads_others(monkeypatch):
+    monkeypatch.setattr(auditor_module, "PROOF_PAUSES", (0.0, 0.0, 0.0))
+
+    async def scenario(network):
+        codes, judge = [], network.auditors[BOB].rpc_accuse
+
+        async def busy_once(stream, context):
+            if not codes:
+                codes.append(averaging_pb2.NOT_DECLARED)
+                return averaging_pb2.MessageFromLeader(code=codes[0])
+            codes.append((said := await judge(stream, context)).code)
+            return said
+
+        network.auditors[BOB].rpc_accuse = busy_once
+        await network.average(lie=lambda average: average + 0.2, liar=EVE)
+        await network.check(ADA)
+        return codes
+
+    network, codes = played(scenario)
+    assert codes == [averaging_pb2.NOT_DECLARED, averaging_pb2.ACCEPTED]
+    assert [peer for peer, *_ in network.caught[BOB]] == [str(EVE)]
+
+
 def mutated(messages, dice):
     """The messages with a change somewhere: bytes, values of the packed facts, lengths, order, number."""
     messages = list(messages)
@@ -540,7 +629,7 @@ def test_copies_of_the_last_averages_stay_as_long_as_they_are_small_together(mon
         monkeypatch.setattr(auditor_module, "KEPT_BYTES", int(2.5 * size))
         for group in (b"1", b"2", b"3"):
             await network.average(group=group)
-            network.auditors[BOB].close(network.books[BOB], keep=True)
+            network.auditors[BOB].close(network.books[BOB])
         for group in (b"1", b"2", b"3"):
             found.append(await ask(network, BOB, ADA, group=group) > 0)
         return found
