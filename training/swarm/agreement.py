@@ -26,9 +26,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hivemind.dht import DHTID
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
+
+from training.swarm.receipts import digest_of
 
 Message = averaging_pb2.MessageFromLeader
 Ask = Callable[[PeerID, Message], Awaitable[Message]]
@@ -104,8 +105,10 @@ class Decision:
         )
 
     @classmethod
-    def read(cls, message: Message, peers: Sequence[PeerID], referee: PeerID | None = None) -> Decision:
-        """From a referee's answer to one of `peers`.
+    def read(
+        cls, message: Message, group_id: bytes, peers: Sequence[PeerID], referee: PeerID | None = None
+    ) -> Decision:
+        """From a referee's answer to one of `peers`, on the all-reduce `group_id`.
 
         Raises:
             ValueError: If it is no decision, or names a peer that is not in the group.
@@ -117,10 +120,21 @@ class Decision:
             raise ValueError(f"the referee says {averaging_pb2.MessageCode.Name(message.code)}")
         if members != tuple(peer for peer in peers if peer in members):
             raise ValueError("the referee names peers that are not of the group")
+        if message.group_id != repetition_of(group_id, members):
+            raise ValueError("the referee names another group than that of its members")
         doubted = tuple(PeerID(peer) for peer in message.gathered)
         if not set(peers) - set(members) >= set(doubted):
             raise ValueError("the referee doubts peers that are not of the group, or that it names as members")
         return cls(group_id=message.group_id, members=members, doubted=doubted, referee=referee)
+
+
+def repetition_of(group_id: bytes, members: Sequence[PeerID]) -> bytes:
+    """The id of the group that repeats an all-reduce; late parts of the failed one do not get into it.
+
+    A referee that names different members to different peers puts these into different groups. They would otherwise
+    divide the tensors differently, and find fault with each other.
+    """
+    return digest_of(group_id, *(peer.to_bytes() for peer in members))
 
 
 class Agreement:
@@ -203,7 +217,7 @@ class Agreement:
                 self._decide(asked.result())
             # Else it is gone, or its answer makes no sense: the next one is asked.
         else:
-            again = {} if verdict.whole else {"group_id": DHTID.generate().to_bytes(), "members": (self.own,)}
+            again = {} if verdict.whole else self._repeat((self.own,))
             self._decide(Decision(solitary=True, **again))
         # A round that has lasted too long is cancelled here. Groupmates in `hear` wait for the same future: without the
         # shield they would be cancelled as well.
@@ -253,7 +267,7 @@ class Agreement:
             answer = await asyncio.wait_for(self._ask(referee, verdict.message(self.group_id)), SILENCE_SECONDS)
             self._note_absence(referee, answer)
             if answer.code != averaging_pb2.NOT_DECLARED or loop.time() >= until:
-                return Decision.read(answer, self.peers, referee)
+                return Decision.read(answer, self.group_id, self.peers, referee)
 
     def _note_absence(self, peer: PeerID, answer: Message) -> None:
         if answer.code == averaging_pb2.BAD_GROUP_ID:
@@ -284,9 +298,10 @@ class Agreement:
             members = tuple(peer for peer in members if peer not in doubted)
         else:  # the rest would be no group
             doubted = ()
-        # The repetition is a group with an id of its own, so late parts of the failed all-reduce do not get into it.
-        again = {"group_id": DHTID.generate().to_bytes(), "members": members or (self.own,)}
-        self._decide(Decision(**again, doubted=doubted, referee=self.own))
+        self._decide(Decision(**self._repeat(members or (self.own,)), doubted=doubted, referee=self.own))
+
+    def _repeat(self, members: tuple[PeerID, ...]) -> dict:
+        return {"group_id": repetition_of(self.group_id, members), "members": members}
 
     def _doubted(self, members: Sequence[PeerID], named: Mapping[PeerID, frozenset[PeerID]]) -> tuple[PeerID, ...]:
         """Those of the members that should be left out, since one of them spoils each attempt."""
@@ -352,7 +367,7 @@ class Agreement:
             self._note_absence(peer, answer)
             # NOT_DECLARED: it lives and knows of no decision, so its own verdict will come.
             if answer.code != averaging_pb2.NOT_DECLARED:
-                self._decide(Decision.read(answer, self.peers, peer))
+                self._decide(Decision.read(answer, self.group_id, self.peers, peer))
         except Exception:  # whatever the fault is, this peer cannot repeat the all-reduce with the others
             self._gone.add(peer)
         self._news.set()

@@ -7,6 +7,7 @@ that make no sense would fail the average of all. A leader refuses such a peer, 
 from __future__ import annotations
 
 import math
+import secrets
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.errors import TrainingError
+from training.swarm.receipts import digest_of
 
 MOST_BYTES = 4096
 """Of one peer's words; a newcomer's take less than a hundred."""
 MOST_PEERS = 1024
 """Of a group."""
+NONCE_BYTES = 16
+"""At the end of each peer's words, drawn for each search: no group has the name of an earlier one."""
 FASTEST_MBITS = 100_000.0
 """The fastest link that is believed,"""
 MOST_TIMES_FASTER = 16.0
@@ -45,8 +49,8 @@ class Words:
 
     def packed(self) -> bytes:
         """As hivemind's join requests carry them."""
-        ticket = [self.ticket] if self.ticket else []
-        return MSGPackSerializer.dumps([self.mbits, self.mode.value, MSGPackSerializer.dumps(self.told), *ticket])
+        told, nonce = MSGPackSerializer.dumps(self.told), secrets.token_bytes(NONCE_BYTES)
+        return MSGPackSerializer.dumps([self.mbits, self.mode.value, told, self.ticket, nonce])
 
     @classmethod
     def read(cls, packed: bytes) -> Words:
@@ -60,14 +64,27 @@ class Words:
         if len(packed) > MOST_BYTES:
             raise NonsenseError(f"a peer tells its group {len(packed)} bytes")
         try:
-            mbits, mode, told, *ticket = MSGPackSerializer.loads(packed)
-            (ticket,) = ticket or [""]
+            mbits, mode, told, ticket, _nonce = MSGPackSerializer.loads(packed)
             words = cls(mbits=mbits, mode=AveragingMode(mode), told=MSGPackSerializer.loads(told), ticket=ticket)
         except Exception as error:  # of many kinds: whatever it is, these are not our words
             raise NonsenseError(f"what a peer tells its group cannot be read: {type(error).__name__}") from None
         if mbits is not None and not (type(mbits) in (int, float) and math.isfinite(mbits) and mbits >= 0):
             raise NonsenseError("a peer tells its group a bandwidth that is no number")
         return words
+
+
+def renewed(packed: bytes) -> bytes:
+    """The same words, with another nonce: it is their last bytes."""
+    return packed[:-NONCE_BYTES] + secrets.token_bytes(NONCE_BYTES)
+
+
+def name_of(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> bytes:
+    """The id of the group of these peers, in this order, with these words.
+
+    A leader that tells its followers different things of a member puts them into different groups. Otherwise they would
+    divide the tensors differently, and find fault with that member.
+    """
+    return digest_of(*(peer.to_bytes() for peer in peers), *gathered)
 
 
 def check_members(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:

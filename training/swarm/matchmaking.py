@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from hivemind.utils import get_dht_time
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.admission import Admission, admission_of
 from training.swarm.dht import announced_peer, own_subkey
-from training.swarm.gathering import NonsenseError, Words, check_members
+from training.swarm.gathering import NonsenseError, Words, check_members, name_of, renewed
 from training.swarm.groups import Announcement
 from training.swarm.slow_nodes import slow_peers
 from training.trust.check import TicketRefused
@@ -116,14 +117,15 @@ class PatientMatchmaking(Matchmaking):
         """A group for one average; None if there was none until the deadline.
 
         Args:
-            told: What its peers are told.
+            told: What its peers are told: packed `Words`.
             deadline: In DHT time.
             expected_peers: How many peers the group should have; 0: nobody knows.
         """
         self._expected = min(expected_peers, self._most or expected_peers)
         self._began = time.monotonic()
         window_ends = get_dht_time() + self.min_matchmaking_time
-        return await self.look_for_group(Search(data_for_gather=told, deadline=deadline, scheduled_time=window_ends))
+        search = Search(data_for_gather=renewed(told), deadline=deadline, scheduled_time=window_ends)
+        return await self.look_for_group(search)
 
     async def expect_fewer(self, gone: int) -> None:
         """So many of the expected peers are gone: a group that lacks nobody else starts now.
@@ -227,6 +229,7 @@ class PatientMatchmaking(Matchmaking):
             self._check_epochs(msg.gathered)
             for peer, words in zip(peers, msg.gathered, strict=True):
                 self._check_ticket(peer, words)
+            self._check_name(msg.group_id, peers, msg.gathered)
         except (NonsenseError, TicketRefused) as error:
             if not self._may_be_late_news(error):
                 self._spoilers.add(leader)
@@ -234,6 +237,12 @@ class PatientMatchmaking(Matchmaking):
             raise
         self._idle.pop(leader, None)
         return await super().follower_assemble_group(leader, msg)
+
+    def _check_name(self, group_id: bytes, peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:
+        if (self.peer_id, self.step_control.data_for_gather) not in zip(peers, gathered, strict=True):
+            raise NonsenseError("a leader tells its group other words than this peer's own")
+        if group_id != name_of(peers, gathered):
+            raise NonsenseError("a leader names another group than that of its members")
 
     def _check_ticket(self, peer: PeerID, words: bytes) -> None:
         if self._admission is not None and peer != self.peer_id:
@@ -324,6 +333,8 @@ class PatientMatchmaking(Matchmaking):
     async def leader_assemble_group(self) -> GroupInfo:
         """The group of this peer and its followers, without those that have been banned since they came.
 
+        As hivemind's, but for the group's id, which hivemind draws at random.
+
         Raises:
             NonsenseError: If no other is left.
         """
@@ -332,7 +343,14 @@ class PatientMatchmaking(Matchmaking):
                 del self.current_followers[peer]
                 if not self.current_followers:
                     raise NonsenseError("the last follower may no longer take part")
-        return await super().leader_assemble_group()
+        words = {peer: request.gather for peer, request in self.current_followers.items()}
+        words[self.peer_id] = self.step_control.data_for_gather
+        peers = random.sample(list(words), len(words))
+        gathered = tuple(words[peer] for peer in peers)
+        group = GroupInfo(name_of(peers, gathered), tuple(peers), gathered)
+        await self.group_key_manager.update_key_on_group_assembled(group)
+        self.assembled_group.set_result(group)
+        return group
 
     def _make_room_for(self, newcomer: Announcement) -> None:
         """The group waits for one peer more if a newcomer knows of more peers than are expected.

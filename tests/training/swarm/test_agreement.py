@@ -9,7 +9,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from training.swarm import agreement
-from training.swarm.agreement import Agreement, Decision, Verdict
+from training.swarm.agreement import Agreement, Decision, Verdict, repetition_of
 from training.swarm.coroutine import wait_for_result
 from training.swarm.groups import Group
 from training.swarm.rounds import AllReduces
@@ -253,7 +253,7 @@ def test_each_half_of_a_network_that_splits_repeats_by_itself():
 def test_a_substitute_asks_the_others_what_a_referee_has_decided_that_is_dead_now(verdict):
     """The referee was told of a loss, answered the last peer, and died; the others know nothing of that."""
     first, second, third, last = PEERS
-    decided = Decision(group_id=b"second", members=PEERS)
+    decided = Decision(group_id=repetition_of(b"first", PEERS), members=PEERS)
 
     async def group():
         there = {}
@@ -283,7 +283,7 @@ def test_a_peer_whose_referees_are_all_gone_decides_for_itself_and_says_so():
     assert whole.counts and whole.solitary
     for decision in (torn, whole):
         with pytest.raises(ValueError, match="BAD_GROUP_ID"):
-            Decision.read(decision.message(), PEERS)  # it binds nobody else
+            Decision.read(decision.message(), b"group", PEERS)  # it binds nobody else
 
 
 def test_who_sends_nonsense_to_most_of_the_others_has_no_part_in_the_repetition():
@@ -302,8 +302,18 @@ def test_strangers_have_no_say_and_cannot_be_named():
 
     assert wait_for_result(ask_a_stranger_in()).code == averaging_pb2.PROTOCOL_VIOLATION
     for members in ((stranger, PEERS[0]), (PEERS[1], PEERS[0]), ()):
+        decision = Decision(group_id=repetition_of(b"first", members), members=members)
         with pytest.raises(ValueError, match="the referee"):
-            Decision.read(Decision(group_id=b"second", members=members).message(), PEERS)
+            Decision.read(decision.message(), b"first", PEERS)
+
+
+def test_a_repetition_is_named_by_its_members_so_that_all_divide_the_tensors_alike():
+    decision = Decision(group_id=repetition_of(b"first", PEERS[:2]), members=PEERS[:2])
+    assert Decision.read(decision.message(), b"first", PEERS) == decision
+    for group_id, members in ((b"second", PEERS[:2]), (b"first", PEERS[1:])):
+        other = Decision(group_id=repetition_of(group_id, members), members=PEERS[:2])
+        with pytest.raises(ValueError, match="the referee names another group"):
+            Decision.read(other.message(), b"first", PEERS)
 
 
 @pytest.mark.parametrize("own", [PEERS[0], PEERS[3]])
@@ -360,7 +370,7 @@ def test_a_verdict_on_an_all_reduce_that_has_not_begun_here_waits_for_it():
         agreement = all_reduces._begin(group, runner, on_bad_verdict=told.set)
         await asyncio.wait_for(told.wait(), 5)
         decision = await agreement.reach(WHOLE)
-        return decision, Decision.read(await telling[0], PEERS)
+        return decision, Decision.read(await telling[0], b"first", PEERS)
 
     own, answer = wait_for_result(tell_early())
     assert own == answer and own.members == PEERS[:2]

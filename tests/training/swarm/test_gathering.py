@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.swarm import engine
-from training.swarm.gathering import FASTEST_MBITS, MOST_BYTES, NonsenseError, Words, bandwidths, check_members
+from training.swarm.gathering import (
+    FASTEST_MBITS,
+    MOST_BYTES,
+    NonsenseError,
+    Words,
+    bandwidths,
+    check_members,
+    name_of,
+    renewed,
+)
 
 engine.prepare()
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=9) | st.binary()
@@ -24,10 +33,12 @@ def words(mbits=100.0, mode=AveragingMode.NODE, told=None):
 
 @given(st.none() | st.floats(0, 1e9), st.sampled_from(AveragingMode), st.lists(st.integers(0, 99)))
 def test_our_words_come_through(mbits, mode, told):
-    assert Words.read(words(mbits, mode, told).packed()) == words(mbits, mode, told)
+    packed = words(mbits, mode, told).packed()
+    assert Words.read(packed) == Words.read(renewed(packed)) == words(mbits, mode, told)
+    assert len({packed, renewed(packed), words(mbits, mode, told).packed()}) == 3
 
 
-@given(ANYTHING | st.tuples(ANYTHING, ANYTHING, ANYTHING).map(list))
+@given(ANYTHING | st.tuples(*[ANYTHING] * 5).map(list))
 def test_other_words_are_refused_or_harmless(said):
     packed = MSGPackSerializer.dumps(said)
     try:
@@ -62,3 +73,11 @@ def test_a_leader_names_each_member_once_with_words_that_make_sense():
     for peers, gathered in (([ada, ada], [packed, packed]), ([ada], [packed, packed]), ([ada], [b"?"])):
         with pytest.raises(NonsenseError):
             check_members(peers, gathered)
+
+
+def test_a_group_is_named_by_its_members_their_order_and_their_words():
+    ada, alan = PeerID(b"ada"), PeerID(b"alan")
+    one, other = words().packed(), words(mode=AveragingMode.CLIENT).packed()
+    groups = [([ada, alan], [one, other]), ([alan, ada], [one, other]), ([ada, alan], [one, renewed(other)])]
+    names = [name_of(*group) for group in groups]
+    assert len(set(names)) == 3 and names == [name_of(*group) for group in groups]

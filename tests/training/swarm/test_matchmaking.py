@@ -11,6 +11,7 @@ from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
 
 import pytest
 import torch
+from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.dht import DHT
@@ -18,11 +19,11 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
-from hivemind.utils.serializer import MSGPackSerializer
 
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.averager import Averager
 from training.swarm.coroutine import wait_for_result
+from training.swarm.gathering import NonsenseError, Words, name_of, renewed
 from training.swarm.gradients import GradientAverager
 from training.swarm.matchmaking import MAJORITY_WINDOWS, PatientMatchmaking
 from training.swarm.pipe import AveragerSettings, Stage
@@ -258,7 +259,7 @@ ADA = SimpleNamespace(remote_id=PeerID(b"ada"))
 
 def gather(told):
     """What a peer's request to join a group carries."""
-    return MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(told)])
+    return Words(mbits=None, mode=AveragingMode.NODE, told=told).packed()
 
 
 def leader_of_two(monkeypatch, most=64):
@@ -295,6 +296,36 @@ def test_a_group_waits_for_one_more_if_a_newcomer_knows_of_more(told, most, expe
     leader._arrivals[id(context)] = time.monotonic()
     assert leader._check_reasons_to_reject(averaging_pb2.JoinRequest(gather=gather([7, True, told])), context) is None
     assert leader._expected == expected
+
+
+def follower():
+    """One that has asked to be led, with its words."""
+    one = object.__new__(PatientMatchmaking)
+    one._admission, one.peer_id, one._spoilers, one._epochs_apart = None, PeerID(b"own"), set(), 0
+    one._idle, one._mute_at, one._nonsense_at = {}, {}, {}
+    one.step_control = SimpleNamespace(data_for_gather=gather([7, False, 2]))
+    return one
+
+
+@pytest.mark.parametrize("lie", ["about this peer", "about another", "an old name"])
+def test_a_group_whose_leader_tells_its_followers_different_things_is_none(lie):
+    """The peers would divide the tensors differently, and find fault with each other."""
+    one, leader = follower(), PeerID(b"leader")
+    own, other = one.step_control.data_for_gather, gather([7, False, 2])
+    peers = [leader, one.peer_id]
+    gathered, name = [other, own], name_of(peers, [other, own])
+    if lie == "about this peer":
+        gathered = [other, renewed(own)]
+        name = name_of(peers, gathered)
+    elif lie == "about another":
+        gathered = [Words(mbits=None, mode=AveragingMode.CLIENT, told=[7, False, 2]).packed(), own]
+    else:
+        name = name_of(peers, [other, renewed(own)])
+    ids = [peer.to_bytes() for peer in peers]
+    message = averaging_pb2.MessageFromLeader(group_id=name, ordered_peer_ids=ids, gathered=gathered)
+    with pytest.raises(NonsenseError, match="a leader"):
+        wait_for_result(one.follower_assemble_group(leader, message))
+    assert one.take_spoilers() == {str(leader)}
 
 
 def test_a_peer_that_has_waited_long_for_an_answer_may_have_given_up(monkeypatch):
