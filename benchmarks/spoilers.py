@@ -147,6 +147,39 @@ def lie_as_leader() -> None:
     PatientMatchmaking.leader_assemble_group = lie
 
 
+def tell_each_another_story(named_alike: bool = False) -> None:
+    """Leads, and tells each follower that another one accepts no connections, and so averages nothing.
+
+    With `named_alike`, each follower gets a group whose id fits what it is told.
+    """
+    from dataclasses import replace
+
+    from hivemind.averaging.allreduce import AveragingMode
+    from hivemind.p2p import PeerID
+
+    from training.swarm.gathering import Words, name_of
+    from training.swarm.matchmaking import PatientMatchmaking
+
+    join = PatientMatchmaking.rpc_join_group
+
+    async def lie(self, request, context):
+        async for message in join(self, request, context):
+            peers, gathered = [PeerID(peer) for peer in message.ordered_peer_ids], list(message.gathered)
+            others = [one for one, peer in enumerate(peers) if peer not in (context.remote_id, self.peer_id)]
+            if others:
+                gathered[others[0]] = replace(Words.read(gathered[others[0]]), mode=AveragingMode.CLIENT).packed()
+                message.gathered[:] = gathered
+                message.group_id = name_of(peers, gathered) if named_alike else message.group_id
+            yield message
+
+    PatientMatchmaking.rpc_join_group = lie
+
+
+def put_each_into_another_group() -> None:
+    """As `tell_each_another_story`, and each follower believes it."""
+    tell_each_another_story(named_alike=True)
+
+
 def talk_nonsense() -> None:
     """Tells its groups a bandwidth that is a word."""
     from hivemind.utils.serializer import MSGPackSerializer
@@ -222,6 +255,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     "blames all others": blame_all,
     "leads nobody anywhere": lead_nobody,
     "lies as a leader": lie_as_leader,
+    "tells each follower another story": tell_each_another_story,
+    "puts each follower into another group": put_each_into_another_group,
     "talks nonsense": talk_nonsense,
     "announces for ever": announce_for_ever,
     "tells of samples that it has not": tell_of_samples,
