@@ -119,6 +119,25 @@ VARIANTS = re.compile(
     r"|guard|vision|distill|turbo|scout|maverick|math|audio|omni"
 )
 """Words of the names of other models: one of them that is not understood means that another model is meant."""
+CARD = r"(?:(?:nvidia|geforce|tesla|rtx|gtx)[\s_-]+)*(?!l40s)[a-z]{0,2}\d{1,4}"
+"""A word such as those by which GPUs are called."""
+COUNTS = {"two|dual": 2, "three": 3, "four": 4, "six": 6, "eight": 8, "sixteen": 16}
+PLAIN: tuple[tuple[str, str], ...] = (
+    (r"(?<=\d),(?=\d{3}(?!\d))", ""),
+    (r"(?:^|(?<=\s))--?(?=[a-z])", "| "),  # a flag's name begins anew: "4 --gpu" are no 4 GPUs
+    (r"(?<![\w.])(\d{1,4})\s*[x*]\s*(?=\d+k?\s*tok)", r"batch \1 "),
+    (r"(?<![\w.])(\d{1,3})\s*[x*]\s*(?=[a-z]|\d+\s*g)", r"\1 x "),
+    (r"(?<=\w)\s+[x*]\s*(\d{1,2})(?![\w.]|\s*(?:px|pix))", r" \1 x "),
+    *((rf"(?<!\w)(?:{words})\s+(?={CARD})", f"{count} x ") for words, count in COUNTS.items()),
+    (rf"(?<![\w.])(\d{{1,2}})\s+(?={CARD}s(?!\w))", r"\1 x "),
+    (rf"(?<!\w)({CARD})s(?!\w)", r"\1"),
+    (r"(?<![\w.])(\d{1,4})\s*g(?:igs?)?(?!\w)", r"\1gb"),
+    (rf"(?<![\w.])\d+{GAP}gi?b{GAP}(?:of{GAP})?(?:system|cpu|host)?{GAP}ram(?!\w)", "ram"),
+    (rf"(?<!\w)vit{GAP}l(?!\w)", "vit-large"),
+    (rf"(?<!\w)vit{GAP}b(?!\w)", "vit-base"),
+    (EIGHT_BIT_MUON, "muon8bit muon"),
+)
+"""What is written in several ways, and the way that the patterns above know."""
 CARDS = frozenset({"ti", "super", "laptop", "mobile", "nvl"})
 """The same of GPUs."""
 
@@ -163,8 +182,8 @@ def understood(text: str) -> dict:
     words = re.findall(r"[\w.]+", rest)
     if other := [word for word in words if VARIANTS.fullmatch(word)]:
         raise BadSetup(
-            f"The calculator knows {model}, but no model of that name with {other[0]}; choose one of "
-            f"{_family(model)}, or paste its config.json."
+            f"The calculator knows {model}, but no model of that name with {other[0]}; choose {_family(model)}, or "
+            "paste its config.json."
         )
     return {"setup": setup, "gpu": gpu or "", "ignored": unknown + [word for word in words if word not in COMMON]}
 
@@ -202,13 +221,10 @@ def _plain(text: str) -> str:
 
     From here on no character moves: what was understood becomes blanks, so that places in the text stay comparable.
     """
-    text = re.sub(r"[\u2010-\u2015]", "-", text[:LONGEST_TEXT].lower())
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
-    text = re.sub(r"(?:^|(?<=\s))--?(?=[a-z])", "| ", text)  # a flag's name begins anew: "4 --gpu" are no 4 GPUs
-    text = re.sub(r"(?<![\w.])(\d{1,3})\s*[x*\u00d7]\s*(?=[a-z]|\d+\s*g)", r"\1 x ", text)
-    text = re.sub(r"(?<![\w.])(\d{1,4})\s*g(?:igs?)?(?!\w)", r"\1gb", text)
-    text = re.sub(rf"(?<![\w.])\d+{GAP}gi?b{GAP}(?:of{GAP})?(?:system|cpu|host)?{GAP}ram(?!\w)", "ram", text)
-    return re.sub(EIGHT_BIT_MUON, "muon8bit muon", text)
+    text = re.sub(r"[\u2010-\u2015]", "-", text[:LONGEST_TEXT].lower()).replace("\u00d7", "x")
+    for pattern, plain in PLAIN:
+        text = re.sub(pattern, plain, text)
+    return text
 
 
 def _gpu(text: str) -> tuple[str | None, bool, str]:
@@ -264,14 +280,15 @@ def _check_version(model: str, text: str, rest: str) -> None:
     version = re.search(rf"(?<![a-z]){family}{GAP}(\d{{1,2}}(?:\.\d+)?)(?![\w.])", text)
     if version is not None and rest[version.start(1) : version.end(1)].strip():
         raise BadSetup(
-            f"The calculator knows no {family} {version[1]}; choose one of {_family(model)}, or paste its config.json."
+            f"The calculator knows no {family} {version[1]}; choose {_family(model)}, or paste its config.json."
         )
 
 
 def _family(model: str) -> str:
-    """The names of a model's family, for a sentence."""
+    """The names of a model's family, from which a sentence asks to choose."""
     family = re.match("[a-z]+", model)[0]
-    return ", ".join(name for name in PRESETS if re.match("[a-z]+", name)[0] == family)
+    names = [name for name in PRESETS if re.match("[a-z]+", name)[0] == family]
+    return ("one of " if len(names) > 1 else "") + ", ".join(names)
 
 
 def said(found: dict) -> str:

@@ -67,6 +67,14 @@ QUERIES = {
     "llama 8b 8xH100": ("llama-3.1-8b", {"gpus": 8}, "h100-80gb"),
     "llama 8b 4xA100-80GB": ("llama-3.1-8b", {"gpus": 4}, "a100-80gb"),
     "llama 8b 2x24gb": ("llama-3.1-8b", {"gpus": 2}, "cuda-24gb"),
+    "llama 8b two 3090s": ("llama-3.1-8b", {"gpus": 2}, "rtx-3090"),
+    "llama 8b dual rtx 4090": ("llama-3.1-8b", {"gpus": 2}, "rtx-4090"),
+    "llama 8b 24gb x 2": ("llama-3.1-8b", {"gpus": 2}, "cuda-24gb"),
+    "llama 8b 3090 \u00d7 4": ("llama-3.1-8b", {"gpus": 4}, "rtx-3090"),
+    "llama 70b 4 a100s 80gb": ("llama-3.1-70b", {"gpus": 4}, "a100-80gb"),
+    "flux 512\u00d7512 4090": ("flux-dev", {"image_size": 512}, "rtx-4090"),
+    "llama 8b 16 x 2048 tokens": ("llama-3.1-8b", {"micro_batch_size": 16, "sequence_length": 2048}, ""),
+    "vit-l batch 4": ("vit-large", {"micro_batch_size": 4}, ""),
     "gpt2 3080 20gb": ("gpt2", {}, "cuda-20gb"),
     "gpt2 a100-80g": ("gpt2", {}, "a100-80gb"),
     "gpt2 t4 15gb": ("gpt2", {"precision": "amp-fp16"}, "t4"),
@@ -106,7 +114,7 @@ def test_a_card_that_is_not_listed_is_taken_by_its_memory():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("mixtral 8x22b", "no model of that name with 8x22b; choose one of mixtral-8x7b"),
+        ("mixtral 8x22b", "no model of that name with 8x22b; choose mixtral-8x7b, or paste"),
         ("microsoft/Phi-4-mini-instruct", "no model of that name with mini"),
         ("deepseek-r1-distill-llama-70b", "no model of that name with"),
         ("flan-t5-xl", "no model of that name with xl; choose one of t5-small"),
