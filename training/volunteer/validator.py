@@ -62,9 +62,6 @@ that were not in it. One more if averages run in the background."""
 MOST_OF_SET = 1 / 5
 """If a gradient has more than this part of all samples in it, those that the validator draws besides are in it, too,
 and a check says nothing."""
-REPORTED = 4
-"""A peer that has failed is reported if so many of its checks were possible. Otherwise it may be one whose link to the
-shards is down; it is left out, and nobody else hears of it."""
 
 
 class Optimizer(Protocol):
@@ -118,6 +115,18 @@ class Record:
         if has_failed:  # whoever comes back is checked on, and need not fail as often again
             self.evidence = FAILING_EVIDENCE / 2
         return has_failed
+
+    @property
+    def failed(self) -> list[Check]:
+        """Checks that were possible, and speak against it."""
+        return [check for check in self.checks if check.samples and check.evidence < 0]
+
+    @property
+    def is_caught(self) -> bool:
+        """Whether most of what speaks against it are checks that were possible. Otherwise its link to the shards may be
+        down: it is left out, and nobody else hears of it."""
+        unchecked = sum(check.evidence for check in self.checks if not check.samples)
+        return sum(check.evidence for check in self.failed) < unchecked
 
     def told(self) -> dict:
         """For the membership server."""
@@ -316,10 +325,9 @@ class Validator:
         return found if found is not None and bool(torch.isfinite(found).all()) else None
 
     def _fail(self, peer: str, record: Record) -> None:
-        done = sum(bool(check.samples) for check in record.checks)
-        if done >= REPORTED:
-            deed = "sends gradients that do not come from the samples that it declares"
-            self._tell(f"{peer} has failed {done} checks of its work: it {deed}. The checks are in {self._folder}.")
+        if record.is_caught:
+            deed, failed = "sends gradients that do not come from the samples that it declares", len(record.failed)
+            self._tell(f"{peer} has failed {failed} checks of its work: it {deed}. The checks are in {self._folder}.")
         else:
             deed = "declares no samples that this peer can check"
             self._tell(f"{peer} {deed}. Perhaps it has other shards, or cannot reach them.")
@@ -330,7 +338,7 @@ class Validator:
             write_whole(self._folder / f"{peer}.json", json.dumps(kept, indent=1))
         except OSError as error:
             self._tell(f"What speaks against {peer} cannot be kept: {error}")
-        if done >= REPORTED:
+        if record.is_caught:
             self._report(peer, record.told())
 
 

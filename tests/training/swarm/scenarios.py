@@ -582,8 +582,9 @@ def train_apart(peer: Peer):
     return facts
 
 
-def doubt_the_others(peer: Peer, *, epochs: int):
-    """Trains so many epochs; the last of the peers believes nothing of what the others tell, and is the slowest."""
+def doubt_the_others(peer: Peer, *, averages: int):
+    """Trains until each peer had so many averages of all; the last one believes nothing of what the others tell, and is
+    the slowest."""
     from hivemind.utils import get_dht_time
 
     from training.swarm.claims import Claims
@@ -607,15 +608,17 @@ def doubt_the_others(peer: Peer, *, epochs: int):
         # It looks for its group when the others do; else it would be in none, and nobody would wait for it.
         type(optimizer.progress).seconds_left = property(seconds_left_for_the_others)
     peer.await_others("ready")
-    reports, deadline = [], time.monotonic() + 100
-    while optimizer.local_epoch < epochs and time.monotonic() < deadline:
+    reports, deadline = [], time.monotonic() + 150
+    done = {name: peer.folder / f"{name}.done" for name in peer.names}
+    while time.monotonic() < deadline and not all(path.exists() for path in done.values()):
         give_gradients(peer, model)
         if doubts:
             time.sleep(0.3)
         optimizer.step()
         optimizer.zero_grad()
         reports += optimizer.take_epoch_reports()
-    peer.await_others("done")
+        if sum(report.senders == len(peer.names) for report in reports) >= averages:
+            done[peer.name].touch()
     return reports
 
 

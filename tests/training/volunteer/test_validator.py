@@ -18,7 +18,7 @@ from training.swarm.pipe import Shown
 from training.swarm.work import Declared, Presence, alike, noise_of, presence, spans_of
 from training.task import task_of
 from training.trust.policy import FAILING_EVIDENCE
-from training.volunteer.validator import EPOCHS_BETWEEN, Check, Record, Validator
+from training.volunteer.validator import EPOCHS_BETWEEN, UNCHECKED, Check, Record, Validator
 
 MANY, SAMPLES, PEERS = 20_000, 24, ("ada", "alan", "grace", "mallory")
 """So many samples that no two peers have the same ones in their gradients; those of a peer in an epoch; and who."""
@@ -303,6 +303,24 @@ def test_one_check_decides_nothing():
     record = Record()
     facts = {"epoch": 1, "samples": 8, "share": 0.0, "error": 0.1, "evidence": -3.0}
     assert [record.add(Check(**facts)) for _ in range(6)] == [False, False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("possible", "impossible", "caught"),
+    [
+        ([-3.0, -3.0], 0, True),
+        ([-3.0, -3.0], 3, True),
+        ([3.0, 2.0, 3.0, 3.0, 2.0], 30, False),  # it was honest until its link to the shards broke
+        ([-0.2, 1.0, -0.1, 2.0], 24, False),
+    ],
+)
+def test_who_is_caught_by_its_work_is_told_from_whom_nobody_can_check(possible, impossible, caught):
+    record, facts = Record(), {"epoch": 1, "share": 0.0, "error": 0.1}
+    for evidence in possible:
+        record.add(Check(samples=8, evidence=evidence, **facts))
+    for _ in range(impossible):
+        record.add(Check(samples=0, evidence=UNCHECKED, **facts))
+    assert record.is_caught == caught and len(record.failed) == sum(evidence < 0 for evidence in possible)
 
 
 def test_the_share_of_a_mixture_is_what_was_mixed():
