@@ -15,7 +15,7 @@ import selectors
 import time
 from collections.abc import AsyncIterator as Messages
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of calls, and knows this one alone
 
 import torch
@@ -177,10 +177,18 @@ class LyingAllReduces(AllReduces):
 
 
 class SilentAuditor(Auditor):
-    """Of a peer that shows what it has sent, but nothing of what it has averaged: so nobody can prove anything."""
+    """Of a peer that shows what it has sent, but nothing of what it has averaged: so nobody can prove anything.
+
+    Args:
+        hides: Whether it does so in this average.
+    """
+
+    def __init__(self, *args: object, hides: Callable[[], bool], **facts: object):
+        super().__init__(*args, **facts)
+        self._hides = hides
 
     async def _show(self, request: averaging_pb2.MessageFromLeader, peer: PeerID) -> Messages:
-        if request.suggested_leader == self._connection.peer_id.to_bytes():
+        if self._hides() and request.suggested_leader == self._connection.peer_id.to_bytes():
             yield averaging_pb2.DownloadData()
             return
         async for message in super()._show(request, peer):
@@ -212,14 +220,15 @@ class Member:
     def _leave_out(self, peers: frozenset[str]) -> None:
         self.left_out = peers
 
-    async def open(self, lie: Lie | None, *, silent: bool, audits: bool) -> None:
+    async def open(self, lie: Lie | None, *, hides: Callable[[], bool] | None, audits: bool) -> None:
         """From now on others can call it."""
         swarm, clipping = self._swarm, clipping_of_gradients(self._swarm)
         auditor = None
         if audits:
             facts = {"signer": self._signer, "share": swarm.audit_share, "clipping": clipping}
             noting = {"caught": self.standing.note_caught, "clock": self._clock}
-            auditor = (SilentAuditor if silent else Auditor)(self.connection, PREFIX, **facts, **noting)
+            made = Auditor if hides is None else partial(SilentAuditor, hides=hides)
+            auditor = made(self.connection, PREFIX, **facts, **noting)
             await auditor.add_p2p_handlers(self.connection, namespace=PREFIX)
         kind = AllReduces if lie is None else LyingAllReduces
         self.all_reduces = kind(self.connection, _Door, PREFIX, has_no_group=lambda: False, auditor=auditor)
@@ -244,7 +253,7 @@ class Peers:
         values: All numbers of the tensors together.
         smallest: Tensors of so many values travel in 8 bit.
         lie: What liars answer.
-        silent: Whether liars show nothing when they are checked.
+        hides: Whether liars show nothing when they are checked; None: they show all.
         audits: Whether reducers are checked at all.
         update_seconds: How long an update takes in the run that this stands for.
         seed: Of the group's order.
@@ -259,7 +268,7 @@ class Peers:
         values: int,
         smallest: int,
         lie: Lie,
-        silent: bool,
+        hides: Callable[[], bool] | None,
         audits: bool,
         update_seconds: float,
         seed: int,
@@ -267,7 +276,7 @@ class Peers:
         network, self._now, self._update_seconds = Network(), 0.0, update_seconds
         self.members = [Member(number, network, swarm, lambda: self._now) for number in range(count)]
         self._honest, self._order, self._count = self.members[: count - liars], random.Random(seed), 0
-        self._lie, self._silent, self._audits = lie, silent, audits
+        self._lie, self._hides, self._audits = lie, hides, audits
         self._travel = Travel(
             compression=exchange_codec(smallest, swarm.gradient_codec),
             part_bytes=part_bytes(values),
@@ -282,7 +291,7 @@ class Peers:
     async def _open(self) -> None:
         for member in self.members:
             lie = None if member in self._honest else self._lie
-            await member.open(lie, silent=self._silent and lie is not None, audits=self._audits)
+            await member.open(lie, hides=None if lie is None else self._hides, audits=self._audits)
 
     def group(self) -> list[int]:
         """Numbers of those that the next update takes in."""

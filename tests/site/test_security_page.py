@@ -106,7 +106,7 @@ def test_the_page_says_how_soon_lying_reducers_were_left_out(open_page):
         last[attack] = max(run[-1] for run in runs)
     assert max(last["reducer"], last["reducer, hidden"]) <= 10 < last[HARD_TO_CATCH] <= 20
     assert f"left out after {max(last['reducer'], last['reducer, hidden'])} updates at the latest" in text
-    assert f"twice in a row: after {last[HARD_TO_CATCH]} updates" in text
+    assert f"hidden that twice: after {last[HARD_TO_CATCH]} updates" in text
     of_53 = recorded(f"loss over clean, 12 of 53 hostile: {HARD_TO_CATCH}")["left_out_after"][0]
     assert len(of_53) == 12 and f"of 12 among 53, the last was left out after {of_53[-1]} updates" in text
 

@@ -27,7 +27,7 @@ def peers_of():
 
     def make(share=0.0, lie=lambda average, parts: average, **given):
         values = sum(torch.Size(shape).numel() for shape in SHAPES)
-        settings = {"values": values, "smallest": 1 << 20, "update_seconds": 60.0, "seed": 0, "silent": False}
+        settings = {"values": values, "smallest": 1 << 20, "update_seconds": 60.0, "seed": 0, "hides": None}
         settings |= {"audits": share > 0, "lie": lie, **given}
         made.append(Peers(COUNT, 1, swarm_with(share), **settings))
         return made[-1]
@@ -37,13 +37,13 @@ def peers_of():
         one.close()
 
 
-def tensors_of(number: int) -> list[torch.Tensor]:
+def tensors_of(number: int, times: int = 1) -> list[torch.Tensor]:
     dice = torch.Generator().manual_seed(number)
-    return [1 + torch.randn(shape, generator=dice) for shape in SHAPES]
+    return [1 + torch.randn(shape, generator=dice) for shape in SHAPES * times]
 
 
-def average_once(peers) -> dict[int, list[torch.Tensor]]:
-    tensors = {number: tensors_of(number) for number in peers.group()}
+def average_once(peers, times: int = 1) -> dict[int, list[torch.Tensor]]:
+    tensors = {number: tensors_of(number, times) for number in peers.group()}
     peers.average(tensors, 8.0)
     return tensors
 
@@ -68,6 +68,17 @@ def test_a_lie_reaches_all_and_its_reducer_is_soon_left_out(peers_of):
         average_once(peers)
     assert peers.group() == [0, 1, 2]
     assert all(tensor.abs().max() < 50 for tensors in average_once(peers).values() for tensor in tensors)
+
+
+def test_a_reducer_that_lies_and_hides_it_every_other_time_is_soon_left_out(peers_of):
+    """With so many tensors, it averages some in each update, and is checked in each."""
+    updates = []
+    lies = lambda: len(updates) % 2 == 0  # noqa: E731
+    peers = peers_of(share=0.5, lie=lambda average, parts: average + 100.0 * lies(), hides=lies)
+    while len(updates) < MOST_UPDATES and LIAR in peers.group():
+        average_once(peers, times=4)
+        updates.append(None)
+    assert peers.group() == [0, 1, 2] and len(updates) > 1
 
 
 def test_nobody_is_left_out_who_does_not_lie(peers_of):
