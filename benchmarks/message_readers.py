@@ -125,18 +125,19 @@ def verdicts() -> Reader:
     from hivemind.p2p import PeerID
     from hivemind.proto import averaging_pb2
 
-    from training.swarm.agreement import Decision, Verdict
+    from training.swarm.agreement import Decision, Verdict, repetition_of
 
     peers = [PeerID(bytes([number]) * 34) for number in range(4)]
     verdict = Verdict(whole=False, faulty=frozenset(peers[:2])).message(b"group")
-    decision = Decision(group_id=b"again", members=tuple(peers[:3]), doubted=(peers[3],)).message()
+    members = tuple(peers[:3])
+    decision = Decision(group_id=repetition_of(b"group", members), members=members, doubted=(peers[3],)).message()
 
     def read(raw: bytes) -> None:
         message = averaging_pb2.MessageFromLeader.FromString(raw)
         with suppress(ValueError):  # each is refused by the reader of the other
             Verdict.read(message)
         with suppress(ValueError):
-            Decision.read(message, peers)
+            Decision.read(message, b"group", peers)
 
     seeds = [one.SerializeToString() for one in (verdict, decision)]
     return Reader(read=read, refuses=(DecodeError,), seeds=seeds)

@@ -209,8 +209,9 @@ def test_peers_that_train_together_average_gradients_and_parameters(tmp_path, se
     for ours, theirs in zip(*averaged, strict=True):
         apart = Delayed.epochs_apart if settings.get("delay_gradient_averaging") else 0
         assert abs(ours.epoch - theirs.epoch) <= apart
-        assert ours.samples > theirs.samples  # the slower one is not waited for
         assert ours.own_share + theirs.own_share == pytest.approx(1)
+    # The slower one is not waited for. In the first epoch, each may count to the end before it knows of the other.
+    assert sum(report.samples for report in averaged[0]) > sum(report.samples for report in averaged[1])
     for kind, a, b in zip(SIZES, first, second, strict=True):
         assert relative_error(a, b) < 1e-3, kind
 
