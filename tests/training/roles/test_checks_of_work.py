@@ -79,7 +79,7 @@ def test_a_volunteer_that_trains_nothing_is_suspended_and_a_moderator_sees_why(m
             command = join(maintainer, address, *flags, name=name, program=program)
             volunteers[name] = maintainer.programs.start(command, stdout=printed, stderr=subprocess.STDOUT)
     said = logs["val"].read_text
-    # Each check says a little, and the validator draws whom it checks: on a busy machine 60 epochs, in 400 s, did not suffice.
+    # Each check says a little, and whom it checks is drawn: 60 epochs in 400 s did not suffice on a busy machine.
     until(lambda: "has suspended" in said(), within=720, said=said)
     assert volunteers["eve"].wait(60) == 3, logs["eve"].read_text()
     assert "maintainers have banned this account" in logs["eve"].read_text()
