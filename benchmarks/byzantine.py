@@ -85,7 +85,8 @@ EIGHT_BIT_FROM = 2048
 
 BYZFL_ATTACKS = ("sign flip", "IPM", "IPM, best", "ALIE", "ALIE, best", "mimic", "Gaussian", "infinite", "label flip")
 OWN_ATTACKS = ("not a number", "weight 1e9", "copied", "times -1000", "parameters")
-REDUCER_ATTACKS = ("reducer", "reducer, hidden", "reducer, silent", "reducer, every other time")
+SILENT, ALTERNATING = "reducer, silent", "reducer, every other time"
+REDUCER_ATTACKS = ("reducer", "reducer, hidden", SILENT, ALTERNATING)
 ATTACKS = (*BYZFL_ATTACKS, *OWN_ATTACKS, *REDUCER_ATTACKS)
 MEAN, CLIP = "mean", "centered-clip"
 
@@ -185,8 +186,7 @@ def lie_of(attack: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     return {
         "reducer": lambda average, parts: -1000 * average,
         "reducer, hidden": lambda average, parts: average - HIDDEN * parts.std(0),
-        "reducer, silent": lambda average, parts: -average,
-        "reducer, every other time": lambda average, parts: -average,
+        **dict.fromkeys((SILENT, ALTERNATING), lambda average, parts: -average),
     }[attack]
 
 
@@ -251,7 +251,7 @@ class Swarm:
             values=sum(parameter.numel() for parameter in self.host.parameters),
             smallest=EIGHT_BIT_FROM,
             lie=lambda average, parts: lie(average, parts) if self.lies else average,
-            hides={"reducer, silent": lambda: True, "reducer, every other time": lambda: self.lies}.get(case.attack),
+            hides={SILENT: lambda: True, ALTERNATING: lambda: self.lies}.get(case.attack),
             audits=case.aggregation == CLIP,
             update_seconds=UPDATE_SECONDS,
             seed=case.seed,
@@ -294,7 +294,7 @@ class Swarm:
 
     def _average_by_reducers(self, step: int, attacks: bool) -> list[torch.Tensor]:
         """What an honest peer has after an average by the trainer's all-reduce."""
-        self.lies = attacks and (self.case.attack != "reducer, every other time" or step % 2 == 0)
+        self.lies = attacks and (self.case.attack != ALTERNATING or step % 2 == 0)
         group = self.reducers.group()
         out = set(range(self.case.peers)) - set(group)
         self.left_out_at |= {peer: step for peer in out - self.left_out_at.keys()}

@@ -119,6 +119,8 @@ VARIANTS = re.compile(
     r"|guard|vision|distill|turbo|scout|maverick|math|audio|omni"
 )
 """Words of the names of other models: one of them that is not understood means that another model is meant."""
+CARDS = frozenset({"ti", "super", "laptop", "mobile", "nvl"})
+"""The same of GPUs."""
 CARD = r"(?:(?:nvidia|geforce|tesla|rtx|gtx)[\s_-]+)*(?!l40s)[a-z]{0,2}\d{1,4}"
 """A word such as those by which GPUs are called."""
 COUNTS = {"two|dual": 2, "three": 3, "four": 4, "six": 6, "eight": 8, "sixteen": 16}
@@ -138,8 +140,6 @@ PLAIN: tuple[tuple[str, str], ...] = (
     (EIGHT_BIT_MUON, "muon8bit muon"),
 )
 """What is written in several ways, and the way that the patterns above know."""
-CARDS = frozenset({"ti", "super", "laptop", "mobile", "nvl"})
-"""The same of GPUs."""
 
 
 def understood(text: str) -> dict:

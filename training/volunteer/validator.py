@@ -325,7 +325,8 @@ class Validator:
         return found if found is not None and bool(torch.isfinite(found).all()) else None
 
     def _fail(self, peer: str, record: Record) -> None:
-        if record.is_caught:
+        is_caught = record.is_caught
+        if is_caught:
             deed, failed = "sends gradients that do not come from the samples that it declares", len(record.failed)
             self._tell(f"{peer} has failed {failed} checks of its work: it {deed}. The checks are in {self._folder}.")
         else:
@@ -338,7 +339,7 @@ class Validator:
             write_whole(self._folder / f"{peer}.json", json.dumps(kept, indent=1))
         except OSError as error:
             self._tell(f"What speaks against {peer} cannot be kept: {error}")
-        if record.is_caught:
+        if is_caught:
             self._report(peer, record.told())
 
 

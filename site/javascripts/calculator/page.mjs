@@ -240,13 +240,9 @@ function updateJoinLink(page) {
 async function compute(page, control = null, values = readForm(page.form)) {
   page.awake = true;
   showFitting(page.form, values);
-  const mine = ++page.asked;
-  const late = setTimeout(() => sayComputing(page), COMPUTING_SHOWN_AFTER_MS);
   const request = requestOf(page.form, values);
-  const answer = await answerTo(page, "answer", request);
-  clearTimeout(late);
-  if (!isNewest(page, mine)) return;
-  page.root.dataset.python = startedBy();
+  const answer = await newestAnswer(page, "answer", request);
+  if (!answer) return;
   markRefused(page.form, answer.error);
   if (answer.failed) return showFailure(page, answer.failed, request);
   if (answer.error) return showRefusal(page, answer.error);
@@ -266,11 +262,8 @@ async function compute(page, control = null, values = readForm(page.form)) {
  * @returns {Promise<object | null>} null if the text is refused, or the reader has meanwhile changed the setup
  */
 async function read(page, name, request, control) {
-  const mine = ++page.asked;
-  const late = setTimeout(() => sayComputing(page), COMPUTING_SHOWN_AFTER_MS);
-  const answer = await answerTo(page, name, request);
-  clearTimeout(late);
-  if (!isNewest(page, mine)) return null;
+  const answer = await newestAnswer(page, name, request);
+  if (!answer) return null;
   mark(page.form, answer.error ? [control] : []);
   if (answer.failed) showFailure(page, answer.failed, requestOf(page.form));
   else if (answer.error) showRefusal(page, answer.error);
@@ -279,12 +272,15 @@ async function read(page, name, request, control) {
   return null;
 }
 
-async function answerTo(page, name, request) {
-  try {
-    return await askPython(page.runtime, name, request);
-  } catch (error) {
-    return { failed: error.message };
-  }
+/** Python's answer, or {failed}; null if the reader has asked something else meanwhile, or the page has ended. */
+async function newestAnswer(page, name, request) {
+  const mine = ++page.asked;
+  const late = setTimeout(() => sayComputing(page), COMPUTING_SHOWN_AFTER_MS);
+  const answer = await askPython(page.runtime, name, request).catch((error) => ({ failed: error.message }));
+  clearTimeout(late);
+  if (!isNewest(page, mine)) return null;
+  page.root.dataset.python = startedBy();
+  return answer;
 }
 
 function askOrError(page, name, request) {
