@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,7 +74,13 @@ NOT_APPLICABLE = (
     "test_optimizer.py::test_optimizer[True-True-False-False-False]",
 )
 """Tests of hivemind that do not apply to this project's classes."""
-COMPUTING_ONLY = ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate", "trust")
+COMPUTING = (
+    "tests/calculator",
+    *(
+        f"tests/training/{folder}"
+        for folder in ("checkpoints", "data", "generate", "model", "optim", "publish", "simulate", "trust")
+    ),
+)
 WITH_PROGRAMS = ("commands", "demo", "processes", "roles", "storage", "volunteer")
 WITH_PEERS = ("tests/training/doctor", "tests/training/swarm")
 PEERS_PARTS = ("[a-k]", "[l-o]", "[p-z]")
@@ -82,6 +88,8 @@ PEERS_PARTS = ("[a-k]", "[l-o]", "[p-z]")
 LANES = 2
 """Tests run in so many processes beside those that wait for browsers, because most tests wait more than they compute.
 When the tests with browsers have ended, there is one more."""
+TESTS_FAILED = 1
+"""pytest's exit code if all tests ran, and some failed."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -341,18 +349,17 @@ def _beside() -> list[tuple[str, ...]]:
 
     Tests that compute leave a process of 2 GB, which is slow to fork, and peers are forked. So they are apart.
     """
-    computing = ("tests/calculator", *(f"tests/training/{folder}" for folder in COMPUTING_ONLY))
     programs = ("tests/chaos", "tests/deploy", *(f"tests/training/{folder}" for folder in WITH_PROGRAMS))
     peers = [
         tuple(str(path) for folder in WITH_PEERS for path in sorted(Path(folder).glob(f"test_{letters}*.py")))
         for letters in PEERS_PARTS
     ]
-    return [programs, computing, *peers]
+    return [programs, COMPUTING, *peers]
 
 
 @contextlib.contextmanager
 def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env: dict[str, str]) -> Iterator[None]:
-    """Runs tests while the block runs; then prints their output, and fails the session if they failed.
+    """Runs tests while the block runs; then prints their output. What has failed runs again, and may fail the session.
 
     Args:
         session: Its environment has the packages.
@@ -362,11 +369,15 @@ def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env
     if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
         yield
         return
-    environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+    env = {**env, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **env}
     waiting: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
     for tests in processes:
         waiting.put(tests)
     ended: list[tuple[tuple[str, ...], int, str]] = []
+    noted = Path(session.create_tmp(), "failed").resolve()
+    shutil.rmtree(noted, ignore_errors=True)
+    caches = {tests: f"cache_dir={noted / str(number)}" for number, tests in enumerate(processes)}
     running: set[subprocess.Popen] = set()
 
     def run_in_turn() -> None:
@@ -376,7 +387,7 @@ def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env
                 tests = waiting.get_nowait()
                 # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
                 with tempfile.TemporaryFile("w+") as printed:
-                    command = (str(Path(session.bin, "python")), "-m", "pytest", *tests)
+                    command = (str(Path(session.bin, "python")), "-m", "pytest", "-o", caches[tests], *tests)
                     process = subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
                     running.add(process)
                     code = process.wait()
@@ -399,8 +410,32 @@ def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env
             for lane in working:
                 lane.result()  # raises what has gone wrong in starting tests
             print("".join(said for _, _, said in ended), flush=True)
-    if failed := [" ".join(tests) for tests, code, _ in ended if code]:
-        session.error(f"Tests have failed; their output is above: {'; '.join(failed)}.")
+    _run_failed_again(session, {tests: code for tests, code, _ in ended if code}, caches, env)
+
+
+def _run_failed_again(
+    session: nox.Session,
+    failed: Mapping[tuple[str, ...], int],
+    caches: Mapping[tuple[str, ...], str],
+    env: dict[str, str],
+) -> None:
+    """Runs what has failed beside other tests once more, with nothing beside; a second failure fails the session.
+
+    Peers give each other up after seconds of silence. On a slow machine such silence comes from the tests beside. Tests
+    that only compute get no second chance.
+
+    Args:
+        session: Its environment has the packages.
+        failed: Tests of processes, and how these processes ended.
+        caches: pytest's option for the folder in which each process has noted what failed.
+        env: Environment variables, beside those of nox.
+    """
+    # A pytest that ended in another way than by failed tests does not know what there is to run again.
+    if COMPUTING in failed or set(failed.values()) - {TESTS_FAILED}:
+        session.error(f"Tests have failed; their output is above: {'; '.join(map(' '.join, failed))}.")
+    for tests in failed:
+        session.warn("Tests have failed beside others, see above. They run again, with nothing beside.")
+        _pytest(session, "-o", caches[tests], "--last-failed", "--last-failed-no-failures=none", *tests, env=env)
 
 
 def _install(session: nox.Session, *extras: str) -> None:
