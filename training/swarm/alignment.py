@@ -113,3 +113,28 @@ class AlignmentState:
     def behind(self) -> bool:
         """Whether the others are at a later epoch."""
         return self.now is Alignment.BEHIND
+
+
+class Minorities:
+    """When a peer wants the others' weights because its groups had at most half of the volunteers.
+
+    The others may have averaged among themselves. Or they only tell of their progress and come to no average, for as
+    long as they like; a round of parameters after each update would cost twice the traffic. So a peer asks after 1, 2,
+    4, 8 ... such groups in a row, and once more when the volunteers are together again.
+
+    >>> minorities = Minorities()
+    >>> [minorities.want_weights(is_minority) for is_minority in (True, True, True, False, False)]
+    [True, True, False, True, False]
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def want_weights(self, is_minority: bool) -> bool:
+        """An average has ended; whether this peer asks for a round of parameters now."""
+        before, self._in_a_row = self._in_a_row, self._in_a_row + 1 if is_minority else 0
+        return _is_power_of_two(self._in_a_row) if is_minority else before > 0 and not _is_power_of_two(before)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from calculator.swarm import PATIENCE_WINDOWS
 from training.config import SwarmConfig
-from training.swarm.alignment import AlignmentState, Event
+from training.swarm.alignment import AlignmentState, Event, Minorities
 from training.swarm.averager import AveragingFailedError, Round
 from training.swarm.epochs import EpochEnd
 from training.swarm.gradients import GradientAverager
-from training.swarm.groups import AveragedGroup
+from training.swarm.groups import AveragedGroup, RoundReport
 from training.swarm.pipe import Stage
 from training.swarm.progress import Progress
 from training.swarm.standing import Standing
@@ -54,6 +54,7 @@ class Exchange:
         self._running: Round | None = None
         self._present = 0
         """Peers that trained when the group was looked for."""
+        self._minorities = Minorities()
         self._step_ended = self._average_ended = time.monotonic()
         self.parameters_wanted_at = 0
         """With the update by which this epoch begins, all average their parameters, since a groupmate wants them."""
@@ -308,17 +309,27 @@ class Exchange:
             epoch_end.notes.append(f"{lost} was lost in the middle of the average, so {left} have averaged again")
         if report.refused:
             epoch_end.notes.append(f"what {', '.join(report.refused)} sent was not finite and was left out")
-        if is_minority := report.senders > 1 and 2 * report.group_size <= self._present:
-            epoch_end.notes.append(
-                f"its group had {report.group_size} of {self._present} volunteers; another group may have averaged as "
-                "well, so it asks for a round of parameters"
-            )
-        if report.torn or is_minority:  # the others' update is another one
+        if report.torn:  # the others' update is another one
             self._alignment.note(Event.AVERAGE_TORN)
+        if report.senders > 1:
+            self._note_minority(report, epoch_end)
         # Whoever wants weights lacks updates, or comes from this peer's own state: it takes this peer's weights. One of
         # the announcements is this peer's own.
         if sum(not one.wants_weights for one in group.announcements) > 1 and report.senders > 1:
             self._alignment.met_others()
+
+    def _note_minority(self, report: RoundReport, epoch_end: EpochEnd) -> None:
+        is_minority = 2 * report.group_size <= self._present
+        if self._minorities.want_weights(is_minority):
+            seen = (
+                f"group had {report.group_size} of {self._present}"
+                if is_minority
+                else "last groups had at most half of the"
+            )
+            epoch_end.notes.append(
+                f"its {seen} volunteers; another group may have averaged as well, so it asks for a round of parameters"
+            )
+            self._alignment.note(Event.AVERAGE_TORN)
 
     def _note_announcements(self, group: AveragedGroup, epoch_end: EpochEnd) -> None:
         if max((one.epoch for one in group.announcements), default=0) > epoch_end.epoch:

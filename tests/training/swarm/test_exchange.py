@@ -165,6 +165,20 @@ def test_a_group_without_the_majority_may_not_be_the_only_one(peers, drifted):
     assert [f"2 of {peers} volunteers" in note for note in end.notes] == [True] * drifted
 
 
+def test_those_that_only_say_that_they_train_cost_few_rounds_of_parameters():
+    """Three of six come to no average. When they are here, or gone, the others ask once more."""
+    half, whole = averaged(group_size=3), averaged(group_size=6)
+    exchange, _, alignment = exchange_of(*[half] * 30, whole, whole, peers=6)
+    asked = []
+    for number in range(1, 33):
+        notes = " ".join(average(exchange).notes)
+        if alignment.drifted:
+            asked.append(number)
+        assert ("asks for a round of parameters" in notes) is alignment.drifted, notes
+        alignment.note(Event.PARAMETERS_AVERAGED)
+    assert asked == [1, 2, 4, 8, 16, 31]
+
+
 def test_a_repeated_average_and_numbers_that_are_not_finite_are_noted():
     exchange, _, alignment = exchange_of(averaged(group_size=3, repeated=1, lost=("one",), refused=("two",)))
     end = average(exchange)
