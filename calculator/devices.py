@@ -115,12 +115,16 @@ TERAFLOPS = {
     "rtx-5070": 61.7,  # Blackwell RTX whitepaper, appendix A
     "rtx-5080": 112.6,
     "rtx-5090": 209.5,
+    "rtx-a6000": 154.8,  # half of the data sheet's 309.7, which is with sparsity
+    "rtx-6000-ada": 364.2,  # a quarter of the data sheet's 1457.0, which is in 8 bits with sparsity
     "a10": 125.0,  # data sheet
     "l4": 121.0,  # data sheet
+    "l40s": 362.05,  # data sheet
     "a100-40gb": 312.0,  # data sheet
     "a100-80gb": 312.0,
     "h100-80gb": 989.4,  # data sheet, SXM
     "h200": 989.4,  # data sheet
+    "b200": 2250.0,  # data sheet of HGX B200: 36 000 for 8 GPUs with sparsity
     "mi300x": 1307.4,  # AMD's data sheet
 }
 """Published peak of each GPU in 10**12 FLOP/s: dense 16-bit matrix products with 32-bit sums, as in autocast."""
@@ -146,8 +150,11 @@ DEVICES: dict[str, Device] = {
         _less_driver("rtx-5070", "GeForce RTX 5070", 12, 12 * 1024, (12, 0), "12 GB by NVIDIA"),
         _less_driver("rtx-5080", "GeForce RTX 5080", 16, 16 * 1024, (12, 0), "16 GB by NVIDIA"),
         _reported("rtx-5090", "GeForce RTX 5090", 32, 31.36, (12, 0), "TrajectoryCrafter/TrajectoryCrafter issue 20"),
+        _reported("rtx-a6000", "RTX A6000", 48, 47.54, (8, 6), "google-research/semivl issue 18"),
+        _reported("rtx-6000-ada", "RTX 6000 Ada", 48, 44.43, (8, 9), "DINGYANB/MTVCrafter issue 21, with ECC"),
         _less_driver("a10", "A10", 24, 23_028, (8, 6), _NVIDIA_SMI),
         _less_driver("l4", "L4 (Colab)", 24, 23_034, (8, 9), _NVIDIA_SMI),
+        _reported("l40s", "L40S", 48, 44.42, (8, 9), "stepfun-ai/Step-Video-T2V issue 8"),
         _reported("a100-40gb", "A100, 40 GB", 40, 39.50, (8, 0), "TianheWu/CoSeR issue 10"),
         _reported("a100-80gb", "A100, 80 GB", 80, 79.25, (8, 0), "HiDream-ai/VAREdit issue 6"),
         _less_driver("h100-80gb", "H100, 80 GB", 80, 81_559, (9, 0), _NVIDIA_SMI),
@@ -158,6 +165,14 @@ DEVICES: dict[str, Device] = {
             usable_bytes=141 * 10**9 - DRIVER_BYTES,
             capability=(9, 0),
             source=f"141 GB (10**9 bytes) by NVIDIA's data sheet, less the driver's part ({DRIVER_BYTES // MIB} MiB)",
+        ),
+        Device(
+            name="b200",
+            title="B200",
+            memory_bytes=180 * GIB,
+            usable_bytes=round(178.35 * 1024) * MIB,
+            capability=(10, 0),
+            source="total global memory by CUDA: pytorch/ao pull request 4002",
         ),
         Device(
             name="mi300x",

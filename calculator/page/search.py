@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from calculator.architectures import PRESETS
 from calculator.devices import DEVICES, device_named
 from calculator.errors import BadSetup
+from calculator.inference import cache_bytes
 from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import OPTIMIZERS
 from calculator.setups import NOT_COUNTED
@@ -71,15 +72,20 @@ WORDS: tuple[tuple[str, dict[str, object]], ...] = (
     (r"eager", {"attention": "eager"}),
     (rf"(?:pure|full|whole){GAP}(?:bf16|bfloat16)", {"precision": "bf16"}),
     (rf"(?:pure|full|whole){GAP}(?:fp16|float16)", {"precision": "fp16"}),
-    (rf"(?:fsdp2?|ddp|deepspeed)?{GAP}zero{GAP}1", {"sharding": "zero-1"}),
-    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{GAP}2", {"sharding": "zero-2"}),
-    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{GAP}3|fsdp2?", {"sharding": "zero-3"}),
+    (
+        rf"full(?:{GAP}(?:fine{GAP}tun(?:e|ed|ing)|ft|sft|train(?:ing)?|param(?:eter)?s?|weights?|model))*"
+        rf"(?!{GAP}(?:precision|context|length|seq|attention|shard))",
+        {"all_weights": True},
+    ),
+    (rf"(?:fsdp2?|ddp|deepspeed)?{GAP}zero{GAP}(?:stage{GAP})?1", {"sharding": "zero-1"}),
+    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{GAP}(?:stage{GAP})?2", {"sharding": "zero-2"}),
+    (rf"(?:fsdp2?|deepspeed)?{GAP}zero{GAP}(?:stage{GAP})?3|fsdp2?", {"sharding": "zero-3"}),
     (rf"tensor{GAP}parallel(?:ism)?", {"sharding": "tensor", "precision": "bf16"}),
     (r"bf16|bfloat16", {"precision": "amp-bf16"}),
     (r"fp16|float16", {"precision": "amp-fp16"}),
-    (r"fp32|float32", {"precision": "fp32"}),
+    (rf"fp32|float32|full{GAP}precision", {"precision": "fp32"}),
 )
-"""What a word means; of two that overlap, the first one counts."""
+"""What a word means; of two that overlap, the first one counts. `all_weights` is no field: it only excludes LoRA."""
 EIGHT_BIT_MUON = rf"(?<![\w.])(?:8{GAP}bits?{GAP}muon|muon{GAP}8{GAP}bits?)(?![\w.])"
 """It is not counted; alone, its words would stand for Muon and for AdamW in 8 bits."""
 NUMBERS = (
@@ -102,6 +108,19 @@ NUMBERS = (
     ),
 )
 """Fields with a number, which may end in k for 1024; "" is a batch of all GPUs and passes, which is no field."""
+NUMBERED = (
+    r"\w*(?:epochs?|steps?|stage|alpha|seed|layers?|heads?|workers|top|lr|days?|hours?|samples?|int|cuda|torch|python)"
+)
+"""Words that have a number behind them, and that are not understood."""
+COUNT = rf"(?:(?<!\d )(?<![\w.])({NUMBERED}){IS})?(?<![\w.-])(\d{{1,2}})\s*(?:(?:nvidia|geforce|tesla|amd)\s+)*\0"
+"""A number before a GPU, where zeros stand for what was understood as the GPU, and the word that it belongs to."""
+COLAB = rf"(?<!\w)(?:free{GAP})?(?:google{GAP})?colab(?:{GAP}(?:free|(pro)))?(?!\w)"
+"""Google's notebooks: without payment they have a T4, with it an L4 too."""
+GENERATING = r"(?<!\w)(?:infer(?:ence|encing|ring)?|(?<!image.)generat(?:e|ing|ion)|serv(?:e|ing)|vllm)(?!\w)"
+"""Words for a use of a model that is no training."""
+SAME_SHAPES = {"llama-3.1-8b": ("3",), "llama-3.1-70b": ("3", "3.3")}
+"""Other versions that have the layers of a preset: at most the scaling of positions and the longest context differ
+(config.json of meta-llama/Meta-Llama-3-8B, Meta-Llama-3-70B and Llama-3.3-70B-Instruct)."""
 APPLE_CHIP = rf"(?<!\w)(?:apple{GAP})?(?:m[1-9]|mac(?:book|mini|studio)?)(?:{GAP}(?:pro|max|ultra|air))?(?!\w)"
 """Words for a computer of Apple's, whose memory says which listed GPU it is."""
 COMMON = frozenset(
@@ -121,7 +140,7 @@ VARIANTS = re.compile(
 """Words of the names of other models: one of them that is not understood means that another model is meant."""
 CARDS = frozenset({"ti", "super", "laptop", "mobile", "nvl"})
 """The same of GPUs."""
-CARD = r"(?:(?:nvidia|geforce|tesla|rtx|gtx)[\s_-]+)*(?!l40s)[a-z]{0,2}\d{1,4}"
+CARD = r"(?:(?:nvidia|geforce|tesla|rtx|gtx)[\s_-]+)*[a-z]{0,2}\d{1,4}"
 """A word such as those by which GPUs are called."""
 COUNTS = {"two|dual": 2, "three": 3, "four": 4, "six": 6, "eight": 8, "sixteen": 16}
 PLAIN: tuple[tuple[str, str], ...] = (
@@ -131,8 +150,8 @@ PLAIN: tuple[tuple[str, str], ...] = (
     (r"(?<![\w.])(\d{1,3})\s*[x*]\s*(?=[a-z]|\d+\s*g)", r"\1 x "),
     (r"(?<=\w)\s+[x*]\s*(\d{1,2})(?![\w.]|\s*(?:px|pix))", r" \1 x "),
     *((rf"(?<!\w)(?:{words})\s+(?={CARD})", f"{count} x ") for words, count in COUNTS.items()),
-    (rf"(?<![\w.])(\d{{1,2}})\s+(?={CARD}s(?!\w))", r"\1 x "),
-    (rf"(?<!\w)({CARD})s(?!\w)", r"\1"),
+    (r"(?<!\w)(?!l40s)([a-z]{0,2}\d{1,4})s(?!\w)", r"\1"),
+    (rf"(?<!\w)ada{GAP}generation(?!\w)", "ada"),
     (r"(?<![\w.])(\d{1,4})\s*g(?:igs?)?(?!\w)", r"\1gb"),
     (rf"(?<![\w.])\d+{GAP}gi?b{GAP}(?:of{GAP})?(?:system|cpu|host)?{GAP}ram(?!\w)", "ram"),
     (rf"(?<!\w)vit{GAP}l(?!\w)", "vit-large"),
@@ -158,16 +177,16 @@ def understood(text: str) -> dict:
     {'setup': {'model': 'llama-3.1-8b', 'lora_rank': 16, 'base_bits': 16}, 'gpu': 'cuda-24gb', 'ignored': []}
     """
     text = _plain(text)
-    model, rest = _named(PRESETS, text)
+    model, without_model = _named(PRESETS, text)
     if model is None:
-        raise BadSetup(
-            f"{text.strip()!r:.60} names no model that the calculator knows; try words such as llama 8b lora 24 gb, or "
-            "paste a config.json."
-        )
-    gpu, in_float16, rest = _gpu(rest)
-    _check_version(model, text, rest)
+        raise BadSetup(f"{text.strip()!r:.60} names no model that the calculator knows; {_of_that_size(text)}.")
+    gpu, in_float16, without_gpu = _gpu(without_model)
+    rest = _check_version(model, text, without_gpu)
     numbers, unknown, rest = _numbers(rest)
     setup, rest = _techniques(rest)
+    if "gpus" not in numbers:
+        count, rest = _count(rest, without_model, without_gpu)
+        numbers |= count
     setup = {"model": model} | setup | numbers
     if setup.get("optimizer") in DEFAULT_RANKS and "lora_rank" in numbers:
         setup["optimizer_rank"] = setup.pop("lora_rank")
@@ -177,6 +196,8 @@ def understood(text: str) -> dict:
         setup["optimizer"] = "adamw"
     if "lora_rank" in numbers and "base_bits" not in setup and "optimizer_rank" not in setup:
         setup["base_bits"] = 16
+    if setup.pop("all_weights", False) and "lora_rank" in setup:
+        raise BadSetup("Full fine-tuning trains all weights, and LoRA trains adapters only; name one of the two.")
     if in_float16 and "precision" not in setup:
         setup["precision"] = "amp-fp16"
     words = re.findall(r"[\w.]+", rest)
@@ -185,7 +206,44 @@ def understood(text: str) -> dict:
             f"The calculator knows {model}, but no model of that name with {other[0]}; choose {_family(model)}, or "
             "paste its config.json."
         )
+    if re.search(GENERATING, rest):
+        raise BadSetup(_to_generate(setup, gpu))
     return {"setup": setup, "gpu": gpu or "", "ignored": unknown + [word for word in words if word not in COMMON]}
+
+
+def _of_that_size(text: str) -> str:
+    """What to do about a text that names no model, but perhaps a model's size."""
+    size = re.search(r"(?<![\w.])[\d.]+b(?!\w)", text)
+    names = [name for name in PRESETS if size is not None and size[0] in name.split("-")]
+    if not names:
+        return "try words such as llama 8b lora 24 gb, or paste a config.json"
+    return f"of {size[0]}, it knows {', '.join(names)}: name {'one' if names[1:] else 'it'}, or paste a config.json"
+
+
+def _to_generate(setup: dict, gpu: str | None) -> str:
+    """What to do about a text that asks for the memory of generating text."""
+    try:
+        cache_bytes(PRESETS[setup["model"]], batch=1, length=1)
+    except BadSetup as error:
+        return f"This page answers for training. {error}"
+    flags = {"batch": setup.get("micro_batch_size"), "length": setup.get("sequence_length"), "gpu": gpu}
+    command = " ".join([setup["model"], *(f"--{name} {value}" for name, value in flags.items() if value)])
+    return f"This page answers for training; `python -m calculator inference {command}` answers for generating text."
+
+
+def _count(text: str, with_gpu: str, without_gpu: str) -> tuple[dict[str, object], str]:
+    """The number that stands before a GPU, as the field `gpus`, and the text without it.
+
+    Args:
+        text: What was not understood so far.
+        with_gpu: The text before its GPU was understood.
+        without_gpu: The same text with blanks in place of the GPU.
+    """
+    places = zip(text, with_gpu, without_gpu, strict=True)
+    found = re.search(COUNT, "".join(now if before == after else "\0" for now, before, after in places))
+    if found is None or found[1]:
+        return {}, text
+    return {"gpus": int(found[2])}, _without(text, found)
 
 
 def _numbers(text: str) -> tuple[dict[str, object], list[str], str]:
@@ -235,6 +293,9 @@ def _gpu(text: str) -> tuple[str | None, bool, str]:
     gpu, rest = _named(DEVICES, text)
     if gpu is not None and not _is_meant(gpu, text, rest):
         gpu, rest = None, text
+    if colab := re.search(COLAB, rest):
+        rest = _without(rest, colab)
+        gpu = gpu or ("l4" if colab[1] else "t4")
     in_float16 = gpu is not None and not device_named(gpu).bfloat16
     memory = re.search(rf"(?<![\w.]){NUMBER}{GAP}gi?b(?!\w)", rest)
     if memory is None:
@@ -254,34 +315,43 @@ def _gpu(text: str) -> tuple[str | None, bool, str]:
 def _sizes(gpu: str) -> set[int]:
     """Numbers of gigabytes that are said of a GPU: of 2**30 or 10**9 bytes, and what its driver reports."""
     device = device_named(gpu)
-    return {round(device.memory_bytes / 2**30), device.memory_bytes // 10**9, int(device.usable_bytes / 2**30) + 1}
+    sold = {round(device.memory_bytes / 2**30), device.memory_bytes // 10**9}
+    return sold | {int(device.usable_bytes / unit) + 1 for unit in (2**30, 10**9)}
 
 
 def _is_meant(gpu: str, text: str, rest: str) -> bool:
-    """Whether a text names this GPU, and no other of its series: a 3080 Ti is no 3080, and a GTX 1080 no 1080 Ti."""
+    """Whether a text names this GPU, and no other of its series.
+
+    A 3080 Ti is no 3080, a GTX 1080 no 1080 Ti, and the RTX 6000 of 2018 no RTX 6000 Ada.
+    """
     words = {word for word in gpu.split("-") if not word.endswith("gb")}
     ends = [place for place, (before, after) in enumerate(zip(text, rest, strict=True)) if before != after]
     following = re.match(rf"{GAP}(?:([a-z]+)(?![a-z]))?", text[max(ends) + 1 :])[1]
     has_memory = "apple" not in words or re.search(r"\d+\s*g", text) is not None
-    return (
-        following not in CARDS and ("ti" not in words or re.search(r"\dti\b|\bti\b", text) is not None) and has_memory
-    )
+    has_series = all(re.search(rf"(?<![a-z]){word}(?![a-z])", text) for word in words & {"ti", "ada"})
+    return following not in CARDS and has_series and has_memory
 
 
-def _check_version(model: str, text: str, rest: str) -> None:
+def _check_version(model: str, text: str, rest: str) -> str:
     """Refuses a text that names another version of a model than the one that was found, such as Llama 4.
 
     Args:
         model: What was found.
         text: All that was said.
         rest: What of it was not understood so far.
+
+    Returns:
+        The rest without the version.
     """
     family = re.match("[a-z]+", model)[0]
     version = re.search(rf"(?<![a-z]){family}{GAP}(\d{{1,2}}(?:\.\d+)?)(?![\w.])", text)
-    if version is not None and rest[version.start(1) : version.end(1)].strip():
+    if version is None or not rest[version.start(1) : version.end(1)].strip():
+        return rest
+    if version[1] not in SAME_SHAPES.get(model, ()):
         raise BadSetup(
             f"The calculator knows no {family} {version[1]}; choose {_family(model)}, or paste its config.json."
         )
+    return _without(rest, version)
 
 
 def _family(model: str) -> str:
@@ -316,7 +386,7 @@ def said(found: dict) -> str:
     if "fp8" in setup:
         parts.append("FP8")
     if "gpus" in setup:
-        parts.append(f"{setup['gpus']} GPUs")
+        parts.append("1 GPU" if setup["gpus"] == 1 else f"{setup['gpus']} GPUs")
     if "packed" in setup:
         parts.append("packed samples")
     if "micro_batch_size" in setup:
@@ -366,6 +436,8 @@ def _pattern(word: str) -> str:
     """A word of a name, or two, with or without gaps between letters and numbers: "gpt2", "gpt-2", "gpt 2"."""
     atoms = re.findall(r"[a-z]+|[\d.]+", word)
     before = r"(?<![\d.])" if atoms[0][0].isdigit() else "(?<![a-z])"
+    if atoms[0] == "b":  # 13b 200 is a size and a number, no B200
+        before = r"(?<![a-z\d.])"
     after = r"(?![\d]|\.\d)" if atoms[-1][-1].isdigit() else "(?![a-z])"
     return before + GAP.join(re.escape(atom) for atom in atoms) + after
 

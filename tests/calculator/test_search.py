@@ -6,6 +6,7 @@ import re
 import pytest
 
 from calculator import PRESETS, BadSetup, Setup, estimate
+from calculator.__main__ import main
 from calculator.browser import search
 from calculator.devices import DEVICES
 from calculator.page.search import COMMON, said, understood
@@ -80,6 +81,52 @@ QUERIES = {
     "gpt2 t4 15gb": ("gpt2", {"precision": "amp-fp16"}, "t4"),
     "gpt2 2080 ti 22gb": ("gpt2", {"precision": "amp-fp16"}, "cuda-22gb"),
     "smollm2 135m without checkpointing": ("smollm2-135m", {"checkpointing": False}, ""),
+    "deepseek v3 8 h100 zero 3": (
+        "deepseek-v3", {"sharding": "zero-3", "gpus": 8, "optimizer": "adamw"}, "h100-80gb"
+    ),
+    "llama 70b 2 rtx 3090 qlora": ("llama-3.1-70b", QLORA | {"gpus": 2}, "rtx-3090"),
+    "llama 8b tensor parallel 4 h100": (
+        "llama-3.1-8b", {"sharding": "tensor", "precision": "bf16", "gpus": 4, "optimizer": "adamw"}, "h100-80gb"
+    ),
+    "llama 8b zero stage 3 4 nvidia h100": (
+        "llama-3.1-8b", {"sharding": "zero-3", "gpus": 4, "optimizer": "adamw"}, "h100-80gb"
+    ),
+    "llama 8b on 8h100": ("llama-3.1-8b", {"gpus": 8}, "h100-80gb"),
+    "llama 8b 4 80gb a100s": ("llama-3.1-8b", {"gpus": 4}, "a100-80gb"),
+    "llama 2 7b 2 a100": ("llama-2-7b", {"gpus": 2}, "a100-40gb"),
+    "gpt2 batch 8 h100": ("gpt2", {"micro_batch_size": 8}, "h100-80gb"),
+    "gpt2 batch 8 a100s": ("gpt2", {"micro_batch_size": 8}, "a100-40gb"),
+    "gpt2 batch 8 16 h100": ("gpt2", {"micro_batch_size": 8, "gpus": 16}, "h100-80gb"),
+    "llama 8b lora rank 16 a100": ("llama-3.1-8b", LORA, "a100-40gb"),
+    "llama 8b zero 3 gpus 2 3090": (
+        "llama-3.1-8b", {"sharding": "zero-3", "gpus": 2, "optimizer": "adamw"}, "rtx-3090"
+    ),
+    "phi 4 gpus": ("phi-4", {}, ""),
+    "phi 4 h100": ("phi-4", {}, "h100-80gb"),
+    "gemma 3 4b": ("gemma-3-4b", {}, ""),
+    "gemma 3 4b 2 t4": ("gemma-3-4b", {"gpus": 2, "precision": "amp-fp16"}, "t4"),
+    "gpt2 colab": ("gpt2", {"precision": "amp-fp16"}, "t4"),
+    "gpt2 free google colab 15gb": ("gpt2", {"precision": "amp-fp16"}, "t4"),
+    "gpt2 colab pro": ("gpt2", {}, "l4"),
+    "gpt2 colab a100": ("gpt2", {}, "a100-40gb"),
+    "llama 8b full finetune": ("llama-3.1-8b", {}, ""),
+    "llama 8b full fine-tuning context 2048": ("llama-3.1-8b", {"sequence_length": 2048}, ""),
+    "llama 8b full": ("llama-3.1-8b", {}, ""),
+    "llama 8b full parameter fine tuning no lora": ("llama-3.1-8b", {}, ""),
+    "gpt2 full precision": ("gpt2", {"precision": "fp32"}, ""),
+    "gpt2 A6000": ("gpt2", {}, "rtx-a6000"),
+    "gpt2 2 rtx a6000 48gb": ("gpt2", {"gpus": 2}, "rtx-a6000"),
+    "gpt2 L40S": ("gpt2", {}, "l40s"),
+    "gpt2 two l40s": ("gpt2", {"gpus": 2}, "l40s"),
+    "gpt2 RTX 6000 Ada": ("gpt2", {}, "rtx-6000-ada"),
+    "gpt2 NVIDIA RTX 6000 Ada Generation": ("gpt2", {}, "rtx-6000-ada"),
+    "gpt2 8 B200": ("gpt2", {"gpus": 8}, "b200"),
+    "gpt2 b200 192 gb": ("gpt2", {}, "b200"),
+    "gpt2 b200 180gb": ("gpt2", {}, "b200"),
+    "llama 3 8b": ("llama-3.1-8b", {}, ""),
+    "llama3 instruct 8b 2 a100": ("llama-3.1-8b", {"gpus": 2}, "a100-40gb"),
+    "Llama-3-70B qlora": ("llama-3.1-70b", QLORA, ""),
+    "llama 3.3 70b h100": ("llama-3.1-70b", {}, "h100-80gb"),
 }  # fmt: skip
 
 
@@ -99,6 +146,11 @@ def test_words_become_a_setup(text):
         ("gpt2 apple m3", "", ["apple", "m3"]),
         ("gpt2 64gb ram 4090", "rtx-4090", ["ram"]),
         ("gpt2 global batch 64 on 8 gpus", "", ["global batch 64"]),
+        ("gpt2 rtx 6000", "", ["rtx", "6000"]),
+        ("gpt2 epochs 3 t4", "t4", ["epochs", "3"]),
+        ("gpt2 lora_alpha 32 h100", "h100-80gb", ["lora_alpha", "32"]),
+        ("gpt2 1e-4 h100", "h100-80gb", ["1e", "4"]),
+        ("gpt2 2 4070 super", "", ["2", "4070", "super"]),
     ],
 )
 def test_what_is_not_listed_is_said_and_not_guessed(text, gpu, ignored):
@@ -122,6 +174,9 @@ def test_a_card_that_is_not_listed_is_taken_by_its_memory():
         ("8 bit muon llama 4", "knows no llama 4"),
         ("llama 4 scout h100", "knows no llama 4; choose one of llama-2-7b, llama-3.2-1b"),
         ("gemma 4 27b", "knows no gemma 4"),
+        ("llama 3 1b", "knows no llama 3"),
+        ("llama 3.3 8b", "knows no llama 3.3"),
+        ("llama 13b 200gb", "no model of that name with 13b"),
         ("qwen3 4b m4 24gb", "knows apple-8gb, apple-16gb, apple-32gb, apple-64gb"),
     ],
 )
@@ -147,6 +202,7 @@ def test_each_model_is_found_by_its_name_with_each_gpu(model, written):
         ("llama 8b zero-3 h100", "give gpus 2 or more"),
         ("llama 8b 8bit lora", "base_bits 8 is not counted"),
         ("llama 8b fp8 t4", "fp8 stands beside the precision bf16"),
+        ("llama 8b full finetune 4bit", "Full fine-tuning trains all weights"),
     ],
 )
 def test_words_that_exclude_each_other_are_refused(text, reason):
@@ -172,11 +228,29 @@ def test_each_word_of_the_page_is_understood_in_any_order():
         (5, "Type a model"),
         ("gpt2 9999999 gb", "gpu is cuda-Ngb"),
         ("gpt2 0 gb", "gpu is cuda-Ngb"),
+        ("qlora 70b on 2x 3090", "names no model that the calculator knows; of 70b, it knows llama-3.1-70b: name it"),
+        ("4b qlora", "it knows qwen3-4b, gemma-3-4b: name one, or paste a config.json"),
+        (
+            "llama 8b inference 24gb",
+            "This page answers for training; `python -m calculator inference llama-3.1-8b --gpu cuda-24gb` answers",
+        ),
+        (
+            "serving gpt2 batch 8 context 512 t4",
+            "`python -m calculator inference gpt2 --batch 8 --length 512 --gpu t4`",
+        ),
+        ("bert large inference", "This page answers for training. bert-large does not generate text"),
     ],
 )
 def test_what_is_not_understood_is_said(text, said):
     error = json.loads(search(json.dumps({"text": text})))["error"]
     assert said in error and len(error) < 300 and "\n" not in error
+
+
+def test_the_command_for_generating_text_runs(capsys):
+    error = json.loads(search(json.dumps({"text": "llama 8b inference context 2048 on a colab"})))["error"]
+    command = re.search("`python -m calculator (.*)`", error)[1]
+    assert main(command.split()) == 0
+    assert "llama-3.1-8b: 1 x 2,048 tokens" in (out := capsys.readouterr().out) and "Tesla T4" in out
 
 
 def test_words_that_say_nothing_are_left_out_and_others_named():
