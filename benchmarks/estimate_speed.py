@@ -58,8 +58,7 @@ def one_estimate(model: str) -> list[dict]:
 
 def batch(words: str, models: list[str]) -> dict:
     """Result for a batch of different setups: estimates per second, reading and writing of lines included."""
-    draw = random.Random(0)
-    lines = [_drawn(draw, draw.choice(models)) for _ in range(LINES)]
+    lines = drawn_lines(models)
     ours, peer = [], []
     for _ in range(RUNS):
         for rates, each_anew in ((ours, False), (peer, True)):
@@ -73,6 +72,12 @@ def batch(words: str, models: list[str]) -> dict:
     return _entry(f"batch of different setups, {words}", "estimates/s", ours, peer=peer)
 
 
+def drawn_lines(models: list[str]) -> list[str]:
+    """The lines of a batch: random setups of these models, all of which have an answer."""
+    draw = random.Random(0)
+    return [_drawn(draw, draw.choice(models)) for _ in range(LINES)]
+
+
 def _drawn(draw: random.Random, model: str) -> str:
     """A random line of a batch."""
     setup: dict[str, object] = {
@@ -81,8 +86,11 @@ def _drawn(draw: random.Random, model: str) -> str:
         "precision": draw.choice(["amp-bf16", "fp32", "bf16"]),
         "optimizer": draw.choice(["adamw", "adamw8bit", "lamb"]),
     }
-    if PRESETS[model].family != "text-to-image":
-        setup |= {"sequence_length": draw.randint(1, 512), "checkpointing": draw.random() < 0.5}
+    architecture = PRESETS[model]
+    if architecture.diffuses or not architecture.fixed_length:
+        setup["sequence_length"] = draw.randint(1, 512)
+    if not architecture.reversible:
+        setup["checkpointing"] = draw.random() < 0.5
     return json.dumps(setup)
 
 

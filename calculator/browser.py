@@ -13,7 +13,8 @@ that is refused is `{"error": "<one sentence>"}`.
     {`title`, `points`, `present`, `gpu`}: the memory over a range of one of the setup's numbers, and the room
     on the GPU.
 `gpus({"setup"})`
-    {`rows`}: for every listed GPU whether the setup fits it and how fast it trains; see `calculator.page.gpus.rows`.
+    {`rows`, `note`}: for every listed GPU whether the setup fits it and how fast it trains, and for how many GPUs this
+    is; see `calculator.page.gpus`.
 `export({"setup", "gpu"})`
     {`json`, `csv`, `svg`}: the whole estimate as the texts of three files: the command line's JSON, a table, a picture.
 `forecast(collaboration)`
@@ -45,7 +46,7 @@ from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.page.advised import choices
 from calculator.page.explained import explanations
-from calculator.page.gpus import rows
+from calculator.page.gpus import note, rows
 from calculator.page.models import own_values, used_part
 from calculator.page.picture import picture
 from calculator.page.search import said, understood
@@ -132,7 +133,8 @@ def sweep(request: dict) -> dict:
 @_answering
 def gpus(request: dict) -> dict:
     """What every listed GPU does with a setup."""
-    return {"rows": rows(*_estimated(request))}
+    setup, result = _estimated(request)
+    return {"rows": rows(setup, result), "note": note(setup)}
 
 
 @_answering

@@ -10,7 +10,7 @@ from calculator.devices import DEVICES, Device
 from calculator.eight_bit import tokens_at_once
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
-from calculator.setups import SHARDED_OPTIMIZERS, Setup, resolve
+from calculator.setups import Setup, resolve
 from calculator.techniques import BUS, BUS_IN_PASSES, OTHER_DATA, SMALLER_PASSES, Technique, choices
 
 FP8_CAPABILITY = (8, 9)
@@ -21,7 +21,7 @@ calculator (benchmarks/memory_accuracy.py), and the allocator's fragmentation, w
 ADVISED_SHARE = 0.9
 """Advice on a run's settings fills at most this fraction of a GPU's memory, to leave room for what is not counted."""
 MOST_SUGGESTIONS = 5
-MORE_GPUS = (2, 4, 8, 16, 32, 64)
+MORE_GPUS = tuple([2**power for power in range(1, 11)])
 """Numbers of GPUs that are tried for a model that fits none."""
 LONGEST = 1_000_000
 """The limit of a search where the model has none."""
@@ -367,25 +367,41 @@ def _larger(setup: Setup, device: Device) -> str:
             return (
                 f"choose a smaller model, or a larger GPU: with all of them, the smallest listed is the {other.title}"
             )
-    return "choose a smaller model: with all of them, it fits no single GPU of the list"
+    listed = "single GPU" if setup.gpus == 1 else f"{setup.gpus} equal GPUs"
+    return f"choose a smaller model: with all of them, it fits no {listed} of the list"
 
 
 def _among_more(setup: Setup, device: Device) -> str:
-    """A sentence on how many of these GPUs would do, if they divide the model; empty if none of the tried numbers."""
+    """A sentence on how many of these GPUs would do if they divide the model, or what each needs if no number does.
+
+    Empty if FSDP2 is not counted for the setup.
+    """
     if device.unified:
         return ""
     changes = {"sharding": "zero-3", "checkpointing": True, "offload_optimizer": False, "delta_rule": False}
-    if setup.optimizer not in SHARDED_OPTIMIZERS:
+    how = "FSDP2, ZeRO-3, with checkpointing"
+    if setup.optimizer != "sgd":
         changes |= {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_rank": None}
-    for gpus in MORE_GPUS:
+        how += " and fused AdamW"
+    tried: dict[int, Estimate] = {}
+    # Beyond one GPU for each expert, more GPUs need more memory: FSDP2 pads a layer's experts to their number.
+    for gpus in sorted({*MORE_GPUS, resolve(setup).num_experts}):
+        if gpus <= setup.gpus:
+            continue
         try:
-            fits = gpus > setup.gpus and need_bytes(replace(setup, gpus=gpus, **changes), device) <= device.usable_bytes
+            tried[gpus] = estimate(replace(setup, gpus=gpus, **changes))
         except BadSetup:
             return ""
-        if fits:
-            optimizer = " and AdamW" if "optimizer" in changes else ""
-            return f" Divided among {gpus} of them, it fits (FSDP2, ZeRO-3, with checkpointing{optimizer})."
-    return ""
+        if taken_bytes(tried[gpus], device) <= device.usable_bytes:
+            return f" Divided among {gpus} of the {device.title}, it fits ({how})."
+    if not tried:
+        return ""
+    gpus, least = min(tried.items(), key=lambda one: taken_bytes(one[1], device))
+    undivided = _gib(least.gpu.activations + least.gpu.temporary)
+    return (
+        f" More GPUs are not enough: divided among {gpus} of the {device.title}, it needs {_in_words(least, device)} "
+        f"on each ({how}); {undivided} of it are activations and temporary buffers, which are not divided further."
+    )
 
 
 def _notes(setup: Setup, device: Device) -> tuple[str, ...]:

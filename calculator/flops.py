@@ -142,7 +142,7 @@ def samples_per_second(
     architecture: Architecture,
     device: Device,
     utilisation: float = UTILISATION,
-    micro_batch_size: int | None = None,
+    micro_batch_size: float | None = None,
     *,
     length: int | None = None,
     frozen: bool = False,
@@ -156,7 +156,8 @@ def samples_per_second(
         architecture: A model whose operations `forward_flops` counts.
         device: A GPU with a published peak.
         utilisation: The fraction of the peak that training reaches.
-        micro_batch_size: Samples per pass, which share the time to launch kernels; None: so many that it is negligible.
+        micro_batch_size: Samples per pass, which share the time to launch kernels, or this GPU's part of them; None: so
+            many that it is negligible.
         length: See `forward_flops`.
         frozen: Whether only adapters are trained, whose own operations are few.
 

@@ -24,7 +24,6 @@ def own_values(model: Architecture) -> dict:
         **({"pictures": True} if model.patch_size else {}),
         **({"texts": True} if model.diffuses else {}),
         **({"mixed": True} if model.mixed else {}),
-        **({} if model.fixed_length or model.shared_groups else {"divisible": True}),
         **({"movable": True} if model.family == OFFLOADED_FAMILY else {}),
         **({"packs": True} if model.family in FAMILIES_WITH_PACKS else {}),
         **({"fp8": True} if model.family in FAMILIES_IN_FP8 and not odd_matrix(model) else {}),

@@ -41,6 +41,31 @@ def test_a_large_model_trains_at_the_assumed_share_of_the_peak():
     assert float(row["time"].split()[0]) == pytest.approx(years * (365 if years < 1 else 1), rel=0.1)
 
 
+@pytest.mark.parametrize("sharding", ["none", "zero-1", "zero-3"])
+def test_several_gpus_train_faster_together(sharding):
+    """An eighth of one GPU's time; for that, 6 operations for each of 8.03e9 weights and token at 30 % of 312e12."""
+    asked = {"model": "llama-3.1-8b", "gpus": 8, "sharding": sharding}
+    found = json.loads(gpus(json.dumps({"setup": asked})))
+    row = next(row for row in found["rows"] if row["name"] == "a100-80gb")
+    amount, unit = row["time"].split()
+    assert unit == "hours" and float(amount) / 24 == pytest.approx(6 * 8.03e18 / (0.3 * 312e12) / 86_400 / 8, rel=0.1)
+    assert float(row["speed"]) == pytest.approx(1e9 / 4096 / (float(amount) * 3600), rel=0.05)
+    assert found["note"].startswith("Each row is for 8 such GPUs") and "at most" not in found["note"]
+    assert json.loads(gpus('{"setup": {"model": "llama-3.1-8b"}}'))["note"] == ""
+
+
+def test_gpus_that_compute_a_sample_together_are_at_most_as_fast():
+    """They share its operations, but each launches the kernels of all layers."""
+    asked = {"model": "llama-3.1-8b", "precision": "bf16", "gpus": 8}
+    apart, together = (
+        json.loads(gpus(json.dumps({"setup": asked | {"sharding": way}}))) for way in ("zero-3", "tensor")
+    )
+    name = "h100-80gb"
+    fast, slow = (next(float(row["speed"]) for row in one["rows"] if row["name"] == name) for one in (apart, together))
+    assert fast / 8 < slow < fast
+    assert "at most" in together["note"]
+
+
 def test_a_refused_setup_has_no_table():
     assert "error" in json.loads(gpus('{"setup": {"model": "gpt2", "micro_batch_size": -1}}'))
 

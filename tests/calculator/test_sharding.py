@@ -139,7 +139,7 @@ REFUSED = {
     "sharding is one of none, zero-1, zero-2, zero-3, tensor, tensor-sequence": {"sharding": "fsdp"},
     "works on its GPU; omit offload_optimizer": {"sharding": "zero-1", "offload_optimizer": True},
     "Sharding is not counted with LoRA": {"sharding": "zero-2", "lora_rank": 8},
-    "Sharding is counted with the optimizers adamw and sgd, not adamw8bit": {
+    "Sharding is counted with the optimizers adamw and sgd, not adamw8bit; choose one of these, or sharding none": {
         "sharding": "zero-3", "optimizer": "adamw8bit"
     },
     "FSDP2 refuses layers that share weights": {"sharding": "zero-3", "shared_groups": 2},
@@ -184,13 +184,41 @@ def test_a_model_that_fits_no_gpu_is_said_to_fit_several():
     found = advice(setup, device)
     assert not found["suggestions"]
     several = re.search(
-        r"Divided among (\d+) of them, it fits \(FSDP2, ZeRO-3, with checkpointing and AdamW\)", found["sentence"]
+        r"Divided among (\d+) of the Tesla T4 \(Colab\), it fits \(FSDP2, ZeRO-3, with checkpointing and fused AdamW\)",
+        found["sentence"],
     )
     divided = Setup(
         model="t5-11b", optimizer_impl="fused", checkpointing=True, sharding="zero-3", gpus=int(several.group(1))
     )
     assert need_bytes(divided, device) <= device.usable_bytes
     assert need_bytes(dataclasses.replace(divided, gpus=divided.gpus // 2), device) > device.usable_bytes
+
+
+def test_more_than_64_gpus_are_advised():
+    device = device_named("t4")
+    found = advice(Setup(model="qwen3-30b-a3b", gpus=8, sharding="zero-3"), device)
+    assert not found["suggestions"] and "Divided among 128 of the Tesla T4 (Colab), it fits" in found["sentence"]
+    fitting, fewer = (
+        Setup(model="qwen3-30b-a3b", gpus=gpus, sharding="zero-3", checkpointing=True, optimizer_impl="fused")
+        for gpus in (128, 64)
+    )
+    assert need_bytes(fitting, device) <= device.usable_bytes < need_bytes(fewer, device)
+
+
+def test_where_no_number_of_gpus_suffices_the_least_that_each_needs_is_said():
+    """FSDP2 pads DeepSeek's 256 experts to the number of GPUs, so with more of them a gathered layer takes more."""
+    device = device_named("h100-80gb")
+    found = advice(Setup(model="deepseek-v3", gpus=8, sharding="zero-3"), device)
+    needs = {
+        gpus: need_bytes(
+            Setup(model="deepseek-v3", gpus=gpus, sharding="zero-3", checkpointing=True, optimizer_impl="fused"), device
+        )
+        for gpus in (16, 64, 128, 192, 256, 257, 384, 512, 1024)
+    }
+    assert not found["suggestions"] and "no 8 equal GPUs of the list" in found["sentence"]
+    assert min(needs.values()) == needs[256] > device.usable_bytes
+    said = re.search(r"divided among 256 of the H100, 80 GB, it needs ([\d.]+) GiB and ([\d.]+) GiB", found["sentence"])
+    assert float(said[1]) + float(said[2]) == pytest.approx(needs[256] / 2**30, abs=0.02)
 
 
 def test_experts_are_divided_by_expert():

@@ -207,7 +207,8 @@ def _card() -> dict:
 
 
 def _in_short(parameters: int) -> str:
-    return f"{parameters / 1e9:.3g} B parameters" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M parameters"
+    # Below a billion, three digits of millions would be rounded up to four.
+    return f"{parameters / 1e9:.3g} B parameters" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M parameters"
 
 
 def _titled(choices: list[dict]) -> list[dict]:

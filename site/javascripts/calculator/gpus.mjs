@@ -23,9 +23,9 @@ export async function updateGpus(gpus) {
   const { details, page } = gpus;
   if (!details.open) return;
   const mine = ++gpus.asking;
-  const { error, rows } = await page.ask(page.request()).catch((failed) => ({ error: failed.message }));
+  const { error, rows, note } = await page.ask(page.request()).catch((failed) => ({ error: failed.message }));
   if (mine !== gpus.asking) return;
-  details.querySelector("[data-slot=gpus-note]").textContent = error ?? "";
+  details.querySelector("[data-slot=gpus-note]").textContent = error ?? note;
   details.querySelector(".scroll").hidden = Boolean(error);
   if (!error) details.querySelector("tbody").replaceChildren(...rows.map(rowOf));
 }

@@ -20,7 +20,6 @@
  * @property {boolean} [mixed] whether its layers have different weights, so that they cannot share them
  * @property {boolean} [two_stacks]
  * @property {boolean} [reversible]
- * @property {boolean} [divisible] whether several GPUs can divide it
  * @property {boolean} [packs] whether its sequences may be packs of samples
  * @property {boolean} [fp8] whether products in FP8 are counted for it
  * @property {boolean} [ligers] whether Liger's loss in pieces is counted for its family
@@ -43,7 +42,8 @@ export const memoryOf = (gpu) => /^cuda-(.*)gb$/s.exec(gpu)?.[1] ?? null;
 
 /**
  * Which fields do not apply to a setup: `impossible` maps a field to the reason why its choice cannot be combined with
- * the others, `needless` to whether it has no effect.
+ * the others, `needless` to whether it has no effect. What several GPUs divide is not here: a model takes some of the
+ * choices, and Python says why it refuses another.
  */
 export function fitting(values, own) {
   const reversible = values.reversible === "" ? own.reversible : values.reversible === "true";
@@ -63,7 +63,6 @@ export function fitting(values, own) {
       shared_groups: (own.mixed && "The layers of this model have different weights.")
         || (ofMatrices && "Not counted with GaLore, APOLLO and Muon."),
       lora_rank: ofMatrices && "GaLore, APOLLO and Muon train whole matrices, which LoRA freezes.",
-      sharding: undividable(values, own),
       offload_optimizer: onGpu,
       loss: onlyWhole(values),
       packed: unpackable(values, moving),
@@ -122,15 +121,6 @@ function unmultiplied({ gpus, lora_rank, precision, shared_groups }, own, moving
 /** Why the loss cannot be computed in pieces; false if it can. */
 function onlyWhole({ sharding, gpus }) {
   return gpus > 1 && TOGETHER.includes(sharding) && "Not counted where several GPUs divide the output head.";
-}
-
-/** Why several GPUs cannot divide a setup; false if they can. */
-function undividable({ optimizer, offload_optimizer, lora_rank, shared_groups }, own) {
-  if (!["adamw", "sgd"].includes(optimizer)) return "Counted with the optimizers AdamW and SGD.";
-  if (offload_optimizer === "true") return "A divided optimizer works on its GPU; switch offloading off.";
-  if (own.adapters && lora_rank) return "Not counted with LoRA; empty its rank.";
-  if (own.pictures) return "Not counted for models of pictures.";
-  return !own.divisible || shared_groups ? "FSDP2 refuses layers that share weights." : false;
 }
 
 /** The fields that apply to a setup. */

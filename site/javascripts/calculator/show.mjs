@@ -89,6 +89,7 @@ function showStanding(view, standing) {
   view.standing = standing;
   view.slot("standing").dataset.standing = view.advised.dataset.standing = standing;
   view.slot("choices").replaceChildren();
+  write(view, "advice", "\u00a0"); // keeps its line
 }
 
 function showStep(view, timeline) {

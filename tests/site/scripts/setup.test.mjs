@@ -103,7 +103,7 @@ test("sequences are packs where that is counted, not beside activations on the h
 });
 
 test("products are in FP8 beside bfloat16, on one GPU that trains the whole model", () => {
-  const own = { placeholders: {}, movable: true, adapters: true, divisible: true, fp8: true };
+  const own = { placeholders: {}, movable: true, adapters: true, fp8: true };
   const values = { ...DEFAULTS, precision: "bf16", fp8: "true" };
   const reason = (changes) => fitting({ ...values, ...changes }, own).impossible.fp8;
   assert.ok(fitting(values, ownOf(DEFAULTS)).needless.fp8 && !fitting(values, own).needless.fp8);
@@ -134,11 +134,9 @@ test("layers with different weights share none", () => {
   assert.ok(!fitting(DEFAULTS, ownOf(DEFAULTS)).impossible.shared_groups);
 });
 
-test("models of pictures have a size of pictures in place of a length, and are not divided", () => {
-  const own = { placeholders: {}, pictures: true };
-  const { needless, impossible } = fitting({ ...DEFAULTS, gpus: "2" }, own);
+test("models of pictures have a size of pictures in place of a length", () => {
+  const { needless } = fitting(DEFAULTS, { placeholders: {}, pictures: true });
   assert.ok(needless.sequence_length && !needless.image_size);
-  assert.match(impossible.sharding, /models of pictures/);
   const others = fitting(DEFAULTS, ownOf(DEFAULTS)).needless;
   assert.ok(!others.sequence_length && others.image_size);
 });
@@ -148,17 +146,14 @@ test("models that read texts beside pictures have a length as well as a size of 
   assert.ok(!needless.sequence_length && !needless.image_size);
 });
 
-test("what GPUs divide applies to several of them, and says which choices it cannot be combined with", () => {
-  const own = { placeholders: {}, divisible: true, adapters: true };
-  const values = { ...DEFAULTS, gpus: "4", shared_groups: "", lora_rank: "" };
-  const reason = (changes, model = own) => fitting({ ...values, ...changes }, model).impossible.sharding;
-  assert.ok(fitting({ ...values, gpus: "1" }, own).needless.sharding && !fitting(values, own).needless.sharding);
-  assert.equal(reason({}), false);
-  assert.match(reason({ optimizer: "adamw8bit" }), /AdamW and SGD/);
-  assert.match(reason({ offload_optimizer: "true" }), /offloading/);
-  assert.match(reason({ lora_rank: "16" }), /LoRA/);
-  assert.match(reason({ shared_groups: "4" }), /share weights/);
-  assert.match(reason({}, { placeholders: {} }), /share weights/);
+test("what several GPUs divide is asked as it is chosen, whatever else is: Python refuses what it does not count", () => {
+  const fields = [...FIELDS, { name: "gpus", kind: "number", usual: "1" }, { name: "sharding", kind: "choice", usual: "none", options: [] }];
+  const asked = (changes, own = { placeholders: {} }) => requestFor(fields, { ...DEFAULTS, gpus: "4", sharding: "zero-3", ...changes }, own).setup.sharding;
+  for (const changes of [{}, { optimizer: "adamw8bit" }, { offload_optimizer: "true" }, { lora_rank: "16" }, { shared_groups: "4" }]) {
+    assert.equal(asked(changes), "zero-3");
+  }
+  assert.equal(asked({}, { placeholders: {}, pictures: true, adapters: true }), "zero-3");
+  assert.equal(asked({ gpus: "1" }), undefined, "one GPU divides nothing");
 });
 
 test("a card that is given by its memory differs from a card with a name", () => {
