@@ -221,7 +221,9 @@ def _read(path: str) -> object:
         raise BadSetup(f"{path} cannot be read: {error.strerror or error}. Give the path of a JSON file.") from None
     except UnicodeDecodeError:
         raise BadSetup(f"{path} is not a text file. Give the path of a JSON file.") from None
-    return parsed(text, path)
+    if (content := parsed(text, path)) is None:
+        raise BadSetup(f"{path} has null in it, no config. Give the path of a JSON file with an object.")
+    return content
 
 
 def report(result: Estimate) -> str:

@@ -20,6 +20,29 @@ class ParameterGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinearAttention:
+    """Attention that keeps a state of constant size in place of past keys and values (gated delta net)."""
+
+    key_heads: int
+    """Heads of keys, and of queries."""
+    value_heads: int
+    """Heads of values, several of which may use a head of keys."""
+    key_dim: int
+    """Width of a head of keys."""
+    value_dim: int
+    """Width of a head of values."""
+    kernel_size: int
+    """Tokens that the convolution of queries, keys and values sees."""
+    joined: bool
+    """Whether one matrix makes queries, keys, values and gate of the input (Qwen3-Next), not two."""
+
+    @property
+    def channels(self) -> int:
+        """Numbers per token that go through the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
     """The sizes that decide a model's memory."""
 
@@ -71,6 +94,8 @@ class Architecture:
     """Whether queries, keys and values come from one matrix, and gate and values of the feed-forward too (Phi-3)."""
     sliding_window: int = 0
     """Tokens that a "sliding" layer attends to."""
+    linear: LinearAttention | None = None
+    """The attention of "linear" layers (Qwen3-Next, Qwen3.5)."""
     dropout: float = 0.1
     """The model's own probability in the residual stream."""
     attention_dropout: float = 0.1
@@ -89,6 +114,8 @@ class Architecture:
     """Inner width of an expert."""
     shared_experts: int = 0
     """Experts that compute every token (DeepSeek)."""
+    shared_size: int = 0
+    """Inner width of the expert that computes every token, if it is not `expert_size` (Qwen3-Next)."""
     expert_groups: int = 0
     """Groups of experts, of which only some are open to a token (DeepSeek)."""
     open_groups: int = 0

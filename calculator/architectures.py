@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from calculator.architecture import Architecture
@@ -9,6 +10,7 @@ from calculator.config_values import activation_of, flag, head_width, share, siz
 from calculator.decoders import DECODER_READERS, DECODER_SIGNS, DECODERS
 from calculator.diffusion_models import DIFFUSION_MODELS, DIFFUSION_READERS, DIFFUSION_SIGNS
 from calculator.errors import BadSetup
+from calculator.hybrid_models import HYBRID_READERS, HYBRIDS_WITH_PICTURES
 from calculator.picture_models import PICTURE_MODELS, PICTURE_READERS, PICTURE_SIGNS
 
 LARGEST_GRID = 512
@@ -212,21 +214,13 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         "gptj": _gptj_config,
         "text-to-image": _recipe_config,
         **DECODER_READERS,
+        **HYBRID_READERS,
         **PICTURE_READERS,
         **DIFFUSION_READERS,
     }
     if not isinstance(kind, str) or kind not in readers:
-        text = config.get("text_config")
-        if isinstance(text, Mapping):
-            raise BadSetup(
-                f"{key} {kind!r:.60} is not supported. The sizes of its text model are in its text_config: paste that "
-                f"object with the model_type {_nearest(text)} to estimate a similar model. All: {', '.join(readers)}."
-            )
-        raise BadSetup(
-            f"{key} {kind!r:.60} is not supported; the nearest is {_nearest(config)}: set it to estimate a similar "
-            f"model. All: {', '.join(readers)}."
-        )
-    if isinstance(config.get("text_config"), Mapping) and kind != "gemma3":
+        raise BadSetup(f"{key} {kind!r:.60} is not supported{_instead(config, kind)} All: {', '.join(readers)}.")
+    if isinstance(config.get("text_config"), Mapping) and kind not in ("gemma3", *HYBRIDS_WITH_PICTURES):
         raise BadSetup(f"This config has the sizes of its text model in text_config; paste that object as a {kind}.")
     return readers[kind](config)
 
@@ -238,6 +232,34 @@ _SIGNS = (
     ("bert", ("type_vocab_size", "hidden_dropout_prob")),
 )
 """For each family, keys that only configs like its own have; the first family with one of its keys is the nearest."""
+_SIMILAR = {
+    # Rotary embeddings, and attention beside a feed-forward block without a gate.
+    **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "codegen", "falcon", "phi", "stablelm_alpha"), "gptj"),
+    # Attention, then such a block.
+    **dict.fromkeys(("opt", "bloom", "mpt", "gpt_neo", "gpt_bigcode", "xglm", "starcoder2"), "gpt2"),
+    **dict.fromkeys(("roberta", "xlm-roberta", "distilbert", "electra", "camembert"), "bert"),
+    **dict.fromkeys(("deepseek_v2", "kimi_k2"), "deepseek_v3"),
+}
+"""Families whose keys do not tell which one is the nearest."""
+_UNLIKE = "mamba|rwkv|xlstm|recurrent|jamba|zamba|hyena|unet|autoencoder|whisper|wav2vec|clip|swin|convnext|resnet"
+"""In the names of models that are like none of the supported ones: they have no attention, or other parts beside."""
+
+
+def _instead(config: Mapping[str, object], kind: object) -> str:
+    """What to do with the config of an unsupported family, after "... is not supported"."""
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        return (
+            ". The sizes of its text model are in its text_config: paste that object with the model_type "
+            f"{_nearest(text)} to estimate a similar model."
+        )
+    if re.search(_UNLIKE, str(kind).lower()):
+        return ", and no supported family is like it."
+    nearest = _SIMILAR.get(str(kind)) or _nearest(config)
+    return (
+        f"; the nearest is {nearest}: with that name, and the sizes under the keys of {nearest}, you get the estimate "
+        "of a similar model. What is not under such a key has the default of that family."
+    )
 
 
 def _nearest(config: Mapping[str, object]) -> str:

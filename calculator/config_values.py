@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from calculator.errors import BadSetup
 
+LARGEST_SIZE, MOST_LAYERS = 10_000_000, 10_000
+"""Layers are counted one by one, so that a model of millions would take minutes."""
+
 
 def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
     """The size under the first of `names` that the config has."""
@@ -15,8 +18,9 @@ def size(config: Mapping[str, object], default: int | None, *names: str) -> int:
         if value is None:
             continue
         # bool first, since true is a whole number to Python.
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
-            raise BadSetup(f"{name} in config is a whole number from 1 to 10000000, not {value!r:.60}.")
+        most = MOST_LAYERS if "layer" in name else LARGEST_SIZE
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise BadSetup(f"{name} in config is a whole number from 1 to {most}, not {value!r:.60}.")
         return value
     if default is None:
         raise BadSetup(f"config has no {names[0]}.")

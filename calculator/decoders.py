@@ -178,7 +178,7 @@ def gemma_config(config: Mapping[str, object]) -> Architecture:
     num_layers = size(config, 26, "num_hidden_layers")
     positions = size(config, 131_072 if newer else 8192, "max_position_embeddings")
     head_dim = even(config, 256, "head_dim")
-    num_heads, key_heads = _grouped(config, 8, 4)
+    num_heads, key_heads = grouped_heads(config, 8, 4)
     cycle = cycle_of(_gemma_kinds(config, num_layers, 6 if newer else 2))
     switched_off(config, use_bidirectional_attention=False)
     biased = flag(config, False, "attention_bias")
@@ -224,7 +224,7 @@ def mixture_config(config: Mapping[str, object]) -> Architecture:
     newer = kind == "qwen3_moe"
     layers = size(config, 24 if newer else 32, "num_hidden_layers")
     hidden_size = size(config, 2048 if newer else 4096, "hidden_size")
-    num_heads, key_heads = _grouped(config, 32, 4 if newer else 8)
+    num_heads, key_heads = grouped_heads(config, 32, 4 if newer else 8)
     own = config.get("head_dim") is not None
     head_dim = even(config, None, "head_dim") if own else head_width(hidden_size, num_heads)
     positions = size(config, 32_768 if newer else 131_072, "max_position_embeddings")
@@ -238,7 +238,7 @@ def mixture_config(config: Mapping[str, object]) -> Architecture:
         raise BadSetup(f"num_experts_per_tok in config is at most the {number} experts, not {chosen}.")
     switched_off(config, router_jitter_noise=0.0, output_router_logits=False)
     seen = "sliding" if slides else "full"
-    sparse = _sparse_layers(config, layers) if newer else [True] * layers
+    sparse = sparse_layers(config, layers) if newer else [True] * layers
     biased = newer and flag(config, False, "attention_bias")
     return Architecture(
         name=f"config ({kind})",
@@ -320,15 +320,15 @@ def deepseek_config(config: Mapping[str, object]) -> Architecture:
     )
 
 
-def _sparse_layers(config: Mapping[str, object], layers: int) -> list[bool]:
-    """Which layers have experts (Qwen3-MoE)."""
+def sparse_layers(config: Mapping[str, object], layers: int) -> list[bool]:
+    """Which layers have experts (Qwen3-MoE, Qwen3-Next)."""
     dense, step = config.get("mlp_only_layers") or [], size(config, 1, "decoder_sparse_step")
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise BadSetup(f"mlp_only_layers in config is a list of numbers of layers, not {dense!r:.60}.")
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
 
-def _grouped(config: Mapping[str, object], heads: int, keys: int) -> tuple[int, int]:
+def grouped_heads(config: Mapping[str, object], heads: int, keys: int) -> tuple[int, int]:
     """Heads of queries, and of keys and values; null stands for as many as of queries."""
     num_heads = size(config, heads, "num_attention_heads")
     # Where the config says null, every head has its own keys; where it says nothing, the family's default counts.
@@ -365,7 +365,7 @@ def llama_config(config: Mapping[str, object]) -> Architecture:
         dropout=share(config, 0.0, "resid_pdrop") if kind == "phi3" else 0.0,
         attention_dropout=share(config, 0.0, "attention_dropout"),
         tied_embeddings=tied(config, kind == "smollm3"),
-        rotary_dim=_rotary_dim(config, head_dim) if kind == "phi3" else head_dim,
+        rotary_dim=rotated_channels(config, head_dim) if kind == "phi3" else head_dim,
         projection_bias=biased,
         output_bias=biased and kind != "qwen2",
         feed_forward_bias=kind in ("llama", "smollm3") and flag(config, False, "mlp_bias"),
@@ -379,18 +379,18 @@ def llama_config(config: Mapping[str, object]) -> Architecture:
 def _heads(config: Mapping[str, object], kind: str, hidden_size: int) -> tuple[int, int, int]:
     """Heads of queries, heads of keys and values, and their width."""
     keys = {"mistral": 8, "smollm3": 4}.get(kind, 0)
-    num_heads, key_heads = _grouped(config, 16 if kind == "smollm3" else 32, keys)
+    num_heads, key_heads = grouped_heads(config, 16 if kind == "smollm3" else 32, keys)
     own = {"qwen3": 128}.get(kind)
     if config.get("head_dim") is None and own is None:
         return num_heads, key_heads, head_width(hidden_size, num_heads)
     return num_heads, key_heads, even(config, own, "head_dim")
 
 
-def _rotary_dim(config: Mapping[str, object], head_dim: int) -> int:
+def rotated_channels(config: Mapping[str, object], head_dim: int, default: float = 1.0) -> int:
     """Channels of a head that are rotated; older configs state the share of them outside of the rotary parameters."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     own = parameters.get("partial_rotary_factor") if isinstance(parameters, Mapping) else None
-    factor = own if own is not None else config.get("partial_rotary_factor", 1.0)
+    factor = own if own is not None else config.get("partial_rotary_factor", default)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise BadSetup(f"partial_rotary_factor in config is a number above 0 and at most 1, not {factor!r:.60}.")
     channels = int(head_dim * factor)
@@ -434,16 +434,16 @@ def _rotated_layers(config: Mapping[str, object], layers: int) -> list[bool]:
     return [bool(value) for value in given[:layers]]
 
 
-def layer_types(config: Mapping[str, object], layers: int) -> list[str]:
-    """The kinds of layers as the config lists them; empty if it does not."""
-    names = {"full_attention": "full", "sliding_attention": "sliding"}
+def layer_types(
+    config: Mapping[str, object], layers: int, names: tuple[str, ...] = ("full_attention", "sliding_attention")
+) -> list[str]:
+    """The kinds of layers as the config lists them, such as "full"; empty if it does not."""
     given = config.get("layer_types")
     if given is None:
         return []
-    # A list may hold what is no key of a dict, such as another list.
-    if not isinstance(given, list) or len(given) != layers or not all(str(name) in names for name in given):
+    if not isinstance(given, list) or len(given) != layers or not all(name in names for name in given):
         raise BadSetup(f"layer_types in config is a list of {' or '.join(names)} for each of the {layers} layers.")
-    return [names[name] for name in given]
+    return [name.removesuffix("_attention") for name in given]
 
 
 def cycle_of(kinds: list[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import IN_32_BIT, Optimizer, chosen
 from calculator.parameters import FAMILIES, ParameterTensor, count_parameters, parameter_tensors, parameters_by_part
 from calculator.recording import Levels
-from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
+from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve, sees_pictures
 from calculator.sharding import Course, gradient_bytes, largest_part, play_sharded, shards
 from calculator.tensor_parallel import TENSOR_SHARDINGS, part_of_model
 from calculator.timeline import Instant, Options, Timeline, play
@@ -587,6 +587,8 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
             "Tokens are sorted by expert, so that the most uneven routing takes as much memory as an even one "
             "(transformers' grouped_mm)."
         )
+    if sees_pictures(setup):
+        notes.append("Only the text model is counted, not the vision tower that is published with it.")
     if architecture.family == "text-to-image":
         notes.append("The run's model has its own attention: eager and sdpa make no difference.")
         if architecture.reversible if setup.reversible is None else setup.reversible:

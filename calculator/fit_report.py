@@ -15,7 +15,7 @@ from calculator.fit import Fit, largest_micro_batch, suggestions, verdict
 from calculator.inference_report import add_model_flags, model_or_config
 from calculator.low_rank import DEFAULT_RANKS
 from calculator.names import HUB, gpu_of
-from calculator.setups import PRECISIONS, Setup, resolve
+from calculator.setups import PRECISIONS, Setup, resolve, sees_pictures
 from calculator.techniques import Technique
 
 USUAL_LENGTH = 2048
@@ -43,8 +43,6 @@ ADAMW_OF_TRAINER = {"foreach": "adamw_torch", "fused": "adamw_torch_fused"}
 LOSS_OF_LIGER = dict.fromkeys(("rope", "rms_norm", "layer_norm", "swiglu", "geglu"), False)
 """What of Liger's kernels is left out, so that only its loss, whose memory is counted, takes the place of the model's
 own."""
-WITH_PICTURES = ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
-"""Presets of text models that are published as a part of one that sees pictures."""
 CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 """Of transformers, by the architecture's family; the others are `AutoModelForCausalLM`."""
 
@@ -106,8 +104,8 @@ def _first_setup(device: Device, *, precision: str | None, sequence_length: int 
     architecture = resolve(setup)
     if architecture.family == "text-to-image":
         raise BadSetup("Trainer has no text-to-image models; give another model.")
-    length = sequence_length or min(architecture.sequence_length, USUAL_LENGTH)
-    return replace(setup, sequence_length=length)
+    usual = min(architecture.sequence_length, USUAL_LENGTH)
+    return replace(setup, sequence_length=usual if sequence_length is None else sequence_length)
 
 
 def best(setup: Setup, device: Device) -> tuple[Setup, Fit, tuple[str, ...]]:
@@ -168,7 +166,7 @@ def snippet(setup: Setup, source: str) -> str:
     if adapters:
         lines.append("from peft import LoraConfig, get_peft_model")
     quantized = "BitsAndBytesConfig, " if adapters and setup.base_bits == 4 else ""
-    text_model = "Gemma3ForCausalLM, " if _sees_pictures(setup) else ""
+    text_model = "Gemma3ForCausalLM, " if sees_pictures(setup) else ""
     lines += [f"from transformers import {name}, {quantized}{text_model}Trainer, TrainingArguments", ""]
     if quantized:
         lines += [
@@ -179,7 +177,7 @@ def snippet(setup: Setup, source: str) -> str:
         ]
         loaded.append("quantization_config=quantization")
     lines += [f"model = {name}.from_pretrained(", *(f"    {one}," for one in loaded), ")"]
-    if _sees_pictures(setup):
+    if sees_pictures(setup):
         lines += [
             "# It is loaded with its vision tower, which is not counted; only the text model is kept.",
             'with torch.device("meta"):',
@@ -202,11 +200,6 @@ def snippet(setup: Setup, source: str) -> str:
         if setup.checkpointing:
             lines.append("model.enable_input_require_grads()")
     return "\n".join([*lines, "", *_arguments(setup), ""])
-
-
-def _sees_pictures(setup: Setup) -> bool:
-    """Whether the published model has a vision tower beside the text model that is counted."""
-    return setup.model in WITH_PICTURES or "text_config" in (setup.config or {})
 
 
 def _literal(value: object) -> str:

@@ -1,8 +1,8 @@
 """Memory of generating text: the weights, and the cache of keys and values of every token so far.
 
-The cache is what transformers' DynamicCache holds once a token after the prompt has been computed. Engines with paged
-blocks, such as vLLM, reserve whole blocks. What a kernel needs while it runs is not counted: it is small, as only one
-token per sequence is computed at a time.
+The cache is what transformers' DynamicCache holds once a token after the prompt has been computed. Layers of linear
+attention keep a state of constant size there. Engines with paged blocks, such as vLLM, reserve whole blocks. What a
+kernel needs while it runs is not counted: it is small, as only one token per sequence is computed at a time.
 
 >>> from calculator.architectures import PRESETS
 >>> cache_bytes(PRESETS["llama-3.1-8b"], batch=1, length=8192) == 2**30
@@ -22,6 +22,8 @@ from calculator.estimate import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
 from calculator.flops import DECODERS
 from calculator.parameters import FAMILIES, parameter_tensors
 
+GENERATING = (*DECODERS, "hybrid")
+"""Families that generate text token by token, those whose training is not counted too."""
 MOST_SEQUENCES = 1_000_000
 """The limit of the search for the largest batch."""
 ITEMSIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -35,7 +37,7 @@ class InferenceMemory:
     weights: int
     """Parameters and buffers."""
     cache: int
-    """Keys and values, or what they are computed from."""
+    """Keys and values, or what they are computed from, and the states of linear attention."""
     overhead: int
     """The CUDA context and workspace, which no figure of PyTorch includes."""
 
@@ -53,7 +55,7 @@ def cache_values_per_token(architecture: Architecture) -> int:
 
 
 def cached_tokens(architecture: Architecture, kind: str, length: int, block: int = 1) -> int:
-    """Tokens of a sequence that a layer caches: all, or as many as its window has, in whole blocks.
+    """Tokens of a sequence that a layer caches, in whole blocks: all, or as many as its window has; none if linear.
 
     Args:
         architecture: The model.
@@ -61,9 +63,25 @@ def cached_tokens(architecture: Architecture, kind: str, length: int, block: int
         length: Tokens so far.
         block: Tokens of a block, which is reserved as a whole.
     """
+    if "linear" in kind:
+        return 0
     if "sliding" in kind:
         length = min(length, architecture.sliding_window)
     return -(-length // block) * block
+
+
+def state_bytes(architecture: Architecture, itemsize: int = 2) -> int:
+    """Bytes that all layers of linear attention keep of a sequence of any length: for a convolution, and as a state.
+
+    The state has 32 bits whatever the weights have (transformers, torch_chunk_gated_delta_rule). Beside keys and values
+    in 8 bits, what the convolution needs stays in 16: vLLM's kv-cache-dtype does not apply to it.
+    """
+    own = architecture.linear
+    if own is None:
+        return 0
+    layers = sum("linear" in architecture.attention_kind(layer) for layer in range(architecture.num_layers))
+    state = own.value_heads * own.key_dim * own.value_dim
+    return layers * (own.channels * own.kernel_size * max(itemsize, 2) + state * 4)
 
 
 def cache_bytes(architecture: Architecture, *, batch: int, length: int, itemsize: int = 2, block: int = 1) -> int:
@@ -79,11 +97,12 @@ def cache_bytes(architecture: Architecture, *, batch: int, length: int, itemsize
     Raises:
         BadSetup: If the model does not generate text with one stack.
     """
-    if architecture.family not in DECODERS:
+    if architecture.family not in GENERATING:
         raise BadSetup(f"{architecture.name} does not generate text token by token; choose a decoder, such as gpt2.")
     kinds = [architecture.attention_kind(layer) for layer in range(architecture.num_layers)]
     tokens = sum(cached_tokens(architecture, kind, length, block) * kinds.count(kind) for kind in dict.fromkeys(kinds))
-    return batch * tokens * cache_values_per_token(architecture) * itemsize
+    per_token = cache_values_per_token(architecture) * itemsize
+    return batch * (tokens * per_token + state_bytes(architecture, itemsize))
 
 
 def inference_memory(

@@ -8,7 +8,21 @@ from math import prod
 from types import ModuleType
 
 from calculator.architectures import Architecture
-from calculator.families import bert, deepseek, flux, gemma, gpt2, gptj, llama, mixture, sd3, t5, text_to_image, vit
+from calculator.families import (
+    bert,
+    deepseek,
+    flux,
+    gemma,
+    gpt2,
+    gptj,
+    hybrid,
+    llama,
+    mixture,
+    sd3,
+    t5,
+    text_to_image,
+    vit,
+)
 
 FAMILIES: dict[str, ModuleType] = {
     "bert": bert,
@@ -19,12 +33,13 @@ FAMILIES: dict[str, ModuleType] = {
     "gemma": gemma,
     "mixture": mixture,
     "deepseek": deepseek,
+    "hybrid": hybrid,
     "text-to-image": text_to_image,
     "vit": vit,
     "flux": flux,
     "sd3": sd3,
 }
-"""Each family's module: `parameters(architecture)` and `forward(context)`."""
+"""Each family's module: `parameters(architecture)` and, if its training is counted, `forward(context)`."""
 
 PARTS = ("embeddings", "attention", "feed-forward", "norms", "head")
 

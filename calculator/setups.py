@@ -176,6 +176,15 @@ def setup_from(values: Mapping[str, object]) -> Setup:
     return Setup(**values)
 
 
+WITH_PICTURES = ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b")
+"""Presets of text models that are published as a part of one that sees pictures."""
+
+
+def sees_pictures(setup: Setup) -> bool:
+    """Whether the published model has a vision tower beside the text model that is counted."""
+    return setup.model in WITH_PICTURES or "text_config" in (setup.config or {})
+
+
 def resolve(setup: Setup) -> Architecture:
     """Checks every field of a setup and returns its model.
 
@@ -189,6 +198,11 @@ def resolve(setup: Setup) -> Architecture:
     else:
         _check_model(setup.model)
         architecture = PRESETS[setup.model]
+    if architecture.family == "hybrid":
+        raise BadSetup(
+            f"Training of {architecture.name} is not counted: what linear attention keeps for backward depends on its "
+            "kernels. `python -m calculator inference --config FILE` counts the weights and the cache."
+        )
     architecture = _with_pictures(setup, architecture)
     _one_of("precision", setup.precision, PRECISIONS)
     _one_of("attention", setup.attention, ATTENTIONS)
@@ -481,7 +495,8 @@ def _check_sharding(setup: Setup, architecture: Architecture) -> None:
         raise BadSetup("Sharding is not counted with LoRA; omit lora_rank, or choose sharding none.")
     if setup.optimizer not in SHARDED_OPTIMIZERS:
         raise BadSetup(
-            f"Sharding is counted with the optimizers {' and '.join(SHARDED_OPTIMIZERS)}, not {setup.optimizer}."
+            f"Sharding is counted with the optimizers {' and '.join(SHARDED_OPTIMIZERS)}, not {setup.optimizer}; "
+            "choose one of these, or sharding none."
         )
     if setup.sharding == "zero-1":
         return

@@ -88,6 +88,16 @@ def test_config_file(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["parameters"] == 81_912_576  # distilgpt2
 
 
+@pytest.mark.parametrize("command", [[], ["fit", "--gpu", "t4"], ["inference"]])
+def test_a_config_file_with_null_is_named(command, tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text("null")
+    assert main([*command, "--config", str(path)]) == 2
+    assert (
+        capsys.readouterr().err == f"{path} has null in it, no config. Give the path of a JSON file with an object.\n"
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

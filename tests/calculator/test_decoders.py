@@ -116,6 +116,7 @@ REFUSED = {
     },
     "no_rope_layers in config is a list": {"model_type": "smollm3", "no_rope_layers": [1, 0]},
     "partial_rotary_factor in config is a number": {"model_type": "phi3", "partial_rotary_factor": "half"},
+    "num_hidden_layers in config is a whole number from 1 to 10000, not 9999999.": {"num_hidden_layers": 9_999_999},
     "partial_rotary_factor in config gives 1 ": {"model_type": "phi3", "partial_rotary_factor": 0.011},
 }  # fmt: skip
 
@@ -144,6 +145,33 @@ def test_a_wrong_config_is_refused_in_a_sentence(sentence, values):
 def test_an_unknown_family_is_refused_with_the_nearest_one(keys, nearest):
     with pytest.raises(BadSetup, match=f"model_type 'new' is not supported; the nearest is {nearest}: "):
         from_config({"model_type": "new", **keys})
+
+
+@pytest.mark.parametrize(
+    ("kind", "nearest", "parameters"),
+    # Of Pythia-6.9B and OPT-6.7B, as their authors publish them: with the nearest family's name you get about these.
+    [("gpt_neox", "gptj", 6_857_302_016), ("opt", "gpt2", 6_658_473_984)],
+)
+def test_the_nearest_family_gives_about_the_size_of_the_model(kind, nearest, parameters):
+    config = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048}
+    config |= {"model_type": kind, "vocab_size": 50_432 if kind == "gpt_neox" else 50_272}
+    with pytest.raises(BadSetup, match=f"the nearest is {nearest}: with that name, and the sizes under the keys"):
+        from_config(config)
+    assert estimate(Setup(config=config | {"model_type": nearest})).parameters == pytest.approx(parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [{"model_type": "falcon_mamba"}, {"_class_name": "UNet2DConditionModel"}])
+def test_what_is_like_no_supported_family_is_not_said_to_be_like_one(kind):
+    with pytest.raises(BadSetup, match=r"is not supported, and no supported family is like it\. All: bert, "):
+        from_config({**kind, "hidden_size": 2560, "num_key_value_heads": 8})
+
+
+def test_a_vision_tower_that_is_not_counted_is_named():
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240}
+    config = {"model_type": "gemma3", "text_config": sizes, "vision_config": {"hidden_size": 1152}}
+    said = "Only the text model is counted, not the vision tower that is published with it."
+    assert said in estimate(Setup(config=config)).notes and said in estimate(Setup(model="gemma-3-4b")).notes
+    assert said not in estimate(Setup(model="gemma-3-1b")).notes
 
 
 def test_kinds_of_layers_are_the_shortest_cycle():

@@ -147,6 +147,7 @@ def test_what_it_finds_fits_and_twice_the_batch_does_not(model, gpu):
         ("fit dalle-2021 --gpu t4", "No weights of dalle-2021 are published"),
         ("fit llama-3.1-70b --gpu t4", "No settings of Trainer make llama-3.1-70b fit the Tesla T4 (Colab)"),
         ("fit gpt2 --gpu t5", "t5"),
+        ("fit gpt2 --gpu t4 --sequence-length 0", "sequence_length is a whole number from 1 to 1024, not 0"),
         ("fit --gpu t4", "Give a model or --config FILE, one of the two"),
         ("fit gpt2", "the following arguments are required: --gpu"),
         ("fit gpt2 --gpu t4 --precision fp16", "fp16"),

@@ -1,10 +1,11 @@
 """The cache of keys and values equals that of transformers, value by value, and published sizes of engines."""
 
 import json
+import random
 
 import pytest
 
-from calculator import BadSetup
+from calculator import BadSetup, Setup, estimate
 from calculator.__main__ import main
 from calculator.architectures import PRESETS, from_config
 from calculator.devices import device_named
@@ -63,6 +64,142 @@ def test_cache_equals_that_of_transformers(kind, length):
     assert cache_bytes(from_config(config.to_dict()), batch=3, length=length, itemsize=4) == sum(kept.values())
 
 
+QWEN3_NEXT = {
+    "model_type": "qwen3_next", "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5120,
+    "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+    "max_position_embeddings": 262_144, "full_attention_interval": 4, "decoder_sparse_step": 1, "num_experts": 512,
+    "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "partial_rotary_factor": 0.25, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Qwen3-Next-80B-A3B as published."""
+QWEN3_5_27B = {
+    "model_type": "qwen3_5",
+    "text_config": {
+        "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 5120, "intermediate_size": 17_408,
+        "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 262_144, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25,
+        "rope_theta": 10_000_000},
+    },
+}  # fmt: skip
+"""Qwen3.5-27B as published, without what is for pictures."""
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+
+
+def drawn_hybrid(kind, draw):
+    """A random small config of a family with linear attention.
+
+    The kernel of experts takes only widths that are multiples of 8, and DynamicCache only models with a full layer.
+    """
+    heads, keys = draw.choice([(4, 2), (6, 3), (2, 1)]), draw.randint(1, 3)
+    layers = draw.randint(2, 6)
+    text = {
+        "vocab_size": draw.randint(20, 600), "hidden_size": 8 * draw.randint(3, 11),
+        "intermediate_size": draw.randint(10, 90), "num_hidden_layers": layers,
+        "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": draw.choice([16, 24, 32]),
+        "linear_num_key_heads": keys, "linear_num_value_heads": keys * draw.randint(1, 3),
+        "linear_key_head_dim": draw.randint(4, 20), "linear_value_head_dim": draw.randint(4, 20),
+        "linear_conv_kernel_dim": draw.randint(2, 5), "attention_bias": draw.random() < 0.5,
+        "tie_word_embeddings": draw.random() < 0.5, "pad_token_id": 0,
+    }  # fmt: skip
+    if draw.random() < 0.5:
+        text["full_attention_interval"] = draw.randint(1, layers)
+    else:
+        text["layer_types"] = [*draw.choices(["full_attention", "linear_attention"], k=layers - 1), "full_attention"]
+    if kind != "qwen3_5":
+        text |= {"num_experts": draw.randint(2, 6), "num_experts_per_tok": 2}
+        text |= {
+            "moe_intermediate_size": 8 * draw.randint(1, 5),
+            "shared_expert_intermediate_size": draw.randint(4, 40),
+        }
+    if kind == "qwen3_next":
+        return {"model_type": kind, **text, "decoder_sparse_step": draw.randint(1, 2)}
+    return {"model_type": kind, "text_config": text}
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_and_states_of_a_hybrid_model_equal_those_of_transformers(kind, seed):
+    """Every tensor of the model, in blocks of 512 bytes, and every one of its own cache, in 16 or 32 bits."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    draw = random.Random(seed)
+    values, bits = drawn_hybrid(kind, draw), draw.choice(["bf16", "fp32"])
+    batch, prompt = draw.randint(1, 3), draw.randint(1, 70)
+    config = transformers.AutoConfig.for_model(**values)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[bits]
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    assert "ForCausalLM" in type(model).__name__  # of a model with pictures, the text model
+    cache = transformers.DynamicCache(config=config)
+    with torch.no_grad():
+        for tokens in (prompt, 1):
+            model(torch.zeros(batch, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
+    kept = 0
+    for layer in cache.layers:
+        states = [*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values()]
+        kept += sum(x.untyped_storage().nbytes() for x in states or (layer.keys, layer.values))
+    asked = {"batch": batch, "length": prompt + 1, "weights": bits, "cache": bits}
+    memory = inference_memory(from_config(values), **asked)
+    assert memory.cache == kept
+    assert memory.weights == sum(-(-x.nbytes // 512) * 512 for x in [*model.parameters(), *model.buffers()])
+    # A config that transformers has written says the same in other words.
+    assert inference_memory(from_config(config.to_dict()), **asked) == memory
+
+
+@pytest.mark.parametrize(("config", "billions"), [(QWEN3_NEXT, 80), (QWEN3_5_27B, 27)])
+def test_parameters_of_a_published_hybrid_model_are_all_counted(config, billions):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        made = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    counted = count_parameters(from_config(config))
+    assert counted == sum(x.numel() for x in made.parameters())
+    assert counted / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [*HYBRIDS, "qwen3_5_text", "qwen3_5_moe_text"])
+def test_an_empty_hybrid_config_is_the_default_model_of_transformers(kind):
+    transformers = pytest.importorskip("transformers")
+    assert from_config(transformers.AutoConfig.for_model(kind).to_dict()) == from_config({"model_type": kind})
+
+
+def test_training_of_a_hybrid_model_is_refused_in_a_sentence(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN3_NEXT))
+    with pytest.raises(BadSetup, match=r"Training of config \(qwen3_next\) is not counted: .* FILE` counts"):
+        estimate(Setup(config=QWEN3_NEXT))
+    for command in ([], ["fit"]):
+        assert main([*command, "--config", str(path), "--gpu", "h100-80gb"]) == 2
+        assert "Training of config (qwen3_next) is not counted" in capsys.readouterr().err
+    assert main(["inference", "--config", str(path), "--length", "9999", "--weights", "fp8", "--gpu", "h200"]) == 0
+    assert "Longest context that fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"linear_num_value_heads": 24}, "linear_num_value_heads in config is a multiple of the 16 heads of keys"),
+        (
+            {"layer_types": ["full_attention"] * 47 + ["sliding_attention"]},
+            "full_attention or linear_attention for each",
+        ),
+        ({"num_experts_per_tok": 513}, "num_experts_per_tok in config is at most the 512 experts"),
+        ({"model_type": "qwen3_5", "text_config": [1]}, "text_config in config is an object"),
+    ],
+)
+def test_a_wrong_hybrid_config_is_refused_in_a_sentence(values, sentence):
+    with pytest.raises(BadSetup, match=sentence):
+        from_config(QWEN3_NEXT | values)
+
+
+def test_states_in_32_bits_stay_so_beside_a_cache_in_8():
+    model = from_config(QWEN3_NEXT)
+    half, eighth = (inference_memory(model, length=1000, cache=cache).cache for cache in ("bf16", "fp8"))
+    assert half - eighth == 12 * 1000 * 2 * 2 * 256  # half of what 12 layers keep of each token
+
+
 @pytest.mark.parametrize(
     ("model", "length", "reported"),
     [("qwen3-0.6b", 40_960, 4.38), ("gemma-3-27b", 131_072, 10.41), ("deepseek-v3", 163_840, 10.72)],
@@ -70,6 +207,17 @@ def test_cache_equals_that_of_transformers(kind, length):
 def test_cache_of_a_reported_case(model, length, reported):
     """unsloth #4757, whose estimator erred by -50, +682 and -81 % at these models' whole contexts."""
     assert cache_bytes(PRESETS[model], batch=1, length=length) / 2**30 == pytest.approx(reported, abs=0.006)
+
+
+def test_cache_of_a_reported_hybrid_model():
+    """unsloth #4757: its estimator said 53.25 GiB for Qwen3.5-27B, +233 % of 16.00, which leaves the states out."""
+    text, length = QWEN3_5_27B["text_config"], 262_144
+    narrow = text["hidden_size"] // text["num_attention_heads"]  # the estimator's width of a head
+    estimator = 2 * text["num_key_value_heads"] * narrow * text["num_hidden_layers"] * length * 2
+    assert estimator / 2**30 == pytest.approx(53.25, abs=0.006)
+    # In 48 of 64 layers: a convolution over the last 4 tokens of 10 240 channels, and 48 states of 128 x 128.
+    states = 48 * (10_240 * 4 * 2 + 48 * 128 * 128 * 4)
+    assert cache_bytes(from_config(QWEN3_5_27B), batch=1, length=length) == 16 * 2**30 + states
 
 
 def test_blocks_are_reserved_as_a_whole():

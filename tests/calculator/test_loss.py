@@ -29,6 +29,23 @@ def test_there_are_never_all_logits_at_once():
     assert not any("Liger" in note for note in whole.notes)
 
 
+def test_logits_in_32_bits_are_in_the_peak():
+    """NeMo Automodel #2603, which ran out of memory in the loss on them; its cure is a loss in pieces."""
+    config = {"model_type": "qwen3", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    setup = Setup(config=config, lora_rank=8, precision="bf16", checkpointing=True, sequence_length=8192)
+    vocabularies = (151_936, 248_320)  # of Qwen3 and of the report's model
+    whole, pieces = (
+        [estimate(replace(setup, config=config | {"vocab_size": size}, loss=loss)) for size in vocabularies]
+        for loss in ("whole", "liger")
+    )
+    more = vocabularies[1] - vocabularies[0]
+    # In 32 bits: the log-softmax of the logits, its gradient and theirs. The weights are two matrices in 16 bits.
+    assert whole[1].gpu.total - whole[0].gpu.total == 12 * 8192 * more + 2 * 2 * 256 * more
+    assert all("output head and loss" in one.peak.instant for one in whole)
+    assert pieces[1].gpu.total < whole[1].gpu.total / 5
+
+
 @pytest.mark.parametrize("model", ["gpt2", "gpt-j-6b", "llama-3.2-1b", "gemma-2-2b", "mixtral-8x7b", "deepseek-v3"])
 def test_the_trainers_own_loss_takes_less_than_all_logits(model):
     """That it is what the trainer takes, tests/training/compute/test_traced.py compares."""

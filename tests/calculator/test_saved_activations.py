@@ -268,6 +268,20 @@ def test_routing_does_not_change_what_a_mixture_keeps():
     assert any("most uneven routing" in note for note in estimate(Setup(config=config.to_dict())).notes)
 
 
+def test_a_mixture_keeps_a_row_for_each_token_and_chosen_expert():
+    """Megatron-LM #1784, whose formula for activations reads nothing of experts."""
+    kept = [
+        estimate(Setup(config={"model_type": "mixtral", "num_experts_per_tok": chosen}, precision="bf16"))
+        for chosen in (1, 2, 4)
+    ]
+    # The operands of both products and of the multiplications between: rows of the width, and inner ones, in 16 bits;
+    # then the expert's weight in 32 bits, and numbers of rows by which tokens are sorted there and back.
+    row = 2 * (2 * 4096 + 4 * 14_336)
+    more = (kept[1].saved_activations - kept[0].saved_activations) / (4096 * 32)
+    assert row < more < row + 64
+    assert kept[2].saved_activations - kept[1].saved_activations == pytest.approx(2 * 4096 * 32 * more, rel=1e-6)
+
+
 FAMILIES = (_gpt2, _bert, _gptj, _t5, _llama, _gemma, _mixture)
 
 

@@ -10,9 +10,11 @@ from statistics import median
 from builder.benchmark_records import record, recorded
 from builder.folders import RESULTS
 from builder.markup.tables import table
-from calculator.architectures import PRESETS
+from calculator.architecture import Architecture
+from calculator.architectures import PRESETS, from_config
+from calculator.decoders import USUAL_LENGTH
 from calculator.estimate import estimate
-from calculator.inference import cache_bytes
+from calculator.inference import cache_bytes, state_bytes
 from calculator.optimizers import OPTIMIZERS
 from calculator.setups import setup_from
 
@@ -56,10 +58,17 @@ SHARDINGS = {
 }
 ANOTHER_8B_GB = 21
 """What another calculator gave for a QLoRA of Llama 3.1 8B "instead of 9 GB" (unsloth pull request 10815)."""
+QWEN3_5_27B = {
+    "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 5120, "intermediate_size": 17_408,
+    "num_hidden_layers": 64, "num_attention_heads": 24, "linear_num_value_heads": 48,
+    "max_position_embeddings": 262_144,
+}  # fmt: skip
+"""The sizes of the text model of Qwen3.5-27B (its config.json) that differ from Qwen3.5's defaults."""
 CACHES = (
-    ("gemma-3-27b", 131_072, 81.38),
-    ("deepseek-v3", 163_840, 2.08),
-    ("qwen3-0.6b", 40_960, 2.19),
+    ("gemma-3-27b", PRESETS["gemma-3-27b"], 131_072, 81.38),
+    ("qwen3.5-27b", from_config(QWEN3_5_27B), 262_144, 53.25),
+    ("deepseek-v3", PRESETS["deepseek-v3"], 163_840, 2.08),
+    ("qwen3-0.6b", PRESETS["qwen3-0.6b"], 40_960, 2.19),
 )
 """Model, tokens, and what another calculator gave in GiB before it was corrected (unsloth pull request 4757)."""
 
@@ -163,13 +172,6 @@ def _errors_table(title: str, head: str, names: list[str], steps: list[dict]) ->
     return table(title, heads, rows, kind="numbers")
 
 
-def qlora_8b() -> dict[str, str]:
-    """GiB of a QLoRA of Llama 3.1 8B on one sequence of 2048 tokens, and what another calculator gave."""
-    setup = {"model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 4, "optimizer": "adamw8bit", "checkpointing": True}
-    total = estimate(setup_from({**setup, "sequence_length": 2048})).gpu.total
-    return {"ours": f"{total / 2**30:.1f}", "other": str(ANOTHER_8B_GB)}
-
-
 def galore_8b() -> dict[str, str]:
     """GiB of optimizer state of Llama 3.1 8B: GaLore's with weights in 32 and in 16 bits, and that of 8-bit AdamW."""
     named = {"amp": ("galore", "amp-bf16"), "pure": ("galore", "bf16"), "eight_bit": ("adamw8bit", "amp-bf16")}
@@ -180,16 +182,54 @@ def galore_8b() -> dict[str, str]:
     return {name: f"{estimate(setup).optimizer_state_bytes / 2**30:.1f}" for name, setup in setups.items()}
 
 
-def cache_table() -> str:
-    """HTML table: caches of keys and values that another calculator got wrong, and what this one gives."""
-    rows = []
-    for name, length, other in CACHES:
-        ours = cache_bytes(PRESETS[name], batch=1, length=length) / 2**30
-        rows.append(
-            (html.escape(name), f"{length:,}", f"{ours:.2f}", f"{other:.2f} ({100 * (other / ours - 1):+.0f} %)")
-        )
-    heads = ("model", "tokens", "this calculator, GiB", "unsloth before #4757, GiB")
-    return table("Caches of keys and values", heads, rows, kind="numbers")
+def reports_table() -> str:
+    """HTML table: what public bug reports say of other tools, and what this calculator gives."""
+    qlora = {"lora_rank": 16, "base_bits": 4, "optimizer": "adamw8bit", "checkpointing": True, "sequence_length": 2048}
+    total = estimate(setup_from({"model": "llama-3.1-8b", **qlora})).gpu.total
+    rows = [("unsloth #10815", "QLoRA of llama-3.1-8b", f"{ANOTHER_8B_GB} GB", _gib(total))]
+    for name, architecture, length, other in CACHES:
+        ours = cache_bytes(architecture, batch=1, length=length)
+        wrong = f"{other:.2f} GiB ({100 * (other * 2**30 / ours - 1):+.0f} %)"
+        rows.append(("unsloth #4757", f"cache of {name}, {length:,} tokens", wrong, _gib(ours)))
+    for chosen in (1, 2):
+        setup = setup_from({"config": {"model_type": "mixtral", "num_experts_per_tok": chosen}, "precision": "bf16"})
+        other = _gib(megatron_activations(PRESETS["mixtral-8x7b"], USUAL_LENGTH))
+        words = f"activations of mixtral-8x7b, {USUAL_LENGTH:,} tokens, with {chosen} of its experts for each"
+        rows.append(("Megatron-LM #1784", words, other, _gib(estimate(setup).saved_activations)))
+    logits = large_logits()
+    words = f"logits and loss at the peak of LoRA, qwen3-8b, {logits['tokens']:,} tokens"
+    rows.append(("NeMo Automodel #2603", words, "not counted", f"{logits['saved']} GiB"))
+    return table("Public bug reports", ("report", "case", "that tool", "this calculator"), rows)
+
+
+def megatron_activations(a: Architecture, tokens: int) -> int:
+    """Bytes of activations on one GPU by Megatron-LM's formula, which reads the width of a dense layer, not of experts.
+
+    Source: megatron/training/theoretical_memory_usage.py, compute_activation_memory.
+    """
+    layers = a.num_layers * (18 * a.hidden_size + 4 * a.intermediate_size)
+    return tokens * (layers + 8 + a.hidden_size + 4 * (a.hidden_size + a.vocab_size))
+
+
+def large_logits() -> dict[str, str | int]:
+    """GiB at the peak of LoRA of Qwen3 8B, with all logits at once and in pieces, and the difference."""
+    setup = {"model": "qwen3-8b", "lora_rank": 16, "precision": "bf16", "checkpointing": True}
+    tokens = 2 * USUAL_LENGTH
+    whole, pieces = (
+        estimate(setup_from({**setup, "sequence_length": tokens, "loss": loss})).gpu.total
+        for loss in ("whole", "liger")
+    )
+    named = {"whole": whole, "pieces": pieces, "saved": whole - pieces}
+    return {"tokens": tokens, **{name: f"{size / 2**30:.1f}" for name, size in named.items()}}
+
+
+def linear_states() -> str:
+    """MiB that layers of linear attention keep of a sequence in Qwen3.5-27B."""
+    return f"{state_bytes(from_config(QWEN3_5_27B)) / 2**20:.0f}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def accuracy_counts() -> dict[str, int]:

@@ -92,11 +92,12 @@ def _calls() -> dict:
     """The functions and values that pages may use, by name."""
     return {
         "accuracy_counts": accuracy.accuracy_counts,
-        "cache_table": accuracy.cache_table,
+        "reports_table": accuracy.reports_table,
+        "large_logits": accuracy.large_logits,
+        "linear_states": accuracy.linear_states,
         "family_table": accuracy.family_table,
         "adapter_table": accuracy.adapter_table,
         "sharded_table": accuracy.sharded_table,
-        "qlora_8b": accuracy.qlora_8b,
         "galore_8b": accuracy.galore_8b,
         "low_rank_table": accuracy.low_rank_table,
         "accuracy_table": accuracy.accuracy_table,
