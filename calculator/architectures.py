@@ -219,7 +219,8 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         **DIFFUSION_READERS,
     }
     if not isinstance(kind, str) or kind not in readers:
-        raise BadSetup(f"{key} {kind!r:.60} is not supported{_instead(config, kind)} All: {', '.join(readers)}.")
+        trained = ", ".join(name for name in readers if name not in HYBRID_READERS)
+        raise BadSetup(f"{key} {kind!r:.60} is not supported{_instead(config, kind)} All: {trained}.")
     if isinstance(config.get("text_config"), Mapping) and kind not in ("gemma3", *HYBRIDS_WITH_PICTURES):
         raise BadSetup(f"This config has the sizes of its text model in text_config; paste that object as a {kind}.")
     return readers[kind](config)
@@ -256,10 +257,7 @@ def _instead(config: Mapping[str, object], kind: object) -> str:
     if re.search(_UNLIKE, str(kind).lower()):
         return ", and no supported family is like it."
     nearest = _SIMILAR.get(str(kind)) or _nearest(config)
-    return (
-        f"; the nearest is {nearest}: with that name, and the sizes under the keys of {nearest}, you get the estimate "
-        "of a similar model. What is not under such a key has the default of that family."
-    )
+    return f"; the nearest is {nearest} (give the sizes under its keys)."
 
 
 def _nearest(config: Mapping[str, object]) -> str:

@@ -143,7 +143,7 @@ def test_a_wrong_config_is_refused_in_a_sentence(sentence, values):
     ],
 )
 def test_an_unknown_family_is_refused_with_the_nearest_one(keys, nearest):
-    with pytest.raises(BadSetup, match=f"model_type 'new' is not supported; the nearest is {nearest}: "):
+    with pytest.raises(BadSetup, match=f"model_type 'new' is not supported; the nearest is {nearest} "):
         from_config({"model_type": "new", **keys})
 
 
@@ -155,7 +155,7 @@ def test_an_unknown_family_is_refused_with_the_nearest_one(keys, nearest):
 def test_the_nearest_family_gives_about_the_size_of_the_model(kind, nearest, parameters):
     config = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048}
     config |= {"model_type": kind, "vocab_size": 50_432 if kind == "gpt_neox" else 50_272}
-    with pytest.raises(BadSetup, match=f"the nearest is {nearest}: with that name, and the sizes under the keys"):
+    with pytest.raises(BadSetup, match=rf"the nearest is {nearest} \(give the sizes under its keys\)"):
         from_config(config)
     assert estimate(Setup(config=config | {"model_type": nearest})).parameters == pytest.approx(parameters, rel=0.01)
 

@@ -112,7 +112,8 @@ def test_bytes_are_rounded_half_up(count, shown):
         ("[1, 2]", "an object in braces"),
         ('{"model_type": "olmo"}', "'olmo' is not supported"),
         ('{"model_type": "gpt2", "n_embd": 1000000000000}', "n_embd in config is a whole number"),
-        ('{"model_type": "gpt2", "n_layer": 9999999}', "9999999 layers"),
+        ('{"model_type": "gpt2", "n_layer": 9999999}', "n_layer in config is a whole number from 1 to 10000"),
+        ('{"model_type": "gpt2", "n_layer": 9999}', "9999 layers"),
         ('{"model_type": "gpt2", "n_embd": -3}', "n_embd in config is a whole number"),
         ('{"a":' * 100_000, "too long"),
         ("[" * 100_000, "nested too deeply|not JSON"),
@@ -481,7 +482,7 @@ def test_an_optimizer_that_projects_has_a_rank(open_page):
     [
         ("micro_batch_size=1e999&sequence_length=-5", "“Micro-batch” is"),
         ("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pin=%3Cscript%3Ealert(1)%3C/script%3E", "“Model” is one of"),
-        ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999999%7D", "layers"),
+        ("config=%7B%22model_type%22:%22gpt2%22,%22n_layer%22:9999%7D", "9999 layers"),
         ("micro_batch_size=999999999999999999999999", "“Micro-batch” is a whole number"),
         ("micro_batch_size=-7&precision=javascript:alert(1)", "“Precision” is one of"),
         ("dropout=many&gpu=voodoo2", "“Dropout” is empty or a number"),
@@ -508,32 +509,32 @@ def test_a_card_that_is_not_listed_is_told_by_its_memory(open_page, tmp_path):
     page.keyboard.press("Tab")
     expect(memory).to_be_focused()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-    page.keyboard.type("48")
-    shows(page, DEFAULT, "cuda-48gb")
-    comes_to(page, {"gpu": "cuda-48gb"})
+    page.keyboard.type("60")
+    shows(page, DEFAULT, "cuda-60gb")
+    comes_to(page, {"gpu": "cuda-60gb"})
     page.get_by_role("button", name="Pin this setup").click()
     for bad in ("0", "1e3", "x", "", "99999999", "<b>"):
         memory.fill(bad)
         expect(message(page)).to_have_text(f"“Its memory, GiB” is a whole number of GiB from 1 to 1024, not '{bad}'.")
         expect(memory).to_have_attribute("aria-invalid", "true")
-    comes_to(page, {"gpu": "cuda-<b>gb", "pin": "gpu=cuda-48gb"})
+    comes_to(page, {"gpu": "cuda-<b>gb", "pin": "gpu=cuda-60gb"})
     page.reload()
     expect(memory).to_have_value("<b>")
     expect(message(page)).to_contain_text("from 1 to 1024, not '<b>'")
-    expect(page.get_by_role("region", name="Pinned setups")).to_contain_text("CUDA card, 48 GB")
+    expect(page.get_by_role("region", name="Pinned setups")).to_contain_text("CUDA card, 60 GB")
     page.get_by_label("GPU to fit").select_option("rtx-3060")
     shows(page, DEFAULT, "rtx-3060")
     expect(memory).to_be_hidden()
     page.get_by_role("button", name=re.compile("^Open ")).click()
-    shows(page, DEFAULT, "cuda-48gb")
-    expect(memory).to_have_value("48")
+    shows(page, DEFAULT, "cuda-60gb")
+    expect(memory).to_have_value("60")
     expect(memory).not_to_have_attribute("aria-invalid", "true")
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save as JSON").click()
     saved.value.save_as(tmp_path / "a.json")
-    assert json.loads((tmp_path / "a.json").read_text())["command"].endswith("--gpu cuda-48gb")
+    assert json.loads((tmp_path / "a.json").read_text())["command"].endswith("--gpu cuda-60gb")
     page.get_by_role("link", name="How to join a run").click()
-    expect(page.locator("input[name=gpu]:checked")).to_have_value("40")
+    expect(page.locator("input[name=gpu]:checked")).to_have_value("48")
     assert page.locator("input[name=device]:checked").get_attribute("value") == "nvidia"
 
 
