@@ -9,7 +9,7 @@ from statistics import median
 
 from builder.benchmark_records import record, recorded
 from builder.folders import RESULTS
-from builder.markup.tables import table
+from builder.markup.tables import stacked, table
 from calculator.architecture import Architecture
 from calculator.architectures import PRESETS, from_config
 from calculator.decoders import USUAL_LENGTH
@@ -189,7 +189,7 @@ def reports_table() -> str:
     rows = [("unsloth #10815", "QLoRA of llama-3.1-8b", f"{ANOTHER_8B_GB} GB", _gib(total))]
     for name, architecture, length, other in CACHES:
         ours = cache_bytes(architecture, batch=1, length=length)
-        wrong = f"{other:.2f} GiB ({100 * (other * 2**30 / ours - 1):+.0f} %)"
+        wrong = f"{other:.2f} GiB ({100 * (other * 2**30 / ours - 1):+.0f}\u00a0%)"
         rows.append(("unsloth #4757", f"cache of {name}, {length:,} tokens", wrong, _gib(ours)))
     for chosen in (1, 2):
         setup = setup_from({"config": {"model_type": "mixtral", "num_experts_per_tok": chosen}, "precision": "bf16"})
@@ -199,7 +199,7 @@ def reports_table() -> str:
     logits = large_logits()
     words = f"logits and loss at the peak of LoRA, qwen3-8b, {logits['tokens']:,} tokens"
     rows.append(("NeMo Automodel #2603", words, "not counted", f"{logits['saved']} GiB"))
-    return table("Public bug reports", ("report", "case", "that tool", "this calculator"), rows)
+    return stacked("Public bug reports", ("report", "case", "that tool", "this calculator"), rows)
 
 
 def megatron_activations(a: Architecture, tokens: int) -> int:
