@@ -55,7 +55,7 @@ HUB = {
     "sd3-medium": "stabilityai/stable-diffusion-3-medium-diffusers",
 }
 """Presets with published weights, as the Hugging Face Hub names them."""
-BESIDE = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|sxm\d?|pcie|hbm\d?e?)\b-?")
+BESIDE = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|sxm\d?|pcie|hbm\d?e?|generation)\b-?")
 """What may stand in a GPU's name beside it, as drivers write it: NVIDIA A100-SXM4-40GB."""
 
 

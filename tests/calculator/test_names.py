@@ -43,6 +43,7 @@ def test_what_names_no_single_gpu_stays(name):
         ("Tesla V100-SXM2-16GB", "v100-16gb"),
         ("NVIDIA GeForce RTX 3090", "rtx-3090"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
     ],
 )
 def test_names_as_drivers_write_them(name, gpu):
