@@ -231,11 +231,7 @@ def mixture_config(config: Mapping[str, object]) -> Architecture:
     window = config.get("sliding_window", 4096 if newer else None)
     slides = window is not None and (not newer or flag(config, False, "use_sliding_window"))
     inner = size(config, 6144 if newer else 14_336, "intermediate_size")
-    # transformers writes either name, whichever a config had.
-    number = size(config, 128 if newer else 8, "num_experts", "num_local_experts")
-    chosen = size(config, 8 if newer else 2, "num_experts_per_tok")
-    if chosen > number:
-        raise BadSetup(f"num_experts_per_tok in config is at most the {number} experts, not {chosen}.")
+    number, chosen = numbers_of_experts(config, *((128, 8) if newer else (8, 2)))
     switched_off(config, router_jitter_noise=0.0, output_router_logits=False)
     seen = "sliding" if slides else "full"
     sparse = sparse_layers(config, layers) if newer else [True] * layers
@@ -326,6 +322,16 @@ def sparse_layers(config: Mapping[str, object], layers: int) -> list[bool]:
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise BadSetup(f"mlp_only_layers in config is a list of numbers of layers, not {dense!r:.60}.")
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
+
+
+def numbers_of_experts(config: Mapping[str, object], number: int, chosen: int) -> tuple[int, int]:
+    """A layer's experts, and how many of them compute a token; the family's defaults are given."""
+    # transformers writes either name, whichever a config had.
+    number = size(config, number, "num_experts", "num_local_experts")
+    chosen = size(config, chosen, "num_experts_per_tok")
+    if chosen > number:
+        raise BadSetup(f"num_experts_per_tok in config is at most the {number} experts, not {chosen}.")
+    return number, chosen
 
 
 def grouped_heads(config: Mapping[str, object], heads: int, keys: int) -> tuple[int, int]:

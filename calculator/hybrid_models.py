@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 
 from calculator.architecture import Architecture, LinearAttention
 from calculator.config_values import activation_of, even, flag, share, size, tied
-from calculator.decoders import USUAL_LENGTH, cycle_of, grouped_heads, layer_types, rotated_channels, sparse_layers
+from calculator.decoders import (
+    USUAL_LENGTH,
+    cycle_of,
+    grouped_heads,
+    layer_types,
+    numbers_of_experts,
+    rotated_channels,
+    sparse_layers,
+)
 from calculator.errors import BadSetup
 
 HYBRIDS_WITH_PICTURES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -62,10 +70,7 @@ def hybrid_config(config: Mapping[str, object]) -> Architecture:
 
 
 def _experts(config: Mapping[str, object], default: Mapping[str, int]) -> dict[str, int]:
-    number = size(config, default["experts"], "num_experts", "num_local_experts")
-    chosen = size(config, default["chosen"], "num_experts_per_tok")
-    if chosen > number:
-        raise BadSetup(f"num_experts_per_tok in config is at most the {number} experts, not {chosen}.")
+    number, chosen = numbers_of_experts(config, default["experts"], default["chosen"])
     return {
         "num_experts": number,
         "experts_per_token": chosen,
