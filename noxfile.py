@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -88,8 +88,6 @@ PEERS_PARTS = ("[a-k]", "[l-o]", "[p-z]")
 LANES = 2
 """Tests run in so many processes beside those that wait for browsers, because most tests wait more than they compute.
 When the tests with browsers have ended, there is one more."""
-TESTS_FAILED = 1
-"""pytest's exit code if all tests ran, and some failed."""
 END_WITH_NOX = {"TESTS_END_WITH_PARENT": str(os.getpid())}
 """Makes the tests, and all programs that they start, end if nox ends; see tests/programs.py."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -117,10 +115,7 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         _pytest(session, *session.posargs, env=environment)
         return
-    beside = _beside()
-    with _in_parallel(session, beside, environment):
-        elsewhere = {*(tests for process in beside for tests in process), *WITH_PEERS}
-        _pytest(session, *(f"--ignore={tests}" for tests in sorted(elsewhere)), env=environment)
+    _run_all(session, environment)
 
 
 @nox.session
@@ -357,47 +352,84 @@ def _beside() -> list[tuple[str, ...]]:
     return [programs, COMPUTING, *peers]
 
 
-@contextlib.contextmanager
-def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env: dict[str, str]) -> Iterator[None]:
-    """Runs tests while the block runs; then prints their output. What has failed runs again, and may fail the session.
+def _run_all(session: nox.Session, env: dict[str, str]) -> None:
+    """Runs the tests with browsers, and beside them all others, whose output comes last. What has failed runs again.
+
+    Peers give each other up after seconds of silence, and a page says after a moment that it computes. On a slow
+    machine, such waiting comes from the tests beside. So what fails runs once more, with nothing beside; a second
+    failure fails the session. Tests that only compute get no second chance.
 
     Args:
         session: Its environment has the packages.
-        processes: The tests of each process; `LANES` run at a time, and one more after the block.
         env: Environment variables, beside those of nox.
     """
-    if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
-        yield
-        return
-    env = {**env, "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **env}
-    waiting: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
-    for tests in processes:
-        waiting.put(tests)
-    ended: list[tuple[tuple[str, ...], int, str]] = []
+    beside = _beside()
+    elsewhere = {*(tests for process in beside for tests in process), *WITH_PEERS}
+    with_browsers = tuple(f"--ignore={tests}" for tests in sorted(elsewhere))
     noted = Path(session.create_tmp(), "failed").resolve()
     shutil.rmtree(noted, ignore_errors=True)
-    caches = {tests: f"cache_dir={noted / str(number)}" for number, tests in enumerate(processes)}
+    # Each process notes what failed in a folder of its own.
+    commands = {tests: ("-o", f"cache_dir={noted / str(number)}", *tests) for number, tests in enumerate(beside)}
+    commands[with_browsers] = ("-o", f"cache_dir={noted / 'browsers'}", *with_browsers)
+    failed = []
+    with _in_parallel(session, [commands[tests] for tests in beside], env) as failed_beside:
+        try:
+            _pytest(session, *commands[with_browsers], env=env)
+        except nox.command.CommandFailed:
+            failed.append(commands[with_browsers])
+    failed += failed_beside
+    if commands[COMPUTING] in failed:
+        session.error("Tests that only compute have failed; their output is above.")
+    for command in failed:
+        session.warn("Tests have failed beside others, see above. They run again, with nothing beside.")
+        # If pytest has ended in another way than by failed tests, it finds none to run, which is an error.
+        _pytest(session, "--last-failed", "--last-failed-no-failures=none", *command, env=env)
+
+
+@contextlib.contextmanager
+def _in_parallel(
+    session: nox.Session, commands: Sequence[tuple[str, ...]], env: dict[str, str]
+) -> Iterator[list[tuple[str, ...]]]:
+    """Runs tests while the block runs; then prints their output.
+
+    Args:
+        session: Its environment has the packages.
+        commands: pytest's arguments for each process; `LANES` run at a time, and one more after the block.
+        env: Environment variables, beside those of nox.
+
+    Yields:
+        Commands that fail; complete after the block.
+    """
+    failed: list[tuple[str, ...]] = []
+    if session.run("python", "-c", "", silent=True) is None:  # so it is with nox --install-only
+        yield failed
+        return
+    environment = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+    waiting: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+    for command in commands:
+        waiting.put(command)
+    ended: list[str] = []
     running: set[subprocess.Popen] = set()
 
     def run_in_turn() -> None:
         """Runs what waits. nox starts each process itself: tests end when their parent is another one."""
         with contextlib.suppress(queue.Empty):
             while True:
-                tests = waiting.get_nowait()
+                command = waiting.get_nowait()
                 # To a file: a pipe that nobody reads during the block would fill up and stop the tests.
                 with tempfile.TemporaryFile("w+") as printed:
-                    command = (str(Path(session.bin, "python")), "-m", "pytest", "-o", caches[tests], *tests)
-                    process = subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+                    pytest = (str(Path(session.bin, "python")), "-m", "pytest", *command)
+                    process = subprocess.Popen(pytest, env=environment, stdout=printed, stderr=subprocess.STDOUT)
                     running.add(process)
-                    code = process.wait()
+                    if process.wait():
+                        failed.append(command)
                     printed.seek(0)
-                    ended.append((tests, code, printed.read()))
+                    ended.append(printed.read())
 
     with ThreadPoolExecutor(LANES + 1) as lanes:
         working = [lanes.submit(run_in_turn) for _ in range(LANES)]
         try:
-            yield
+            yield failed
         except KeyboardInterrupt:
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -409,33 +441,7 @@ def _in_parallel(session: nox.Session, processes: Sequence[tuple[str, ...]], env
             working.append(lanes.submit(run_in_turn))
             for lane in working:
                 lane.result()  # raises what has gone wrong in starting tests
-            print("".join(said for _, _, said in ended), flush=True)
-    _run_failed_again(session, {tests: code for tests, code, _ in ended if code}, caches, env)
-
-
-def _run_failed_again(
-    session: nox.Session,
-    failed: Mapping[tuple[str, ...], int],
-    caches: Mapping[tuple[str, ...], str],
-    env: dict[str, str],
-) -> None:
-    """Runs what has failed beside other tests once more, with nothing beside; a second failure fails the session.
-
-    Peers give each other up after seconds of silence. On a slow machine such silence comes from the tests beside. Tests
-    that only compute get no second chance.
-
-    Args:
-        session: Its environment has the packages.
-        failed: Tests of processes, and how these processes ended.
-        caches: pytest's option for the folder in which each process has noted what failed.
-        env: Environment variables, beside those of nox.
-    """
-    # A pytest that ended in another way than by failed tests does not know what there is to run again.
-    if COMPUTING in failed or set(failed.values()) - {TESTS_FAILED}:
-        session.error(f"Tests have failed; their output is above: {'; '.join(map(' '.join, failed))}.")
-    for tests in failed:
-        session.warn("Tests have failed beside others, see above. They run again, with nothing beside.")
-        _pytest(session, "-o", caches[tests], "--last-failed", "--last-failed-no-failures=none", *tests, env=env)
+            print("".join(ended), flush=True)
 
 
 def _install(session: nox.Session, *extras: str) -> None:

@@ -1,6 +1,6 @@
 """What one peer that spoils averages costs the honest ones: their throughput with it, over that without it.
 
-    python benchmarks/spoilers.py --json benchmarks/results/spoilers.json      (about 45 minutes)
+    python benchmarks/spoilers.py --json benchmarks/results/spoilers.json      (about an hour)
 
 Three honest peers train for `--seconds`, first by themselves, then beside a fourth that has one of the faults below
 from its first average to its last. All are processes on this machine; computing is replaced by a sleep of 0.125 s per
@@ -394,12 +394,13 @@ def main() -> None:
         without, *beside = [pool.submit(measure, fault, arguments.seconds) for fault in (None, *arguments.only)]
         alone = without.result()["samples_per_second"]
         print(f"{'no fourth peer':30} {alone:6.2f} samples/s", flush=True)
-        found = [one.result() for one in beside]
-    against, measured = {"peer": alone, "peer_name": "without a fourth peer"}, []
-    for fault, one in zip(arguments.only, found, strict=True):
-        ours, told = one.pop("samples_per_second"), {"fault": fault, **one}
-        print(f"{fault:30} {ours:6.2f} samples/s, {ours / alone:4.0%}; left out {one['left_out']} times", flush=True)
-        measured.append(result(f"honest peers: beside one that {fault}", "samples/s", ours, **against, **told))
+        against, measured = {"peer": alone, "peer_name": "without a fourth peer"}, []
+        for fault, run in zip(arguments.only, beside, strict=True):
+            one = run.result()
+            ours, told = one.pop("samples_per_second"), {"fault": fault, **one}
+            left_out = f"left out {one['left_out']} times"
+            print(f"{fault:30} {ours:6.2f} samples/s, {ours / alone:4.0%}; {left_out}", flush=True)
+            measured.append(result(f"honest peers: beside one that {fault}", "samples/s", ours, **against, **told))
     if arguments.json:
         versions = {name: importlib.metadata.version(name) for name in ("torch", "hivemind")}
         record(arguments.json, "spoilers", versions, measured, seconds=arguments.seconds)

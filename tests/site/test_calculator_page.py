@@ -198,9 +198,9 @@ def test_a_setup_in_own_words(open_page):
     words.fill("gpt2")
     words.press("Enter")
     expect(message(page)).to_be_empty()
+    shows(page, {**DEFAULT, "model": "gpt2"})
     expect(page.locator("[data-slot=standing]")).to_be_visible()
     assert words.get_attribute("aria-invalid") is None
-    shows(page, {**DEFAULT, "model": "gpt2"})
     page.go_back()
     shows(page, {**DEFAULT, "model": "llama-3.1-8b", "lora_rank": 16, "base_bits": 16}, "cuda-24gb")
 
