@@ -357,7 +357,7 @@ def _run_all(session: nox.Session, env: dict[str, str]) -> None:
 
     Peers give each other up after seconds of silence, and a page says after a moment that it computes. On a slow
     machine, such waiting comes from the tests beside. So what fails runs once more, with nothing beside; a second
-    failure fails the session. Tests that only compute get no second chance.
+    failure fails the session.
 
     Args:
         session: Its environment has the packages.
@@ -378,8 +378,6 @@ def _run_all(session: nox.Session, env: dict[str, str]) -> None:
         except nox.command.CommandFailed:
             failed.append(commands[with_browsers])
     failed += failed_beside
-    if commands[COMPUTING] in failed:
-        session.error("Tests that only compute have failed; their output is above.")
     for command in failed:
         session.warn("Tests have failed beside others, see above. They run again, with nothing beside.")
         # If pytest has ended in another way than by failed tests, it finds none to run, which is an error.

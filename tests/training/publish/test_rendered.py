@@ -1,0 +1,42 @@
+"""Documents of the live API: when they are computed anew."""
+
+from training.publish.rendered import RenderedDocuments
+
+
+class Count:
+    """A document that counts how often it is computed; that takes so many seconds of its own clock."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.times, self.now, self.seconds = 0, 0.0, seconds
+        monkeypatch.setattr("training.publish.rendered.time.monotonic", lambda: self.now)
+
+    def __call__(self):
+        self.times += 1
+        self.now += self.seconds
+        return {"times": self.times}
+
+
+def test_a_document_that_is_quickly_computed_is_computed_at_once_if_there_is_news(monkeypatch):
+    compute, documents = Count(monkeypatch, 0.001), RenderedDocuments()
+    for version, times in [(1, 1), (1, 1), (2, 1)]:
+        documents.get("state", compute, version=version)
+        assert compute.times == times
+    compute.now += 0.021  # 20 times what computing took
+    documents.get("state", compute, version=1)
+    assert compute.times == 1
+    documents.get("state", compute, version=2)
+    assert compute.times == 2
+    compute.now += 0.6
+    documents.get("state", compute, version=2)
+    assert compute.times == 3
+
+
+def test_one_that_takes_long_is_kept_for_twenty_times_as_long(monkeypatch):
+    compute, documents = Count(monkeypatch, 0.1), RenderedDocuments()
+    documents.get("history", compute, version=1)
+    compute.now += 1.9
+    documents.get("history", compute, version=2)
+    assert compute.times == 1
+    compute.now += 0.2
+    documents.get("history", compute, version=2)
+    assert compute.times == 2
