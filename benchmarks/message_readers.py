@@ -120,17 +120,33 @@ def reports() -> Reader:
 
 
 def verdicts() -> Reader:
-    """Verdicts on an average, and decisions of referees."""
+    """Verdicts on an average, decisions of referees, and the lists of groups that peers show."""
     from google.protobuf.message import DecodeError
     from hivemind.p2p import PeerID
     from hivemind.proto import averaging_pb2
 
     from training.swarm.agreement import Decision, Verdict, repetition_of
+    from training.swarm.charters import Requests, signature_of
+    from training.swarm.gathering import name_of
+    from training.swarm.receipts import Signer
 
-    peers = [PeerID(bytes([number]) * 34) for number in range(4)]
+    peers, leader = [PeerID(bytes([number]) * 34) for number in range(4)], new_identity()
     verdict = Verdict(whole=False, faulty=frozenset(peers[:2])).message(b"group")
     members = tuple(peers[:3])
     decision = Decision(group_id=repetition_of(b"group", members), members=members, doubted=(peers[3],)).message()
+
+    listed = (peers[0], leader.peer_id)
+    gathered = [words_of_a_group().seeds[0]] * len(listed)
+    charter = averaging_pb2.MessageFromLeader(
+        code=averaging_pb2.BEGIN_ALLREDUCE,
+        group_id=name_of(listed, gathered),
+        ordered_peer_ids=[peer.to_bytes() for peer in listed],
+        gathered=gathered,
+        suggested_leader=signature_of(
+            Signer(leader.public_key, leader.sign), "demo_gradients", name_of(listed, gathered)
+        ),
+    )
+    requests = Requests(peers[0], "demo_gradients")
 
     def read(raw: bytes) -> None:
         message = averaging_pb2.MessageFromLeader.FromString(raw)
@@ -138,8 +154,10 @@ def verdicts() -> Reader:
             Verdict.read(message)
         with suppress(ValueError):
             Decision.read(message, b"group", peers)
+        if requests.liar_in(message) not in (None, leader.peer_id):
+            raise AssertionError("a peer is blamed for what it has not signed")
 
-    seeds = [one.SerializeToString() for one in (verdict, decision)]
+    seeds = [one.SerializeToString() for one in (verdict, decision, charter)]
     return Reader(read=read, refuses=(DecodeError,), seeds=seeds)
 
 

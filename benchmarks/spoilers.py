@@ -150,7 +150,7 @@ def lie_as_leader() -> None:
 def tell_each_another_story(named_alike: bool = False) -> None:
     """Leads, and tells each follower that another one accepts no connections, and so averages nothing.
 
-    With `named_alike`, each follower gets a group whose id fits what it is told.
+    With `named_alike`, each follower gets a group whose id fits what it is told, signed.
     """
     from dataclasses import replace
 
@@ -169,7 +169,9 @@ def tell_each_another_story(named_alike: bool = False) -> None:
             if others:
                 gathered[others[0]] = replace(Words.read(gathered[others[0]]), mode=AveragingMode.CLIENT).packed()
                 message.gathered[:] = gathered
-                message.group_id = name_of(peers, gathered) if named_alike else message.group_id
+                if named_alike:
+                    message.group_id = name_of(peers, gathered)
+                    message.suggested_leader = self.signature_of(message.group_id)
             yield message
 
     PatientMatchmaking.rpc_join_group = lie

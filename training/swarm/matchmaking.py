@@ -23,9 +23,11 @@ from hivemind.utils import get_dht_time
 
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.admission import Admission, admission_of
-from training.swarm.dht import announced_peer, own_subkey
+from training.swarm.charters import Requests, signature_of
+from training.swarm.dht import announced_peer, own_subkey, signer_of
 from training.swarm.gathering import NonsenseError, Words, check_members, name_of, renewed
 from training.swarm.groups import Announcement
+from training.swarm.receipts import Signer
 from training.swarm.slow_nodes import slow_peers
 from training.trust.check import TicketRefused
 
@@ -52,12 +54,12 @@ at most. hivemind's own loop asks the DHT without pause: it keeps a core busy, a
 Peers that come late look often, and find those who wait."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Search:
     """A search for a group, with the fields that hivemind's matchmaking reads of a step."""
 
     data_for_gather: bytes
-    """What the group is told."""
+    """What the group is told; each leader that is asked gets it with another nonce."""
     deadline: float
     """DHT time at which the search ends."""
     scheduled_time: float
@@ -85,6 +87,7 @@ class PatientMatchmaking(Matchmaking):
     """
 
     _admission: Admission | None = None
+    _signer: Signer | None = None
 
     def __init__(self, *args, min_group_size: int, target_group_size: int | None, epochs_apart: int = 0, **kwargs):
         self._least, self._most, self._epochs_apart = min_group_size, target_group_size, epochs_apart
@@ -99,10 +102,15 @@ class PatientMatchmaking(Matchmaking):
         self._mute_at: dict[PeerID, float] = {}
         self._nonsense_at: dict[PeerID, float] = {}
         self._spoilers: set[PeerID] = set()
+        self.charter: averaging_pb2.MessageFromLeader | None = None
+        """The list of the newest group as its leader has signed it; None if this peer leads it, or nobody signs."""
+        self._signature = b"", b""
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
         # hivemind's constructor has made a manager, and gives no way to pass another one.
         manager = self.group_key_manager
-        self._admission = admission_of(manager.dht)
+        self._admission, self._signer = admission_of(manager.dht), signer_of(manager.dht)
+        self.requests = Requests(self.peer_id, manager.prefix)
+        """What this peer has asked leaders."""
         self.group_key_manager = PatientKeyManager(
             manager.dht,
             manager.prefix,
@@ -189,6 +197,9 @@ class PatientMatchmaking(Matchmaking):
         An honest one starts its group when its window ends, or sends its followers away.
         """
         self._following_until, answered, asked_at = math.inf, False, time.monotonic()
+        search = self.step_control
+        search.data_for_gather = renewed(search.data_for_gather)
+        self.requests.note_sent(leader, search.data_for_gather)
         try:
             group = await super()._request_join_group(leader)
             answered = group is not None
@@ -230,12 +241,15 @@ class PatientMatchmaking(Matchmaking):
             for peer, words in zip(peers, msg.gathered, strict=True):
                 self._check_ticket(peer, words)
             self._check_name(msg.group_id, peers, msg.gathered)
+            if self._signer is not None:
+                self.requests.take(msg, leader)
         except (NonsenseError, TicketRefused) as error:
             if not self._may_be_late_news(error):
                 self._spoilers.add(leader)
                 self._mute_at[leader] = self._nonsense_at[leader] = time.monotonic()
             raise
         self._idle.pop(leader, None)
+        self.charter = msg if self._signer is not None else None
         return await super().follower_assemble_group(leader, msg)
 
     def _check_name(self, group_id: bytes, peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:
@@ -287,9 +301,17 @@ class PatientMatchmaking(Matchmaking):
         self._arrivals[id(context)] = time.monotonic()
         try:
             async for message in super().rpc_join_group(request, context):
+                if message.code == averaging_pb2.BEGIN_ALLREDUCE:
+                    message.suggested_leader = self.signature_of(message.group_id)
                 yield message
         finally:
             del self._arrivals[id(context)]
+
+    def signature_of(self, group_id: bytes) -> bytes:
+        """Of a group that this peer leads; empty if its node has no key."""
+        if self._signer is not None and self._signature[0] != group_id:
+            self._signature = group_id, signature_of(self._signer, self.group_key_manager.prefix, group_id)
+        return self._signature[1]
 
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -349,6 +371,7 @@ class PatientMatchmaking(Matchmaking):
         gathered = tuple(words[peer] for peer in peers)
         group = GroupInfo(name_of(peers, gathered), tuple(peers), gathered)
         await self.group_key_manager.update_key_on_group_assembled(group)
+        self.charter = None
         self.assembled_group.set_result(group)
         return group
 

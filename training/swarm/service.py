@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -32,7 +32,7 @@ from hivemind.utils.asyncio import enter_asynchronously, switch_to_uvloop
 
 from calculator.exchange import part_bytes
 from training.swarm.admission import Guest, admission_of
-from training.swarm.auditor import Auditor
+from training.swarm.auditor import LIE_WEIGHT, Auditor
 from training.swarm.dht import signer_of
 from training.swarm.engine import open_connection
 from training.swarm.gathering import Words, bandwidths
@@ -56,9 +56,15 @@ from training.swarm.pipe import (
     State,
     StateWanted,
 )
+from training.swarm.quota import Quota
 from training.swarm.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, GroupAllReduce, Travel
 from training.swarm.serving import StateService
 from training.swarm.streams import until_hung_up
+
+CHARTER_SECONDS = 5.0
+"""Longest time in which a charter is shown to a peer."""
+CHARTERS_AT_ONCE, CHARTER_PAUSE_SECONDS = 64, 10.0
+"""Charters that are judged for other peers: of each two in a row, and one more after each such pause."""
 
 
 def serve(service: Service) -> None:
@@ -124,6 +130,8 @@ class Service(ServicerBase):
         )
         self._pending: dict[int, _Pending] = {}
         self._noting: asyncio.Task | None = None
+        self._charters = Quota(at_once=CHARTERS_AT_ONCE, of_one=1, in_a_row=2, seconds=CHARTER_PAUSE_SECONDS)
+        self._showing: set[asyncio.Task] = set()
         self._guests: dict[PeerID, Guest] = {}
         """The groupmates of the newest group."""
 
@@ -146,7 +154,7 @@ class Service(ServicerBase):
     async def _open(self, connection: P2P) -> None:
         """Makes what answers other peers, and lets them call; peers in client mode cannot be called."""
         settings = self.settings
-        self.peer_id = connection.peer_id
+        self.peer_id, self._connection = connection.peer_id, connection
         self.matchmaking = PatientMatchmaking(
             connection,
             # hivemind compares this hash: only peers whose tensors have the same shapes form a group.
@@ -280,9 +288,11 @@ class Service(ServicerBase):
             self.rounds.announce(*groups)
         pending.averages = True
         self._pipe.send(Reached(number, Stage.AVERAGING))
+        lost = frozenset(map(str, info.peer_ids))  # all others, unless some have averaged with this peer
         try:
             group = await asyncio.wait_for(self._average(info, start), self.settings.allreduce_timeout_seconds)
             pending.spoiled_by |= group.report.spoiled_by
+            lost = frozenset(group.report.lost)
             return group
         except TimeoutError:
             pending.spoiled_by |= dict.fromkeys(map(str, self.rounds.late_peers()), 1.0)
@@ -290,6 +300,29 @@ class Service(ServicerBase):
         finally:
             pending.averages = False
             self.rounds.forget(*groups)
+            self._show_charter(peer for peer in info.peer_ids if str(peer) in lost)
+
+    def _show_charter(self, lost: Iterable[PeerID]) -> None:
+        """Shows lost groupmates, in the background, which group this peer's leader has named; see `charters`."""
+        if (charter := self.matchmaking.charter) is None:
+            return
+
+        async def show(peer: PeerID) -> None:
+            with suppress(Exception):  # it is gone, or accepts no connections
+                async with asyncio.timeout(CHARTER_SECONDS):
+                    await self.get_stub(self._connection, peer, namespace=self.settings.prefix).rpc_agree(charter)
+
+        for peer in lost:
+            if peer != self.peer_id:
+                task = asyncio.create_task(show(peer))
+                self._showing.add(task)
+                task.add_done_callback(self._showing.discard)
+
+    def _judge_charter(self, charter: averaging_pb2.MessageFromLeader, peer: PeerID) -> None:
+        with self._charters.request(peer) as allowed:
+            liar = self.matchmaking.requests.liar_in(charter) if allowed else None
+        if liar is not None:
+            self._pipe.send(Caught(str(liar), LIE_WEIGHT, "has put peers into two groups at once, and"))
 
     async def _start_of(self, pending: _Pending, group_id: bytes, peers: Sequence[PeerID]) -> Start:
         """Waits until the trainer lets a round with a group average; tells it if most of the group do so already."""
@@ -356,5 +389,11 @@ class Service(ServicerBase):
     async def rpc_agree(
         self, request: averaging_pb2.MessageFromLeader, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader:
-        """A groupmate tells how its all-reduce went, and asks what the group makes of it."""
+        """A groupmate tells how its all-reduce went, and asks what the group makes of it.
+
+        Or a peer shows the list of a group that names this one; see `charters`.
+        """
+        if request.code == averaging_pb2.BEGIN_ALLREDUCE:
+            self._judge_charter(request, context.remote_id)
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
         return await self.rounds.agree(request, context)
