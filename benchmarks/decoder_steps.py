@@ -2,10 +2,15 @@
 
     python benchmarks/decoder_steps.py --check benchmarks/decoder_steps.json
     python benchmarks/decoder_steps.py --packed --cases 80 --seed 2035 --json benchmarks/packed_steps.json
+    python benchmarks/decoder_steps.py --mixtures --cases 40 --seed 1 --json benchmarks/mixture_lora_steps.json
+    python benchmarks/decoder_steps.py --divided --cases 80 --seed 1 --json benchmarks/divided_adapter_steps.json
 
 Real code of transformers and peft runs on a fake GPU, as in `picture_steps.py`. With `--packed`, each drawn sequence is
 a pack of samples which see nothing of each other. A pack is told by its positions, which begin anew with each sample;
 transformers then makes a mask, also for fused attention, which needs none otherwise.
+
+With `--mixtures`, models have experts, and their attention has adapters. With `--divided`, all steps have adapters and
+are of several GPUs, as in `sharded_steps.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import picture_steps  # noqa: E402
 import sharded_steps  # noqa: E402
 import torch  # noqa: E402
 
+from calculator.adapters import FAMILIES_WITH_ADAPTERS, modules_of  # noqa: E402
 from calculator.setups import Setup, resolve, setup_from  # noqa: E402
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
@@ -118,12 +124,53 @@ def draw(chance: random.Random, *, packed: bool) -> Setup:
     return setup if resolve(setup).fusable else replace(setup, attention="eager")
 
 
+def draw_adapted_mixture(chance: random.Random) -> Setup:
+    """A random setup of a model with experts, of which attention has adapters."""
+    while True:
+        setup = draw(chance, packed=False)
+        if setup.config["model_type"] in SPARSE:
+            break
+    names = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    targets = chance.choice((names, names, chance.sample(names, 2)))
+    values = {"lora_rank": chance.randint(1, 64), "lora_targets": ",".join(targets)}
+    values |= {"lora_freeze_a": chance.random() < 0.2, "adapter_bits": chance.choice((16, 32))}
+    return replace(setup, **values)
+
+
+def draw_divided(chance: random.Random) -> Setup:
+    """A random setup with adapters on several GPUs."""
+    while True:
+        setup = sharded_steps.draw(chance)
+        if resolve(setup).family in FAMILIES_WITH_ADAPTERS and not (setup.sharding == "none" and chance.random() < 0.5):
+            break
+    several = "q_proj,o_proj" if setup.config["model_type"] in SPARSE else "o_proj,down_proj"
+    every = ",".join(modules_of(resolve(setup)))  # of a mixture, peft's "all-linear" means more
+    values = {
+        "lora_rank": chance.randint(1, 64),
+        "lora_targets": chance.choice((every, every, "o_proj", several)),
+        "lora_freeze_a": chance.random() < 0.2,
+    }
+    if setup.precision.startswith("amp-"):
+        values["base_bits"] = chance.choice((16, 32))
+    elif setup.precision != "fp32":
+        values["adapter_bits"] = chance.choice((16, 32))
+    return replace(setup, **values)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Traces steps; prints the differences of the calculator, or of a record, from each, and writes them if asked."""
     parser = picture_steps.parser_of(__doc__)
     parser.add_argument("--packed", action="store_true", help="draw packs of samples")
+    parser.add_argument("--mixtures", action="store_true", help="draw models with experts and adapters")
+    parser.add_argument("--divided", action="store_true", help="draw adapters on several GPUs")
     flags = parser.parse_args(arguments)
-    picture_steps.draw_and_trace(flags, partial(draw, packed=flags.packed), trace, can_trace)
+    if flags.divided:
+        chance = random.Random(flags.seed)
+        trace_divided = partial(sharded_steps.trace, build=build)
+        sharded_steps.trace_all((draw_divided(chance) for _ in range(flags.cases)), trace_divided, flags.json)
+        return
+    drawn = draw_adapted_mixture if flags.mixtures else partial(draw, packed=flags.packed)
+    picture_steps.draw_and_trace(flags, drawn, trace, can_trace)
 
 
 if __name__ == "__main__":

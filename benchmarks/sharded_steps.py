@@ -219,6 +219,11 @@ def divide(model: torch.nn.Module, setup: Setup, mesh) -> None:
         model.lm_head.weight = model.model.embed_tokens.weight
 
 
+def trained_by(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that get a gradient."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def in_groups(parameters: Iterable[torch.nn.Parameter]) -> list[dict]:
     """Parameters that are DTensors and others apart, since `foreach` refuses a mixture."""
     from torch.distributed.tensor import DTensor
@@ -270,12 +275,12 @@ def make_optimizer(setup: Setup, parameters: Iterable[torch.nn.Parameter]):
     return ZeroRedundancyOptimizer(parameters, optimizer_class=kind, **flags)
 
 
-def most_loaded(setup: Setup) -> int:
+def most_loaded(setup: Setup, build: Callable[[Setup], torch.nn.Module]) -> int:
     """The member to which ZeroRedundancyOptimizer gives the most bytes; the first, if it is not used."""
     if setup.sharding != "zero-1":
         return 0
     with group_of(setup.gpus):
-        parts = make_optimizer(setup, build(setup).parameters())._partition_parameters()
+        parts = make_optimizer(setup, trained_by(build(setup)))._partition_parameters()
     # Parts with as many values take different numbers of blocks.
     sizes = [sum(rounded(p.numel() * p.itemsize) for group in part for p in group["params"]) for part in parts]
     return sizes.index(max(sizes))
@@ -295,7 +300,7 @@ def trace(setup: Setup, build: Callable[[Setup], torch.nn.Module] = build) -> di
     faked = divided or together or setup.gpus == 1
     fake = FakeTensorMode(allow_non_fake_inputs=True) if faked else nullcontext()
     held = Held(steps_on_device=setup.optimizer_impl == "fused")
-    with group_of(setup.gpus, most_loaded(setup)) as mesh, fake, held, seen_by(held):
+    with group_of(setup.gpus, most_loaded(setup, build)) as mesh, fake, held, seen_by(held):
         model = build(setup)
         parameters = sum(p.numel() for p in model.parameters())
         run = model
@@ -305,7 +310,8 @@ def trace(setup: Setup, build: Callable[[Setup], torch.nn.Module] = build) -> di
             divide(model, setup, mesh)
         elif setup.gpus > 1:
             run = replicated(model)
-        optimizer = make_optimizer(setup, in_groups(model.parameters()) if together else model.parameters())
+        trained = trained_by(model)
+        optimizer = make_optimizer(setup, in_groups(trained) if together else trained)
         length = setup.sequence_length or architecture.sequence_length
         held.phase = "before"
         for last in (False, True):
@@ -314,7 +320,7 @@ def trace(setup: Setup, build: Callable[[Setup], torch.nn.Module] = build) -> di
             _step(setup, held, run, optimizer, length)
         optimizer = getattr(optimizer, "optim", optimizer)
         state = [value for one in optimizer.state.values() for value in one.values()]
-        gradients = {id(g.untyped_storage()): g for g in (_local(p.grad) for p in model.parameters())}
+        gradients = {id(g.untyped_storage()): g for g in (_local(p.grad) for p in trained)}
         return {
             "parameters": parameters,
             "gradient_bytes": sum(rounded(g.untyped_storage().nbytes()) for g in gradients.values()),

@@ -5,7 +5,7 @@
 Three honest peers train for `--seconds`, first by themselves, then beside a fourth that has one of the faults below
 from its first average to its last. All are processes on this machine; computing is replaced by a sleep of 0.125 s per
 sample, so that several such runs fit on it at once. Counted are the samples of the honest that have entered an average
-with others.
+with others. With `--only`, the file keeps what it has of other faults.
 """
 
 from __future__ import annotations
@@ -404,8 +404,13 @@ def main() -> None:
             print(f"{fault:30} {ours:6.2f} samples/s, {ours / alone:4.0%}; {left_out}", flush=True)
             measured.append(result(f"honest peers: beside one that {fault}", "samples/s", ours, **against, **told))
     if arguments.json:
+        seconds = arguments.seconds
+        if arguments.only != list(FAULTS) and arguments.json.is_file():
+            before, again = json.loads(arguments.json.read_text(encoding="utf-8")), {one["metric"] for one in measured}
+            measured = [one for one in before["results"] if one["metric"] not in again] + measured
+            seconds = min(seconds, before["seconds"])
         versions = {name: importlib.metadata.version(name) for name in ("torch", "hivemind")}
-        record(arguments.json, "spoilers", versions, measured, seconds=arguments.seconds)
+        record(arguments.json, "spoilers", versions, measured, seconds=seconds)
 
 
 if __name__ == "__main__":

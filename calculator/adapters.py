@@ -15,7 +15,7 @@ from calculator.architecture import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.parameters import ParameterTensor, parameter_tensors
 
-FAMILIES_WITH_ADAPTERS = ("llama", "gemma", "flux", "sd3")
+FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "gemma", "flux", "sd3")
 FAMILIES_IN_4_BITS = ("llama", "gemma")
 """Those whose frozen weights may be in 4 bits."""
 ALL_LINEAR = "all-linear"
@@ -34,6 +34,9 @@ MODULES = {
     "feed_forward.out": "down_proj",
 }
 """Our names of a layer's linear modules, and those of transformers."""
+MODULES_BESIDE_EXPERTS = {own: name for own, name in MODULES.items() if own.startswith("attention.")}
+"""Those of a mixture that may have an adapter. By "all-linear", peft also means the tensors of the experts, which are
+then made anew in every pass with what adapters add (peft 0.21, lora/layer.py, ParamWrapper). That is not counted."""
 DIFFUSION_MODULES = {
     "condition.time.in": "time_text_embed.timestep_embedder.linear_1",
     "condition.time.out": "time_text_embed.timestep_embedder.linear_2",
@@ -108,10 +111,13 @@ class Lora:
 def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     """The linear modules: their names in transformers or diffusers, each with ours, in the model's order.
 
-    Those of a decoder are its layers'; of a diffusion transformer they are all, as peft's "all-linear" means.
+    Those of a decoder are its layers', of a mixture those of attention; of a diffusion transformer they are all, as
+    peft's "all-linear" means.
     """
     matrices = [t.name.removesuffix(".weight") for t in parameter_tensors(architecture) if len(t.shape) == 2]
     names = DIFFUSION_MODULES if architecture.diffuses else MODULES
+    if architecture.family == "mixture":
+        names = MODULES_BESIDE_EXPERTS
     if architecture.joined_projections:
         names = {**names, "feed_forward.in": "gate_up_proj"}
     modules: dict[str, tuple[str, ...]] = {}
@@ -149,7 +155,7 @@ def frozen_blocks(tensor: ParameterTensor, lora: Lora) -> list[int]:
     if lora.is_quantized(tensor.name):
         parts = list(quantized_parts(tensor.count))
     if _keeps_a(tensor, lora):
-        parts.append((_matrices(tensor, lora)[0].count, lora.adapter_itemsize))
+        parts.append((adapter_matrices(tensor, lora)[0].count, lora.adapter_itemsize))
     return [allocated_bytes(count, itemsize) for count, itemsize in parts]
 
 
@@ -173,22 +179,27 @@ def adapter_tensors(architecture: Architecture, lora: Lora) -> tuple[ParameterTe
     tensors = []
     for tensor in parameter_tensors(architecture):
         if lora.has_adapter(tensor.name):
-            tensors += _matrices(tensor, lora)[lora.freeze_a :]
+            tensors += adapter_matrices(tensor, lora)[lora.freeze_a :]
     return tuple(tensors)
+
+
+def adapter_values(architecture: Architecture, lora: Lora) -> int:
+    """Values that are trained."""
+    return sum(tensor.copies * tensor.count for tensor in adapter_tensors(architecture, lora))
 
 
 def frozen_adapter_values(architecture: Architecture, lora: Lora) -> int:
     """Values of the matrices A that are not trained."""
     kept = [tensor for tensor in parameter_tensors(architecture) if _keeps_a(tensor, lora)]
-    return sum(tensor.copies * _matrices(tensor, lora)[0].count for tensor in kept)
+    return sum(tensor.copies * adapter_matrices(tensor, lora)[0].count for tensor in kept)
 
 
 def _keeps_a(tensor: ParameterTensor, lora: Lora) -> bool:
     return lora.freeze_a and lora.has_adapter(tensor.name)
 
 
-def _matrices(tensor: ParameterTensor, lora: Lora) -> tuple[ParameterTensor, ParameterTensor]:
-    """A and B beside the weight of a module."""
+def adapter_matrices(tensor: ParameterTensor, lora: Lora) -> tuple[ParameterTensor, ParameterTensor]:
+    """A and B beside the weight of a module, which is `tensor`."""
     outer, inner = tensor.shape
     module = tensor.name.removesuffix(".weight")
     return (

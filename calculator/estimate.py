@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calculator.adapters import Lora, adapter_tensors, frozen_adapter_values, frozen_blocks
+from calculator.adapters import Lora, adapter_tensors, adapter_values, frozen_adapter_values, frozen_blocks
 from calculator.architectures import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.devices import MIB
@@ -16,7 +16,7 @@ from calculator.optimizers import IN_32_BIT, Optimizer, chosen
 from calculator.parameters import FAMILIES, ParameterTensor, count_parameters, parameter_tensors, parameters_by_part
 from calculator.recording import Levels
 from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve, sees_pictures
-from calculator.sharding import Course, gradient_bytes, largest_part, play_sharded, shards
+from calculator.sharding import Course, frozen_shards, gradient_bytes, largest_part, play_sharded, shards
 from calculator.tensor_parallel import TENSOR_SHARDINGS, part_of_model
 from calculator.timeline import Instant, Options, Timeline, play
 
@@ -196,14 +196,10 @@ def estimate(setup: Setup) -> Estimate:
     instants.append(_step_instant(updating, weights, state, inputs, 0, buckets))
     highest = max(instants, key=lambda instant: instant.bytes)
     gpu = GpuMemory(**{part: getattr(highest, part) for part in GpuMemory.__slots__})
-    whole = count_parameters(architecture, shared)
-    added = fixed.values + frozen_adapter_values(architecture, lora) if lora else 0
     return Estimate(
         model=architecture.name,
         gpus=setup.gpus,
-        parameters=whole + added,
-        parameters_by_part=parameters_by_part(architecture, shared) | ({"adapters": added} if lora else {}),
-        trained_parameters=whole if course or together else fixed.values,
+        **_counts(architecture, shared, lora),
         gpu=gpu,
         saved_activations=timeline.after_forward.activations,
         autocast_weight_copies=timeline.after_forward.weight_copies,
@@ -224,6 +220,17 @@ def estimate(setup: Setup) -> Estimate:
     )
 
 
+def _counts(architecture: Architecture, shared: int, lora: Lora | None) -> dict[str, object]:
+    """How many parameters the whole model has, on all GPUs together, and how many of them are trained."""
+    whole, by_part = count_parameters(architecture, shared), parameters_by_part(architecture, shared)
+    if lora is None:
+        return {"parameters": whole, "parameters_by_part": by_part, "trained_parameters": whole}
+    trained = adapter_values(architecture, lora)
+    added = trained + frozen_adapter_values(architecture, lora)
+    by_part = by_part | {"adapters": added}
+    return {"parameters": whole + added, "parameters_by_part": by_part, "trained_parameters": trained}
+
+
 def _itemsize(setup: Setup) -> int:
     return 2 if setup.precision in ("bf16", "fp16") else 4
 
@@ -238,11 +245,14 @@ def _played(
     """FSDP2's course if it divides the weights, the sizes that the step does not change, the step, all gradients."""
     itemsize = _itemsize(setup)
     options = _options(setup, architecture, shared, lora.rest_itemsize if lora else itemsize, lora)
-    course = _course(setup, itemsize)
+    course = _course(setup, itemsize, lora)
     if course:
         # The whole gradients of a micro-batch are always new ones; only their sums are added to those of earlier ones.
-        options = replace(options, accumulating=False, itemsize=course.computed, autocast=False)
-        fixed = _fixed_shards(architecture, setup.gpus, itemsize, optimizer)
+        options = replace(options, accumulating=False, autocast=False)
+        if course.cast:
+            gathered = lora and replace(lora, adapter_itemsize=course.cast, rest_itemsize=course.cast, base_bits=16)
+            options = replace(options, itemsize=course.cast, lora=gathered)
+        fixed = _fixed_shards(architecture, setup.gpus, course.stored, optimizer, lora)
         # The gradients of a layer are parts of one block.
         return course, fixed, play_sharded(architecture, options, course), gradient_bytes(architecture, course)
     if setup.sharding in TENSOR_SHARDINGS:
@@ -261,7 +271,8 @@ def _played(
         table = architecture.vocab_size * architecture.hidden_size
         gradients += allocated_bytes(table * setup.gpus, itemsize) - allocated_bytes(table, itemsize)
     if setup.sharding == "zero-1":
-        fixed = _with_largest_state(fixed, architecture, shared, setup.gpus, itemsize, optimizer)
+        trained = adapter_tensors(architecture, lora) if lora else parameter_tensors(architecture, shared)
+        fixed = _with_largest_state(fixed, trained, setup.gpus, trained_itemsize, optimizer)
     return None, fixed, play(architecture, options), gradients
 
 
@@ -328,31 +339,37 @@ class _Fixed:
     """The part of the allocator's segments that weights and gradients leave unused."""
 
 
-def _course(setup: Setup, itemsize: int) -> Course | None:
+def _course(setup: Setup, itemsize: int, lora: Lora | None) -> Course | None:
     """How FSDP2 divides the model; None if it does not."""
     if setup.sharding not in ("zero-2", "zero-3"):
         return None
     return Course(
         gpus=setup.gpus,
         reshard=setup.sharding == "zero-3",
-        stored=itemsize,
-        computed=4 if setup.precision == "fp32" else 2,
+        stored=lora.adapter_itemsize if lora else itemsize,
+        cast=2 if setup.precision.startswith("amp-") else None,
         accumulating=setup.accumulation_steps > 1,
+        lora=lora,
+        waits=lora is not None and not setup.checkpointing,
     )
 
 
 @lru_cache(maxsize=1024)
-def _fixed_shards(architecture: Architecture, gpus: int, itemsize: int, optimizer: Optimizer) -> _Fixed:
+def _fixed_shards(
+    architecture: Architecture, gpus: int, itemsize: int, optimizer: Optimizer, lora: Lora | None
+) -> _Fixed:
     """The sizes of the first GPU's shares."""
-    return _sizes(shards(architecture, gpus), [], itemsize, optimizer)
+    divided = frozen_shards(architecture, gpus, lora) if lora else ()
+    frozen = [(tensor.copies, allocated_bytes(tensor.count, size)) for tensor, size in divided]
+    return _sizes(shards(architecture, gpus, lora), frozen, itemsize, optimizer, again=lora is not None)
 
 
 @lru_cache(maxsize=1024)
 def _with_largest_state(
-    fixed: _Fixed, architecture: Architecture, shared: int, gpus: int, itemsize: int, optimizer: Optimizer
+    fixed: _Fixed, tensors: tuple[ParameterTensor, ...], gpus: int, itemsize: int, optimizer: Optimizer
 ) -> _Fixed:
     """The same with the optimizer's state on the GPU that keeps the most of it."""
-    part = _sizes(largest_part(architecture, shared, gpus, optimizer, itemsize), [], itemsize, optimizer)
+    part = _sizes(largest_part(tensors, gpus, optimizer, itemsize), [], itemsize, optimizer)
     return replace(fixed, state_bytes=part.state_bytes, step_bytes=part.step_bytes)
 
 
@@ -613,6 +630,11 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
     if lora is None:
         return
     yield "LoRA as peft computes it: the model is frozen, so that a layer without adapters keeps no input for backward."
+    if architecture.num_experts:
+        yield (
+            "Only the linear modules of attention have adapters. By all-linear, peft also means the router and the "
+            "experts of a mixture, which it makes anew in every pass; that is not counted."
+        )
     tokens = setup.micro_batch_size * (setup.sequence_length or architecture.sequence_length)
     if lora.base_bits == 4 and tokens <= FUSED_4BIT_TOKENS:
         yield (

@@ -646,17 +646,19 @@ class Operations(Tape):
     def grouped_product(self, x: Tensor, weight: Parameter, offsets: Storage, name: str) -> Tensor:
         """Rows of x, sorted by expert, times the matrix of their expert: keeps x and the offsets of the experts' rows.
 
-        All experts together take as much memory however tokens are distributed among them (pytorch, _grouped_mm).
+        All experts together take as much memory however tokens are distributed among them (pytorch, _grouped_mm). If
+        the experts are frozen, x is not kept.
         """
         x = self.cast(x, weight.itemsize, name)
         itemsize, count, weight_count = x.itemsize, x.count, weight.count
         _experts, outer, inner = weight.shape
+        x_needs_gradient, trained = x.node is not None, weight.node is not None
 
         def backward(grad: Storage) -> tuple:
-            to_weight = self.new(weight_count, itemsize)
-            return self.new(count, itemsize), to_weight
+            to_weight = self.new(weight_count, itemsize) if trained else None
+            return self.new(count, itemsize) if x_needs_gradient else None, to_weight
 
-        node = self.record(name, (x, weight), (x.kept, offsets), backward)
+        node = self.record(name, (x, weight), (x.kept if trained else None, offsets), backward)
         self.name = name
         result = count // inner * outer
         return Tensor(self.new(result, itemsize), result, itemsize, node)

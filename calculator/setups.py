@@ -238,6 +238,11 @@ def resolve(setup: Setup) -> Architecture:
     return architecture
 
 
+def _untraced(sentence: str) -> BadSetup:
+    """A combination that can exist, but of which no rule is known: no such step was compared with PyTorch."""
+    return BadSetup(f"{sentence} Such steps were not traced.")
+
+
 def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
     """How the adapters of a checked setup are; None if all parameters are trained."""
     if setup.lora_rank is None:
@@ -262,8 +267,8 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
                 raise BadSetup(f"{field.name} is for LoRA; give lora_rank as well, or omit {field.name}.")
         return
     if architecture.family not in FAMILIES_WITH_ADAPTERS:
-        raise BadSetup(
-            "LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; "
+        raise _untraced(
+            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; "
             f"{architecture.name} is of another family, so omit lora_rank."
         )
     _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
@@ -275,7 +280,7 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
             "there are depends on the data; choose 16 or 4."
         )
     if setup.base_bits == 4 and architecture.family not in FAMILIES_IN_4_BITS:
-        raise BadSetup(f"base_bits 4 is not counted for {architecture.name}; choose 16 or 32.")
+        raise _untraced(f"base_bits 4 is not counted for {architecture.name}; choose 16 or 32.")
     for name, accepted in (("base_bits", BASE_BITS), ("adapter_bits", ADAPTER_BITS)):
         value = getattr(setup, name)
         if value is not None:
@@ -371,7 +376,7 @@ def _check_optimizers_of_matrices(setup: Setup, architecture: Architecture) -> N
         return
     title = OPTIMIZERS[setup.optimizer].title
     if architecture.family not in PROJECTED_FAMILIES:
-        raise BadSetup(
+        raise _untraced(
             f"{title} is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of another "
             "family, so choose the optimizer adafactor."
         )
@@ -382,12 +387,12 @@ def _check_optimizers_of_matrices(setup: Setup, architecture: Architecture) -> N
     if setup.offload_optimizer:
         raise BadSetup(f"{title} is counted on the GPU only: it keeps no copies on the host; omit offload_optimizer.")
     if setup.sharding != "none":
-        raise BadSetup(
+        raise _untraced(
             f"{title} takes a matrix's whole gradient, and sharding {setup.sharding} is not counted with it; choose "
             "sharding none, or adamw."
         )
     if setup.shared_groups or architecture.shared_groups:
-        raise BadSetup(f"{title} is not counted for layers that share weights; omit shared_groups.")
+        raise _untraced(f"{title} is not counted for layers that share weights; omit shared_groups.")
     if setup.optimizer == "muon" and setup.precision == "fp16":
         raise BadSetup("Muon computes in bfloat16, and is not counted for weights in float16; choose precision bf16.")
 
@@ -409,21 +414,21 @@ def _check_offloaded_activations(setup: Setup, architecture: Architecture) -> No
     if not setup.offload_activations:
         return
     if architecture.family != OFFLOADED_FAMILY:
-        raise BadSetup(
+        raise _untraced(
             "offload_activations is counted for Llama, Mistral, Qwen, SmolLM and Phi; "
             f"{architecture.name} is of another family, so choose checkpointing."
         )
     if setup.checkpointing:
-        raise BadSetup("offload_activations is counted without checkpointing; omit one of the two.")
+        raise _untraced("offload_activations is counted without checkpointing; omit one of the two.")
     if setup.lora_rank is not None or setup.sharding != "none" or setup.shared_groups or architecture.shared_groups:
-        raise BadSetup("offload_activations is not counted with LoRA, sharding and shared layers; omit these.")
+        raise _untraced("offload_activations is not counted with LoRA, sharding and shared layers; omit these.")
 
 
 def _check_loss(setup: Setup, architecture: Architecture) -> None:
     if setup.loss == "whole":
         return
     if setup.loss == "liger" and architecture.family not in FAMILIES_OF_LIGER:
-        raise BadSetup(
+        raise _untraced(
             "The loss liger is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma and DeepSeek; "
             f"{architecture.name} is of another family, so choose the loss whole."
         )
@@ -433,9 +438,9 @@ def _check_loss(setup: Setup, architecture: Architecture) -> None:
             "choose the loss whole."
         )
     if setup.offload_activations:
-        raise BadSetup(f"The loss {setup.loss} is not counted with offload_activations; omit one of the two.")
+        raise _untraced(f"The loss {setup.loss} is not counted with offload_activations; omit one of the two.")
     if setup.sharding in TENSOR_SHARDINGS or (setup.loss == "trainer" and setup.sharding not in WHOLE_MODEL):
-        raise BadSetup(
+        raise _untraced(
             f"The loss {setup.loss} is not counted with sharding {setup.sharding}, which divides the output head; "
             "choose another sharding, or none."
         )
@@ -445,19 +450,19 @@ def _check_packs(setup: Setup, architecture: Architecture) -> None:
     if not setup.packed:
         return
     if architecture.family not in FAMILIES_WITH_PACKS:
-        raise BadSetup(
+        raise _untraced(
             f"packed is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi and Gemma; {architecture.name} is of "
             "another family, so give one sample's length as the sequence length."
         )
     if setup.offload_activations or setup.sharding in TENSOR_SHARDINGS:
-        raise BadSetup("packed is not counted with offload_activations and tensor parallelism; omit one of the two.")
+        raise _untraced("packed is not counted with offload_activations and tensor parallelism; omit one of the two.")
 
 
 def _check_fp8(setup: Setup, architecture: Architecture) -> None:
     if not setup.fp8:
         return
     if architecture.family not in FAMILIES_IN_FP8:
-        raise BadSetup(
+        raise _untraced(
             "fp8 is counted for Llama, Mistral, Qwen, SmolLM, Phi and Gemma; "
             f"{architecture.name} is of another family, so omit fp8."
         )
@@ -466,11 +471,11 @@ def _check_fp8(setup: Setup, architecture: Architecture) -> None:
             f"fp8 stands beside the precision bf16 or amp-bf16, not {setup.precision}; choose one of the two."
         )
     if setup.lora_rank is not None or setup.gpus > 1 or setup.offload_activations:
-        raise BadSetup("fp8 is not counted with LoRA, several GPUs and offload_activations; omit these, or fp8.")
+        raise _untraced("fp8 is not counted with LoRA, several GPUs and offload_activations; omit these, or fp8.")
     if setup.loss == "trainer":
         raise BadSetup("This project's trainer, whose loss you chose, has no FP8; choose the loss whole or liger.")
     if setup.shared_groups or architecture.shared_groups:
-        raise BadSetup("fp8 is not counted for layers that share weights; omit shared_groups, or fp8.")
+        raise _untraced("fp8 is not counted for layers that share weights; omit shared_groups, or fp8.")
     tokens = setup.micro_batch_size * (setup.sequence_length or architecture.sequence_length)
     if tokens % SIDES_OF:
         raise BadSetup(
@@ -491,10 +496,8 @@ def _check_sharding(setup: Setup, architecture: Architecture) -> None:
         raise BadSetup(f"sharding {setup.sharding} divides memory among several GPUs; give gpus 2 or more.")
     if setup.offload_optimizer:
         raise BadSetup("A sharded optimizer works on its GPU; omit offload_optimizer, or choose sharding none.")
-    if setup.lora_rank is not None:
-        raise BadSetup("Sharding is not counted with LoRA; omit lora_rank, or choose sharding none.")
     if setup.optimizer not in SHARDED_OPTIMIZERS:
-        raise BadSetup(
+        raise _untraced(
             f"Sharding is counted with the optimizers {' and '.join(SHARDED_OPTIMIZERS)}, not {setup.optimizer}; "
             "choose one of these, or sharding none."
         )
@@ -503,21 +506,41 @@ def _check_sharding(setup: Setup, architecture: Architecture) -> None:
     if setup.sharding in TENSOR_SHARDINGS:
         _check_tensor_parallel(setup, architecture)
         return
+    _check_divided_adapters(setup)
     if setup.shared_groups or architecture.shared_groups:
         raise BadSetup("FSDP2 refuses layers that share weights; omit shared_groups, or choose sharding zero-1.")
     if architecture.fixed_length:
-        raise BadSetup(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
+        raise _untraced(f"FSDP2 is not counted for {architecture.name}; choose sharding zero-1 or none.")
+
+
+def _check_divided_adapters(setup: Setup) -> None:
+    """Refuses adapters beside which FSDP2 cannot divide the frozen weights, or is not counted."""
+    if setup.base_bits == 4:
+        raise BadSetup(
+            "FSDP2 loses what bitsandbytes needs to read 4-bit weights (bitsandbytes' issue 1945); choose base_bits "
+            "16, or sharding zero-1 or none."
+        )
+    if setup.adapter_bits == 16 and setup.precision.startswith("amp-"):
+        raise BadSetup(
+            f"With precision {setup.precision}, FSDP2 casts adapters of 32 bits itself; omit adapter_bits, or choose "
+            "precision bf16 or fp16."
+        )
 
 
 def _check_tensor_parallel(setup: Setup, architecture: Architecture) -> None:
+    if setup.lora_rank is not None:
+        raise BadSetup(
+            "Tensor parallelism is counted as torchtitan divides Llama, which has no adapters; omit lora_rank, or "
+            "choose sharding zero-3."
+        )
     joined = architecture.joined_projections or architecture.output_bias or architecture.feed_forward_bias
     if architecture.family != "llama" or joined:
-        raise BadSetup(
+        raise _untraced(
             f"Tensor parallelism is counted for Llama, Mistral, Qwen2 and Qwen3 without biases after a sum; "
             f"{architecture.name} is another model, so choose sharding zero-3."
         )
     if setup.shared_groups:
-        raise BadSetup("Tensor parallelism is not counted for layers that share weights; omit shared_groups.")
+        raise _untraced("Tensor parallelism is not counted for layers that share weights; omit shared_groups.")
     odd = undivided(architecture, setup.gpus)
     length = setup.sequence_length or architecture.sequence_length
     if not odd and setup.sharding == "tensor-sequence" and length % setup.gpus:
@@ -525,13 +548,13 @@ def _check_tensor_parallel(setup: Setup, architecture: Architecture) -> None:
     if odd:
         raise BadSetup(f"{setup.gpus} GPUs cannot divide {odd} evenly; choose other gpus, or sharding zero-3.")
     if setup.precision.startswith("amp"):
-        raise BadSetup("Tensor parallelism is counted without autocast; choose precision bf16, fp16 or fp32.")
+        raise _untraced("Tensor parallelism is counted without autocast; choose precision bf16, fp16 or fp32.")
     if setup.accumulation_steps > 1:
-        raise BadSetup("Tensor parallelism is counted without accumulation; choose accumulation_steps 1.")
+        raise _untraced("Tensor parallelism is counted without accumulation; choose accumulation_steps 1.")
     if setup.optimizer != "adamw":
-        raise BadSetup(f"Tensor parallelism is counted with the optimizer adamw, not {setup.optimizer}.")
+        raise _untraced(f"Tensor parallelism is counted with the optimizer adamw, not {setup.optimizer}.")
     if architecture.tied_embeddings:
-        raise BadSetup(
+        raise _untraced(
             f"Tensor parallelism is not counted where head and embedding share a matrix, as in {architecture.name}; "
             "choose sharding zero-3."
         )

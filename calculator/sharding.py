@@ -20,6 +20,11 @@ What is alive when, by torch 2.13, distributed/fsdp/_fully_shard:
   gradient of the layer until the sum has been made: a variable of foreach_reduce still refers to it;
 - the model's own weights (embeddings, last norm, head) are gathered from the beginning of forward to the end of
   backward, and their gradients are kept whole until then (FSDPState._lazy_init, _root_post_backward_final_callback).
+
+With LoRA, the frozen weights are divided and gathered like all others, each as it is stored or cast, but only the
+adapters have gradients. The inputs of the first layer need no gradient, unless a hook on the embeddings makes them need
+one for checkpointing. FSDP2 then learns only from the end of backward that this layer's is over: until then, its whole
+weights and gradients stay (FSDPParamGroup._register_post_backward_hook).
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from calculator.adapters import Lora, adapter_matrices, adapter_tensors
 from calculator.architecture import Architecture
 from calculator.autograd import rounded
 from calculator.optimizers import Optimizer
@@ -45,11 +51,33 @@ class Course:
     reshard: bool
     """Whether a layer's whole weights are freed after its forward ("zero-3")."""
     stored: int
-    """Bytes of a value of the shards, and of the gradients that are summed over the GPUs."""
-    computed: int
-    """Bytes of a value with which the model computes."""
+    """Bytes of a value of the trained shards, and of the gradients that are summed over the GPUs."""
+    cast: int | None
+    """Bytes of a value to which FSDP2 casts what it gathers; None: everything is gathered as it is stored."""
     accumulating: bool
     """Whether shares of the gradients are already there from an earlier micro-batch."""
+    lora: Lora | None = None
+    """As the shards are stored."""
+    waits: bool = False
+    """Whether the first layer's inputs need no gradient, so that its gradients are summed at the end of backward."""
+
+    def computed(self, stored: int) -> int:
+        """Bytes of a gathered value."""
+        return self.cast or stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One GPU's share of a parameter, as it is gathered."""
+
+    values: int
+    stored: int
+    """Bytes of a value."""
+    gathered: int
+    """Bytes of a value of the whole parameter."""
+    whole_values: int
+    """Of the whole parameter."""
+    is_trained: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +108,71 @@ def shard_shape(shape: tuple[int, ...], gpus: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def shards(architecture: Architecture, gpus: int) -> tuple[ParameterTensor, ...]:
-    """This GPU's share of every kind of tensor."""
-    return tuple(
-        ParameterTensor(tensor.name, tensor.part, shard_shape(tensor.shape, gpus), tensor.copies)
-        for tensor in parameter_tensors(architecture)
-    )
+def shards(architecture: Architecture, gpus: int, lora: Lora | None = None) -> tuple[ParameterTensor, ...]:
+    """This GPU's share of every kind of trained tensor."""
+    tensors = adapter_tensors(architecture, lora) if lora else parameter_tensors(architecture)
+    return tuple(_shard(tensor, gpus) for tensor in tensors)
+
+
+@lru_cache(maxsize=256)
+def frozen_shards(architecture: Architecture, gpus: int, lora: Lora) -> tuple[tuple[ParameterTensor, int], ...]:
+    """This GPU's share of every kind of tensor that is not trained, with the bytes of a value."""
+    found = []
+    for tensor in parameter_tensors(architecture):
+        found.append((_shard(tensor, gpus), lora.itemsize(tensor.name)))
+        if lora.freeze_a and lora.has_adapter(tensor.name):
+            found.append((_shard(adapter_matrices(tensor, lora)[0], gpus), lora.adapter_itemsize))
+    return tuple(found)
+
+
+def _shard(tensor: ParameterTensor, gpus: int) -> ParameterTensor:
+    return ParameterTensor(tensor.name, tensor.part, shard_shape(tensor.shape, gpus), tensor.copies)
 
 
 @lru_cache(maxsize=256)
 def _groups(architecture: Architecture, course: Course) -> dict[tuple[str, str], Group]:
     """The group of each kind of layer, by stack and attention; that outside of the layers under two empty names."""
-    kinds: dict[tuple[str, str], list[int]] = {("", ""): []}
+    kinds: dict[tuple[str, str], list[_Piece]] = {("", ""): []}
     stacks = {"layers": architecture.num_layers, "encoder": architecture.num_layers}
     stacks["decoder"] = architecture.num_decoder_layers
     for group in FAMILIES[architecture.family].parameters(architecture):
-        counts = [prod(shard_shape(shape, course.gpus)) for shape in group.shapes.values()]
+        pieces = [piece for name, shape in group.shapes.items() for piece in _pieces(name, shape, course)]
         if not group.stack:
-            kinds["", ""] += counts
+            kinds["", ""] += pieces
             continue
         for kind in dict.fromkeys(map(architecture.attention_kind, range(stacks[group.stack]))):
             if group.only in kind:
-                kinds.setdefault((group.stack, kind), []).extend(counts)
-    # A layer's last parameter is a norm's, or the bias of its last product, of as many values.
-    lasts = {kind: architecture.hidden_size for kind in kinds} | {("", ""): _last_outside(architecture)}
-    return {kind: _group(counts, lasts[kind], course) for kind, counts in kinds.items()}
+                kinds.setdefault((group.stack, kind), []).extend(pieces)
+    if course.lora:
+        lasts = {kind: _last_trained(pieces) for kind, pieces in kinds.items()}
+    else:
+        # A layer's last parameter is a norm's, or the bias of its last product, of as many values.
+        lasts = {kind: architecture.hidden_size for kind in kinds} | {("", ""): _last_outside(architecture)}
+    return {kind: _group(pieces, lasts[kind], course) for kind, pieces in kinds.items()}
+
+
+def _pieces(name: str, shape: tuple[int, ...], course: Course) -> list[_Piece]:
+    """A parameter and, if it has one, its adapter."""
+    lora = course.lora
+    tensors = [(ParameterTensor(name, "", shape, 1), lora.itemsize(name) if lora else course.stored, lora is None)]
+    if lora and lora.has_adapter(name):
+        a, b = adapter_matrices(tensors[0][0], lora)
+        tensors += [(a, lora.adapter_itemsize, not lora.freeze_a), (b, lora.adapter_itemsize, True)]
+    return [
+        _Piece(
+            values=prod(shard_shape(tensor.shape, course.gpus)),
+            stored=stored,
+            gathered=course.computed(stored),
+            whole_values=tensor.count,
+            is_trained=is_trained,
+        )
+        for tensor, stored, is_trained in tensors
+    ]
+
+
+def _last_trained(pieces: list[_Piece]) -> int:
+    """Values of the last matrix of the last adapter, in the order of the modules."""
+    return next((piece.whole_values for piece in reversed(pieces) if piece.is_trained), 0)
 
 
 def _last_outside(architecture: Architecture) -> int:
@@ -120,16 +188,16 @@ def _last_outside(architecture: Architecture) -> int:
     return next((prod(shapes[name]) for name in names if name in shapes), architecture.hidden_size)
 
 
-def _group(counts: list[int], last: int, course: Course) -> Group:
-    """Of parameters with these numbers of values on each GPU, and so many values of the last one on all together."""
-    values, itemsize = sum(counts), course.computed
+def _group(pieces: list[_Piece], last: int, course: Course) -> Group:
+    """Of these parameters, with so many values of the last trained one on all GPUs together."""
+    trained = sum(piece.values for piece in pieces if piece.is_trained)
     return Group(
-        whole=sum(rounded(count * course.gpus * itemsize) for count in counts),
-        buffer=rounded(values * course.gpus * itemsize),
-        cast=rounded(values * itemsize) if itemsize != course.stored else 0,
-        summed=rounded(values * course.gpus * course.stored),
-        gradients=rounded(values * course.stored),
-        last_gradient=rounded(last * itemsize),
+        whole=sum(rounded(piece.values * course.gpus * piece.gathered) for piece in pieces),
+        buffer=rounded(sum(piece.values * course.gpus * piece.gathered for piece in pieces)),
+        cast=rounded(sum(piece.values * piece.gathered for piece in pieces if piece.gathered != piece.stored)),
+        summed=rounded(trained * course.gpus * course.stored),
+        gradients=rounded(trained * course.stored),
+        last_gradient=rounded(last * course.computed(course.stored)),
     )
 
 
@@ -187,7 +255,7 @@ class _Step:
         self.last = order[-1]
         earlier = self.all_gradients if course.accumulating else 0
         # Gemma's embeddings are multiplied by a number of 32 bits; backward needs its copy in the other precision.
-        casts = architecture.family == "gemma" and course.computed != course.stored
+        casts = architecture.family == "gemma" and course.cast and not course.lora
         self.kept = Levels(live=rounded(2), activations=rounded(2)) if casts else Levels()
         self.level = Levels(live=earlier, gradients=earlier) + self.kept
         """As the tape has it, with this GPU's share of the gradients instead of the whole ones of finished layers."""
@@ -197,6 +265,8 @@ class _Step:
         """The buffer into which parameters were gathered last, if it still exists."""
         self.summed = 0
         """The gradients that the last group sent."""
+        self.waiting: list[tuple[Group, int, str]] = []
+        """Groups whose gradients are summed at the end, with their whole gradients' bytes and their place."""
         self.instants: list[Instant] = []
 
     @property
@@ -246,17 +316,28 @@ class _Step:
                 self._prefetch(self.before[layer], place)
         whole_gradients = self.level.gradients
         self._add(segment, place, "backward")
-        self._reduce(group, self.level.gradients - whole_gradients, place)
+        gradients = self.level.gradients - whole_gradients
+        if self.course.waits and layer[1] == 0:
+            self.waiting.append((group, gradients, place))
+        else:
+            self._reduce(group, gradients, place)
 
     def end(self) -> None:
-        """After the last layer's backward: the gradients outside of the layers."""
-        reduced = self.all_gradients
-        if not self.course.accumulating:
+        """After the last layer's backward: the gradients outside of the layers, and those that have waited."""
+        reduced = self.all_gradients - sum(group.gradients for group, *_ in self.waiting)
+        if self.course.accumulating:
+            reduced = self.all_gradients
+        else:
             reduced -= self.root.gradients
-        # This sum is a part of backward, which keeps the gradient of the loss itself until it ends.
+        # These sums are a part of backward, which keeps the gradient of the loss itself until it ends.
         ones = Levels(live=rounded(4))
         self.level += ones
-        self._reduce(self.root, self.level.gradients - reduced, "embeddings and output head")
+        if self.root.summed:
+            self._reduce(self.root, self.level.gradients - reduced, "embeddings and output head")
+        else:
+            self.whole -= self.root.whole
+        for group, gradients, place in self.waiting:
+            self._reduce(group, gradients, place)
         self.level -= ones
         self.summed = 0
 
@@ -299,14 +380,20 @@ class _Step:
 
 @lru_cache(maxsize=256)
 def largest_part(
-    architecture: Architecture, shared_groups: int, gpus: int, optimizer: Optimizer, itemsize: int
+    trained: tuple[ParameterTensor, ...], gpus: int, optimizer: Optimizer, itemsize: int
 ) -> tuple[ParameterTensor, ...]:
     """The tensors whose optimizer state one GPU keeps with "zero-1": those of the GPU whose state is largest.
 
     ZeroRedundancyOptimizer sorts the parameters by size and gives each to the GPU that has the fewest values so far
     (torch 2.13, distributed/optim/zero_redundancy_optimizer.py, _partition_parameters).
+
+    Args:
+        trained: All kinds of tensors that are trained.
+        gpus: Among which they are dealt out.
+        optimizer: Whose state it is.
+        itemsize: Bytes of a value of the parameters.
     """
-    tensors = [tensor for tensor in parameter_tensors(architecture, shared_groups) for _ in range(tensor.copies)]
+    tensors = [tensor for tensor in trained for _ in range(tensor.copies)]
     tensors.sort(key=lambda tensor: -tensor.count)
     heap = [(0, gpu) for gpu in range(min(gpus, len(tensors)))]
     parts: list[list[ParameterTensor]] = [[] for _ in heap]

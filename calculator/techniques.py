@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -186,7 +186,7 @@ def _sharded(setup: Setup, architecture: Architecture, device: Device) -> Iterat
     for level, (name, (title, caveat)) in enumerate(SHARDED.items(), 1):
         if level > present:
             yield Technique(title, {"sharding": name}, level=level, caveat=caveat)
-    if undivided(architecture, setup.gpus):
+    if undivided(architecture, setup.gpus) or setup.lora_rank is not None:
         return
     # Tensor parallelism is counted without autocast, and each GPU computes a part of every sample.
     changes: dict[str, object] = {}
@@ -208,12 +208,14 @@ def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
     in_4_bits = architecture.family in FAMILIES_IN_4_BITS
     if setup.lora_rank is None:
         caveat = "only adapters are trained, beside the frozen model"
-        changes, instead = _beside_adapters(setup)
+        changes, instead = _beside_adapters(setup, TOGETHER)
         title = f"LoRA of rank {LORA_RANK}"
         yield Technique(title + instead, {**changes, "base_bits": 16}, ADAPTERS, level=1, caveat=caveat)
         if in_4_bits:
             title = f"QLoRA of rank {LORA_RANK} (a 4-bit model)"
             caveat = f"{caveat}, whose weights are rounded to 4 bits"
+            # FSDP2 cannot divide 4-bit weights.
+            changes, instead = _beside_adapters(setup, (*TOGETHER, "zero-2", "zero-3"))
             yield Technique(title + instead, {**changes, "base_bits": 4}, ADAPTERS, level=2, caveat=caveat)
         return
     if setup.base_bits in (None, 32) and setup.precision.startswith("amp-"):
@@ -222,14 +224,14 @@ def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
         yield Technique("frozen weights in 4 bits (QLoRA)", {"base_bits": 4}, ADAPTERS, level=2, caveat=rounded)
 
 
-def _beside_adapters(setup: Setup) -> tuple[dict[str, object], str]:
-    """What LoRA changes, and in words what it replaces because it does not go with it."""
+def _beside_adapters(setup: Setup, shardings: Iterable[str]) -> tuple[dict[str, object], str]:
+    """What LoRA changes, and in words what it replaces because it does not go with it: one of these shardings, too."""
     changes: dict[str, object] = {"lora_rank": LORA_RANK}
     instead = []
     if setup.optimizer in OPTIMIZERS_OF_MATRICES:
         instead.append(OPTIMIZERS[setup.optimizer].title)
         changes |= {"optimizer": "adamw", "optimizer_rank": None}
-    if setup.sharding != "none":
+    if setup.sharding in shardings:
         instead.append("a divided model")
         changes["sharding"] = "none"
     if setup.offload_activations:

@@ -19,6 +19,9 @@ PARTS = {
 }
 """Parts of `gpu` in the order of the bar; a part's colour is its position here, counted from 1."""
 
+MOST_OTHERS = 15
+"""Bars of other GPUs that are drawn."""
+
 HOST_PARTS = {
     "parameters": "Parameters, 32 bit",
     "gradients": "Gradients, 32 bit",
@@ -31,7 +34,8 @@ HOST_PARTS = {
 def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Fit | None) -> dict:
     """`texts` by place; `bars` and `limit` (the GPU's room for them) in percent of the longest; `timeline` by row.
 
-    `on_host` says whether the host holds anything, `standing` is that of the verdict.
+    `others` is how many more bars there are like the first one, for the other GPUs. `on_host` says whether the host
+    holds anything, `standing` is that of the verdict.
     """
     gpu, host = result.gpu, result.host
     total, plain_total = gpu.total, plain.gpu.total
@@ -46,6 +50,7 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Fit | 
         "total": show_bytes(total),
         "where": f"on {several}" if setup.gpus > 1 else "of GPU memory",
         "bar-own": "Each" + several[4:] if setup.gpus > 1 else "This setup",
+        "bar-others": _others(setup),
         "saving": saving,
         "plain-total": show_bytes(plain_total),
         "host-total": show_bytes(host.total),
@@ -76,11 +81,23 @@ def show_answer(setup: Setup, result: Estimate, plain: Estimate, verdict: Fit | 
         "standing": verdict.standing if verdict else "",
         "on_host": host.total > 0,
         "bars": [_pieces(gpu, whole), _pieces(plain.gpu, whole)],
+        "others": min(setup.gpus - 1, MOST_OTHERS),
         "limit": round(100 * room / whole, 2) if 0 < room <= whole else None,
         "bars_label": f"{texts['bar-own']}: {show_bytes(total)}; plain: {show_bytes(plain_total)}",
         "timeline": timeline_rows(result.timeline, total),
         "pin": {"total": total, "gpu": {part: getattr(gpu, part) for part in PARTS}, "host": host.total},
     }
+
+
+def _others(setup: Setup) -> str:
+    """Of which GPUs the bars below that of the one that is counted are; empty if there is only that one."""
+    others = setup.gpus - 1
+    if not others:
+        return ""
+    most = ", at most" if setup.sharding.startswith("zero-") else ""  # counted is the GPU that holds the most
+    if others > MOST_OTHERS:
+        return f"{MOST_OTHERS} of {others} others{most}"
+    return f"The {others} others{most}" if others > 1 else f"The other{most}"
 
 
 def timeline_rows(instants: tuple[StepInstant, ...], total: int) -> list[dict]:

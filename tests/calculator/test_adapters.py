@@ -176,8 +176,8 @@ REFUSED = {
         "lora_rank": 8, "precision": "bf16", "base_bits": 4, "rest_32bit": True
     },
     "LoRA trains a model as it is published": {"lora_rank": 8, "shared_groups": 2},
-    "LoRA is counted for Llama, Mistral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; mixtral-8x7b": {
-        "lora_rank": 8, "model": "mixtral-8x7b"
+    "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; deepseek-v3": {
+        "lora_rank": 8, "model": "deepseek-v3"
     },
     "base_bits 4 is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},
     "lora_targets is a text such as time_text_embed": {"lora_rank": 8, "model": "flux-dev", "lora_targets": 1},

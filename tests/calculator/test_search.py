@@ -196,7 +196,7 @@ def test_each_model_is_found_by_its_name_with_each_gpu(model, written):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("mixtral 8x7b qlora a100", "LoRA is counted for"),
+        ("mixtral 8x7b qlora a100", "base_bits 4 is not counted for mixtral-8x7b"),
         ("llama 3b apollo 24gb lora", "takes the gradients of whole matrices"),
         ("llama 8b liger activation offloading", "is not counted with offload_activations"),
         ("llama 8b zero-3 h100", "give gpus 2 or more"),

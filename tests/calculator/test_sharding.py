@@ -1,7 +1,8 @@
 """Several GPUs: what each holds under DDP, ZeRO and FSDP2, as traced steps of torch.distributed show it.
 
 `benchmarks/sharded_steps.json` was traced by `benchmarks/sharded_steps.py`, drawn at random after the rules were
-written, and `divided_liger_steps.json` by `benchmarks/liger_steps.py`.
+written, `divided_liger_steps.json` by `benchmarks/liger_steps.py`, and `divided_adapter_steps.json` by
+`benchmarks/decoder_steps.py`.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from calculator.sharding import shard_shape
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = json.loads((BENCHMARKS / "sharded_steps.json").read_text())
 DIVIDED_LIGER = json.loads((BENCHMARKS / "divided_liger_steps.json").read_text())
+ADAPTERS = json.loads((BENCHMARKS / "divided_adapter_steps.json").read_text())
 TOGETHER = json.loads((BENCHMARKS / "tensor_steps.json").read_text())
 LLAMA = Setup(model="llama-3.2-1b", sequence_length=1024, gpus=4)
 
@@ -49,6 +51,15 @@ def test_step(step):
     assert result.gpu.total == pytest.approx(step["peak"], rel=0.001)
 
 
+@pytest.mark.parametrize("step", ADAPTERS, ids=_name)
+def test_step_with_adapters(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.trained_parameters < result.parameters == step["parameters"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
+    assert result.gradient_bytes == step["gradient_bytes"]
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.001)
+
+
 @pytest.mark.parametrize("step", TOGETHER, ids=_name)
 def test_step_of_tensor_parallelism(step):
     result = estimate(setup_from(step["setup"]))
@@ -68,7 +79,17 @@ def test_enough_steps_with_a_loss_in_pieces_were_drawn():
     assert len(DIVIDED_LIGER) >= 40 and min(kinds["zero-2", "liger"], kinds["zero-3", "liger"]) >= 10
 
 
-@pytest.mark.parametrize("steps", [STEPS, DIVIDED_LIGER], ids=["whole loss", "loss in pieces"])
+def test_enough_steps_with_adapters_were_drawn():
+    kinds = Counter(step["setup"].get("sharding", "none") for step in ADAPTERS)
+    assert len(ADAPTERS) >= 60 and min(kinds[kind] for kind in ("none", "zero-1", "zero-2", "zero-3")) >= 8
+    assert len({step["setup"]["config"]["model_type"] for step in ADAPTERS}) >= 7
+    assert sum(step["setup"].get("lora_freeze_a", False) for step in ADAPTERS) >= 5
+    assert {step["setup"].get("base_bits") for step in ADAPTERS} == {None, 16, 32}
+
+
+@pytest.mark.parametrize(
+    "steps", [STEPS, DIVIDED_LIGER, ADAPTERS], ids=["whole loss", "loss in pieces", "with adapters"]
+)
 def test_half_of_all_peaks_are_right_to_the_byte(steps):
     differences = sorted(abs(estimate(setup_from(step["setup"])).gpu.total - step["peak"]) for step in steps)
     assert differences[(len(differences) - 1) // 2] == 0
@@ -138,7 +159,10 @@ REFUSED = {
     "gpus is a whole number from 1": {"gpus": 0},
     "sharding is one of none, zero-1, zero-2, zero-3, tensor, tensor-sequence": {"sharding": "fsdp"},
     "works on its GPU; omit offload_optimizer": {"sharding": "zero-1", "offload_optimizer": True},
-    "Sharding is not counted with LoRA": {"sharding": "zero-2", "lora_rank": 8},
+    "FSDP2 loses what bitsandbytes needs to read 4-bit weights": {
+        "sharding": "zero-2", "lora_rank": 8, "base_bits": 4},
+    "FSDP2 casts adapters of 32 bits itself": {"sharding": "zero-3", "lora_rank": 8, "adapter_bits": 16},
+    "divides Llama, which has no adapters; omit lora_rank": {"sharding": "tensor", "lora_rank": 8},
     "Sharding is counted with the optimizers adamw and sgd, not adamw8bit; choose one of these, or sharding none": {
         "sharding": "zero-3", "optimizer": "adamw8bit"
     },
@@ -195,12 +219,12 @@ def test_a_model_that_fits_no_gpu_is_said_to_fit_several():
 
 
 def test_more_than_64_gpus_are_advised():
-    device = device_named("t4")
-    found = advice(Setup(model="qwen3-30b-a3b", gpus=8, sharding="zero-3"), device)
-    assert not found["suggestions"] and "Divided among 128 of the Tesla T4 (Colab), it fits" in found["sentence"]
+    device = device_named("b200")
+    found = advice(Setup(model="deepseek-v3", gpus=8, sharding="zero-3"), device)
+    assert not found["suggestions"] and "Divided among 256 of the B200, it fits" in found["sentence"]
     fitting, fewer = (
-        Setup(model="qwen3-30b-a3b", gpus=gpus, sharding="zero-3", checkpointing=True, optimizer_impl="fused")
-        for gpus in (128, 64)
+        Setup(model="deepseek-v3", gpus=gpus, sharding="zero-3", checkpointing=True, optimizer_impl="fused")
+        for gpus in (256, 128)
     )
     assert need_bytes(fitting, device) <= device.usable_bytes < need_bytes(fewer, device)
 

@@ -416,6 +416,29 @@ def test_models_take_only_what_applies_to_them(open_page):
     assert violations(page) == []
 
 
+def test_each_other_gpu_has_a_bar(open_page):
+    page = open_page("calculator/")
+    others, label = page.locator("[data-slot=others]"), page.locator("[data-slot=bar-others]")
+    shows(page, DEFAULT)
+    expect(others).to_be_hidden()
+    expect(label).to_be_hidden()
+    for number, sharding, bars, said in [
+        ("8", "zero-3", 7, "The 7 others, at most"),
+        ("2", "none", 1, "The other"),
+        ("64", "none", 15, "15 of 63 others"),
+    ]:
+        page.goto(f"{page.origin}calculator/?model=llama-3.1-8b&precision=bf16&gpus={number}&sharding={sharding}")
+        expect(label).to_have_text(said)
+        expect(others.locator("i")).to_have_count(bars)
+        expect(others).to_be_visible()
+        # As long as the first bar's, in the same colours.
+        one, first = others.locator("i").first, page.locator("[data-bar]").first
+        assert one.bounding_box()["width"] == pytest.approx(first.bounding_box()["width"], abs=1)
+        assert "linear-gradient" in one.evaluate("one => getComputedStyle(one).backgroundImage")
+    page.get_by_label("GPUs", exact=True).fill("1")
+    expect(others).to_be_hidden()
+
+
 def test_gpus_compute_a_sample_together(open_page):
     """Tensor parallelism; what it is not counted with is said in the answer's place."""
     page = open_page("calculator/")

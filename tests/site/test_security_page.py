@@ -76,6 +76,7 @@ def test_all_columns_of_the_table_are_in_sight(open_page):
 
 HARD_TO_CATCH = "reducer, silent"
 """Nobody can prove that these have lied."""
+SELDOM = "reducer, every other time"
 
 
 def test_the_record_keeps_what_is_asked_of_centered_clip():
@@ -107,6 +108,11 @@ def test_the_page_says_how_soon_lying_reducers_were_left_out(open_page):
     assert max(last["reducer"], last["reducer, hidden"]) <= 10 < last[HARD_TO_CATCH] <= 20
     assert f"left out after {max(last['reducer'], last['reducer, hidden'])} updates at the latest" in text
     assert f"hidden that twice: after {last[HARD_TO_CATCH]} updates" in text
+    seldom = recorded(f"loss over clean, 5 of 25 hostile: {SELDOM}")["left_out_after"]
+    assert [len(run) for run in seldom] == [5, 5, 5]
+    assert f"average only was left out after {max(run[-1] for run in seldom)} updates at the latest" in text
+    seldom_of_53 = recorded(f"loss over clean, 12 of 53 hostile: {SELDOM}")["left_out_after"][0]
+    assert f"average only, {len(seldom_of_53)} were left out when the run ended after 40" in text
     of_53 = recorded(f"loss over clean, 12 of 53 hostile: {HARD_TO_CATCH}")["left_out_after"][0]
     assert len(of_53) == 12 and f"of 12 among 53, the last was left out after {of_53[-1]} updates" in text
 

@@ -28,6 +28,8 @@ DIFFUSION = RESULTS.parent / "diffusion_steps.json"
 """The same for diffusion transformers."""
 ADAPTERS = RESULTS.parent / "lora_steps.json"
 """Those of decoders with LoRA's adapters."""
+MIXTURE_ADAPTERS = RESULTS.parent / "mixture_lora_steps.json"
+"""Those of models with experts, with adapters beside attention."""
 DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
 """Those of diffusion transformers with LoRA's adapters."""
 LOW_RANK = RESULTS.parent / "low_rank_steps.json"
@@ -46,6 +48,8 @@ SHARDED = RESULTS.parent / "sharded_steps.json"
 """Steps on one of several GPUs (benchmarks/sharded_steps.py)."""
 DIVIDED_LIGER = RESULTS.parent / "divided_liger_steps.json"
 """The same with FSDP2 and Liger's loss in pieces (benchmarks/liger_steps.py)."""
+DIVIDED_ADAPTERS = RESULTS.parent / "divided_adapter_steps.json"
+"""The same with LoRA's adapters (benchmarks/decoder_steps.py)."""
 TOGETHER = RESULTS.parent / "tensor_steps.json"
 """The same with tensor parallelism."""
 SHARDINGS = {
@@ -115,8 +119,8 @@ def family_table() -> str:
 
 def adapter_table() -> str:
     """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
-    steps = [*_steps(ADAPTERS), *_steps(DIFFUSION_ADAPTERS)]
-    names = [f"{step['setup']['precision']}, frozen in {step['setup']['base_bits']} bits" for step in steps]
+    steps = [step for path in (ADAPTERS, MIXTURE_ADAPTERS, DIFFUSION_ADAPTERS) for step in _steps(path)]
+    names = [f"{step['setup']['precision']}, frozen in {step['setup'].get('base_bits', 16)} bits" for step in steps]
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
 
@@ -144,7 +148,7 @@ def sharded_table() -> str:
 
 
 def _sharded_steps() -> list[dict]:
-    return [*_steps(SHARDED), *_steps(DIVIDED_LIGER), *_steps(TOGETHER)]
+    return [step for path in (SHARDED, DIVIDED_LIGER, DIVIDED_ADAPTERS, TOGETHER) for step in _steps(path)]
 
 
 def _steps(path: Path) -> list[dict]:
@@ -243,6 +247,7 @@ def accuracy_counts() -> dict[str, int]:
         "pictures": len(_steps(PICTURES)),
         "diffusion": len(_steps(DIFFUSION)),
         "adapters": len(_steps(ADAPTERS)),
+        "mixture_adapters": len(_steps(MIXTURE_ADAPTERS)),
         "diffusion_adapters": len(_steps(DIFFUSION_ADAPTERS)),
         "low_rank": len(_steps(LOW_RANK)),
         "muon": len(_steps(MUON)),
@@ -252,6 +257,7 @@ def accuracy_counts() -> dict[str, int]:
         "eight_bit": len(_steps(EIGHT_BIT)),
         "sharded": len(_sharded_steps()),
         "divided_liger": len(_steps(DIVIDED_LIGER)),
+        "divided_adapters": len(_steps(DIVIDED_ADAPTERS)),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }
 

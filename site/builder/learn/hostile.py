@@ -43,6 +43,7 @@ WHAT_THEY_SEND = {
     "reducer": "honest gradients; answers with averages times -1000",
     "reducer, hidden": "honest gradients; answers with averages that are off by 1.5 standard deviations",
     "reducer, silent": "honest gradients; answers with minus the averages, and shows nothing to those who check",
+    "reducer, every other time": "the same in every other average, and honest in between",
 }
 """Attack -> what the hostile peers send, in the order of the table."""
 
@@ -94,19 +95,24 @@ def seeds() -> str:
 def liars() -> dict[str, str]:
     """After how many updates the last of five lying reducers among 25 was left out, and of 12 among 53 that hide it.
 
+    Of 12 that do so every other time, how many were left out.
+
     Raises:
         ValueError: If one never was: then the page must say so.
     """
     found, last = _by_attack("loss over clean, 5 of 25 hostile:"), {}
-    for name, attacks in {"proven": ("reducer", "reducer, hidden"), "silent": ("reducer, silent",)}.items():
+    kinds = {"proven": ("reducer", "reducer, hidden"), "silent": ("reducer, silent",)}
+    for name, attacks in {**kinds, "alternating": ("reducer, every other time",)}.items():
         runs = [run for attack in attacks for run in found[attack]["left_out_after"]]
         if any(len(run) < HOSTILE_OF_25 for run in runs):
             raise ValueError(f"benchmarks/results/{RECORD}.json has reducers that lie and stay; change the page.")
         last[name] = str(max(map(max, runs)))
-    (of_53,) = _by_attack("loss over clean, 12 of 53 hostile:")["reducer, silent"]["left_out_after"]
-    if len(of_53) < HOSTILE_OF_53:
+    of_53 = _by_attack("loss over clean, 12 of 53 hostile:")
+    (silent,) = of_53["reducer, silent"]["left_out_after"]
+    (alternating,) = of_53["reducer, every other time"]["left_out_after"]
+    if len(silent) < HOSTILE_OF_53:
         raise ValueError(f"benchmarks/results/{RECORD}.json has reducers that lie and stay; change the page.")
-    return {**last, "of_53": str(max(of_53))}
+    return {**last, "of_53": str(max(silent)), "alternating_of_53": str(len(alternating))}
 
 
 def guarded() -> dict[str, str]:

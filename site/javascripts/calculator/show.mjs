@@ -78,9 +78,21 @@ function showBars({ slot, bars, lengths }, answer) {
       piece.style.flexBasis = `${length}%`;
     }),
   );
+  showOthers(slot, answer);
   slot("limit").hidden = answer.limit === null;
   slot("limit").style.left = `${answer.limit ?? 0}%`;
   slot("bars").ariaLabel = answer.bars_label;
+}
+
+/** A small bar for each of the other GPUs, which hold the same: all have one background. */
+function showOthers(slot, { others, bars }) {
+  const place = slot("others");
+  place.hidden = slot("bar-others").hidden = !others;
+  fit(place, others, () => document.createElement("i"));
+  if (!others) return;
+  let end = 0;
+  const stops = bars[0].map((length, part) => `var(--series-${part + 1}) ${end}% ${(end += length)}%`);
+  place.style.setProperty("--parts", `linear-gradient(90deg, ${stops.join(", ")}, var(--shade) ${end}%)`);
 }
 
 /** Sets the verdict's kind, which also sets the advice's height, and removes the advice for the setup before. */
