@@ -6,16 +6,19 @@ each follower, everybody is in a group of its own and finds all others missing, 
 1. a leader signs the name of the group, which is a digest of the list, and the time;
 2. whoever has lost members of its group shows them the list with that signature, its charter;
 3. a peer that is shown a charter compares it with what it has asked its leader. Its words have another nonce in each
-   request to a leader. If they are in the list, and it was told another list in answer to this request, or has never
-   sent them to that leader, the leader lies.
+   request to a leader, and an honest leader puts a request into one group. A second list for the same request is proof.
+   A list with words that this peer has never sent to that leader is a fault; an earlier process of this peer may have
+   sent them.
 
-This convinces the peer itself and nobody else; but all followers of such a leader see the same.
+This convinces the peer itself and nobody else. It says nothing of a leader that averages with each of its followers in
+a group of two, whose lists do not name the others, and nobody can show anything to peers that accept no connections.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,19 +26,29 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
-from training.swarm.gathering import NonsenseError, check_members, name_of
+from training.swarm.auditor import LIE_WEIGHT
+from training.swarm.gathering import NonsenseError, check_members, members_of, name_of
 from training.swarm.receipts import Signer, digest_of, pack_signed, read_signed
 from training.trust.proof import proven_peer_id
 
+FAULT_WEIGHT = 1.0
+"""What words that this peer has not sent count among a leader's faults; a second list for one request is a lie."""
 FRESH_SECONDS = 30.0
 """A list must have been signed so lately when a follower gets it."""
-SHOWN_SECONDS = 300.0
-"""A charter is judged until it is so old: whoever shows it has tried to average meanwhile."""
+SHOWN_SECONDS = 900.0
+"""A charter is judged until it is so old: whoever shows it has tried to average meanwhile. Requests are remembered for
+twice this time."""
 START_SECONDS = 10.0
 """What is signed so soon after this program's start may name a request of an earlier process of the same peer."""
+MOST_LIST_BYTES = 2 << 20
+"""Longest list that is accepted. It must fit into a message of libp2p's daemon, or nobody could be shown it."""
 _TIME = struct.Struct("<d")
 
 Message = averaging_pb2.MessageFromLeader
+
+
+class OldListError(NonsenseError):
+    """A list that was signed at another time, by the clock of this peer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,22 +69,34 @@ class Charter:
         Raises:
             NonsenseError: If it is no list of a group, or none that one of its members has signed.
         """
-        peers = [PeerID(peer) for peer in message.ordered_peer_ids]
+        signer, signed_at = signer_of(message, prefix)
+        peers = members_of(message)
         check_members(peers, message.gathered)
         if message.group_id != name_of(peers, message.gathered):
             raise NonsenseError("a leader names another group than that of its members")
-        try:
-            signed, (packed,) = read_signed(message.suggested_leader, more=1)
-            (signed_at,) = _TIME.unpack(packed)
-            key, signature = signed.key.decode("ascii"), signed.signature.decode("ascii")
-        except (ValueError, struct.error):
-            raise NonsenseError("a leader has not signed the list of its group") from None
-        signer = proven_peer_id(key, _statement(prefix, message.group_id, packed), signature)
         leader = next((peer for peer in peers if str(peer) == signer), None)
-        if leader is None or not math.isfinite(signed_at):
+        if leader is None:
             raise NonsenseError("no member of a group has signed its list")
         words = dict(zip(peers, message.gathered, strict=True))
         return cls(leader=leader, signed_at=signed_at, group_id=message.group_id, words=words)
+
+
+def signer_of(message: Message, prefix: str) -> tuple[str, float]:
+    """Who has signed the name of a group, and when; what the message lists is not looked at.
+
+    Raises:
+        NonsenseError: If nobody has.
+    """
+    try:
+        signed, (packed,) = read_signed(message.suggested_leader, more=1)
+        (signed_at,) = _TIME.unpack(packed)
+        key, signature = signed.key.decode("ascii"), signed.signature.decode("ascii")
+    except (ValueError, struct.error):
+        raise NonsenseError("a leader has not signed the list of its group") from None
+    signer = proven_peer_id(key, _statement(prefix, message.group_id, packed), signature)
+    if signer is None or not math.isfinite(signed_at):
+        raise NonsenseError("a leader has not signed the list of its group")
+    return signer, signed_at
 
 
 def signature_of(signer: Signer, prefix: str, group_id: bytes) -> bytes:
@@ -88,8 +113,9 @@ def _statement(prefix: str, group_id: bytes, packed_time: bytes) -> bytes:
 class _Request:
     leader: PeerID
     sent_at: float
+    """By `time.monotonic`."""
     group_id: bytes | None = None
-    """Of the group that the leader has named in answer; None: this peer has heard of none."""
+    """Of the first group that its leader has signed for it, as far as this peer knows; None: it knows of none."""
 
 
 class Requests:
@@ -98,17 +124,18 @@ class Requests:
     Args:
         own: This peer.
         prefix: Of the averager.
-        clock: DHT time.
+        clock: DHT time; None: hivemind's, which is looked up at each call, since `clocks` puts another in its place.
     """
 
-    def __init__(self, own: PeerID, prefix: str, *, clock: Callable[[], float] = get_dht_time):
-        self._own, self._prefix, self._clock = own, prefix, clock
-        self._began = clock()
+    def __init__(self, own: PeerID, prefix: str, *, clock: Callable[[], float] | None = None):
+        self._own, self._prefix = own, prefix
+        self._clock = clock or (lambda: get_dht_time())
+        self._began = self._clock()
         self._sent: dict[bytes, _Request] = {}
 
     def note_sent(self, leader: PeerID, words: bytes) -> None:
         """This peer asks a leader to take it into a group."""
-        now = self._clock()
+        now = time.monotonic()
         while self._sent:
             oldest = next(iter(self._sent))
             if now - self._sent[oldest].sent_at <= 2 * SHOWN_SECONDS:
@@ -116,22 +143,34 @@ class Requests:
             del self._sent[oldest]
         self._sent[words] = _Request(leader, now)
 
-    def take(self, message: Message, leader: PeerID) -> None:
-        """A leader has named a group in answer to a request.
+    def take(self, message: Message, leader: PeerID) -> Message:
+        """A leader has named a group in answer to a request; what to show others of it.
 
         Raises:
-            NonsenseError: If it has not signed the list, or long ago.
+            OldListError: If it was signed at another time than now.
+            NonsenseError: If the leader has not signed the list, or another one for this request, or it is too long.
         """
         charter = Charter.read(message, self._prefix)
         if charter.leader != leader:
             raise NonsenseError("a leader names a group that another one has signed")
+        # Without fields that this program does not know, which might make the message too long to be shown.
+        names = ("code", "group_id", "ordered_peer_ids", "gathered", "suggested_leader")
+        shown = Message(**{name: getattr(message, name) for name in names})
+        if shown.ByteSize() > MOST_LIST_BYTES:
+            raise NonsenseError("a leader names a group by a message that is too long")
         if abs(self._clock() - charter.signed_at) > FRESH_SECONDS:
-            raise NonsenseError("a leader names a group of another time")
+            raise OldListError("a leader names a group of another time")
         if (request := self._sent.get(charter.words.get(self._own, b""))) is not None:
+            if request.group_id not in (None, charter.group_id):
+                raise NonsenseError("a leader puts this peer into two groups at once")
             request.group_id = charter.group_id
+        return shown
 
-    def liar_in(self, message: Message) -> PeerID | None:
-        """The leader that has signed a charter which cannot be true; None if it may be true, or is no charter.
+    def liar_in(self, message: Message) -> tuple[PeerID, float] | None:
+        """The leader that has signed a charter which cannot be true, with the weight of that; None if it may be true.
+
+        Also None if it is no charter, or of a leader that this peer has not asked: so nobody whom this peer does not
+        know can make it read long lists, or fill its memory with liars.
 
         Args:
             message: From anybody.
@@ -139,14 +178,19 @@ class Requests:
         if self._own.to_bytes() not in message.ordered_peer_ids:
             return None
         try:
+            signer, _ = signer_of(message, self._prefix)
+            if not any(str(request.leader) == signer for request in self._sent.values()):
+                return None
             charter = Charter.read(message, self._prefix)
         except NonsenseError:
             return None
         age = self._clock() - charter.signed_at
-        if charter.leader == self._own or age > SHOWN_SECONDS or charter.signed_at < self._began + START_SECONDS:
+        if charter.leader == self._own or not -FRESH_SECONDS <= age <= SHOWN_SECONDS:
             return None
         request = self._sent.get(charter.words[self._own])
         if request is None or request.leader != charter.leader:
-            return charter.leader  # it has made this peer's words up, or got them from another leader
-        was_told_another = request.group_id is not None and request.group_id != charter.group_id
-        return charter.leader if was_told_another else None
+            is_recent = charter.signed_at >= self._began + START_SECONDS
+            return (charter.leader, FAULT_WEIGHT) if is_recent else None
+        if request.group_id is None:
+            request.group_id = charter.group_id
+        return (charter.leader, LIE_WEIGHT) if request.group_id != charter.group_id else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 
 from training.errors import TrainingError
@@ -24,7 +25,9 @@ MOST_BYTES = 4096
 MOST_PEERS = 1024
 """Of a group."""
 NONCE_BYTES = 16
-"""At the end of each peer's words, drawn for each search: no group has the name of an earlier one."""
+"""At the end of each peer's words, drawn for each request to a leader: no group has the name of an earlier one."""
+MOST_ID_BYTES = 64
+"""Of a peer; those of this program's keys have 34."""
 FASTEST_MBITS = 100_000.0
 """The fastest link that is believed,"""
 MOST_TIMES_FASTER = 16.0
@@ -85,6 +88,18 @@ def name_of(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> bytes:
     divide the tensors differently, and find fault with that member.
     """
     return digest_of(*(peer.to_bytes() for peer in peers), *gathered)
+
+
+def members_of(message: averaging_pb2.MessageFromLeader) -> list[PeerID]:
+    """Whom a leader's list names.
+
+    Raises:
+        NonsenseError: If there are too many, or words are missing, or a name is too long; to read these takes seconds.
+    """
+    ids = message.ordered_peer_ids
+    if not len(ids) == len(message.gathered) <= MOST_PEERS or any(len(one) > MOST_ID_BYTES for one in ids):
+        raise NonsenseError("a leader names too many members, or not what each has told")
+    return [PeerID(one) for one in ids]
 
 
 def check_members(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:

@@ -23,9 +23,9 @@ from hivemind.utils import get_dht_time
 
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.admission import Admission, admission_of
-from training.swarm.charters import Requests, signature_of
+from training.swarm.charters import OldListError, Requests, signature_of
 from training.swarm.dht import announced_peer, own_subkey, signer_of
-from training.swarm.gathering import NonsenseError, Words, check_members, name_of, renewed
+from training.swarm.gathering import NonsenseError, Words, check_members, members_of, name_of, renewed
 from training.swarm.groups import Announcement
 from training.swarm.receipts import Signer
 from training.swarm.slow_nodes import slow_peers
@@ -48,6 +48,8 @@ could go on then, one peer with a bad link would make the others part in pairs, 
 MUTE_WINDOWS = 1.5
 """A leader that does not answer in time, or answers nonsense, is not asked again for so many windows, if there may be
 others. Else each window would be spent on the one peer whose link is full."""
+MOST_REDIRECTS = 3
+"""So often in a row this peer goes to another leader because the one that it has asked sends it there."""
 _LOOK_SECONDS, _PAUSE_SHARE = 0.1, 0.25
 """Shortest pause before a look for leaders, and the pause's share of the time that the search has lasted; half a window
 at most. hivemind's own loop asks the DHT without pause: it keeps a core busy, and fills the links of those who answer.
@@ -102,6 +104,8 @@ class PatientMatchmaking(Matchmaking):
         self._mute_at: dict[PeerID, float] = {}
         self._nonsense_at: dict[PeerID, float] = {}
         self._spoilers: set[PeerID] = set()
+        self._asked: list[PeerID] = []
+        """Whom this peer asks now, after those that have sent it there."""
         self.charter: averaging_pb2.MessageFromLeader | None = None
         """The list of the newest group as its leader has signed it; None if this peer leads it, or nobody signs."""
         self._signature = b"", b""
@@ -196,10 +200,14 @@ class PatientMatchmaking(Matchmaking):
 
         An honest one starts its group when its window ends, or sends its followers away.
         """
+        # hivemind goes where a leader sends it: also to one that this peer leaves out, and round in circles.
+        if leader in self.left_out or leader in self._asked or len(self._asked) > MOST_REDIRECTS:
+            return None
         self._following_until, answered, asked_at = math.inf, False, time.monotonic()
         search = self.step_control
         search.data_for_gather = renewed(search.data_for_gather)
         self.requests.note_sent(leader, search.data_for_gather)
+        self._asked.append(leader)
         try:
             group = await super()._request_join_group(leader)
             answered = group is not None
@@ -207,8 +215,10 @@ class PatientMatchmaking(Matchmaking):
             if not (answered or accepted) and time.monotonic() - asked_at >= self.request_timeout:
                 self._mute_at[leader] = time.monotonic()
         finally:  # also if the search is given up meanwhile, because the others have gone on
+            self._asked.pop()
             if not answered and time.monotonic() >= self._following_until + LATE_SECONDS:
                 self._note_idle(leader)
+                self._following_until = math.inf  # whoever has sent this peer there is not to blame
         return group
 
     def _follows(self, leader: PeerID) -> bool:
@@ -234,22 +244,22 @@ class PatientMatchmaking(Matchmaking):
             NonsenseError: If its words, or its members', make no sense.
             TicketRefused: If a member has no ticket that holds.
         """
-        peers = [PeerID(peer) for peer in msg.ordered_peer_ids]
         try:
+            peers = members_of(msg)
             check_members(peers, msg.gathered)
             self._check_epochs(msg.gathered)
             for peer, words in zip(peers, msg.gathered, strict=True):
                 self._check_ticket(peer, words)
             self._check_name(msg.group_id, peers, msg.gathered)
-            if self._signer is not None:
-                self.requests.take(msg, leader)
+            self.charter = self.requests.take(msg, leader) if self._signer is not None else None
         except (NonsenseError, TicketRefused) as error:
-            if not self._may_be_late_news(error):
+            if isinstance(error, OldListError):  # perhaps it is this peer's own clock
+                self._note_idle(leader)
+            elif not self._may_be_late_news(error):
                 self._spoilers.add(leader)
                 self._mute_at[leader] = self._nonsense_at[leader] = time.monotonic()
             raise
         self._idle.pop(leader, None)
-        self.charter = msg if self._signer is not None else None
         return await super().follower_assemble_group(leader, msg)
 
     def _check_name(self, group_id: bytes, peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:

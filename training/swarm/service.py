@@ -32,7 +32,7 @@ from hivemind.utils.asyncio import enter_asynchronously, switch_to_uvloop
 
 from calculator.exchange import part_bytes
 from training.swarm.admission import Guest, admission_of
-from training.swarm.auditor import LIE_WEIGHT, Auditor
+from training.swarm.auditor import Auditor
 from training.swarm.dht import signer_of
 from training.swarm.engine import open_connection
 from training.swarm.gathering import Words, bandwidths
@@ -63,8 +63,8 @@ from training.swarm.streams import until_hung_up
 
 CHARTER_SECONDS = 5.0
 """Longest time in which a charter is shown to a peer."""
-CHARTERS_AT_ONCE, CHARTER_PAUSE_SECONDS = 64, 10.0
-"""Charters that are judged for other peers: of each two in a row, and one more after each such pause."""
+CHARTERS_IN_A_ROW, CHARTER_PAUSE_SECONDS = 2, 10.0
+"""Charters of one peer that are judged, and the pause before each further one."""
 
 
 def serve(service: Service) -> None:
@@ -130,7 +130,7 @@ class Service(ServicerBase):
         )
         self._pending: dict[int, _Pending] = {}
         self._noting: asyncio.Task | None = None
-        self._charters = Quota(at_once=CHARTERS_AT_ONCE, of_one=1, in_a_row=2, seconds=CHARTER_PAUSE_SECONDS)
+        self._charters = Quota(at_once=1, of_one=1, in_a_row=CHARTERS_IN_A_ROW, seconds=CHARTER_PAUSE_SECONDS)
         self._showing: set[asyncio.Task] = set()
         self._guests: dict[PeerID, Guest] = {}
         """The groupmates of the newest group."""
@@ -320,9 +320,10 @@ class Service(ServicerBase):
 
     def _judge_charter(self, charter: averaging_pb2.MessageFromLeader, peer: PeerID) -> None:
         with self._charters.request(peer) as allowed:
-            liar = self.matchmaking.requests.liar_in(charter) if allowed else None
-        if liar is not None:
-            self._pipe.send(Caught(str(liar), LIE_WEIGHT, "has put peers into two groups at once, and"))
+            found = self.matchmaking.requests.liar_in(charter) if allowed else None
+        if found is not None:
+            leader, weight = found
+            self._pipe.send(Caught(str(leader), weight, "has put peers into groups that cannot be, and"))
 
     async def _start_of(self, pending: _Pending, group_id: bytes, peers: Sequence[PeerID]) -> Start:
         """Waits until the trainer lets a round with a group average; tells it if most of the group do so already."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from contextlib import ExitStack
@@ -22,10 +23,11 @@ from hivemind.utils.asyncio import as_aiter
 
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.averager import Averager
+from training.swarm.charters import Requests
 from training.swarm.coroutine import wait_for_result
 from training.swarm.gathering import NonsenseError, Words, name_of, renewed
 from training.swarm.gradients import GradientAverager
-from training.swarm.matchmaking import MAJORITY_WINDOWS, PatientMatchmaking
+from training.swarm.matchmaking import MAJORITY_WINDOWS, MOST_REDIRECTS, PatientMatchmaking
 from training.swarm.pipe import AveragerSettings, Stage
 from training.swarm.service import Service
 
@@ -326,6 +328,34 @@ def test_a_group_whose_leader_tells_its_followers_different_things_is_none(lie):
     with pytest.raises(NonsenseError, match="a leader"):
         wait_for_result(one.follower_assemble_group(leader, message))
     assert one.take_spoilers() == {str(leader)}
+
+
+def test_redirects_lead_to_nobody_that_is_left_out_and_not_round_in_circles(monkeypatch):
+    asked, names = [], [PeerID(bytes([number]) * 4) for number in range(9)]
+    leads_to = dict(itertools.pairwise(names))
+
+    async def redirected(self, leader):
+        asked.append(leader)
+        return await self._request_join_group(leads_to[leader])
+
+    monkeypatch.setattr(Matchmaking, "_request_join_group", redirected)
+    one = follower()
+    one._asked, one._leader, one.request_timeout, one.left_out = [], None, 60, frozenset()
+    one.requests = Requests(one.peer_id, "meeting")
+
+    def ask() -> list[PeerID]:
+        asked.clear()
+        assert wait_for_result(one._request_join_group(names[0])) is None
+        assert one._asked == []
+        return list(asked)
+
+    assert ask() == names[: MOST_REDIRECTS + 1]
+    one.left_out = frozenset({names[2]})
+    assert ask() == names[:2]
+    one.left_out, leads_to[names[1]] = frozenset(), names[0]
+    assert ask() == names[:2]
+    leads_to[names[0]] = names[0]
+    assert ask() == names[:1]
 
 
 def test_a_peer_that_has_waited_long_for_an_answer_may_have_given_up(monkeypatch):

@@ -25,7 +25,7 @@ SPOILERS = {
 WHY = {
     "answers slowly": "costs the others",
     "averages wrongly": "has answered with a wrong average, as its own signatures prove, and",
-    "leads each into another group": "has put peers into two groups at once, and",
+    "leads each into another group": "has put peers into groups that cannot be, and",
 }
 CHECKED = {"aggregation": "centered-clip", "audit_share": 0.5}
 AVERAGES = 4
