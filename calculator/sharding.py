@@ -324,17 +324,13 @@ class _Step:
 
     def end(self) -> None:
         """After the last layer's backward: the gradients outside of the layers, and those that have waited."""
-        reduced = self.all_gradients - sum(group.gradients for group, *_ in self.waiting)
-        if self.course.accumulating:
-            reduced = self.all_gradients
-        else:
-            reduced -= self.root.gradients
         # These sums are a part of backward, which keeps the gradient of the loss itself until it ends.
         ones = Levels(live=rounded(4))
         self.level += ones
         if self.root.summed:
+            reduced = self.all_gradients - (0 if self.course.accumulating else self.root.gradients)
             self._reduce(self.root, self.level.gradients - reduced, "embeddings and output head")
-        else:
+        else:  # all of it is frozen
             self.whole -= self.root.whole
         for group, gradients, place in self.waiting:
             self._reduce(group, gradients, place)
