@@ -154,7 +154,7 @@ def frozen_blocks(tensor: ParameterTensor, lora: Lora) -> list[int]:
     parts = [(tensor.count, lora.itemsize(tensor.name))]
     if lora.is_quantized(tensor.name):
         parts = list(quantized_parts(tensor.count))
-    if _keeps_a(tensor, lora):
+    if keeps_a(tensor, lora):
         parts.append((adapter_matrices(tensor, lora)[0].count, lora.adapter_itemsize))
     return [allocated_bytes(count, itemsize) for count, itemsize in parts]
 
@@ -190,11 +190,12 @@ def adapter_values(architecture: Architecture, lora: Lora) -> int:
 
 def frozen_adapter_values(architecture: Architecture, lora: Lora) -> int:
     """Values of the matrices A that are not trained."""
-    kept = [tensor for tensor in parameter_tensors(architecture) if _keeps_a(tensor, lora)]
+    kept = [tensor for tensor in parameter_tensors(architecture) if keeps_a(tensor, lora)]
     return sum(tensor.copies * adapter_matrices(tensor, lora)[0].count for tensor in kept)
 
 
-def _keeps_a(tensor: ParameterTensor, lora: Lora) -> bool:
+def keeps_a(tensor: ParameterTensor, lora: Lora) -> bool:
+    """Whether a parameter's adapter has a matrix A that is not trained."""
     return lora.freeze_a and lora.has_adapter(tensor.name)
 
 

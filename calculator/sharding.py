@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from calculator.adapters import Lora, adapter_matrices, adapter_tensors
+from calculator.adapters import Lora, adapter_matrices, adapter_tensors, keeps_a
 from calculator.architecture import Architecture
 from calculator.autograd import rounded
 from calculator.optimizers import Optimizer
@@ -120,7 +120,7 @@ def frozen_shards(architecture: Architecture, gpus: int, lora: Lora) -> tuple[tu
     found = []
     for tensor in parameter_tensors(architecture):
         found.append((_shard(tensor, gpus), lora.itemsize(tensor.name)))
-        if lora.freeze_a and lora.has_adapter(tensor.name):
+        if keeps_a(tensor, lora):
             found.append((_shard(adapter_matrices(tensor, lora)[0], gpus), lora.adapter_itemsize))
     return tuple(found)
 

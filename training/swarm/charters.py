@@ -27,9 +27,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 from training.swarm.auditor import LIE_WEIGHT
-from training.swarm.gathering import NonsenseError, check_members, members_of, name_of
+from training.swarm.gathering import NonsenseError, members_of, name_of
 from training.swarm.receipts import Signer, digest_of, pack_signed, read_signed
-from training.trust.proof import proven_peer_id
 
 FAULT_WEIGHT = 1.0
 """What words that this peer has not sent count among a leader's faults; a second list for one request is a lie."""
@@ -69,9 +68,8 @@ class Charter:
         Raises:
             NonsenseError: If it is no list of a group, or none that one of its members has signed.
         """
-        signer, signed_at = signer_of(message, prefix)
+        signer, signed_at = signed_by(message, prefix)
         peers = members_of(message)
-        check_members(peers, message.gathered)
         if message.group_id != name_of(peers, message.gathered):
             raise NonsenseError("a leader names another group than that of its members")
         leader = next((peer for peer in peers if str(peer) == signer), None)
@@ -81,7 +79,7 @@ class Charter:
         return cls(leader=leader, signed_at=signed_at, group_id=message.group_id, words=words)
 
 
-def signer_of(message: Message, prefix: str) -> tuple[str, float]:
+def signed_by(message: Message, prefix: str) -> tuple[str, float]:
     """Who has signed the name of a group, and when; what the message lists is not looked at.
 
     Raises:
@@ -90,10 +88,9 @@ def signer_of(message: Message, prefix: str) -> tuple[str, float]:
     try:
         signed, (packed,) = read_signed(message.suggested_leader, more=1)
         (signed_at,) = _TIME.unpack(packed)
-        key, signature = signed.key.decode("ascii"), signed.signature.decode("ascii")
     except (ValueError, struct.error):
         raise NonsenseError("a leader has not signed the list of its group") from None
-    signer = proven_peer_id(key, _statement(prefix, message.group_id, packed), signature)
+    signer = signed.signer(_statement(prefix, message.group_id, packed))
     if signer is None or not math.isfinite(signed_at):
         raise NonsenseError("a leader has not signed the list of its group")
     return signer, signed_at
@@ -178,7 +175,7 @@ class Requests:
         if self._own.to_bytes() not in message.ordered_peer_ids:
             return None
         try:
-            signer, _ = signer_of(message, self._prefix)
+            signer, _ = signed_by(message, self._prefix)
             if not any(str(request.leader) == signer for request in self._sent.values()):
                 return None
             charter = Charter.read(message, self._prefix)

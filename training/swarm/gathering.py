@@ -94,12 +94,15 @@ def members_of(message: averaging_pb2.MessageFromLeader) -> list[PeerID]:
     """Whom a leader's list names.
 
     Raises:
-        NonsenseError: If there are too many, or words are missing, or a name is too long; to read these takes seconds.
+        NonsenseError: If there are too many, or a name is too long, which would take seconds to read; or as
+            `check_members`.
     """
     ids = message.ordered_peer_ids
     if not len(ids) == len(message.gathered) <= MOST_PEERS or any(len(one) > MOST_ID_BYTES for one in ids):
         raise NonsenseError("a leader names too many members, or not what each has told")
-    return [PeerID(one) for one in ids]
+    peers = [PeerID(one) for one in ids]
+    check_members(peers, message.gathered)
+    return peers
 
 
 def check_members(peers: Sequence[PeerID], gathered: Sequence[bytes]) -> None:

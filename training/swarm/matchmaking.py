@@ -25,7 +25,7 @@ from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.admission import Admission, admission_of
 from training.swarm.charters import OldListError, Requests, signature_of
 from training.swarm.dht import announced_peer, own_subkey, signer_of
-from training.swarm.gathering import NonsenseError, Words, check_members, members_of, name_of, renewed
+from training.swarm.gathering import NonsenseError, Words, members_of, name_of, renewed
 from training.swarm.groups import Announcement
 from training.swarm.receipts import Signer
 from training.swarm.slow_nodes import slow_peers
@@ -246,7 +246,6 @@ class PatientMatchmaking(Matchmaking):
         """
         try:
             peers = members_of(msg)
-            check_members(peers, msg.gathered)
             self._check_epochs(msg.gathered)
             for peer, words in zip(peers, msg.gathered, strict=True):
                 self._check_ticket(peer, words)

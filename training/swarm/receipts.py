@@ -88,13 +88,17 @@ class Signed:
     signature: bytes
     """In base64."""
 
-    def is_of(self, peer: PeerID, statement: bytes) -> bool:
-        """Whether this peer has signed the statement."""
+    def signer(self, statement: bytes) -> str | None:
+        """The peer that has signed the statement; None if nobody has."""
         try:
             key, signature = self.key.decode("ascii"), self.signature.decode("ascii")
         except UnicodeDecodeError:
-            return False
-        return proven_peer_id(key, statement, signature) == str(peer)
+            return None
+        return proven_peer_id(key, statement, signature)
+
+    def is_of(self, peer: PeerID, statement: bytes) -> bool:
+        """Whether this peer has signed the statement."""
+        return self.signer(statement) == str(peer)
 
 
 @dataclass(frozen=True, slots=True)
