@@ -15,19 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from calculator.architecture import Architecture
-from calculator.autograd import allocated_bytes
 from calculator.devices import Device
 from calculator.errors import BadSetup
 from calculator.estimate import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
 from calculator.flops import DECODERS
-from calculator.parameters import FAMILIES, parameter_tensors
+from calculator.stored import stored_bytes
 
 GENERATING = (*DECODERS, "hybrid")
 """Families that generate text token by token, those whose training is not counted too."""
 MOST_SEQUENCES = 1_000_000
 """The limit of the search for the largest batch."""
 ITEMSIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-"""Bytes of a value of weights or cache, by the name of its type."""
+"""Bytes of a cached value, by the name of its type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +113,7 @@ def inference_memory(
     cache: str = "bf16",
     block: int = 1,
 ) -> InferenceMemory:
-    """Memory of generating text up to a length; arguments as for `cache_bytes`, types by their names in `ITEMSIZES`.
+    """Memory of generating text up to a length; arguments as for `cache_bytes` and `stored_bytes`, with types by name.
 
     Raises:
         BadSetup: If a number is out of range, or the model does not generate text with one stack.
@@ -123,13 +122,10 @@ def inference_memory(
     for name, value, most in (("batch", batch, MOST_SEQUENCES), ("length", length, longest), ("block", block, 65_536)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadSetup(f"{name} is a whole number from 1 to {most}, not {value!r:.60}.")
-    for name, value in (("weights", weights), ("cache", cache)):
-        if value not in ITEMSIZES:
-            raise BadSetup(f"{name} is one of {', '.join(ITEMSIZES)}, not {value!r:.60}.")
-    size = ITEMSIZES[weights]
-    held = sum(tensor.copies * allocated_bytes(tensor.count, size) for tensor in parameter_tensors(architecture))
+    if cache not in ITEMSIZES:
+        raise BadSetup(f"cache is one of {', '.join(ITEMSIZES)}, not {cache!r:.60}.")
     return InferenceMemory(
-        weights=held + FAMILIES[architecture.family].buffer_bytes(architecture, size),
+        weights=stored_bytes(architecture, weights),
         cache=cache_bytes(architecture, batch=batch, length=length, itemsize=ITEMSIZES[cache], block=block),
         overhead=CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES,
     )

@@ -15,6 +15,7 @@ from calculator.inference import ITEMSIZES, inference_memory, largest_batch, lon
 from calculator.names import gpu_of, preset_of
 from calculator.page.words import show_bytes
 from calculator.setups import Setup, resolve
+from calculator.stored import STORED
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once")
     parser.add_argument("--length", type=int, metavar="T", help="tokens of each, prompt and answer (at most 4096)")
-    parser.add_argument("--weights", choices=ITEMSIZES, default="bf16")
+    parser.add_argument("--weights", choices=STORED, default="bf16", help="type of weights; nf4 is bitsandbytes' 4 bit")
     parser.add_argument("--cache", choices=ITEMSIZES, default="bf16", help="type of cached keys and values")
     parser.add_argument("--block", type=int, default=1, metavar="N", help="tokens of a paged block, such as vLLM's 16")
     parser.add_argument(
