@@ -12,9 +12,12 @@ that is refused is `{"error": "<one sentence>"}`.
 `sweep({"setup", "gpu", "along"})`
     {`title`, `points`, `present`, `gpu`}: the memory over a range of one of the setup's numbers, and the room
     on the GPU.
-`gpus({"setup"})`
-    {`rows`, `note`}: for every listed GPU whether the setup fits it and how fast it trains, and for how many GPUs this
-    is; see `calculator.page.gpus`.
+`gpus({"setup", "billions", "price"})`
+    {`rows`, `note`}: for every listed GPU whether the setup fits it, how fast it trains, and what a run of so many
+    billions of tokens costs, and for how many GPUs this is; see `calculator.page.gpus`.
+`generate({"setup", "batch", "length", "weights", "cache"})`
+    {`rows`, `note`}: the memory of generating text with the setup's model, for every listed GPU; see
+    `calculator.page.generating`.
 `export({"setup", "gpu"})`
     {`json`, `csv`, `svg`}: the whole estimate as the texts of three files: the command line's JSON, a table, a picture.
 `forecast(collaboration)`
@@ -36,7 +39,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 
 from calculator import collaboration, fit
-from calculator.architectures import PRESETS, Architecture
+from calculator.architectures import PRESETS, Architecture, from_config
 from calculator.devices import DEVICES, Device, device_named
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
@@ -46,7 +49,8 @@ from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.page.advised import choices
 from calculator.page.explained import explanations
-from calculator.page.gpus import note, rows
+from calculator.page.generating import generating
+from calculator.page.gpus import Run, note, rows
 from calculator.page.models import own_values, used_part
 from calculator.page.picture import picture
 from calculator.page.search import said, understood
@@ -134,7 +138,16 @@ def sweep(request: dict) -> dict:
 def gpus(request: dict) -> dict:
     """What every listed GPU does with a setup."""
     setup, result = _estimated(request)
-    return {"rows": rows(setup, result), "note": note(setup)}
+    return {"rows": rows(setup, result, Run.of(request)), "note": note(setup)}
+
+
+@_answering
+def generate(request: dict) -> dict:
+    """The memory of generating text with a setup's model."""
+    setup = setup_from(request.get("setup"))
+    model = from_config(setup.config) if setup.config is not None else resolve(setup)
+    _check_layers(setup, model)
+    return generating(model, request)
 
 
 @_answering

@@ -45,6 +45,10 @@ class InferenceMemory:
         """The sum of the parts."""
         return self.weights + self.cache + self.overhead
 
+    def total_on(self, device: Device) -> int:
+        """The sum on a device: with unified memory there is no CUDA context."""
+        return self.total - (self.overhead if device.unified else 0)
+
 
 def cache_values_per_token(architecture: Architecture) -> int:
     """Values that one layer caches for each token: of latent attention, the latent and the rotated channels."""
@@ -96,8 +100,7 @@ def cache_bytes(architecture: Architecture, *, batch: int, length: int, itemsize
     Raises:
         BadSetup: If the model does not generate text with one stack.
     """
-    if architecture.family not in GENERATING:
-        raise BadSetup(f"{architecture.name} does not generate text token by token; choose a decoder, such as gpt2.")
+    _check_generates(architecture)
     kinds = [architecture.attention_kind(layer) for layer in range(architecture.num_layers)]
     tokens = sum(cached_tokens(architecture, kind, length, block) * kinds.count(kind) for kind in dict.fromkeys(kinds))
     per_token = cache_values_per_token(architecture) * itemsize
@@ -118,6 +121,7 @@ def inference_memory(
     Raises:
         BadSetup: If a number is out of range, or the model does not generate text with one stack.
     """
+    _check_generates(architecture)
     longest = architecture.max_positions or MOST_SEQUENCES
     for name, value, most in (("batch", batch, MOST_SEQUENCES), ("length", length, longest), ("block", block, 65_536)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -129,6 +133,11 @@ def inference_memory(
         cache=cache_bytes(architecture, batch=batch, length=length, itemsize=ITEMSIZES[cache], block=block),
         overhead=CUDA_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES,
     )
+
+
+def _check_generates(architecture: Architecture) -> None:
+    if architecture.family not in GENERATING:
+        raise BadSetup(f"{architecture.name} does not generate text token by token; choose a decoder, such as gpt2.")
 
 
 def longest_context(architecture: Architecture, device: Device, **options: object) -> int:
@@ -143,9 +152,7 @@ def largest_batch(architecture: Architecture, device: Device, **options: object)
 
 
 def _fits(architecture: Architecture, device: Device, **options: object) -> bool:
-    need = inference_memory(architecture, **options)
-    # With unified memory there is no CUDA context.
-    return need.total - (need.overhead if device.unified else 0) <= device.usable_bytes
+    return inference_memory(architecture, **options).total_on(device) <= device.usable_bytes
 
 
 def _most(fits: Callable[[int], bool], most: int) -> int:

@@ -11,6 +11,7 @@ Embeddings, norms, biases, the router of experts and the output head stay in 16 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 
 from calculator.adapters import quantized_parts
@@ -32,6 +33,7 @@ QUANTIZABLE = {
 """Families with linear layers that each kind of quantization finds; GPT-2 has transformers' Conv1D in their place."""
 
 
+@lru_cache(maxsize=64)
 def stored_bytes(architecture: Architecture, kind: str) -> int:
     """Bytes of all parameters and buffers, in the allocator's blocks.
 

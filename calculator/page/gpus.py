@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from calculator.devices import DEVICES, Device
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate
@@ -12,23 +16,57 @@ from calculator.setups import Setup, resolve
 from calculator.tensor_parallel import TENSOR_SHARDINGS
 
 UNITS = (("years", 365 * 86_400), ("days", 86_400), ("hours", 3600), ("minutes", 60))
-TOKENS = 1e9
+MOST_BILLIONS, MOST_PRICE = 1e6, 1e9
 
 
-def rows(setup: Setup, result: Estimate) -> list[dict]:
-    """For each GPU, the one with the least memory first: its verdict, what is left, and its speed.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the time and the cost are asked for."""
+
+    billions: float
+    """Tokens, in billions."""
+    price: float | None
+    """Of one GPU for an hour, in any currency."""
+
+    @classmethod
+    def of(cls, texts: Mapping[str, object]) -> Run:
+        """From the texts of the page's two fields, `billions` and `price`; without them it is one billion, at no price.
+
+        Raises:
+            BadSetup: If one of them is no number in its range.
+        """
+        billions = _number(texts.get("billions"), "The tokens to train on, in billions,", MOST_BILLIONS)
+        price = _number(texts.get("price"), "The price of one GPU for an hour", MOST_PRICE)
+        return cls(1.0 if billions is None else billions, price)
+
+
+def _number(text: object, what: str, most: float) -> float | None:
+    if text in (None, ""):
+        return None
+    try:
+        number = float(str(text)[:100])
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= most:
+        raise BadSetup(f"{what} must be a number above 0 and at most {most:,.0f}, not {str(text)!r:.60}.")
+    return number
+
+
+def rows(setup: Setup, result: Estimate, run: Run) -> list[dict]:
+    """For each GPU, the one with the least memory first: its verdict, what is left, its speed, and the run's cost.
 
     Args:
         setup: Whose step it is.
         result: Its estimate.
+        run: How much is trained, at which price.
 
     Returns:
         `name` and `title` of the GPU, `standing` as in a verdict, `left` (memory, "−" before what is missing), `speed`
-        (samples a second) and `time` (for a billion tokens) of the setup's GPUs together, both "–" if no peak is
-        published or the model's operations are not counted.
+        (samples a second), `time` and `cost` of the run on the setup's GPUs together, all three "–" if no peak is
+        published or the model's operations are not counted. The cost is also "–" without a price.
     """
     ordered = sorted(DEVICES.values(), key=lambda device: device.usable_bytes)
-    return [_row(setup, result, device) for device in ordered]
+    return [_row(setup, result, device, run) for device in ordered]
 
 
 def note(setup: Setup) -> str:
@@ -38,22 +76,19 @@ def note(setup: Setup) -> str:
     count = show_count(setup.gpus)
     together = setup.sharding in TENSOR_SHARDINGS
     most = ", at most: they wait for sums within every layer, which are not counted" if together else ""
-    return (
-        f"Each row is for {count} such GPUs: what is left on each, and how fast they train together{most}. For the "
-        f"cost, multiply the time by {count} as well."
-    )
+    return f"Each row is for {count} such GPUs: what is left on each, and how fast they train together{most}."
 
 
-def _row(setup: Setup, result: Estimate, device: Device) -> dict:
+def _row(setup: Setup, result: Estimate, device: Device, run: Run) -> dict:
     judged = verdict(setup, device, result)
     margin = show_bytes(abs(judged.margin_bytes))
-    speed, time = _pace(setup, device)
+    speed, time, cost = _pace(setup, device, run)
     left = margin if judged.fits else f"\u2212{margin}"
     return {"name": device.name, "title": device.title, "standing": judged.standing, "left": left, "speed": speed,
-            "time": time}  # fmt: skip
+            "time": time, "cost": cost}  # fmt: skip
 
 
-def _pace(setup: Setup, device: Device) -> tuple[str, str]:
+def _pace(setup: Setup, device: Device, run: Run) -> tuple[str, str, str]:
     architecture = resolve(setup)
     length = setup.sequence_length if architecture.diffuses or not architecture.fixed_length else None
     tokens = (length or architecture.sequence_length) + (architecture.image_tokens if architecture.diffuses else 0)
@@ -65,8 +100,19 @@ def _pace(setup: Setup, device: Device) -> tuple[str, str]:
             architecture, device, micro_batch_size=setup.micro_batch_size / parts, length=length, frozen=adapters
         )
     except BadSetup:
-        return "–", "–"
-    return f"{speed:.2g}" if speed < 10 else f"{speed:.0f}", show_time(TOKENS / (speed * tokens))
+        return "–", "–", "–"
+    seconds = 1e9 * run.billions / (speed * tokens)
+    cost = "–" if run.price is None else _show_cost(run.price * setup.gpus * seconds / 3600)
+    return f"{speed:.2g}" if speed < 10 else f"{speed:.0f}", show_time(seconds), cost
+
+
+def _show_cost(amount: float) -> str:
+    """An amount of money to two digits, because the pace behind it is a rough one.
+
+    >>> _show_cost(0.1234), _show_cost(12.34), _show_cost(12345.6)
+    ('0.12', '12', '12\u202f000')
+    """
+    return f"{amount:.2f}" if amount < 10 else show_count(float(f"{amount:.2g}"))
 
 
 def show_time(seconds: float) -> str:

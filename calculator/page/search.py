@@ -225,10 +225,13 @@ def _to_generate(setup: dict, gpu: str | None) -> str:
     try:
         cache_bytes(PRESETS[setup["model"]], batch=1, length=1)
     except BadSetup as error:
-        return f"This page answers for training. {error}"
+        return f"The answer here is for training. {error}"
     flags = {"batch": setup.get("micro_batch_size"), "length": setup.get("sequence_length"), "gpu": gpu}
     command = " ".join([setup["model"], *(f"--{name} {value}" for name, value in flags.items() if value)])
-    return f"This page answers for training; `python -m calculator inference {command}` answers for generating text."
+    return (
+        "The answer here is for training. For generating text, set the model and open the table below, or run "
+        f"`python -m calculator inference {command}`."
+    )
 
 
 def _count(text: str, with_gpu: str, without_gpu: str) -> tuple[dict[str, object], str]:

@@ -6,11 +6,13 @@ from xml.etree import ElementTree
 import pytest
 
 from calculator import PRESETS, Setup, estimate
-from calculator.browser import export, gpus
+from calculator.browser import export, generate, gpus
 from calculator.devices import DEVICES, device_named
 from calculator.fit import verdict
 from calculator.flops import UTILISATION, forward_flops
-from calculator.page.words import show_bytes
+from calculator.inference import inference_memory, largest_batch, longest_context
+from calculator.page.words import show_bytes, show_count
+from tests.calculator.generating import QWEN3_NEXT
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -64,6 +66,72 @@ def test_gpus_that_compute_a_sample_together_are_at_most_as_fast():
     fast, slow = (next(float(row["speed"]) for row in one["rows"] if row["name"] == name) for one in (apart, together))
     assert fast / 8 < slow < fast
     assert "at most" in together["note"]
+
+
+def test_a_run_costs_the_price_of_all_gpus_for_its_time():
+    asked = {"setup": {"model": "llama-3.1-8b", "gpus": 4}, "billions": "20", "price": "2.5"}
+    row = next(row for row in json.loads(gpus(json.dumps(asked)))["rows"] if row["name"] == "h100-80gb")
+    days = 6 * 8.03e9 * 20e9 / (UTILISATION * device_named("h100-80gb").teraflops * 1e12) / 86_400 / 4
+    assert float(row["time"].removesuffix(" days")) == pytest.approx(days, rel=0.1)
+    assert float(row["cost"].replace("\u202f", "")) == pytest.approx(4 * 2.5 * 24 * days, rel=0.1)
+    no_price = json.loads(gpus(json.dumps(asked | {"price": ""})))["rows"]
+    assert {row["cost"] for row in no_price} == {"–"}
+    unknown = json.loads(gpus(json.dumps(asked | {"setup": {"model": "t5-3b"}})))["rows"]
+    assert {row["cost"] for row in unknown} == {"–"}
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"billions": "many"}, "The tokens to train on, in billions, must be a number above 0"),
+        ({"billions": "0"}, "not '0'"),
+        ({"billions": "nan"}, "not 'nan'"),
+        ({"price": "-1"}, "The price of one GPU for an hour must be a number above 0"),
+        ({"price": "1e99"}, "at most 1,000,000,000"),
+        ({"price": ["1"]}, "must be a number"),
+    ],
+)
+def test_what_is_no_amount_is_refused_in_a_sentence(fields, said):
+    error = json.loads(gpus(json.dumps({"setup": {"model": "gpt2"}, **fields})))["error"]
+    assert said in error and len(error) < 200
+
+
+def test_each_gpu_has_the_longest_context_and_the_largest_batch_that_fit():
+    asked = {"setup": {"model": "llama-3.1-8b"}, "batch": "4", "length": "8192", "weights": "nf4", "cache": "bf16"}
+    found = json.loads(generate(json.dumps(asked)))
+    assert sorted(row["name"] for row in found["rows"]) == sorted(DEVICES)
+    model, options = PRESETS["llama-3.1-8b"], {"weights": "nf4", "cache": "bf16"}
+    memory = inference_memory(model, batch=4, length=8192, **options)
+    assert show_bytes(memory.total) in found["note"] and show_bytes(memory.cache) in found["note"]
+    for row in found["rows"]:
+        device = device_named(row["name"])
+        assert (row["standing"] == "fits") == (memory.total_on(device) <= device.usable_bytes)
+        longest = longest_context(model, device, batch=4, **options)
+        assert row["context"] == (show_count(longest) if longest else "–")
+        most = largest_batch(model, device, length=8192, **options)
+        assert row["batch"] == (show_count(most) if most else "–")
+    assert {row["standing"] for row in found["rows"]} == {"fits", "does not fit"}
+    usual = json.loads(generate(json.dumps({"setup": {"model": "gpt2"}, "length": ""})))
+    assert usual["note"].startswith("1 sequence of 1\u202f024 tokens:")
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        ({"setup": {"model": "bert-base"}, "length": "8192"}, "does not generate text token by token"),
+        ({"setup": {"model": "gpt2"}, "weights": "fp8"}, "choose bf16 or nf4"),
+        ({"setup": {"model": "gpt2"}, "length": "long"}, "length is a whole number, not 'long'"),
+        ({"setup": {"model": "gpt2"}, "batch": "0"}, "batch is a whole number from 1"),
+        ({"setup": {"model": "gpt2"}, "cache": "nf4"}, "cache is one of fp32, bf16"),
+    ],
+)
+def test_what_generates_nothing_is_refused_in_a_sentence(asked, said):
+    assert said in json.loads(generate(json.dumps(asked)))["error"]
+
+
+def test_a_pasted_hybrid_model_generates_text_though_its_training_is_refused():
+    found = json.loads(generate(json.dumps({"setup": {"config": QWEN3_NEXT}, "weights": "fp8"})))
+    assert "weights 74.8" in found["note"] and len(found["rows"]) == len(DEVICES)
 
 
 def test_a_refused_setup_has_no_table():

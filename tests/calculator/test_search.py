@@ -232,13 +232,14 @@ def test_each_word_of_the_page_is_understood_in_any_order():
         ("4b qlora", "it knows qwen3-4b, gemma-3-4b: name one, or paste a config.json"),
         (
             "llama 8b inference 24gb",
-            "This page answers for training; `python -m calculator inference llama-3.1-8b --gpu cuda-24gb` answers",
+            "For generating text, set the model and open the table below, or run "
+            "`python -m calculator inference llama-3.1-8b --gpu cuda-24gb`.",
         ),
         (
             "serving gpt2 batch 8 context 512 t4",
             "`python -m calculator inference gpt2 --batch 8 --length 512 --gpu t4`",
         ),
-        ("bert large inference", "This page answers for training. bert-large does not generate text"),
+        ("bert large inference", "The answer here is for training. bert-large does not generate text"),
     ],
 )
 def test_what_is_not_understood_is_said(text, said):

@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from builder.assets.exercise import exercise_setups
 from builder.calculator.form import DEFAULT, DEFAULT_GPU
 from builder.calculator.measured_errors import measured_errors
-from calculator.browser import advise, answer, gpus, read_config, sweep
+from calculator.browser import advise, answer, generate, gpus, read_config, sweep
 from calculator.devices import DEVICES
 from calculator.page.words import show_bytes
 from test_every_page import ROOT, violations
@@ -221,19 +221,52 @@ def test_words_are_taken_only_once_the_script_is_there(open_page):
     expect(page.locator("[data-slot=search-said]")).to_have_text("Understood: gpt2, micro-batch of 4.")
 
 
+TEXTS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+
+
+def test_generating_text_on_each_gpu(open_page):
+    page = open_page("calculator/?model=llama-3.1-8b")
+    page.get_by_text("Generating text with this model").click()
+    table = page.get_by_role("region", name="GPUs that generate text, table")
+    rows = table.locator("tbody tr")
+    expect(rows).to_have_count(len(DEVICES))
+    page.get_by_label("Sequences at once").fill("4")
+    page.get_by_label("Tokens of each, prompt and answer").fill("8192")
+    page.get_by_label("Weights", exact=True).select_option("nf4")
+    fields = {"batch": "4", "length": "8192", "weights": "nf4", "cache": "bf16"}
+    expected = json.loads(generate(json.dumps({"setup": {"model": "llama-3.1-8b"}, **fields})))
+    expect(page.get_by_text(expected["note"])).to_be_visible()
+    columns = ["title", "standing", "left", "context", "batch"]
+    assert rows.evaluate_all(TEXTS) == [[row[column] for column in columns] for row in expected["rows"]]
+    assert violations(page) == []
+    page.get_by_role("combobox", name="Model").fill("bert-base")
+    page.get_by_role("combobox", name="Model").press("Enter")
+    expect(page.get_by_text("does not generate text token by token")).to_be_visible()
+    expect(table).to_be_hidden()
+
+
 def test_the_gpus_that_a_setup_fits(open_page):
     page = open_page("calculator/")
     page.get_by_text("Which GPU do I need?").click()
-    rows = page.locator(".gpus tbody tr")
+    rows = page.locator("[data-slot=gpus] tbody tr")
     expect(rows).to_have_count(len(DEVICES))
     setup = {**DEFAULT, "micro_batch_size": 8}
     page.get_by_label("Micro-batch").first.fill("8")
     expected = json.loads(gpus(json.dumps({"setup": setup})))["rows"]
     assert {row["standing"] for row in expected} >= {"fits", "does not fit"}
-    texts = [[row["title"], row["standing"], row["left"], row["speed"], row["time"]] for row in expected]
+    columns = ["title", "standing", "left", "speed", "time", "cost"]
+    texts = [[row[column] for column in columns] for row in expected]
     expect(rows.nth(0).locator("td").nth(1)).to_have_text(texts[0][2])
-    assert rows.evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))") == texts
+    assert rows.evaluate_all(TEXTS) == texts
     assert violations(page) == []
+    page.get_by_label("Tokens to train on, in billions").fill("15")
+    page.get_by_label("Price of one GPU for an hour").fill("0.4")
+    priced = json.loads(gpus(json.dumps({"setup": setup, "billions": "15", "price": "0.4"})))["rows"]
+    expect(rows.last.locator("td").last).to_have_text(priced[-1]["cost"])
+    assert rows.evaluate_all(TEXTS) == [[row[column] for column in columns] for row in priced]
+    page.get_by_label("Price of one GPU for an hour").fill("dear")
+    expect(page.get_by_text("The price of one GPU for an hour must be a number above 0")).to_be_visible()
+    page.get_by_label("Price of one GPU for an hour").fill("")
     page.get_by_role("button", name="A100, 80 GB").click()
     shows(page, setup, "a100-80gb")
 
@@ -243,11 +276,11 @@ def test_the_gpus_are_shown_also_if_the_reader_was_faster_than_the_script(open_p
     page.route("**/calculator/page.mjs*", lambda route: held.append(route))
     page.goto(page.origin + "calculator/")
     page.get_by_text("Which GPU do I need?").click()
-    expect(page.locator("details:has(.gpus)").first).to_have_attribute("open", "")
+    expect(page.locator("details[data-slot=gpus]")).to_have_attribute("open", "")
     for route in held:
         route.continue_()
     assert held
-    expect(page.locator(".gpus tbody tr")).to_have_count(len(DEVICES))
+    expect(page.locator("[data-slot=gpus] tbody tr")).to_have_count(len(DEVICES))
     page.unroute("**/calculator/page.mjs*")
 
 
@@ -470,7 +503,7 @@ def test_a_sharding_that_is_not_counted_for_a_model_is_refused_and_another_one_a
     shows(page, {**DEFAULT, "model": "flux-dev", "optimizer": "adamw", "gpus": 8, "sharding": "zero-1"})
     expect(divided).not_to_have_attribute("aria-invalid", "true")
     page.get_by_text("Which GPU do I need?").click()
-    expect(page.locator("[data-slot=gpus-note]")).to_contain_text("Each row is for 8 such GPUs")
+    expect(page.locator("[data-slot=gpus] [data-slot=table-note]")).to_contain_text("Each row is for 8 such GPUs")
     assert violations(page) == []
 
 

@@ -39,6 +39,11 @@ SHARDING = {
     "tensor-sequence": "tensor and sequence parallel",
 }
 REVERSIBLE = {"": "as the model is", "true": "on", "false": "off"}
+GENERATING = {
+    "weights": {"bf16": "bfloat16", "fp32": "float32", "fp8": "8 bits (FP8)", "nf4": "4 bits (bitsandbytes)"},
+    "cache": {"bf16": "bfloat16", "fp32": "float32", "fp8": "8 bits (FP8)"},
+}
+"""Types of weights and of cached keys and values for generating text, the usual one first."""
 
 
 PIN_ROWS = {
@@ -78,6 +83,7 @@ def page_data() -> dict:
         "models": {name: own_values(architecture) for name, architecture in PRESETS.items()},
         "default_model": DEFAULT["model"],
         "utilisation": UTILISATION,
+        "generating": GENERATING,
         "hidden": [
             "card",
             "image_size",

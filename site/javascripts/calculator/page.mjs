@@ -13,13 +13,13 @@ import { makeCombobox } from "./combobox.mjs";
 import { makeForm, readForm, showFitting, usePasted, writeForm } from "./form.mjs";
 import { mark, markRefused, namesOfQueries, neighboursOf } from "./form.mjs";
 import { queryOf, refusalOf, requestOf, valuesOf } from "./form.mjs";
-import { makeGpus, updateGpus } from "./gpus.mjs";
 import { keepForOffline } from "./offline.mjs";
 import { makePins, setPins } from "./pins.mjs";
 import { answerAhead, askPython, startedBy } from "./python.mjs";
 import { startSearching } from "./search.mjs";
 import { makeView, showAdvice, showTexts } from "./show.mjs";
 import { makeSweep, stopSweep, updateSweep } from "./sweep.mjs";
+import { makeGpuTable, updateGpuTable } from "./tables.mjs";
 import { commandOf } from "./words.mjs";
 
 const STARTING = "Starting Python in your browser …";
@@ -46,7 +46,7 @@ const LONGEST_MESSAGE = 500;
  * @property {object} view the elements that show the answer; see show.mjs
  * @property {Form} form see form.mjs
  * @property {object} pins the pinned setups; see pins.mjs
- * @property {object} gpus the table of all GPUs; see gpus.mjs
+ * @property {GpuTable[]} tables with a row for every GPU; see tables.mjs
  * @property {object} sweep the chart over a range; see sweep.mjs
  * @property {object} answered the request whose answer is shown
  * @property {number} asked number of requests so far: an answer is dropped if a later request exists
@@ -69,7 +69,7 @@ export function start(root) {
   root.querySelectorAll("fieldset, button, [name=words]").forEach((part) => (part.disabled = false));
   // The reader may have opened these before this script came.
   updateSweep(page.sweep);
-  updateGpus(page.gpus);
+  page.tables.forEach(updateGpuTable);
   return () => {
     page.ended.abort();
     document.documentElement.classList.remove("embedded");
@@ -98,11 +98,13 @@ function makePage(root) {
     inHistory: Promise.resolve(),
   };
   page.pins = makePins(view.slot("pins"), pinsPage(page));
-  page.gpus = makeGpus(view.slot("gpus"), {
-    ask: (request) => askPython(page.runtime, "gpus", request),
-    request: () => requestOf(form),
-    choose: (gpu) => show(page, { ...readForm(form), gpu }),
-  });
+  page.tables = ["gpus", "generate"].map((name) =>
+    makeGpuTable(view.slot(name), {
+      ask: (request) => askPython(page.runtime, name, request),
+      request: () => requestOf(form),
+      choose: (gpu) => show(page, { ...readForm(form), gpu }),
+    }),
+  );
   page.sweep = makeSweep(view.slot("sweep"), {
     ask: (request) => askPython(page.runtime, "sweep", request),
     request: () => requestOf(form),
@@ -302,7 +304,7 @@ function showAnswer(page, request, answer) {
   page.root.dataset.state = "shown";
   say(page, "");
   updateSweep(page.sweep);
-  updateGpus(page.gpus);
+  page.tables.forEach(updateGpuTable);
 }
 
 /** Shows why Python refused the setup. The numbers of the last valid setup stay. */

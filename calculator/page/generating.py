@@ -1,0 +1,69 @@
+"""Generating text with a setup's model: what it takes, and what fits every listed GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from calculator.architecture import Architecture
+from calculator.devices import DEVICES, Device
+from calculator.errors import BadSetup
+from calculator.inference import InferenceMemory, inference_memory, largest_batch, longest_context
+from calculator.page.words import show_bytes, show_count
+
+DEFAULTS = {"batch": 1, "length": None, "weights": "bf16", "cache": "bf16"}
+"""The fields of the page; the length is the model's own if it is None."""
+
+
+def generating(architecture: Architecture, texts: Mapping[str, object]) -> dict:
+    """What the page shows.
+
+    Args:
+        architecture: The model.
+        texts: Of the fields in `DEFAULTS`; an empty or missing one says nothing.
+
+    Returns:
+        `note`, the memory in words, and `rows`: for each GPU, the one with the least memory first, its `name`, `title`,
+        `standing`, what is `left` (memory, "−" before what is missing), and the most tokens of a sequence (`context`)
+        and sequences at once (`batch`) that fit, all else unchanged.
+
+    Raises:
+        BadSetup: If the model does not generate text, or a field has no value that it can have.
+    """
+    asked = {name: texts.get(name) or usual for name, usual in DEFAULTS.items()}
+    for name in ("batch", "length"):
+        asked[name] = _whole(name, asked[name] or architecture.sequence_length)
+    memory = inference_memory(architecture, **asked)
+    ordered = sorted(DEVICES.values(), key=lambda device: device.usable_bytes)
+    return {"note": _note(asked, memory), "rows": [_row(architecture, device, asked, memory) for device in ordered]}
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        return int(str(value)[:20])
+    except ValueError:
+        raise BadSetup(f"{name} is a whole number, not {str(value)!r:.60}.") from None
+
+
+def _note(asked: Mapping[str, object], memory: InferenceMemory) -> str:
+    count = asked["batch"]
+    sequences = "1 sequence" if count == 1 else f"{show_count(count)} sequences"
+    return (
+        f"{sequences} of {show_count(asked['length'])} tokens: {show_bytes(memory.total)}, of which weights "
+        f"{show_bytes(memory.weights)}, cached keys and values {show_bytes(memory.cache)}, and CUDA itself "
+        f"{show_bytes(memory.overhead)}."
+    )
+
+
+def _row(architecture: Architecture, device: Device, asked: dict, memory: InferenceMemory) -> dict:
+    margin = device.usable_bytes - memory.total_on(device)
+    others = {name: value for name, value in asked.items() if name not in ("batch", "length")}
+    context = longest_context(architecture, device, batch=asked["batch"], **others)
+    batch = largest_batch(architecture, device, length=asked["length"], **others)
+    return {
+        "name": device.name,
+        "title": device.title,
+        "standing": "fits" if margin >= 0 else "does not fit",
+        "left": ("" if margin >= 0 else "\u2212") + show_bytes(abs(margin)),
+        "context": show_count(context) if context else "–",
+        "batch": show_count(batch) if batch else "–",
+    }

@@ -1,0 +1,55 @@
+// Tables with a row for every GPU, such as which ones a setup fits. Each is filled while it is open.
+
+/**
+ * @typedef {object} GpuTable
+ * @property {HTMLDetailsElement} details contains the table, folded at first, the fields that belong to it, and a note;
+ *   `data-columns` names the keys of a row that follow its verdict
+ * @property {object} page ask(request) -> answer; request() -> the current setup's request; choose(name), which sets the GPU
+ * @property {number} asking number of requests so far: only the last one's answer is shown
+ */
+
+/** @returns {GpuTable} */
+export function makeGpuTable(details, page) {
+  const table = { details, page, asking: 0 };
+  for (const event of ["toggle", "input"]) details.addEventListener(event, () => updateGpuTable(table));
+  details.addEventListener("click", ({ target }) => {
+    const name = target.closest("[data-gpu]")?.dataset.gpu;
+    if (name) page.choose(name);
+  });
+  return table;
+}
+
+/** Asks Python about the current setup, if the reader has opened the table. */
+export async function updateGpuTable(table) {
+  const { details, page } = table;
+  if (!details.open) return;
+  const mine = ++table.asking;
+  const fields = [...details.querySelectorAll("input, select")].map(({ name, value }) => [name, value.trim()]);
+  const asked = { ...page.request(), ...Object.fromEntries(fields) };
+  const { error, rows, note } = await page.ask(asked).catch((failed) => ({ error: failed.message }));
+  if (mine !== table.asking) return;
+  details.querySelector("[data-slot=table-note]").textContent = error ?? note;
+  details.querySelector(".scroll").hidden = Boolean(error);
+  const columns = details.dataset.columns.split(" ");
+  if (!error) details.querySelector("tbody").replaceChildren(...rows.map((row) => rowOf(row, columns)));
+}
+
+function rowOf(values, columns) {
+  const row = document.createElement("tr");
+  const button = document.createElement("button");
+  Object.assign(button, { type: "button", className: "small", textContent: values.title });
+  button.dataset.gpu = values.name;
+  const head = document.createElement("th");
+  head.scope = "row";
+  head.append(button);
+  const verdict = cellOf(values.standing);
+  verdict.dataset.standing = values.standing;
+  row.append(head, verdict, ...columns.map((column) => cellOf(values[column])));
+  return row;
+}
+
+function cellOf(text) {
+  const cell = document.createElement("td");
+  cell.textContent = text;
+  return cell;
+}
