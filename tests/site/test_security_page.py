@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.programs import ROOT
+from training.swarm.calls import MOST_KEYS, MOST_MESSAGE_BYTES, MOST_OPEN_CALLS, OPENING_SECONDS
 
 pytestmark = pytest.mark.browser
 
@@ -163,11 +164,19 @@ def test_the_record_of_checks_keeps_what_the_page_says(open_page):
     assert "An average of 4\u202f000\u202f000 numbers" in text
 
 
-def test_the_record_of_malformed_inputs_has_none_that_broke_a_reader():
+def test_the_record_of_malformed_inputs_has_none_that_broke_a_reader(open_page):
     record = json.loads((ROOT / "benchmarks" / "results" / "malformed.json").read_text(encoding="utf-8"))
     found = {one["metric"]: one["ours"] for one in record["results"]}
     assert found["malformed inputs tried"] >= 1_000_000
     assert found["malformed inputs that broke a reader"] == 0
+    text = " ".join(open_page("challenges/security/", scripts=False).locator("main").text_content().split())
+    assert f"Of {found['malformed inputs tried']:,} malformed inputs, none".replace(",", "\u202f") in text
+
+
+def test_the_page_says_how_calls_are_bounded(open_page):
+    text = " ".join(open_page("challenges/security/", scripts=False).locator("main").text_content().split())
+    assert f"at most {MOST_OPEN_CALLS} calls open" in text and f"ended after {OPENING_SECONDS:g} s" in text
+    assert f"for at most {MOST_KEYS} keys" in text and f"at most {MOST_MESSAGE_BYTES >> 20} MiB" in text
 
 
 ATTACKED = json.loads((ROOT / "benchmarks" / "results" / "attacked_runs.json").read_text(encoding="utf-8"))["courses"]

@@ -27,6 +27,7 @@ from training.swarm import engine, metrics
 from training.swarm.addresses import check_full, parse, place_of
 from training.swarm.admission import Admission
 from training.swarm.bounds import MOST_RECORD_BYTES, record_bounds
+from training.swarm.calls import bound_introductions
 from training.swarm.clocks import blame_clock
 from training.swarm.identity import Identity, peer_id_of
 from training.swarm.nearest import remember_nearest_nodes
@@ -192,6 +193,7 @@ def _prepare_node(dht: DHT, admission: Admission | None) -> None:
     dht.run_coroutine(leave_slow_nodes_behind)
     dht.run_coroutine(replace_own_records)
     dht.run_coroutine(bound_what_is_stored)
+    dht.run_coroutine(bound_introductions)
     dht.run_coroutine(_end_with_daemon)
     if admission is not None:
         keep_out_strangers(dht)

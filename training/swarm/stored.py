@@ -2,12 +2,13 @@
 
 hivemind stores without end. In an open run anybody can make keys to sign with. Hundreds of large records under one key
 of the run make the answer to a look larger than what a reader takes (`bounds.MOST_BYTES`): then a newcomer finds
-nobody. So the largest records of a key make room for smaller ones, which the records of a run are.
+nobody. So the largest records of a key make room for smaller ones, which the records of a run are; and when all room is
+taken, whoever has taken the most of it gives it back.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from hivemind.dht import DHT, DHTID
@@ -22,7 +23,7 @@ MOST_KEY_BYTES = MOST_BYTES * 7 // 8
 MOST_KEYS_OF_ONE = 64
 """Keys under which one signer has records; a peer of a run has about ten, and as many for each lineage."""
 MOST_STORED_BYTES = 64 << 20
-"""Of all records. When it is full, records under new keys are refused."""
+"""Of all records. When it is full, one under a new key takes the place of those of the signer that has the most."""
 PACKING_BYTES = 24
 """That a record takes besides its subkey and its value."""
 
@@ -64,7 +65,7 @@ class BoundedStore:
         """Whether a new record fits in; larger records under the same key make room for it."""
         size = _size(subkey, value)
         if records is None:
-            return self._all_bytes() + size <= MOST_STORED_BYTES
+            return self._makes_room(subkey, size)
         sizes = dict(_sizes(records))
         while (full := sum(sizes.values()) + size - MOST_KEY_BYTES) > 0 and sizes:
             largest = max(sizes, key=sizes.get)
@@ -73,12 +74,28 @@ class BoundedStore:
             del records[largest], sizes[largest]
         return full <= 0
 
-    def _all_bytes(self) -> int:
-        values = (item.value for _, item in list(self._storage.items()))
-        return sum(
-            sum(size for _, size in _sizes(value)) if isinstance(value, DictionaryDHTValue) else len(value)
-            for value in values
-        )
+    def _makes_room(self, subkey: bytes, size: int) -> bool:
+        """Whether a record under a new key fits in; all records of signers that have more make room for it."""
+        held = Counter()
+        for records in self._dictionaries():
+            held.update(dict(_sizes(records)))
+        own, full = held[subkey] + size, held.total() + size - MOST_STORED_BYTES
+        while full > 0:
+            largest = max(held, key=held.get)
+            if held[largest] <= own:
+                return False
+            self._drop(largest)
+            full -= held.pop(largest)
+        return True
+
+    def _drop(self, subkey: bytes) -> None:
+        for records in self._dictionaries():
+            if subkey in records:
+                del records[subkey]
+        self._keys_of.pop(subkey, None)
+
+    def _dictionaries(self) -> list[DictionaryDHTValue]:
+        return [item.value for _, item in self._storage.items() if isinstance(item.value, DictionaryDHTValue)]
 
 
 def _sizes(records: DictionaryDHTValue) -> Iterator[tuple[bytes, int]]:

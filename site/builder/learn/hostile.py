@@ -19,7 +19,9 @@ WORK = "work_checks"
 SPOILERS = "spoilers"
 """that of peers that spoil averages,"""
 GUARDED = "guarded_runs"
-"""and that of what all defences cost together."""
+"""that of what all defences cost together,"""
+MALFORMED = "malformed"
+"""and that of malformed inputs."""
 MOST_TIME, MOST_MEMORY_BYTES = 1.1, 100e6
 """What they may cost where nobody is hostile: time, over that without them, and memory."""
 HOSTILE_OF_25, HOSTILE_OF_53 = 5, 12
@@ -215,6 +217,18 @@ def spoilers_table() -> str:
 def spoiled_minutes() -> str:
     """How long each of them was beside the three."""
     return f"{record(SPOILERS)['seconds'] / 60:.0f}"
+
+
+def malformed() -> str:
+    """How many malformed inputs were tried, none of which broke a reader.
+
+    Raises:
+        ValueError: If one has.
+    """
+    found = {one["metric"]: one["ours"] for one in record(MALFORMED)["results"]}
+    if found["malformed inputs that broke a reader"]:
+        raise ValueError(f"benchmarks/results/{MALFORMED}.json has an input that broke a reader; change the page.")
+    return show_count(found["malformed inputs tried"])
 
 
 def false_alarms() -> str:

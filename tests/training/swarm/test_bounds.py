@@ -128,12 +128,22 @@ def by_a_peer_id(identity, value=True, **changes):
     return replace(record, **changes)
 
 
-def owner_of_a_short_key():
-    """Of 1024 bits: a hundred are made in a second."""
-    public = rsa.generate_private_key(65537, 1024).public_key()
+def owner_of(public):
+    """A signer's subkey as hivemind writes it."""
     owner = b"[owner:" + public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"]"
     assert peer_id_of(owner) is not None
     return owner
+
+
+def owner_of_a_short_key():
+    """Of 1024 bits: a hundred are made in a second."""
+    return owner_of(rsa.generate_private_key(65537, 1024).public_key())
+
+
+def owner_of_a_large_exponent():
+    """A signature takes a hundred times as long to verify as one with the usual exponent."""
+    modulus = rsa.generate_private_key(65537, 2048).public_key().public_numbers().n
+    return owner_of(rsa.RSAPublicNumbers(2**2000 + 1, modulus).public_key())
 
 
 ATTACKS = {
@@ -145,6 +155,7 @@ ATTACKS = {
     "a key that is none": lambda ada: replace(
         signed(ada), subkey=MSGPackSerializer.dumps(b"[owner:ssh-rsa " + b"A" * 372 + b"]")
     ),
+    "a large exponent": lambda ada: replace(signed(ada), subkey=MSGPackSerializer.dumps(owner_of_a_large_exponent())),
     "a short key": lambda ada: replace(signed(ada), subkey=MSGPackSerializer.dumps(owner_of_a_short_key())),
     "unsigned": lambda ada: replace(signed(ada), value=MSGPackSerializer.dumps(RUN.digest)),
     "averager of a peer id": lambda ada: by_a_peer_id(ada),

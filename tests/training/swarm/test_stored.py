@@ -64,6 +64,20 @@ def test_records_under_new_keys_are_refused_when_the_store_is_full(storage):
     assert store(bounded, SMALL, KEY, b"a1") == [True]
 
 
+def test_who_has_taken_most_of_a_full_store_makes_room_for_others(storage):
+    """Somebody with three keys fills the store; a peer of the run still announces itself under a key of its own."""
+    bounded = BoundedStore(storage)
+    keys = [DHTID.generate(source=number) for number in range(4)]
+    for name, key in zip((b"e1", b"e2", b"e3"), keys, strict=False):
+        assert store(bounded, LARGE, key, name) == [True]
+    new = DHTID.generate(source="new")
+    assert store(bounded, SMALL, new, b"a1", b"a2", b"a3", b"a4", b"a5") == 5 * [True]
+    assert names_of(storage, new) == {b"a1", b"a2", b"a3", b"a4", b"a5"}
+    for number in range(5):  # each under a key of its own
+        assert store(bounded, SMALL, DHTID.generate(source=f"own {number}"), b"b%d" % number) == [True]
+    assert store(bounded, LARGE, keys[3], b"e4") == [False]  # nobody has more than that
+
+
 def test_one_signer_has_records_under_so_many_keys_at_most(storage, monkeypatch):
     monkeypatch.setattr(stored, "MOST_STORED_BYTES", 10**6)
     bounded = BoundedStore(storage)

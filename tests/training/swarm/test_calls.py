@@ -1,0 +1,179 @@
+"""What strangers may do to a peer with calls alone: nothing grows without end, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2P, ServicerBase
+from hivemind.proto import averaging_pb2, dht_pb2
+from test_bounds import RUN
+
+from training.swarm import calls, engine
+from training.swarm.calls import MOST_KEYS, MOST_MESSAGE_BYTES, MOST_OPEN_CALLS, NEW_IDS_IN_A_ROW, receive
+from training.swarm.dht import full_addresses, start_dht
+from training.swarm.identity import Identity
+
+NAME = "test"
+engine.prepare()
+
+
+def message(length: int, sent: bytes = b"") -> bytes:
+    """The beginning of a message that is said to have so many bytes."""
+    return P2P.MESSAGE_MARKER + length.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER) + sent
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_is_read():
+    async def read(length: int, sent: bytes) -> bytes:
+        reader = asyncio.StreamReader()
+        reader.feed_data(message(length, sent)[len(P2P.MESSAGE_MARKER) :])
+        return await asyncio.wait_for(receive(reader), 5)
+
+    assert asyncio.run(read(3, b"abc")) == b"abc"
+    for length in (MOST_MESSAGE_BYTES + 1, 2**40, 2**64 - 1):
+        with pytest.raises(ValueError, match=f"a message has {length} bytes"):
+            asyncio.run(read(length, b"abc"))
+
+
+@asynccontextmanager
+async def two_peers():
+    """A peer that answers each message of a stream with itself, and one that calls it."""
+    server = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    caller = await P2P.create(initial_peers=await server.get_visible_maddrs(), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+
+    async def echo(requests, context):
+        async for request in requests:
+            yield request
+
+    data = averaging_pb2.AveragingData
+    await server.add_protobuf_handler(NAME, echo, data, stream_input=True, stream_output=True)
+    try:
+        yield server, caller
+    finally:
+        await caller.shutdown()
+        await server.shutdown()
+
+
+async def answered(server, caller) -> bytes:
+    """What an honest call is answered."""
+
+    async def requests():
+        yield averaging_pb2.AveragingData(group_id=b"group")
+
+    data = averaging_pb2.AveragingData
+    async for answer in await caller.iterate_protobuf_handler(server.peer_id, NAME, requests(), data):
+        return answer.group_id
+
+
+async def seconds_open(reader) -> float:
+    """Until the other side closes a stream."""
+    began = time.monotonic()
+    await asyncio.wait_for(reader.read(), 60)
+    return time.monotonic() - began
+
+
+async def closed(reader) -> bool:
+    """Whether the other side has closed a stream, or does so within a second."""
+    try:
+        return await asyncio.wait_for(reader.read(1), 1) == b""
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.swarm
+def test_a_stream_of_a_message_without_end_is_closed():
+    async def attack():
+        async with two_peers() as (server, caller):
+            _, reader, writer = await caller.call_binary_stream_handler(server.peer_id, NAME)
+            writer.write(message(2**40, b"x" * 1000))
+            assert await closed(reader)
+            assert await answered(server, caller) == b"group"
+
+    asyncio.run(attack())
+
+
+@pytest.mark.swarm
+def test_one_peer_has_few_streams_open_and_those_that_say_nothing_are_closed(monkeypatch):
+    monkeypatch.setattr(calls, "OPENING_SECONDS", 4.0)
+
+    async def attack():
+        async with two_peers() as (server, caller):
+            streams = [await caller.call_binary_stream_handler(server.peer_id, NAME) for _ in range(MOST_OPEN_CALLS)]
+            assert not await closed(streams[-1][1])
+            _, one_more, _ = await caller.call_binary_stream_handler(server.peer_id, NAME)
+            assert await closed(one_more)
+            assert max(await asyncio.gather(*(seconds_open(reader) for _, reader, _ in streams))) < 30
+            assert await answered(server, caller) == b"group"
+
+    asyncio.run(attack())
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    dht = start_dht(RUN, Identity(tmp_path_factory.mktemp("ada")), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    yield dht
+    dht.shutdown()
+
+
+def as_stranger(dht, ask):
+    """What somebody without any ticket gets: `ask` is called with the node's stub."""
+
+    async def run():
+        p2p = await P2P.create(initial_peers=full_addresses(dht))
+        try:
+            return await ask(ServicerBase.get_stub.__func__(DHTProtocol, p2p, dht.peer_id))
+        finally:
+            await p2p.shutdown()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.swarm
+def test_a_search_is_for_few_keys(node):
+    keys = [DHTID.generate(source=number).to_bytes() for number in range(MOST_KEYS + 1)]
+
+    async def find(stub):
+        found = await stub.rpc_find(dht_pb2.FindRequest(keys=keys[:MOST_KEYS]), timeout=10)
+        for refused in (keys, 2 * keys[:1]):
+            with pytest.raises(Exception, match="a search is for at most 16 different keys"):
+                await stub.rpc_find(dht_pb2.FindRequest(keys=refused), timeout=10)
+        return found
+
+    assert len(as_stranger(node, find).results) == MOST_KEYS
+
+
+async def _ids_of_others(_dht, node) -> int:
+    return len(node.protocol.routing_table.uid_to_peer_id)
+
+
+@pytest.mark.swarm
+def test_a_peer_introduces_itself_under_few_ids(node):
+    async def introduce(stub):
+        for _ in range(5 * NEW_IDS_IN_A_ROW):
+            stranger = dht_pb2.NodeInfo(node_id=DHTID.from_bytes(os.urandom(20)).to_bytes())
+            await stub.rpc_ping(dht_pb2.PingRequest(peer=stranger), timeout=10)
+
+    before = node.run_coroutine(_ids_of_others)
+    as_stranger(node, introduce)
+    assert node.run_coroutine(_ids_of_others) - before == NEW_IDS_IN_A_ROW
+
+
+@pytest.mark.parametrize("ids", [[b"x" * 65], [b"x" * 34] * 65])
+def test_an_answer_that_names_many_peers_or_long_ids_is_refused(ids):
+    """Before any of them is written in base 58."""
+    result = dht_pb2.FindResult(nearest_peer_ids=ids, nearest_node_ids=[bytes(20)] * len(ids))
+
+    class Liar:
+        async def rpc_find(self, request, timeout):
+            return dht_pb2.FindResponse(results=[result])
+
+    stub = calls.bounded_answers(lambda protocol, peer: Liar())(None, None)
+    with pytest.raises(ValueError, match="an answer names"):
+        asyncio.run(stub.rpc_find(dht_pb2.FindRequest(), timeout=1))
+    result.nearest_peer_ids[:] = [b"x" * 34] * 20
+    assert asyncio.run(stub.rpc_find(dht_pb2.FindRequest(), timeout=1)).results
