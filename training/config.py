@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 from importlib.metadata import entry_points
@@ -34,7 +33,7 @@ from calculator.settings import (
 from calculator.setups import MOST_RANK
 from calculator.swarm import PATIENCE_WINDOWS
 from training.errors import BadInput, reason_of
-from training.processes.redirects import CheckedRedirects, read_short
+from training.processes.redirects import open_checked, read_short
 
 RECIPES = Path(__file__).parent / "recipes"
 LARGEST_RECIPE_BYTES = 1 << 16
@@ -767,5 +766,5 @@ def _fetched(address: str) -> bytes:
     Raises:
         OSError, ValueError, HTTPException: If it does not answer, sends too much or too slowly, or breaks off.
     """
-    with urllib.request.build_opener(CheckedRedirects()).open(address, timeout=SILENCE_SECONDS) as response:
+    with open_checked(address, SILENCE_SECONDS) as response:
         return read_short(response, most_bytes=LARGEST_RECIPE_BYTES, seconds=RECIPE_SECONDS)

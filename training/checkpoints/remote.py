@@ -25,7 +25,7 @@ from training.checkpoints.index import Index, ServedCheckpoint
 from training.config import RunConfig, parse_recipe
 from training.errors import BadInput, TrainingError, reason_of
 from training.model.trained import count_trained
-from training.processes.redirects import CheckedRedirects, RefusedRedirect, read_short
+from training.processes.redirects import RefusedRedirect, open_checked, read_short
 from training.storage.whole import is_disk_fault, replace_folder
 from training.task import task_of
 
@@ -303,8 +303,7 @@ def _open(address: str, begin: int = 0) -> HTTPResponse:
     headers = {"User-Agent": "training-transformers-together", "Accept-Encoding": "identity"}
     if begin:
         headers["Range"] = f"bytes={begin}-"
-    opener = urllib.request.build_opener(CheckedRedirects())
-    return opener.open(urllib.request.Request(address, headers=headers), timeout=REQUEST_SECONDS)
+    return open_checked(urllib.request.Request(address, headers=headers), REQUEST_SECONDS)
 
 
 def _reason(error: Exception) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from training.errors import BadInput, reason_of
+from training.processes.redirects import open_checked
 from training.storage.s3 import arrows_s3
 
 TRIES, TRY_TIMEOUT_SECONDS = 4, 30.0
@@ -176,7 +177,7 @@ class Web(_Remote):
         address = f"{self._address}/{urllib.parse.quote(name)}"
         request = urllib.request.Request(address, headers={"Range": f"bytes={start}-{start + length - 1}"})
         try:
-            response = urllib.request.urlopen(request, timeout=TRY_TIMEOUT_SECONDS)
+            response = open_checked(request, TRY_TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             # Below 500 the address is wrong or refused (404, 403), and asking again does not help.
             if error.code < 500 and error.code not in TRY_AGAIN_CODES:

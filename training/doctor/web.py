@@ -15,6 +15,7 @@ from http.client import HTTPException
 from urllib.parse import SplitResult, urlsplit
 
 from training.doctor.finding import Fault, Finding, Unusable
+from training.processes.redirects import RefusedRedirect, open_checked
 
 NAME = Fault(
     name="name-unknown",
@@ -121,7 +122,7 @@ def fetch(url: str, *, limit: int, seconds: float = ANSWER_SECONDS) -> Fetched:
     _check_connection(urlsplit(proxy) if proxy else parts, variable, url)
     began = time.time()
     try:
-        with urllib.request.build_opener().open(url, timeout=ANSWER_SECONDS) as response:
+        with open_checked(url, ANSWER_SECONDS) as response:
             answered = time.time()
             ahead = _clock_ahead(response.headers, (began + answered) / 2)
             first = time.monotonic()
@@ -206,6 +207,8 @@ def _finding_of(error: Exception, url: str, proxy: str, variable: str) -> Findin
         if reason.verify_code == NAME_CODE:
             return CERTIFICATE_NAME.found(f"{said}")
         return CERTIFICATE_UNKNOWN.found(f"{said}{_issuer(url)}.")
+    if isinstance(reason, RefusedRedirect):
+        return OTHER_PAGE.found(f"{url} is not fetched: {reason}.")
     if proxy and str(reason).startswith("Tunnel connection failed"):
         return PROXY_REFUSES.found(f"The proxy {proxy} does not let the address pass: {reason}.", variable=variable)
     if isinstance(reason, TimeoutError):

@@ -28,6 +28,19 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+def open_checked(address: str | urllib.request.Request, seconds: float) -> HTTPResponse:
+    """Opens an address that somebody else has named, or whose site somebody else runs; follows redirects as above.
+
+    Args:
+        address: Of http or https.
+        seconds: Longest silence of the site.
+
+    Raises:
+        OSError, ValueError, HTTPException: If it does not answer, or leads elsewhere (`RefusedRedirect`).
+    """
+    return urllib.request.build_opener(CheckedRedirects()).open(address, timeout=seconds)
+
+
 def check_redirect(source: str, target: str) -> None:
     """Refuses a redirect from a site on the Internet into the volunteer's own network, and one that gives up TLS.
 

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.storage.whole import write_whole
-from training.swarm.addresses import id_of
+from training.swarm.addresses import MOST_CHARACTERS, id_of
 
 MOST_PEERS = 256
 """The book keeps those that were seen last: enough to meet some that are still there."""
-MOST_ADDRESSES, MOST_CHARACTERS = 8, 300
-"""Of one peer, and of one address: a stranger chooses what stands there, and must not fill our disk."""
+MOST_ADDRESSES = 8
+"""Of one peer: a stranger chooses what stands there, and must not fill our disk."""
 OLDEST_SECONDS = 14 * 24 * 3600.0
 """A peer that was not seen for so long has left."""
 LARGEST_BOOK_BYTES = 1 << 20

@@ -66,9 +66,13 @@ class Verdict:
         return Message(code=code, group_id=group_id, ordered_peer_ids=[peer.to_bytes() for peer in self.faulty])
 
     @classmethod
-    def read(cls, message: Message) -> Verdict:
-        """From a message; any code but ACCEPTED counts as a failure."""
-        faulty = frozenset(PeerID(peer) for peer in message.ordered_peer_ids)
+    def read(cls, message: Message, peers: Sequence[PeerID]) -> Verdict:
+        """From a message of one of `peers`; any code but ACCEPTED counts as a failure.
+
+        Raises:
+            ValueError: If it names a peer that is not in the group, or one twice.
+        """
+        faulty = frozenset(_named_in(message.ordered_peer_ids, peers))
         told = message.code == averaging_pb2.GROUP_DISBANDED
         return cls(whole=message.code == averaging_pb2.ACCEPTED, told=told, faulty=faulty)
 
@@ -111,21 +115,35 @@ class Decision:
         """From a referee's answer to one of `peers`, on the all-reduce `group_id`.
 
         Raises:
-            ValueError: If it is no decision, or names a peer that is not in the group.
+            ValueError: If it is no decision, or names a peer that is not in the group, or one twice.
         """
         if message.code == averaging_pb2.ACCEPTED:
             return cls(referee=referee)
-        members = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
+        members = _named_in(message.ordered_peer_ids, peers)
         if message.code != averaging_pb2.BEGIN_ALLREDUCE or not message.group_id or not members:
             raise ValueError(f"the referee says {averaging_pb2.MessageCode.Name(message.code)}")
         if members != tuple(peer for peer in peers if peer in members):
-            raise ValueError("the referee names peers that are not of the group")
+            raise ValueError("the referee names the members in another order than the group's")
         if message.group_id != repetition_of(group_id, members):
             raise ValueError("the referee names another group than that of its members")
-        doubted = tuple(PeerID(peer) for peer in message.gathered)
-        if not set(peers) - set(members) >= set(doubted):
-            raise ValueError("the referee doubts peers that are not of the group, or that it names as members")
+        doubted = _named_in(message.gathered, peers)
+        if not set(members).isdisjoint(doubted):
+            raise ValueError("the referee doubts peers that it names as members")
         return cls(group_id=message.group_id, members=members, doubted=doubted, referee=referee)
+
+
+def _named_in(ids: Sequence[bytes], peers: Sequence[PeerID]) -> tuple[PeerID, ...]:
+    """The peers of a group that a message names, in its order.
+
+    No `PeerID` is made of an id: that takes a millisecond for a long one, and a message has room for 100 000 of them.
+
+    Raises:
+        ValueError: If they are more than the group, or others, or one is named twice.
+    """
+    known = {peer.to_bytes(): peer for peer in peers}
+    if len(ids) > len(known) or len(set(ids)) < len(ids) or not known.keys() >= set(ids):
+        raise ValueError("the message names a peer that is not of the group, or one twice")
+    return tuple(known[one] for one in ids)
 
 
 def repetition_of(group_id: bytes, members: Sequence[PeerID]) -> bytes:
@@ -228,9 +246,14 @@ class Agreement:
 
         The answer is the decision if there is one within `HOLD_SECONDS`, otherwise NOT_DECLARED.
         """
+        refused = Message(code=averaging_pb2.PROTOCOL_VIOLATION)
         if peer not in self.peers or peer == self.own or peer in self._barred:
-            return Message(code=averaging_pb2.PROTOCOL_VIOLATION)
-        self._hear(peer, Verdict.read(message), counts=not self._is_before_this_one(peer))
+            return refused
+        try:
+            verdict = Verdict.read(message, self.peers)
+        except ValueError:
+            return refused
+        self._hear(peer, verdict, counts=not self._is_before_this_one(peer))
         # Any other referee judges only when its own all-reduce has ended and the referees before it have not answered;
         # otherwise two referees might decide differently.
         if self.own == self.referees[0]:
@@ -248,8 +271,8 @@ class Agreement:
         return peer in order and (self.own not in order or order.index(peer) < order.index(self.own))
 
     def _hear(self, peer: PeerID, verdict: Verdict, counts: bool = True) -> None:
-        if counts:
-            self._verdicts[peer] = verdict
+        if counts:  # the first one: a peer that asks again repeats it
+            self._verdicts.setdefault(peer, verdict)
         if not verdict.whole and not self._bad:
             self._bad = True
             self._on_bad_verdict()

@@ -199,6 +199,9 @@ class PatientMatchmaking(Matchmaking):
         """Asks a peer to lead this one; notes a leader that does not answer, or accepts and then says nothing more.
 
         An honest one starts its group when its window ends, or sends its followers away.
+
+        Raises:
+            NonsenseError: If the leader answers what no leader says, or names no group; see `follower_assemble_group`.
         """
         # hivemind goes where a leader sends it: also to one that this peer leaves out, and round in circles.
         if leader in self.left_out or leader in self._asked or len(self._asked) > MOST_REDIRECTS:
@@ -214,6 +217,9 @@ class PatientMatchmaking(Matchmaking):
             accepted = math.isfinite(self._following_until)
             if not (answered or accepted) and time.monotonic() - asked_at >= self.request_timeout:
                 self._mute_at[leader] = time.monotonic()
+        except ValueError:  # by hivemind, which looks up the name of a code that has none
+            self._note_nonsense(leader)
+            raise NonsenseError("a leader answers with a code that there is not") from None
         finally:  # also if the search is given up meanwhile, because the others have gone on
             self._asked.pop()
             if not answered and time.monotonic() >= self._following_until + LATE_SECONDS:
@@ -237,6 +243,10 @@ class PatientMatchmaking(Matchmaking):
         if self._idle[leader] >= MOST_IDLE:
             self._spoilers.add(leader)
 
+    def _note_nonsense(self, leader: PeerID) -> None:
+        self._spoilers.add(leader)
+        self._mute_at[leader] = self._nonsense_at[leader] = time.monotonic()
+
     async def follower_assemble_group(self, leader: PeerID, msg: averaging_pb2.MessageFromLeader) -> GroupInfo:
         """The group that a leader names.
 
@@ -255,8 +265,7 @@ class PatientMatchmaking(Matchmaking):
             if isinstance(error, OldListError):  # perhaps it is this peer's own clock
                 self._note_idle(leader)
             elif not self._may_be_late_news(error):
-                self._spoilers.add(leader)
-                self._mute_at[leader] = self._nonsense_at[leader] = time.monotonic()
+                self._note_nonsense(leader)
             raise
         self._idle.pop(leader, None)
         return await super().follower_assemble_group(leader, msg)

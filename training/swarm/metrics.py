@@ -15,12 +15,13 @@ from hivemind.dht import DHT
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.utils import MPFuture, ValueWithExpiration, get_dht_time
-from pydantic.v1 import BaseModel, StrictFloat, confloat, conint, conlist, constr, validator
+from pydantic.v1 import BaseModel, confloat, conint, conlist, constr, validator
 
 from training.swarm.identity import Identity, peer_id_of
 
 _Count = conint(strict=True, ge=0, le=10**12)
 _Seconds = confloat(strict=True, ge=0, le=10**10)
+_Time = confloat(strict=True, ge=0, le=10**11)
 _Epoch = conint(strict=True, ge=0, le=10**9)
 EPOCHS_AHEAD = 20
 """Peers whose records come late are further than others, by a few epochs."""
@@ -44,7 +45,7 @@ class RecentEpoch(NamedTuple):
     """Mean over its samples."""
     samples: _Count
     """That it contributed."""
-    time: StrictFloat
+    time: _Time
     """When it ended, by the peer's clock."""
 
 
@@ -83,7 +84,7 @@ class PeerRecord(BaseModel):
     """Total bytes of tensors that it has received for averaging."""
     version: constr(strict=True, max_length=40, regex=PLAIN)
     """Version of the program."""
-    time: StrictFloat
+    time: _Time
     """When the record was made, in seconds since 1970 by the peer's clock."""
     recent: conlist(RecentEpoch, max_items=RECENT_EPOCHS) = []
     """Its last epochs of this lineage, oldest first."""

@@ -17,9 +17,10 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.performance_ema import PerformanceEMA
-from pydantic.v1 import BaseModel, StrictBool, confloat, conint
+from pydantic.v1 import BaseModel, StrictBool, conbytes, confloat, conint
 
 from training.swarm.claims import Claims, Ending
+from training.swarm.gathering import MOST_ID_BYTES
 from training.swarm.groups import RoundReport
 from training.swarm.identity import peer_id_of
 from training.swarm.signs_of_life import silent_peers
@@ -41,7 +42,7 @@ NEWCOMERS, NEWCOMERS_SHARE = 3, 0.2
 class PeerProgress(BaseModel):
     """A peer's record of its progress; hivemind's, in which numbers have no upper bounds."""
 
-    peer_id: bytes
+    peer_id: conbytes(strict=True, max_length=MOST_ID_BYTES)
     epoch: conint(strict=True, ge=0, le=10**9)
     samples_accumulated: conint(strict=True, ge=0, le=10**12)
     """Of this epoch."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from training.errors import BadInput, TrainingError
+from training.processes.redirects import open_checked, read_short
 from training.swarm.addresses import check_full, id_of
 
 LARGEST_DOCUMENT_BYTES = 1 << 18
@@ -68,19 +68,30 @@ def is_site(given: str) -> bool:
     return given.startswith(("http://", "https://"))
 
 
+def document_of(site: str) -> str:
+    """Where a run's site has its document."""
+    return f"{site}/live/run.json"
+
+
+def read_document(url: str) -> object:
+    """The document of a run.
+
+    Raises:
+        OSError, ValueError, RecursionError, HTTPException: If the site does not answer, or sends something else.
+    """
+    with open_checked(url, SITE_SECONDS) as response:
+        return json.loads(read_short(response, most_bytes=LARGEST_DOCUMENT_BYTES, seconds=SITE_SECONDS))
+
+
 def ask_site(site: str) -> tuple[str, ...]:
-    """The addresses that a run's site names in its document, `/live/run.json`.
+    """The addresses that a run's site names in its document.
 
     Raises:
         TrainingError: If the site does not answer, or names none.
     """
-    url = f"{site}/live/run.json"
+    url = document_of(site)
     try:
-        with urllib.request.urlopen(url, timeout=SITE_SECONDS) as response:
-            content = response.read(LARGEST_DOCUMENT_BYTES + 1)
-        if len(content) > LARGEST_DOCUMENT_BYTES:
-            raise ValueError(f"it has more than {LARGEST_DOCUMENT_BYTES} bytes")
-        named = json.loads(content)["initial_peers"]
+        named = read_document(url)["initial_peers"]
         addresses = [check_full(str(one)) for one in list(named)[:MOST_SERVERS]]
     except (OSError, ValueError, TypeError, KeyError, RecursionError, HTTPException, BadInput) as error:
         raise TrainingError(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from http.client import HTTPException
@@ -24,7 +22,7 @@ from training.swarm.lineage import (
     read_kept,
 )
 from training.swarm.metrics import believable, read_records
-from training.swarm.servers import LARGEST_DOCUMENT_BYTES, SITE_SECONDS
+from training.swarm.servers import document_of, read_document
 from training.volunteer.connection import Connection
 from training.volunteer.membership import MemberStop
 from training.volunteer.notices import Notices
@@ -203,8 +201,7 @@ def _servers_at(site: str | None) -> frozenset[str]:
     if site is None:
         return frozenset()
     try:
-        with urllib.request.urlopen(f"{site}/live/run.json", timeout=SITE_SECONDS) as answer:
-            document = json.loads(answer.read(LARGEST_DOCUMENT_BYTES))
+        document = read_document(document_of(site))
         return frozenset(server for server in document.get("servers", ()) if isinstance(server, str))
-    except (OSError, ValueError, HTTPException, AttributeError, TypeError):
+    except (OSError, ValueError, RecursionError, HTTPException, AttributeError, TypeError):
         return frozenset()

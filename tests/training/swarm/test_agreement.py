@@ -1,6 +1,7 @@
 """A group agrees on its all-reduce: several peers' parts in one process, joined by calls instead of a network."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -303,8 +304,51 @@ def test_strangers_have_no_say_and_cannot_be_named():
     assert wait_for_result(ask_a_stranger_in()).code == averaging_pb2.PROTOCOL_VIOLATION
     for members in ((stranger, PEERS[0]), (PEERS[1], PEERS[0]), ()):
         decision = Decision(group_id=repetition_of(b"first", members), members=members)
-        with pytest.raises(ValueError, match="the referee"):
+        with pytest.raises(ValueError, match=r"the referee|not of the group"):
             Decision.read(decision.message(), b"first", PEERS)
+
+
+MANY = tuple(number.to_bytes(34, "big") for number in range(100_000))
+"""Peer ids, as many as fit into a message; to make a `PeerID` of each takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "named",
+    [MANY, (PEERS[1].to_bytes(),) * 2, (b"9" * 32,), (b"9" * 1024,)],
+    ids=["too many", "one twice", "a stranger", "too long"],
+)
+def test_who_names_others_than_its_groupmates_is_not_heard(named):
+    message = TORN.message(b"first")
+    message.ordered_peer_ids.extend(named)
+    decision = Decision(group_id=repetition_of(b"first", PEERS[:1]), members=PEERS[:1]).message()
+    decision.gathered.extend(named)
+    bad = []
+
+    async def tell():
+        part = Agreement(
+            own=PEERS[0], group_id=b"first", peers=PEERS, referees=PEERS, ask=None, on_bad_verdict=lambda: bad.append(1)
+        )
+        return await part.hear(PEERS[1], message)
+
+    began = time.process_time()
+    assert wait_for_result(tell()).code == averaging_pb2.PROTOCOL_VIOLATION and not bad
+    with pytest.raises(ValueError, match="not of the group, or one twice"):
+        Decision.read(decision, b"first", PEERS)
+    assert time.process_time() - began < 1
+
+
+def test_only_a_peers_first_verdict_counts():
+    """Otherwise one could tell the referee another story whenever it has heard more."""
+
+    async def tell_twice():
+        part = Agreement(own=PEERS[0], group_id=b"first", peers=PEERS[:3], referees=PEERS[:3], ask=None)
+        for faulty in (PEERS[2], PEERS[0]):
+            telling = Verdict(whole=False, faulty=frozenset({faulty})).message(b"first")
+            await part.hear(PEERS[1], telling)
+        await part.hear(PEERS[2], WHOLE.message(b"first"))
+        return await part.reach(Verdict(whole=False, faulty=frozenset({PEERS[2]})))
+
+    assert wait_for_result(tell_twice()).members == PEERS[:2]
 
 
 def test_a_repetition_is_named_by_its_members_so_that_all_divide_the_tensors_alike():

@@ -21,6 +21,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
 
+from benchmarks.message_readers import follower_of, led
 from calculator.swarm import PATIENCE_WINDOWS
 from training.swarm.averager import Averager
 from training.swarm.charters import Requests
@@ -328,6 +329,21 @@ def test_a_group_whose_leader_tells_its_followers_different_things_is_none(lie):
     with pytest.raises(NonsenseError, match="a leader"):
         wait_for_result(one.follower_assemble_group(leader, message))
     assert one.take_spoilers() == {str(leader)}
+
+
+@pytest.mark.parametrize("answers", [(99,), (averaging_pb2.ACCEPTED, 99)])
+def test_a_leader_that_answers_with_a_code_that_there_is_not_is_a_spoiler(answers):
+    """hivemind looks up the code's name, and the error ends the search. Nobody else can be blamed for that."""
+    one = led()
+
+    async def follow() -> set[str]:
+        asked = follower_of(one, [averaging_pb2.MessageFromLeader(code=code) for code in answers])
+        async with asked.lock_looking_for_group:
+            with pytest.raises(NonsenseError, match="a leader answers with a code"):
+                await asked._request_join_group(one.leader.peer_id)
+        return asked.take_spoilers()
+
+    assert wait_for_result(follow()) == {str(one.leader.peer_id)}
 
 
 def test_redirects_lead_to_nobody_that_is_left_out_and_not_round_in_circles(monkeypatch):

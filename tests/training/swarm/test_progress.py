@@ -6,9 +6,11 @@ import time
 from functools import partial
 
 import pytest
-from hivemind.dht import DHT
+from hivemind.dht import DHT, DHTID
+from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
+from hivemind.utils.serializer import MSGPackSerializer
 
 from training.swarm import progress as progress_module
 from training.swarm.progress import PacedEvent, Progress
@@ -38,6 +40,14 @@ def see(progress, *records):
     """What the peer knows after a look that finds these."""
     progress._global = progress._combine(dict(enumerate(records)) or None)
     return progress._global
+
+
+@pytest.mark.parametrize("length, accepted", [(34, True), (64, True), (65, False), (1024, False)])
+def test_a_record_names_a_peer_by_an_id_that_is_read_at_once(length, accepted):
+    """All look at all records every few seconds, and to read an id of 1024 bytes takes two milliseconds."""
+    key, place = DHTID.generate("run_progress").to_bytes(), b"[owner:ssh-rsa AAAA]"
+    packed = [MSGPackSerializer.dumps(one) for one in (place, record(bytes(length)).value)]
+    assert progress_module.progress_validator("run").validate(DHTRecord(key, *packed, get_dht_time() + 30)) == accepted
 
 
 @pytest.mark.swarm

@@ -10,6 +10,7 @@ import pytest
 from training.errors import BadInput, TrainingError
 from training.swarm import servers
 from training.swarm.servers import LARGEST_DOCUMENT_BYTES, Servers, ask_site
+from training.volunteer.belonging import _servers_at
 
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 OTHER = "/dns4/run.example/tcp/31338/p2p/12D3KooWKKMWeHvg67RxPjomexUnzhB3MRcVUYhWEJvx7fHLNTB1"
@@ -60,16 +61,26 @@ def test_a_site_names_the_servers_and_may_name_others_later(site):
         (b"{}", "no field 'initial_peers'"),
         (b'{"initial_peers": 7}', "cannot be read"),
         (b'{"initial_peers": ["somewhere"]}', "is not a network address"),
+        (json.dumps({"initial_peers": [ADDRESS + "a" * 200_000]}).encode(), "is not a network address"),
         (b'{"initial_peers": []}', "the run is over, or its monitor is not running"),
         (b" " * (LARGEST_DOCUMENT_BYTES + 10), "more than"),
         (None, "404"),
     ],
 )
 def test_a_site_that_names_no_servers_is_one_sentence(site, content, words):
-    site.content = content
+    site.content, began = content, time.process_time()
     with pytest.raises(TrainingError, match=words) as caught:
         ask_site(site.url)
+    assert time.process_time() - began < 2  # to read a peer's id of 200 kB takes longer
+    assert len(caught.value.told) < 1000
     assert "\n" not in caught.value.told and f"{site.url}/live/run.json" in caught.value.told
+
+
+def test_a_document_within_documents_names_nobody(site):
+    site.content = b"[" * 200_000
+    assert _servers_at(site.url) == frozenset()
+    with pytest.raises(TrainingError, match="cannot be read"):
+        ask_site(site.url)
 
 
 def test_a_site_that_keeps_silent_is_not_waited_for(site, monkeypatch):

@@ -1,0 +1,100 @@
+"""All that fetches what others name follows redirects, but none from the Internet into this machine's network.
+
+Here "localhost" counts as a site on the Internet, and 127.0.0.1 as a private address. In a network of its own, with a
+public address on the loopback interface, `tests/training/checkpoints/test_remote.py` tries the real rule.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from training.config import load_recipe, read_recipe
+from training.data import source
+from training.data.source import UnreachableError, open_source
+from training.doctor.web import Unfetched, fetch
+from training.errors import BadInput, TrainingError
+from training.processes import redirects
+from training.swarm.servers import ask_site
+from training.volunteer.belonging import _servers_at
+
+ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+FILES = {
+    "/live/run.json": json.dumps({"initial_peers": [ADDRESS], "servers": ["QmServer"]}).encode(),
+    "/recipe.toml": read_recipe("demo").encode(),
+    "/shard": b"content",
+}
+FETCHED = {
+    "shards": (lambda url: open_source(url).read_all("shard", limit=100), b"content", UnreachableError),
+    "servers": (ask_site, (ADDRESS,), TrainingError),
+    "trusted peers": (_servers_at, {"QmServer"}, None),
+    "recipe": (lambda url: load_recipe(f"{url}/recipe.toml").run_id, "demo", BadInput),
+    "doctor": (lambda url: fetch(f"{url}/shard", limit=100).body, b"content", Unfetched),
+}
+"""What is fetched -> how, what comes, and what is raised if the site may not be asked."""
+
+
+class Site(ThreadingHTTPServer):
+    """Serves `FILES`, or redirects all requests to another site."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.moved_to, self.asked = None, []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        self.send_response(200 if self.server.moved_to is None else 302)
+        if self.server.moved_to is not None:
+            self.send_header("Location", self.server.moved_to + self.path)
+        content = FILES[self.path] if self.server.moved_to is None else b""
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def site():
+    with Site() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def sites(monkeypatch):
+    """One that redirects to the other."""
+    monkeypatch.setattr(redirects, "_is_public", lambda address: address.hostname == "localhost")
+    monkeypatch.setattr(source, "pause_seconds", lambda failures: 0.001)
+    monkeypatch.setenv("no_proxy", "*")
+    with site() as first, site() as second:
+        first.moved_to = f"http://127.0.0.1:{second.server_port}"
+        yield first, second
+
+
+@pytest.mark.parametrize("what", FETCHED)
+def test_a_site_of_this_network_may_redirect_into_it(sites, what):
+    fetched, content, _ = FETCHED[what]
+    assert fetched(f"http://127.0.0.1:{sites[0].server_port}") == content and sites[1].asked
+
+
+@pytest.mark.parametrize("what", FETCHED)
+def test_a_site_on_the_internet_may_not(sites, what):
+    fetched, _, refused = FETCHED[what]
+    url = f"http://localhost:{sites[0].server_port}"
+    if refused is None:
+        assert fetched(url) == frozenset()
+    else:
+        with pytest.raises(refused, match="within a private network"):
+            fetched(url)
+    assert sites[0].asked and not sites[1].asked
