@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,24 +47,81 @@ def packed_messages() -> Reader:
 
 
 def records() -> Reader:
-    """Records of the DHT, with their keys and signatures."""
+    """Records of the DHT, under each key of a run: one byte for the key, one that says whether this peer signs what
+    follows, as any peer may, the length of the subkey, the subkey, and the value."""
+    from hivemind.dht import DHTID
     from hivemind.dht.validation import CompositeValidator, DHTRecord
 
+    from training.swarm.bounds import unpack
     from training.swarm.dht import record_validators
+    from training.swarm.progress import progress_validator
+    from training.swarm.shared_pass import pass_validator
 
     identity = new_identity()
-    validators = CompositeValidator(record_validators("demo", identity))
-    place, key = pack(identity.signer().local_public_key), b"k" * 20
-    record_of = functools.partial(DHTRecord, key, place)
-    expires = time.time() + 600
-    signed = validators.sign_value(record_of(pack("e" * 16), expires))
+    mine = [*record_validators("demo", identity), progress_validator("demo"), pass_validator("demo")]
+    validators, place = CompositeValidator(mine), pack(identity.signer().local_public_key)
+    told = told_in_records(identity)
+    keys = [DHTID.generate(f"demo_{name}").to_bytes() for name in told]
+    record_of = functools.partial(DHTRecord, expiration_time=time.time() + 600)
+
+    def packed(number: int, value: object, *, is_signed: bool = False) -> bytes:
+        body = pack(value)
+        if is_signed:
+            body = validators.sign_value(record_of(keys[number], place, body))
+        return bytes([number, not is_signed]) + len(place).to_bytes(2, "little") + place + body
 
     def read(raw: bytes) -> bool:
-        cut = raw[:2]
-        end = int.from_bytes(cut, "little") % (len(raw) + 1)
-        return expect(bool, validators.validate(DHTRecord(key, raw[2:end], raw[end:], expires)))
+        """Whether the record is accepted; then its readers must take it."""
+        number, end = (raw[0] if raw else 0) % len(keys), 4 + int.from_bytes(raw[2:4], "little")
+        record = record_of(keys[number], raw[4:end], raw[end:])
+        if raw[1:2] > b"\x00":
+            record = replace(record, value=validators.sign_value(record))
+        if accepted := expect(bool, validators.validate(record)):
+            list(told.values())[number][1](unpack(validators.strip_value(record)))
+        return accepted
 
-    return Reader(read=read, refuses=(), seeds=[(2 + len(place)).to_bytes(2, "little") + place + signed])
+    def make(dice: random.Random) -> bytes:
+        number = dice.randrange(len(told))
+        return packed(number, altered(list(told.values())[number][0], dice))
+
+    values = [value for value, _ in told.values()]
+    seeds = [packed(n, value, is_signed=signed) for n, value in enumerate(values) for signed in (False, True)]
+    return Reader(read=read, refuses=(), seeds=seeds, make=make)
+
+
+def told_in_records(identity: object) -> dict[str, tuple[object, Callable[[object], object]]]:
+    """Keys of a run -> what a peer stores there, and who reads what others have stored."""
+    from training.swarm.lineage import Word
+    from training.swarm.metrics import PeerRecord, RecentEpoch
+    from training.swarm.progress import PeerProgress
+    from training.swarm.shared_pass import PassRecord, _word_of
+
+    peer = identity.peer_id
+    record = PeerRecord(
+        **{"name": "Ada", "peer_id": str(peer), "status": "training", "lineage": "a" * 16, "epoch": 7, "loss": 2.5},
+        **{"samples": 900, "samples_per_second": 1.5, "seconds": 600.0, "group_size": 3, "averaged_epochs": 6},
+        **{"alone_epochs": 1, "micro_batch_size": 4, "bytes_sent": 10**9, "bytes_received": 10**9, "version": "1.0"},
+        **{"time": 1.7e9, "recent": [RecentEpoch(epoch=6, loss=2.75, samples=128, time=1.6e9)]},
+    )
+    progress = PeerProgress(
+        **{"peer_id": peer.to_bytes(), "epoch": 7, "samples_accumulated": 12, "samples_per_second": 1.5},
+        **{"time": 1.7e9, "client_mode": False},
+    )
+    done = {"done": [5, 9], "claims": [20, 30], "wishes": [], "claimed_until": 1.7e9}
+
+    def word_of(value: object) -> None:
+        with suppress(ValueError):  # numbers that are no pieces
+            _word_of(PassRecord.parse_obj(value), str(peer))
+
+    return {
+        "metrics": (record.dict(), lambda value: finite(PeerRecord.parse_obj(value).dict())),
+        "recipe": ("e" * 16, functools.partial(expect, str)),
+        "tokens": ("f" * 16, functools.partial(expect, str)),
+        "lineage": (f"{'a' * 16} 7", Word.read),
+        "site": ("https://run.example", functools.partial(expect, str)),
+        "progress": (progress.dict(), lambda value: value and finite(PeerProgress.parse_obj(value).dict())),
+        "samples": ({"order": "b" * 16, **done}, word_of),
+    }
 
 
 def words_of_a_group() -> Reader:
@@ -120,46 +177,289 @@ def reports() -> Reader:
 
 
 def verdicts() -> Reader:
-    """Verdicts on an average, decisions of referees, and the lists of groups that peers show."""
+    """Verdicts on an average, and decisions of referees."""
     from google.protobuf.message import DecodeError
     from hivemind.p2p import PeerID
     from hivemind.proto import averaging_pb2
 
     from training.swarm.agreement import Decision, Verdict, repetition_of
-    from training.swarm.charters import Requests, signature_of
-    from training.swarm.gathering import name_of
-    from training.swarm.receipts import Signer
 
-    peers, leader = [PeerID(bytes([number]) * 34) for number in range(4)], new_identity()
+    peers = [PeerID(bytes([number]) * 34) for number in range(4)]
     verdict = Verdict(whole=False, faulty=frozenset(peers[:2])).message(b"group")
     members = tuple(peers[:3])
     decision = Decision(group_id=repetition_of(b"group", members), members=members, doubted=(peers[3],)).message()
 
-    listed = (peers[0], leader.peer_id)
-    gathered = [words_of_a_group().seeds[0]] * len(listed)
-    charter = averaging_pb2.MessageFromLeader(
-        code=averaging_pb2.BEGIN_ALLREDUCE,
-        group_id=name_of(listed, gathered),
-        ordered_peer_ids=[peer.to_bytes() for peer in listed],
-        gathered=gathered,
-        suggested_leader=signature_of(
-            Signer(leader.public_key, leader.sign), "demo_gradients", name_of(listed, gathered)
-        ),
-    )
-    requests = Requests(peers[0], "demo_gradients", clock=lambda: time.time() + 60)  # it has been there for long
-    requests.note_sent(leader.peer_id, b"other words")
-
     def read(raw: bytes) -> None:
         message = averaging_pb2.MessageFromLeader.FromString(raw)
         with suppress(ValueError):  # each is refused by the reader of the other
-            Verdict.read(message)
+            Verdict.read(message, peers)
         with suppress(ValueError):
             Decision.read(message, b"group", peers)
-        if (found := requests.liar_in(message)) is not None and found[0] != leader.peer_id:
-            raise AssertionError("a peer is blamed for what it has not signed")
 
-    seeds = [one.SerializeToString() for one in (verdict, decision, charter)]
-    return Reader(read=read, refuses=(DecodeError,), seeds=seeds)
+    return Reader(read=read, refuses=(DecodeError,), seeds=[one.SerializeToString() for one in (verdict, decision)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Led:
+    """A peer that a leader has taken into a group of two, as the leader tells it."""
+
+    peer: object
+    words: bytes
+    leader: object
+    began: float
+    """When the leader has signed the list, in DHT time."""
+    messages: tuple[bytes, ...]
+    """The group's list, and a word of a leader that sends its followers to another one."""
+
+    def signed(self, message: object) -> object:
+        """A message whose list the leader has signed, whatever it lists."""
+        from training.swarm.charters import signature_of
+        from training.swarm.receipts import Signer, digest_of
+
+        signer, again = Signer(self.leader.public_key, self.leader.sign), type(message)()
+        again.CopyFrom(message)
+        again.group_id = digest_of(*message.ordered_peer_ids, *message.gathered)
+        again.suggested_leader = signature_of(signer, "demo_gradients", again.group_id)
+        return again
+
+
+def led() -> Led:
+    """A new one."""
+    from hivemind.p2p import PeerID
+    from hivemind.proto import averaging_pb2
+    from hivemind.utils import get_dht_time
+
+    peer, leader, words = PeerID(b"p" * 34), new_identity(), words_of_a_group().seeds[0]
+    one = Led(peer=peer, words=words, leader=leader, began=get_dht_time(), messages=())
+    listed = averaging_pb2.MessageFromLeader(
+        code=averaging_pb2.BEGIN_ALLREDUCE,
+        ordered_peer_ids=[peer.to_bytes(), leader.peer_id.to_bytes()],
+        gathered=[words, words_of_a_group().seeds[0]],
+    )
+    elsewhere = averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_DISBANDED, suggested_leader=b"q" * 34)
+    return replace(one, messages=tuple(each.SerializeToString() for each in (one.signed(listed), elsewhere)))
+
+
+def charters() -> Reader:
+    """Lists of groups that peers show, as they are, and signed by the leader whatever they list."""
+    from google.protobuf.message import DecodeError
+    from hivemind.proto import averaging_pb2
+
+    from training.swarm.charters import Requests
+
+    one = led()
+    leader = one.leader.peer_id
+
+    def read(raw: bytes) -> bool:
+        """Whether the leader is blamed, which has not signed it for any request of this peer."""
+        message, blamed = averaging_pb2.MessageFromLeader.FromString(raw), False
+        requests = Requests(one.peer, "demo_gradients", clock=lambda: one.began)
+        requests._began = one.began - 60  # it has been there for long
+        requests.note_sent(leader, b"other words")
+        for shown in (message, one.signed(message)):
+            if (found := requests.liar_in(shown)) is not None and found[0] != leader:
+                raise AssertionError("a peer is blamed for what it has not signed")
+            blamed |= found is not None
+        return blamed
+
+    return Reader(read=read, refuses=(DecodeError,), seeds=one.messages[:1])
+
+
+def words_of_leaders() -> Reader:
+    """What a follower hears from its leader, in the first message and in the second; also signed, whatever it lists."""
+    from unittest import mock
+
+    from google.protobuf.message import DecodeError
+    from hivemind.proto import averaging_pb2
+
+    from training.swarm import matchmaking
+    from training.swarm.coroutine import wait_for_result
+    from training.swarm.gathering import NonsenseError
+
+    one = led()
+
+    async def follow(*answers: object) -> bool:
+        """Whether the peer is in a group then."""
+        follower = follower_of(one, answers)
+        async with follower.lock_looking_for_group:
+            group = await follower._request_join_group(one.leader.peer_id)
+        return group is not None
+
+    def read(raw: bytes) -> bool:
+        message, joined = averaging_pb2.MessageFromLeader.FromString(raw), False
+        accepted = averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+        # Words get another nonce for each request; without that, the list would be of no request.
+        with mock.patch.object(matchmaking, "renewed", lambda words: words):
+            for answers in ((message,), (accepted, message), (accepted, one.signed(message))):
+                with suppress(NonsenseError):
+                    joined |= wait_for_result(follow(*answers))
+        return joined
+
+    return Reader(read=read, refuses=(DecodeError,), seeds=one.messages)
+
+
+def follower_of(one: Led, answers: Sequence[object]) -> object:
+    """The part of a peer's averager that looks for a group; its leaders answer so, one message after the other."""
+    import asyncio
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+    from unittest.mock import AsyncMock, MagicMock
+
+    from hivemind.utils.asyncio import as_aiter
+
+    from training.swarm.charters import Requests
+    from training.swarm.matchmaking import PatientMatchmaking
+
+    class Follower(PatientMatchmaking):
+        def __init__(self):  # hivemind's needs a node
+            self._expected = self._epochs_apart = 0
+            self._leader, self._following_until, self.left_out = None, float("inf"), frozenset()
+            self._idle, self._idle_at, self._mute_at, self._nonsense_at = {}, {}, {}, {}
+            self._spoilers, self._asked, self._signer = set(), [], "of the node"
+            self.peer_id, self.step_control = one.peer, SimpleNamespace(data_for_gather=one.words)
+            self.requests = Requests(one.peer, "demo_gradients", clock=lambda: one.began)
+
+        def get_request_expiration_time(self) -> float:
+            return one.began + 60
+
+    follower = Follower()
+    stub = SimpleNamespace(rpc_join_group=AsyncMock(side_effect=lambda request: as_aiter(*answers)))
+    follower._servicer_type, follower._p2p, follower._prefix = MagicMock(get_stub=lambda *_, **__: stub), None, ""
+    follower.schema_hash, follower.client_mode, follower.request_timeout = bytes(9), True, 5.0
+    follower.group_key_manager = MagicMock(current_key="key", update_key_on_group_assembled=AsyncMock())
+    follower.potential_leaders = MagicMock(pause_search=lambda: nullcontext())
+    follower.lock_looking_for_group, follower.lock_request_join_group = asyncio.Lock(), asyncio.Lock()
+    follower.was_accepted_to_group, follower.current_followers = asyncio.Event(), {}
+    follower.assembled_group = asyncio.Future()
+    return follower
+
+
+def accusations() -> Reader:
+    """Proofs that a reducer has lied, as `framed` messages."""
+    from types import SimpleNamespace
+
+    from google.protobuf.message import DecodeError
+    from hivemind.proto import averaging_pb2
+    from hivemind.utils.asyncio import as_aiter
+
+    from tests.training.swarm.audited import ADA, BOB, EVE, played, proof_of
+    from training.swarm.bounds import unpack
+    from training.swarm.coroutine import wait_for_result
+    from training.swarm.quota import Quota
+
+    network, proof = played(proof_of)
+    auditor = network.auditors[BOB]
+    auditor._proofs = Quota(at_once=9, of_one=9, seconds=0.0)
+    facts = unpack(averaging_pb2.DownloadData.FromString(proof[0]).metadata)
+    with_another = [*facts[:4], [BOB.to_bytes(), another_receipt(network).facts()], *facts[5:]]
+
+    def with_facts(facts: object) -> bytes:
+        return framed([averaging_pb2.DownloadData(metadata=pack(facts)).SerializeToString(), *proof[1:]])
+
+    def read(raw: bytes) -> bool:
+        """Whether the peer finds it a proof."""
+        stream = as_aiter(*(averaging_pb2.DownloadData.FromString(one) for one in unframed(raw)))
+        answer = wait_for_result(auditor.rpc_accuse(stream, SimpleNamespace(remote_id=ADA)))
+        if {peer for peer, *_ in network.caught[BOB]} - {str(EVE)}:
+            raise AssertionError("an honest peer is convicted")
+        return answer.code == averaging_pb2.ACCEPTED
+
+    def make(dice: random.Random) -> bytes:
+        return with_facts(altered(dice.choice((facts, with_another)), dice))
+
+    return Reader(read=read, refuses=(DecodeError,), seeds=[framed(proof), with_facts(with_another)], make=make)
+
+
+def another_receipt(network: object) -> object:
+    """A receipt of the liar for another peer, of other commitments."""
+    from tests.training.swarm.audited import ADA, BOB, EVE, SIGNERS, THREE
+    from training.swarm.receipts import Receipt
+
+    words = {"commitments": b"c" * 32, "answers": b"a" * 32}
+    statement = Receipt.statement(network.books[ADA].scope, reducer=EVE, receiver=BOB, **words)
+    return Receipt(**words, signed=SIGNERS[THREE.index(EVE)].signed(statement))
+
+
+def requests_for_parts() -> Reader:
+    """What a groupmate asks for that checks a reducer."""
+    from google.protobuf.message import DecodeError
+    from hivemind.proto import averaging_pb2
+
+    from tests.training.swarm.audited import ADA, BOB, EVE, played
+    from training.swarm.auditor import EVADED
+    from training.swarm.coroutine import wait_for_result
+
+    network, _ = played(lambda network: network.average())
+    books, auditor = network.books[BOB], network.auditors[BOB]
+    asked = {"group_id": books.scope.group_id, "suggested_leader": EVE.to_bytes()}
+    requests = [averaging_pb2.MessageFromLeader(**asked, gathered=[bytes(4), *more]) for more in ([], [EVADED])]
+
+    async def shown(request: object) -> int:
+        return sum([len(message.tensor_part.buffer) async for message in auditor._show(request, ADA)])
+
+    def read(raw: bytes) -> int:
+        """Bytes of the part that it is shown."""
+        auditor._asked.clear()  # it may ask so often
+        return wait_for_result(shown(averaging_pb2.MessageFromLeader.FromString(raw)))
+
+    return Reader(read=read, refuses=(DecodeError,), seeds=[one.SerializeToString() for one in requests])
+
+
+def shown_parts() -> Reader:
+    """What a reducer and a groupmate show to a peer that checks the reducer, as `framed` messages."""
+    from contextlib import aclosing
+    from types import SimpleNamespace
+
+    from google.protobuf.message import DecodeError
+    from hivemind.proto import averaging_pb2
+    from hivemind.utils.asyncio import as_aiter
+
+    from tests.training.swarm.audited import ADA, BOB, EVE, played
+    from training.swarm.auditor import LIE_WEIGHT
+    from training.swarm.bounds import unpack
+    from training.swarm.coroutine import wait_for_result
+
+    network, _ = played(lambda network: network.average())
+    books, kept, show = network.books[ADA], dict(network.books[ADA].kept), network.stub
+    request = averaging_pb2.MessageFromLeader(
+        group_id=books.scope.group_id, suggested_leader=EVE.to_bytes(), gathered=[bytes(4)]
+    )
+
+    async def shown_by(peer: object) -> list[bytes]:
+        async with aclosing(network.auditors[peer]._show(request, ADA)) as messages:
+            return [message.SerializeToString() async for message in messages]
+
+    seeds = [wait_for_result(shown_by(peer)) for peer in (EVE, BOB)]
+
+    def read(raw: bytes) -> bool:
+        """Whether the check was possible."""
+        messages = [averaging_pb2.DownloadData.FromString(one) for one in unframed(raw)]
+
+        async def rpc_show_part(_request: object) -> object:
+            return as_aiter(*messages)
+
+        possible = False
+        for liar in (EVE, BOB):
+            network.stub = lambda own, peer, liar=liar: (
+                SimpleNamespace(rpc_show_part=rpc_show_part) if peer == liar else show(own, peer)
+            )
+            books.kept.update(kept)
+            for one in network.auditors.values():
+                one._asked.clear()
+            network.auditors[ADA]._evasions.clear()
+            network.auditors[ADA]._evaded.clear()
+            wait_for_result(network.auditors[ADA]._check(books, EVE, 0))
+            possible |= not network.auditors[ADA]._evasions
+        if any(weight == LIE_WEIGHT for _, weight, _ in network.caught[ADA]):
+            raise AssertionError("an honest reducer is convicted")
+        return possible
+
+    def make(dice: random.Random) -> bytes:
+        first, *more = dice.choice(seeds)
+        facts = altered(unpack(averaging_pb2.DownloadData.FromString(first).metadata), dice)
+        return framed([averaging_pb2.DownloadData(metadata=pack(facts)).SerializeToString(), *more])
+
+    return Reader(read=read, refuses=(DecodeError,), seeds=[framed(one) for one in seeds], make=make)
 
 
 def parts_of_tensors() -> Reader:
@@ -186,6 +486,41 @@ def samples_of_weights() -> Reader:
 
     sample = Sample(epoch=3, drifted=False, values=np.ones(16, np.float32)).packed()
     return Reader(read=lambda raw: Sample.read(raw, 16), refuses=(ValueError,), seeds=[sample], make=nested)
+
+
+def facts_of_states() -> Reader:
+    """What a donor tells of the state that it sends to a newcomer; its tensors follow."""
+    import torch
+    from hivemind.compression import serialize_torch_tensor
+    from hivemind.p2p import PeerID
+    from hivemind.proto import averaging_pb2
+    from hivemind.utils.asyncio import as_aiter
+
+    from training.errors import TrainingError
+    from training.swarm.coroutine import wait_for_result
+    from training.swarm.download import Landing, _Download
+    from training.swarm.lineage import Lineage
+    from training.swarm.serving import StateService
+
+    shapes, lineage = [torch.Size((3, 2)), torch.Size((4,))], Lineage(id="a" * 16)
+    download = _Download(
+        **{"prefix": "demo", "lineage": lineage, "service": StateService, "shapes": shapes, "chunk_seconds": 5.0},
+        **{"max_bytes": 10**6, "epochs": range(3, 400), "landing": Landing(), "admission": None},
+    )
+    tensors = [serialize_torch_tensor(torch.ones(shape)) for shape in (*shapes, *shapes)]
+    state = [{"type": "value", "value": 7}, {"type": "tensor", "index": 0}, {"type": "tensor", "index": 1}]
+    facts = {"epoch": 7, "lineage": lineage.id, "wants_weights": False, "optimizer_metadata": state}
+
+    def read(raw: bytes) -> bool:
+        first, *more = (averaging_pb2.DownloadData(tensor_part=one) for one in tensors)
+        first.metadata = raw
+        taken = wait_for_result(download._take(as_aiter(first, *more), PeerID(b"donor")))
+        return expect(int, taken.epoch) in download.epochs and expect(bool, taken.wants_weights) is not None
+
+    def make(dice: random.Random) -> bytes:
+        return pack(altered(facts, dice))
+
+    return Reader(read=read, refuses=(TrainingError,), seeds=[pack(facts)], make=make)
 
 
 def statements() -> Reader:
@@ -323,8 +658,14 @@ READERS = {
     "tickets and ban lists": (tickets, 150_000),
     "reports of validators": (reports, 100_000),
     "verdicts and decisions": (verdicts, 80_000),
+    "charters": (charters, 40_000),
+    "words of leaders": (words_of_leaders, 20_000),
+    "accusations": (accusations, 20_000),
+    "requests for parts": (requests_for_parts, 40_000),
+    "shown parts": (shown_parts, 10_000),
     "parts of tensors": (parts_of_tensors, 80_000),
     "samples of weights": (samples_of_weights, 60_000),
+    "facts of states": (facts_of_states, 40_000),
     "signed statements": (statements, 60_000),
     "recipes": (recipes, 5_000),
     "manifests of shards": (manifests, 20_000),
@@ -350,6 +691,21 @@ def new_identity() -> object:
     return Identity(Path(tempfile.mkdtemp()))
 
 
+def framed(messages: Sequence[bytes]) -> bytes:
+    """The messages of a stream, each after its length."""
+    return b"".join(len(one).to_bytes(4, "little") + one for one in messages)
+
+
+def unframed(raw: bytes) -> list[bytes]:
+    """The messages, of which the last may be cut off."""
+    messages = []
+    while raw:
+        length = int.from_bytes(raw[:4], "little")
+        messages.append(raw[4 : 4 + length])
+        raw = raw[4 + length :]
+    return messages
+
+
 def shards() -> Path:
     """A folder of shards with random codes."""
     from tests.random_shards import write_shards
@@ -363,6 +719,32 @@ def expect(kind: type, value: object) -> object:
     if type(value) is not kind:
         raise AssertionError(f"the answer is {value!r:.60}, no {kind.__name__}")
     return value
+
+
+ODD = (None, True, -1, 2**63, 2**64 - 1, 1.5, float("nan"), float("inf"), -float("inf"), "", "\x00", "\u202e", "text")
+ODD += (b"", b"\xff" * 99, [], [[]], {}, [b""] * 4, [None] * 2000)
+"""Values that do not belong into a message."""
+
+
+def altered(value: object, dice: random.Random) -> object:
+    """A copy of lists and dictionaries in each other, with an odd value somewhere, or without one."""
+    if not isinstance(value, list | tuple | dict) or not value or dice.random() < 0.1:
+        return dice.choice(ODD)
+    key = dice.choice(list(value)) if isinstance(value, dict) else dice.randrange(len(value))
+    parts = dict(value) if isinstance(value, dict) else list(value)
+    if dice.random() < 0.2:
+        del parts[key]
+    else:
+        parts[key] = altered(parts[key], dice)
+    return parts
+
+
+def finite(value: object) -> None:
+    """Refuses numbers that are not finite: no comparison with one holds, and no document of a site may have any."""
+    try:
+        json.dumps(value, allow_nan=False, default=repr)
+    except ValueError:
+        raise AssertionError(f"{value!r:.200} has numbers that are not finite") from None
 
 
 def nested(dice: random.Random) -> bytes:

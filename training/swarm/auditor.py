@@ -391,7 +391,7 @@ class Auditor(ServicerBase):
         tensors, peers = [], len(books.scope.peers)
         left = LARGEST_HELD_BYTES + (peers + 1) * _SLACK_BYTES + _VALUE_BYTES * books.most_values
         async for message in first_of(stream, peers + 1):
-            left -= len(message.tensor_part.buffer)
+            left -= message.ByteSize()
             if left < 0 or not _fits(message.tensor_part, books):
                 raise ValueError("a proof is too long")
             tensors.append(message.tensor_part)
@@ -417,9 +417,10 @@ def _read_words(message: averaging_pb2.DownloadData, books: Books, peer: PeerID,
 def _fits(message: runtime_pb2.Tensor, books: Books) -> bool:
     """Whether a part is no longer than this peer's longest; otherwise it is not decoded."""
     most = books.most_values
+    if message.ByteSize() > _VALUE_BYTES * most + _SLACK_BYTES:
+        return False
     sizes = list(message.size)
-    sound = len(sizes) <= 8 and all(size >= 0 for size in sizes) and math.prod(sizes) <= most
-    return sound and len(message.buffer) <= _VALUE_BYTES * most + _SLACK_BYTES
+    return len(sizes) <= 8 and all(size >= 0 for size in sizes) and math.prod(sizes) <= most
 
 
 async def _proof(case: Case) -> Messages[averaging_pb2.DownloadData]:

@@ -165,10 +165,14 @@ class CatchingUp:
         if time.monotonic() - self._complained >= COMPLAIN_SECONDS:
             self._complained = time.monotonic()
             logger.warning("The state could not be loaded: %s", reason)
-        others = 1  # a node that does not answer says nothing of the others: they are taken to be there
+        newest_epoch, others = 0, 1  # a node that does not answer says nothing of them: they are taken to be there
         with suppress(TimeoutError):
-            others = self._progress.look_around()[1]
+            newest_epoch, others = self._progress.look_around()
         if others:
+            if newest_epoch > self._host.epoch:
+                # Else two that have resumed from an old checkpoint would be witnesses for each other that the run is no
+                # further, against the only donor that could help them.
+                self._alignment.note(Event.OVERTAKEN)
             time.sleep(RETRY_SECONDS)
         else:
             self._alignment.note(Event.NOBODY_ELSE)

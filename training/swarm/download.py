@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 import torch
 from hivemind.compression import deserialize_torch_tensor
@@ -23,6 +24,7 @@ from hivemind.utils import ValueWithExpiration
 from hivemind.utils.asyncio import aiter_with_timeout
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.streaming import combine_from_streaming
+from pydantic.v1 import BaseModel, StrictBool, StrictStr, conint, conlist
 
 from training.config import RunConfig
 from training.errors import TrainingError
@@ -38,6 +40,8 @@ from training.swarm.witnesses import ask as ask_witnesses
 
 DOWNLOAD_SECONDS = 1800.0
 """Longest download of the state from one donor, for a peer that trains."""
+MOST_ENTRIES = 20_000
+"""Of an optimizer's state: two or three for each parameter of a model."""
 SLOW_SECONDS, SLOWEST_BYTES_PER_SECOND = 15.0, 4096
 """A donor that is slower than this on average, after the first seconds, is given up: it sends messages of nothing."""
 
@@ -60,6 +64,51 @@ class TrainingState:
     """From the first message to the last."""
     ended: float = 0.0
     """When the last one came, by `time.monotonic`."""
+
+
+class _TensorEntry(BaseModel):
+    """An entry of the optimizer's state that is one of the tensors sent."""
+
+    type: Literal["tensor"]
+    index: conint(strict=True, ge=0)
+    """Among the tensors of the optimizer's state."""
+
+
+class _ValueEntry(BaseModel):
+    """An entry of the optimizer's state that is no tensor; the optimizer judges whether it fits."""
+
+    type: Literal["value"]
+    value: Any = ...
+
+
+class _Facts(BaseModel):
+    """What a donor tells of its state, in the first message. hivemind's donors tell more, and not all of it."""
+
+    epoch: conint(strict=True, ge=0)
+    wants_weights: StrictBool = False
+    lineage: StrictStr | None = None
+    optimizer_metadata: conlist(_TensorEntry | _ValueEntry, max_items=MOST_ENTRIES)
+
+    class Config:
+        """hivemind's SchemaValidator changes the default for all models of a process: nothing more would be allowed."""
+
+        extra = "ignore"
+
+    @classmethod
+    def read(cls, packed: bytes) -> _Facts:
+        """
+        Raises:
+            TrainingError: If these are no such facts.
+        """
+        try:
+            return cls.parse_obj(MSGPackSerializer.loads(packed))
+        except (TypeError, ValueError):
+            raise TrainingError("does not tell what it sends", cure="Nothing: another peer is asked.") from None
+
+    @property
+    def moments(self) -> int:
+        """Tensors of the optimizer's state."""
+        return sum(isinstance(entry, _TensorEntry) for entry in self.optimizer_metadata)
 
 
 class BadState(TrainingError):
@@ -290,10 +339,10 @@ class _Download:
 
     async def _take(self, stream: AsyncIterator[averaging_pb2.DownloadData], donor: PeerID) -> TrainingState:
         self.landing.begin()
-        metadata, guest, parts, tensors, received, began = None, None, [], [], 0, None
+        facts, guest, parts, tensors, received, began = None, None, [], [], 0, None
         async for message in aiter_with_timeout(stream, timeout=self.chunk_seconds):
             began = began or time.monotonic()
-            received += len(message.tensor_part.buffer)
+            received += message.ByteSize()  # of all its fields: each of them is kept until the tensor is read
             if received > self.max_bytes:
                 raise TrainingError(f"sent more than {self.max_bytes} bytes", cure="Nothing: another peer is asked.")
             self.landing.arrived(received)
@@ -305,9 +354,9 @@ class _Download:
             if message.metadata:
                 # It comes with the first part, so a state of another epoch is refused before its gigabytes are here.
                 guest, told = self._open(message.metadata, donor)
-                metadata = MSGPackSerializer.loads(told)
-                self._check(metadata)
-            elif metadata is None and self.admission is not None:
+                facts = _Facts.read(told)
+                self._check(facts)
+            elif facts is None and self.admission is not None:
                 raise TrainingError("shows no ticket", cure="Nothing: another peer is asked.")
             elif guest is not None and guest.is_banned:
                 raise TrainingError("has been banned meanwhile", cure="Nothing: another peer is asked.")
@@ -316,18 +365,18 @@ class _Download:
                 continue
             tensors.append(self._read(parts, len(tensors)))
             parts = []
-            if metadata and len(tensors) == len(self.shapes) + _moments(metadata["optimizer_metadata"]):
+            if facts is not None and len(tensors) == len(self.shapes) + facts.moments:
                 # The donor keeps the stream open until its reader closes it (`streams`): to read on would be to wait.
                 break
         ended = time.monotonic()
-        if metadata is None:
+        if facts is None:
             raise TrainingError("sent nothing", cure="Nothing: another peer is asked.")
         state = TrainingState(
-            epoch=metadata["epoch"],
+            epoch=facts.epoch,
             tensors=tuple(tensors),
-            optimizer_metadata=metadata["optimizer_metadata"],
+            optimizer_metadata=[dict(entry) for entry in facts.optimizer_metadata],
             donor=str(donor),
-            wants_weights=metadata.get("wants_weights") is True,
+            wants_weights=facts.wants_weights,
             received_bytes=received,
             seconds=ended - began,
             ended=ended,
@@ -338,13 +387,13 @@ class _Download:
     def _open(self, metadata: bytes, donor: PeerID) -> tuple[Guest | None, bytes]:
         return (None, metadata) if self.admission is None else self.admission.open(metadata, str(donor))
 
-    def _check(self, metadata: object) -> None:
-        if not isinstance(metadata, dict) or metadata.get("epoch") not in self.epochs:
+    def _check(self, facts: _Facts) -> None:
+        if facts.epoch not in self.epochs:
             raise TrainingError(
                 f"is not at an epoch from {self.epochs.start} to {self.epochs.stop - 1}",
                 cure="Nothing: another peer is asked.",
             )
-        if self.lineage is not None and metadata.get("lineage") != self.lineage.id:
+        if self.lineage is not None and facts.lineage != self.lineage.id:
             raise TrainingError("has weights of another lineage", cure="Nothing: another peer is asked.")
 
     def _read(self, parts: list[runtime_pb2.Tensor], number: int) -> torch.Tensor:

@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.compression.base import TensorRole
-from hivemind.optim.state_averager import dump_optimizer_state, initialize_optimizer_state_, load_optimizer_state
+from hivemind.optim import state_averager
+from hivemind.optim.state_averager import dump_optimizer_state, initialize_optimizer_state_
 from torch import Tensor, nn
 
 from training.swarm.lineage import Lineage
@@ -103,8 +104,8 @@ class Host:
 
         Raises:
             Exception: Of any kind, if the metadata or the tensors do not fit this optimizer. The weights are then as
-                they were. So are the moments, since `training.optim` checks all before it changes any; torch's SGD,
-                which local updates use, checks only its groups.
+                they were. So are the moments, since `load_optimizer_state` and `training.optim` check all before they
+                change any.
         """
         own = self.parameters
         settings = [
@@ -144,6 +145,24 @@ class Host:
         """Some of the weights between two updates; see `witnesses`."""
         with self.lock:
             return Sample(epoch=self.epoch, drifted=drifted, values=draw(self.parameters, seed)).packed()
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, metadata: Sequence[dict], tensors: Sequence[Tensor]) -> None:
+    """hivemind's function, for a state that another peer has sent: torch's SGD would take anything for its momenta.
+
+    Raises:
+        ValueError: If the state has not the same tensors as the optimizer.
+        Exception: Of any kind, if it does not fit otherwise.
+    """
+    own_metadata, own_tensors = dump_optimizer_state(optimizer)
+    if _shapes(metadata, tensors) != _shapes(own_metadata, own_tensors):
+        raise ValueError("it has other tensors")
+    state_averager.load_optimizer_state(optimizer, metadata, tensors)
+
+
+def _shapes(metadata: Sequence[dict], tensors: Sequence[Tensor]) -> list[torch.Size | None]:
+    """Of the tensor in each entry of hivemind's flat list; None: it is a value."""
+    return [tensors[entry["index"]].shape if entry["type"] == "tensor" else None for entry in metadata]
 
 
 def initialize_state(optimizer: torch.optim.Optimizer) -> None:

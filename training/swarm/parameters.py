@@ -79,7 +79,8 @@ class ParameterAverager(Averager):
                 CompressionInfo.from_tensor(w, key=n, role=TensorRole.PARAMETER) for n, w in enumerate(weights)
             ],
             read_state=lambda: host.packed_state(codec, drifted=alignment.lacks_updates, lineage=lineage),
-            read_sample=lambda seed: host.packed_sample(seed, drifted=alignment.drifted),
+            # A peer that is behind is no witness that the others are no further than itself.
+            read_sample=lambda seed: host.packed_sample(seed, drifted=alignment.drifted or alignment.behind),
             start=start,
         )
 

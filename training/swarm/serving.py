@@ -35,9 +35,14 @@ OFFER_SECONDS = 30.0
 TRAINER_SECONDS = 120.0
 """The trainer must hand over its state within this time. It is long because an update of a large model may be under
 way; a newcomer may have given up before."""
-DOWNLOADS, DOWNLOADS_OF_ONE, DOWNLOAD_PAUSE_SECONDS = 16, 6, 10.0
-"""Newcomers at a time; downloads of one newcomer in a row, and the pause before each further one. For each download the
-trainer copies its state."""
+DOWNLOADS, DOWNLOADS_OF_ONE = 16, 2
+"""Downloads at a time, of all newcomers and of one: for each, a copy of the state lies in memory. One whose connection
+broke begins anew before this peer knows."""
+DOWNLOADS_IN_A_ROW, DOWNLOAD_PAUSE_SECONDS = 6, 10.0
+"""Downloads of one newcomer in a row, and the pause before each further one. For each, the trainer copies its state."""
+PATIENCE_SECONDS, SLOWEST_READER_BYTES_PER_SECOND = 60.0, 32 << 10
+"""A newcomer that reads less for so long is given up, or its copy would stay in memory. This is a quarter of what a
+link of 1 Mbit/s carries, the slowest that we mean to serve: the link has other uses, and may rest for a minute."""
 SAMPLES_OF_ONE, SAMPLE_PAUSE_SECONDS = 12, 2.0
 """Samples for one peer in a row, and the pause before each further one. Each newcomer asks once for each download."""
 
@@ -100,7 +105,8 @@ class StateService(ServicerBase):
         self._changed = asyncio.Event()
         self._declaring: asyncio.Task | None = None
         self._admission = admission_of(dht)
-        self._quota = Quota(at_once=DOWNLOADS, of_one=DOWNLOADS_OF_ONE, seconds=DOWNLOAD_PAUSE_SECONDS)
+        most = {"at_once": DOWNLOADS, "of_one": DOWNLOADS_OF_ONE, "in_a_row": DOWNLOADS_IN_A_ROW}
+        self._quota = Quota(**most, seconds=DOWNLOAD_PAUSE_SECONDS)
         self._samples = Quota(at_once=DOWNLOADS, of_one=SAMPLES_OF_ONE, seconds=SAMPLE_PAUSE_SECONDS)
 
     def offer(self, priority: float | None) -> None:
@@ -188,9 +194,14 @@ class StateService(ServicerBase):
         metadata, memory, heads = state
         if self._admission is not None:
             metadata = self._admission.with_ticket(metadata)
-        for part in unpack(memory, heads):
-            yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)
-            metadata = None  # only the first part carries it
+        # While the newcomer reads nothing, hivemind's task waits and asks for no further message. The timeout cancels
+        # that task, which ends the call.
+        async with asyncio.timeout(PATIENCE_SECONDS) as patience:
+            for part in unpack(memory, heads):
+                yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)
+                metadata = None  # only the first part carries it
+                longer = patience.when() + len(part.buffer) / SLOWEST_READER_BYTES_PER_SECOND
+                patience.reschedule(min(longer, asyncio.get_running_loop().time() + PATIENCE_SECONDS))
 
     async def _answer(self, ask: Callable[[int], None]) -> tuple[bytes, Tensor, Sequence[Head]] | bytes | None:
         number = next(self._numbers)

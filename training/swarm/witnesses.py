@@ -34,7 +34,8 @@ APART = 0.1
 """Two peers of one epoch agree if the distance of their samples is at most this share of the length of one. Chaos runs
 (tests/chaos) take 0.05 for a fault."""
 EPOCHS_APART = 3
-"""A witness that is further away in epochs does not count; the limit is as many times wider as it is epochs away."""
+"""The weights of a witness that is further away in epochs are not compared; the limit is as many times wider as it is
+epochs away."""
 TENSOR_APART, TENSOR_FLOOR = 0.5, 0.25
 """The limit for each tensor: a share of its own length, plus a share of the usual length of so many weights. Small
 tensors, such as biases that began at zero, differ more."""
@@ -104,10 +105,16 @@ def agree(own: Sample, other: Sample, sizes_: Sequence[int]) -> bool:
 
 
 def is_believed(own: Sample, others: Sequence[Sample], sizes_: Sequence[int]) -> bool:
-    """Whether most of the peers that can tell, the donor included, have its weights; so if nobody else can."""
-    can_tell = [one for one in others if not one.drifted and abs(one.epoch - own.epoch) <= EPOCHS_APART]
-    agreeing = 1 + sum(agree(own, one, sizes_) for one in can_tell)
-    return 2 * agreeing > 1 + len(can_tell)
+    """Whether most of the peers that can tell, the donor included, have its weights; so if nobody else can.
+
+    A witness that is far ahead cannot tell: the run has gone on while the state came. One that is far behind can: the
+    run is not where the donor says that it is. Only a newcomer, at epoch 0, does not know where the run is.
+    """
+    others = [one for one in others if not one.drifted]
+    near = [one for one in others if abs(one.epoch - own.epoch) <= EPOCHS_APART]
+    behind = [one for one in others if 0 < one.epoch < own.epoch - EPOCHS_APART]
+    agreeing = 1 + sum(agree(own, one, sizes_) for one in near)
+    return 2 * agreeing > 1 + len(near) + len(behind)
 
 
 async def ask(

@@ -61,7 +61,7 @@ def report(epoch, loss):
         samples=100 * epoch + 1, samples_per_second=1.0, seconds=1.0, time=time.time())
 
 from training.swarm import serving
-serving.DOWNLOADS_OF_ONE = 1000  # the donors are asked as often in seconds as in days
+serving.DOWNLOADS_IN_A_ROW = 1000  # the donors are asked as often in seconds as in days
 
 def role(stop):
     torch.set_num_threads(1)
@@ -76,9 +76,9 @@ def role(stop):
     saver = Saver(RUN, TEXT, run_dir=run_dir, shards="s", codec_digest=None, dht=observer, history=history,
         events=EventLog(FOLDER / "events.jsonl"), saved=made.append)
 
-    def save(epoch, value, bad_value, loss=4.0):
+    def save(epoch, value, bad_value, loss=4.0, bad_ahead=0):
         fill(good, epoch, value)
-        fill(bad, epoch, bad_value)
+        fill(bad, epoch + bad_ahead, bad_value)
         history.observe([report(epoch, loss)])
         try:
             saver.save(epoch, 20.0)
@@ -115,6 +115,8 @@ def role(stop):
     results["full"] = [save(epoch, 1.0, 1.0) for epoch in (110, 111)]
     ballast.unlink()
     results["room"] = save(112, 1.0, 1.0)
+    saver._bad_donors = {str(first.peer_id)}  # the other one is asked first
+    results["far ahead"] = save(113, 1.0, 1.0, bad_ahead=8)
     results["drafts"] = [path.name for path in saver.folder.iterdir() if path.name.startswith(".")]
     results["told"] = [event["text"] for event in history.events() if event["kind"] == "warning"]
     results["logged"] = [json.loads(line)["event"] for line in (FOLDER / "events.jsonl").read_text().splitlines()]
@@ -228,4 +230,8 @@ def test_a_full_disk_stops_checkpoints_until_there_is_room(results):
 def test_the_history_says_once_that_checkpoints_stop_and_go_on(results):
     told = [text for text in results["told"] if "takes no checkpoint from" not in text]
     assert [text.split(":")[0] for text in told] == [*("takes no checkpoints for now", "takes checkpoints again") * 3]
-    assert results["logged"].count("checkpoint") == results["epoch"] + 3
+    assert results["logged"].count("checkpoint") == results["epoch"] + 4
+
+
+def test_no_donor_can_bring_the_monitor_to_an_epoch_that_the_run_has_not_reached(results):
+    assert results["far ahead"] == [[112, 1.0], [113, 1.0]]

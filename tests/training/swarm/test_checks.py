@@ -14,122 +14,34 @@ import pytest
 import torch
 from google.protobuf.message import DecodeError
 from hivemind.averaging.allreduce import AllreduceException
-from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
+from hivemind.compression import serialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import as_aiter
 from hivemind.utils.serializer import MSGPackSerializer
-from test_auditing import CLIPPING, PEERS, SIGNERS
 
+from tests.training.swarm.audited import (
+    ADA,
+    BOB,
+    EVE,
+    PARTS,
+    SIGNERS,
+    THREE,
+    VALUES,
+    parts_of,
+    parts_on_their_way,
+    played,
+    proof_of,
+)
 from training.swarm import auditor as auditor_module
 from training.swarm import books as books_module
 from training.swarm import engine
-from training.swarm.auditor import EVASION_WEIGHT, FORGIVEN, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE, Auditor, _proof
+from training.swarm.auditor import EVASION_WEIGHT, FORGIVEN, LIE_WEIGHT, MOST_EVASIONS, MOST_OF_LARGE
 from training.swarm.books import Books, FalseSignatureError
-from training.swarm.clipping import centered_clip
-from training.swarm.coroutine import wait_for_result
 from training.swarm.work import LARGEST_DECLARED_BYTES
 from training.trust.proof import proven_peer_id
 
 engine.prepare()
-THREE = PEERS[:3]
-PARTS, VALUES = 2, 600
-Data = averaging_pb2.AveragingData
-
-
-class PlayedNetwork:
-    """Three peers with their auditors; a call goes straight to the other one's handler."""
-
-    def __init__(self, *, share=2.5):
-        self.caught, self.shown = {peer: [] for peer in THREE}, {peer: [] for peer in THREE}
-        self.gone, self.asked = set(), []
-        self.auditors = {peer: self._auditor(peer, signer, share) for peer, signer in zip(THREE, SIGNERS, strict=False)}
-        self.books = {}
-
-    def _auditor(self, own, signer, share):
-        network = self
-
-        class Played(Auditor):
-            @classmethod
-            def get_stub(cls, connection, peer, *, namespace=None):
-                return network.stub(own, peer)
-
-        caught = lambda *facts: self.caught[own].append(facts)  # noqa: E731
-        told = {"caught": caught, "shown": self.shown[own].append}
-        return Played(None, "run", signer=signer, share=share, clipping=CLIPPING, **told)
-
-    def stub(self, own, peer):
-        async def rpc_show_part(request):
-            if peer in self.gone:
-                raise ConnectionError("it is gone")
-            self.asked.append((own, peer))
-            return self.auditors[peer]._show(request, own)
-
-        async def rpc_accuse(stream):
-            return await self.auditors[peer].rpc_accuse(stream, SimpleNamespace(remote_id=own))
-
-        return SimpleNamespace(rpc_show_part=rpc_show_part, rpc_accuse=rpc_accuse)
-
-    async def average(self, group=b"group", lie=lambda average: average, liar=None, declared=b"", inspected=""):
-        """An all-reduce; what each peer needs to check it is in its books. `inspected` by the first peer."""
-        plans = {peer: self.auditors[peer].plan(declared, inspected if peer == THREE[0] else "") for peer in THREE}
-        self.books = {peer: Books(plans[peer], group, peer, parts_of(peer, group)) for peer in THREE}
-        for peer, books in self.books.items():
-            self.auditors[peer].open(books)
-        for reducer in THREE:
-            await self._reduce(reducer, lie if reducer == liar else lambda average: average)
-
-    async def _reduce(self, reducer, lie):
-        sent, own = {}, self.books[reducer]
-        for number in range(PARTS):
-            await own.note_own(number, 1.0)
-        for sender in THREE:
-            if sender != reducer:
-                messages = self.books[sender].sending(reducer, parts_on_their_way(sender, reducer, own.scope.group_id))
-                sent[sender] = [deserialize_torch_tensor(m.tensor_part) async for m in own.taking(sender, messages)]
-        sent[reducer] = parts_of(reducer, own.scope.group_id)[reducer]
-        averages = [
-            lie(centered_clip([sent[sender][n] for sender in THREE], [1.0] * 3, CLIPPING)) for n in range(PARTS)
-        ]
-        for receiver in set(THREE) - {reducer}:
-            answers = [answer(average - part) for average, part in zip(averages, sent[receiver], strict=True)]
-            for one in answers:
-                await own.sign_answer(receiver, one)
-            async for _ in self.books[receiver].answered(reducer, as_aiter(*answers)):
-                pass
-
-    async def check(self, peer):
-        """All checks that this peer has drawn, until they have ended."""
-        await self.auditors[peer].begin_checks(self.books[peer])
-        while self.auditors[peer]._tasks:
-            await asyncio.gather(*self.auditors[peer]._tasks)
-
-
-def parts_of(peer, group):
-    dice = torch.Generator().manual_seed(THREE.index(peer) + 10 * len(group))
-    return {reducer: [torch.randn(VALUES, generator=dice) + 2 for _ in range(PARTS)] for reducer in THREE}
-
-
-async def parts_on_their_way(sender, reducer, group):
-    for part in parts_of(sender, group)[reducer]:
-        yield Data(tensor_part=serialize_torch_tensor(part, runtime_pb2.BLOCKWISE_8BIT), weight=1.0)
-
-
-def answer(delta):
-    return Data(code=averaging_pb2.AVERAGED_PART, tensor_part=serialize_torch_tensor(delta, runtime_pb2.BLOCKWISE_8BIT))
-
-
-def played(coroutine):
-    """Runs it with a network."""
-
-    async def run():
-        network = PlayedNetwork()
-        return network, await coroutine(network)
-
-    return wait_for_result(run())
-
-
-ADA, BOB, EVE = THREE
 
 
 # -- whom a check accuses ----------------------------------------------------------------------------------------------
@@ -463,19 +375,6 @@ def test_a_sender_takes_no_answers_that_the_reducer_has_not_signed(change, monke
 # -- accusations -------------------------------------------------------------------------------------------------------
 
 
-async def proof_of(network):
-    """A proof that holds, as its messages travel."""
-    await network.average(lie=lambda average: average + 0.2, liar=EVE)
-    found = []
-
-    async def keep(peer, case):
-        found.append(case)
-
-    network.auditors[ADA]._accuse = keep
-    await network.check(ADA)
-    return [message.SerializeToString() async for message in _proof(found[0])]
-
-
 async def accuse(network, messages, accuser=ADA):
     stream = as_aiter(*(averaging_pb2.DownloadData.FromString(one) for one in messages))
     context = SimpleNamespace(remote_id=accuser)
@@ -509,6 +408,28 @@ def test_a_proof_that_holds_is_believed_at_the_first_time():
     network, accepted = played(scenario)
     assert accepted == [True, True]
     assert [(peer, weight) for peer, weight, _ in network.caught[BOB]] == [(str(EVE), LIE_WEIGHT)]
+
+
+PADDING_BYTES = 10_000
+
+
+@pytest.mark.parametrize("place, accepted", [("nowhere", True), ("a part", False), ("the message", False)])
+def test_all_that_a_proof_brings_counts_not_only_the_numbers_of_its_parts(place, accepted, monkeypatch):
+    """The rest is kept as well until the proof is judged."""
+    monkeypatch.setattr(auditor_module, "LARGEST_HELD_BYTES", 0)
+    padding = b"\x7a" + bytes([PADDING_BYTES & 0x7F | 0x80, PADDING_BYTES >> 7]) + bytes(PADDING_BYTES)  # field 15
+
+    def padded(packed):
+        message = averaging_pb2.DownloadData.FromString(packed)
+        if place == "a part":
+            message.tensor_part.MergeFromString(padding)
+        return message.SerializeToString() + (padding if place == "the message" else b"")
+
+    async def scenario(network):
+        first, *parts = await proof_of(network)
+        return await accuse(network, [first, *map(padded, parts)])
+
+    assert played(scenario)[1] is accepted
 
 
 def test_silent_accusers_keep_nobody_else_from_proving_a_lie(monkeypatch):

@@ -99,3 +99,18 @@ def test_hosts_of_both_modes_have_the_parameters_in_one_order_and_decay_them_onc
         assert all(own is other for own, other in zip(host.model_parameters, expected, strict=True))
     assert not any(group["weight_decay"] for group in local.optimizer.param_groups)
     assert any(group["weight_decay"] for group in awaited.optimizer.param_groups)
+
+
+@pytest.mark.parametrize("spoiled", [{"type": "value", "value": "none"}, {"type": "tensor", "index": 1}])
+def test_local_updates_take_no_momentum_that_they_could_not_compute_with(spoiled):
+    """torch's SGD would take it, and the next update would fail."""
+    run = run_with("lamb", mode="diloco")
+    donor, newcomer = (LocalUpdates.make_host(build_model(run.model, seed), run) for seed in (0, 1))
+    tensors, metadata = sent(donor)
+    assert len({tensor.shape for tensor in tensors[len(donor.parameters) :][:2]}) == 2
+    place = next(place for place, entry in enumerate(metadata) if entry["type"] == "tensor")
+    with pytest.raises(ValueError, match="other tensors"):
+        newcomer.load_state(tensors, [*metadata[:place], spoiled, *metadata[place + 1 :]], 3)
+    assert newcomer.epoch == 0
+    newcomer.load_state(tensors, metadata, 3)
+    assert newcomer.epoch == 3

@@ -8,6 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.swarm import engine
+from training.swarm.alignment import AlignmentState, Event
+from training.swarm.averager import Averager
+from training.swarm.host import Host
+from training.swarm.parameters import ParameterAverager
 from training.swarm.witnesses import APART, EPOCHS_APART, Sample, agree, draw, is_believed, sizes
 
 engine.prepare()
@@ -73,6 +77,29 @@ def test_most_of_those_that_can_tell_must_agree_the_donor_included():
     assert not is_believed(good, [bad], counts) and not is_believed(good, [good, bad, bad], counts)
     far = sample(spoiled("constant"), epoch=7 + EPOCHS_APART + 1)
     assert is_believed(good, [far, sample(spoiled("zero"), drifted=True)], counts)  # these cannot tell
+
+
+def test_a_donor_that_is_far_ahead_of_most_witnesses_is_not_believed():
+    """The run is not where it says: newcomers would take the schedule's last epoch for done."""
+    here, counts = sample(weights(), epoch=100), sizes(SHAPES)
+    for epoch, believed in ((103, True), (104, False), (10**9, False)):
+        assert is_believed(sample(weights(), epoch=epoch), [here] * 6, counts) is believed
+    ahead = sample(weights(), epoch=104)
+    assert is_believed(ahead, [ahead, here], counts) and not is_believed(ahead, [ahead, here, here], counts)
+    newcomer, catching_up = sample(spoiled("zero"), epoch=0), sample(weights(), epoch=100, drifted=True)
+    assert is_believed(ahead, [newcomer] * 6 + [catching_up] * 6, counts)  # these do not know where the run is
+
+
+def test_a_peer_that_is_behind_says_that_its_weights_are_not_those_of_the_others(monkeypatch):
+    given, alignment = {}, AlignmentState()
+    monkeypatch.setattr(Averager, "__init__", lambda self, weights, **facts: given.update(facts))
+    host = Host([{"params": list(torch.nn.Linear(3, 2).parameters())}], torch.optim.Adam, lambda epoch: 0.001)
+    ParameterAverager(host, alignment, dht=None, settings=None, codec=None)
+    drifted = []
+    for event in (Event.LOADED_STATE, Event.OVERTAKEN, Event.SKIPPED_EPOCHS, Event.PARAMETERS_AVERAGED):
+        alignment.note(event)
+        drifted.append(Sample.read(given["read_sample"](SEED), 8).drifted)
+    assert drifted == [False, True, True, False]
 
 
 @given(
