@@ -175,7 +175,7 @@ def test_the_record_of_malformed_inputs_has_none_that_broke_a_reader(open_page):
 
 def test_the_page_says_how_calls_are_bounded(open_page):
     text = " ".join(open_page("challenges/security/", scripts=False).locator("main").text_content().split())
-    assert f"at most {MOST_OPEN_CALLS} calls open" in text and f"ended after {OPENING_SECONDS:g} s" in text
+    assert f"at most {MOST_OPEN_CALLS} streams open" in text and f"ended after {OPENING_SECONDS:g} s" in text
     assert f"for at most {MOST_KEYS} keys" in text and f"at most {MOST_MESSAGE_BYTES >> 20} MiB" in text
 
 

@@ -76,6 +76,8 @@ EVADED = b"evaded"
 """Beside the number of a part: the one that asks could not check this reducer lately."""
 BOOKS_KEPT = 8
 """Groupmates may ask about the last few all-reduces, and accuse somebody of a lie in these."""
+CHECKS_AT_ONCE = 12
+"""For each, this peer has a call open to every groupmate, which lets it have `calls.MOST_OPEN_CALLS`."""
 PROOFS_AT_ONCE, PROOFS_IN_A_ROW, PROOF_PAUSE_SECONDS = 4, 2, 30.0
 """Proofs that are read at a time, one of each peer; those of one peer in a row, and the pause before each further one:
 each may take `LARGEST_HELD_BYTES` of memory, and some seconds."""
@@ -141,6 +143,7 @@ class Auditor(ServicerBase):
         most = {"at_once": PROOFS_AT_ONCE, "of_one": 1, "in_a_row": PROOFS_IN_A_ROW}
         self._proofs = Quota(**most, seconds=PROOF_PAUSE_SECONDS, clock=clock)
         self._tasks: set[asyncio.Task] = set()
+        self._turns = asyncio.Semaphore(CHECKS_AT_ONCE)
 
     # -- an all-reduce of this peer ------------------------------------------------------------------------------------
 
@@ -177,12 +180,16 @@ class Auditor(ServicerBase):
 
     async def begin_checks(self, books: Books) -> None:
         """This peer has all answers of an all-reduce: checks those that it has drawn, in the background."""
-        checks = [asyncio.create_task(self._check(books, *chosen)) for chosen in sorted(books.chosen, key=repr)]
+        checks = [asyncio.create_task(self._check_in_turn(books, *one)) for one in sorted(books.chosen, key=repr)]
         for check in checks:
             self._tasks.add(check)
             check.add_done_callback(self._tasks.discard)
         if checks and not books.can_keep:
             await asyncio.wait(checks, timeout=ASK_SECONDS)
+
+    async def _check_in_turn(self, books: Books, reducer: PeerID, part: int) -> None:
+        async with self._turns:
+            await self._check(books, reducer, part)
 
     async def _check(self, books: Books, reducer: PeerID, part: int) -> None:
         for named in self._told.values():

@@ -34,12 +34,10 @@ from training.swarm.dht import announced_peer
 from training.swarm.engine import open_connection
 from training.swarm.lineage import Lineage, run_prefix
 from training.swarm.parameters import state_prefix
-from training.swarm.serving import StateService, offers_key
+from training.swarm.serving import DOWNLOAD_SECONDS, StateService, offers_key
 from training.swarm.witnesses import Sample, draw, is_believed, sizes
 from training.swarm.witnesses import ask as ask_witnesses
 
-DOWNLOAD_SECONDS = 1800.0
-"""Longest download of the state from one donor, for a peer that trains."""
 MOST_ENTRIES = 20_000
 """Of an optimizer's state: two or three for each parameter of a model."""
 SLOW_SECONDS, SLOWEST_BYTES_PER_SECOND = 15.0, 4096

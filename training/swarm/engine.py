@@ -20,8 +20,8 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 
 In place of the public `MSGPackSerializer.loads` comes `bounds.unpack`: a nested message would end the process. In place
-of `P2P.receive_raw_data`, `P2P.add_binary_stream_handler`, `DHTProtocol.rpc_find` and `DHTProtocol.get_stub` come those
-of `calls`: a message of any length would be read, a search would be answered for any number of keys, and an answer may
+of `P2P.receive_raw_data`, `P2P.add_protobuf_handler`, `DHTProtocol.rpc_find` and `DHTProtocol.get_stub` come those of
+`calls`: a message of any length would be read, a search would be answered for any number of keys, and an answer may
 name any number of peers. In place of `get_dht_time`, which is `time.time`, comes a clock that no step of the machine's
 clock disturbs (`clocks`).
 """
@@ -70,7 +70,7 @@ def check_version() -> None:
 
 # Made once: a process may prepare more than once.
 _WITH_SHORT_ID = bounds.with_short_ids(PeerID.__init__)
-_BOUNDED_CALLS = calls.bounded_calls(P2P.add_binary_stream_handler)
+_BOUNDED_CALLS = calls.bounded_calls(P2P.add_protobuf_handler)
 _BOUNDED_SEARCH = calls.bounded_search(DHTProtocol.rpc_find)
 _BOUNDED_ANSWERS = calls.bounded_answers(DHTProtocol.get_stub)
 
@@ -86,7 +86,7 @@ def prepare() -> None:
     MSGPackSerializer.loads = staticmethod(bounds.unpack)
     PeerID.__init__ = _WITH_SHORT_ID
     P2P.receive_raw_data = staticmethod(calls.receive)
-    P2P.add_binary_stream_handler = _BOUNDED_CALLS
+    P2P.add_protobuf_handler = _BOUNDED_CALLS
     DHTProtocol.rpc_find = _BOUNDED_SEARCH
     DHTProtocol.get_stub = _BOUNDED_ANSWERS
     use_steady_clock()

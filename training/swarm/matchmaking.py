@@ -217,6 +217,8 @@ class PatientMatchmaking(Matchmaking):
             accepted = math.isfinite(self._following_until)
             if not (answered or accepted) and time.monotonic() - asked_at >= self.request_timeout:
                 self._mute_at[leader] = time.monotonic()
+        except TicketRefused:  # the leader's fault or late news of a ban: `follower_assemble_group` has judged that
+            raise
         except ValueError:  # by hivemind, which looks up the name of a code that has none
             self._note_nonsense(leader)
             raise NonsenseError("a leader answers with a code that there is not") from None

@@ -59,6 +59,11 @@ class Quota:
                 self._open[peer] -= 1
                 self._open += Counter()  # drops those that have no request any more
 
+    @property
+    def open(self) -> int:
+        """Requests of all peers that are allowed and have not ended."""
+        return self._open.total()
+
     def _take(self, peer: Hashable) -> bool:
         now = self._clock()
         for other, rested_at in list(self._rested_at.items()):

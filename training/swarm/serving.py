@@ -41,8 +41,11 @@ broke begins anew before this peer knows."""
 DOWNLOADS_IN_A_ROW, DOWNLOAD_PAUSE_SECONDS = 6, 10.0
 """Downloads of one newcomer in a row, and the pause before each further one. For each, the trainer copies its state."""
 PATIENCE_SECONDS, SLOWEST_READER_BYTES_PER_SECOND = 60.0, 32 << 10
-"""A newcomer that reads less for so long is given up, or its copy would stay in memory. This is a quarter of what a
-link of 1 Mbit/s carries, the slowest that we mean to serve: the link has other uses, and may rest for a minute."""
+"""If all newcomers together read less, each that does not read its share for so long is given up, or its copy would
+stay in memory. This is a quarter of what a link of 1 Mbit/s carries, the slowest that we mean to serve: the link has
+other uses, and may rest for a minute."""
+DOWNLOAD_SECONDS = 1800.0
+"""Longest download of the state from one donor, for a peer that trains."""
 SAMPLES_OF_ONE, SAMPLE_PAUSE_SECONDS = 12, 2.0
 """Samples for one peer in a row, and the pause before each further one. Each newcomer asks once for each download."""
 
@@ -194,14 +197,17 @@ class StateService(ServicerBase):
         metadata, memory, heads = state
         if self._admission is not None:
             metadata = self._admission.with_ticket(metadata)
-        # While the newcomer reads nothing, hivemind's task waits and asks for no further message. The timeout cancels
-        # that task, which ends the call.
+        clock = asyncio.get_running_loop().time
+        ends = clock() + DOWNLOAD_SECONDS
+        # While the newcomer reads nothing, the task that answers the call waits and asks for no further message. The
+        # timeout cancels that task, which ends the call.
         async with asyncio.timeout(PATIENCE_SECONDS) as patience:
             for part in unpack(memory, heads):
                 yield averaging_pb2.DownloadData(tensor_part=part, metadata=metadata)
                 metadata = None  # only the first part carries it
-                longer = patience.when() + len(part.buffer) / SLOWEST_READER_BYTES_PER_SECOND
-                patience.reschedule(min(longer, asyncio.get_running_loop().time() + PATIENCE_SECONDS))
+                # All downloads share this peer's link, which may itself be the slow one.
+                longer = patience.when() + len(part.buffer) * self._quota.open / SLOWEST_READER_BYTES_PER_SECOND
+                patience.reschedule(min(longer, clock() + PATIENCE_SECONDS, ends))
 
     async def _answer(self, ask: Callable[[int], None]) -> tuple[bytes, Tensor, Sequence[Head]] | bytes | None:
         number = next(self._numbers)

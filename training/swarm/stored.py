@@ -3,7 +3,7 @@
 hivemind stores without end. In an open run anybody can make keys to sign with. Hundreds of large records under one key
 of the run make the answer to a look larger than what a reader takes (`bounds.MOST_BYTES`): then a newcomer finds
 nobody. So the largest records of a key make room for smaller ones, which the records of a run are; and when all room is
-taken, whoever has taken the most of it gives it back.
+taken, whoever has more of it than any peer of a run gives it back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ MOST_KEY_BYTES = MOST_BYTES * 7 // 8
 MOST_KEYS_OF_ONE = 64
 """Keys under which one signer has records; a peer of a run has about ten, and as many for each lineage."""
 MOST_STORED_BYTES = 64 << 20
-"""Of all records. When it is full, one under a new key takes the place of those of the signer that has the most."""
+"""Of all records. When it is full, a new one takes the place of those of the signer that has the most."""
+USUAL_BYTES_OF_ONE = 128 << 10
+"""No peer of a run has more: about ten records of 3 kB for each lineage. Whoever has no more gives nothing back."""
+RECOUNT_SECONDS = 1.0
+"""When all that is there is needed, the records are counted again after this, and new ones are refused until then."""
 PACKING_BYTES = 24
 """That a record takes besides its subkey and its value."""
 
@@ -38,14 +42,21 @@ class BoundedStore:
     def __init__(self, storage: DHTLocalStorage):
         self._storage, self._store = storage, storage.store_subkey
         self._keys_of: defaultdict[bytes, dict[DHTID, float]] = defaultdict(dict)
+        self._at_most = 0
+        """Bytes of all records, those that have expired or were replaced too; counted anew when they are too many."""
+        self._full_until = 0.0
 
     def __call__(self, key: DHTID, subkey: bytes, value: bytes, expiration_time: float) -> bool:
         """Stores a record unless there is no room for it; whether it is stored."""
         found = self._storage.get(key)
         records = found.value if found is not None and isinstance(found.value, DictionaryDHTValue) else None
-        is_new = records is None or subkey not in records
-        if is_new and not (self._may_have(subkey, key) and self._has_room(key, records, subkey, value)):
+        sizes = dict(_sizes(records)) if records is not None else {}
+        if subkey not in sizes and not self._may_have(subkey, key):
             return False
+        more = _size(subkey, value) - sizes.pop(subkey, 0)
+        if more > 0 and not (self._fits_key(records, sizes, _size(subkey, value)) and self._fits_in(subkey, more)):
+            return False
+        self._at_most += max(more, 0)
         self._keys_of[subkey][key] = expiration_time
         return self._store(key, subkey, value, expiration_time)
 
@@ -61,31 +72,32 @@ class BoundedStore:
             self._keys_of = defaultdict(dict, alive)
         return True
 
-    def _has_room(self, key: DHTID, records: DictionaryDHTValue | None, subkey: bytes, value: bytes) -> bool:
-        """Whether a new record fits in; larger records under the same key make room for it."""
-        size = _size(subkey, value)
-        if records is None:
-            return self._makes_room(subkey, size)
-        sizes = dict(_sizes(records))
-        while (full := sum(sizes.values()) + size - MOST_KEY_BYTES) > 0 and sizes:
-            largest = max(sizes, key=sizes.get)
-            if sizes[largest] <= size:
+    def _fits_key(self, records: DictionaryDHTValue | None, others: dict[bytes, int], size: int) -> bool:
+        """Whether a record of so many bytes fits in under its key; larger ones of others make room for it."""
+        while (full := sum(others.values()) + size - MOST_KEY_BYTES) > 0 and others:
+            largest = max(others, key=others.get)
+            if others[largest] <= size:
                 return False
-            del records[largest], sizes[largest]
+            del records[largest], others[largest]
         return full <= 0
 
-    def _makes_room(self, subkey: bytes, size: int) -> bool:
-        """Whether a record under a new key fits in; all records of signers that have more make room for it."""
+    def _fits_in(self, subkey: bytes, more: int) -> bool:
+        """Whether a signer may have so many bytes more; all records of signers that have many make room for them."""
+        if self._at_most + more <= MOST_STORED_BYTES:
+            return True
+        if (now := get_dht_time()) < self._full_until:
+            return False
         held = Counter()
         for records in self._dictionaries():
             held.update(dict(_sizes(records)))
-        own, full = held[subkey] + size, held.total() + size - MOST_STORED_BYTES
-        while full > 0:
+        self._at_most = held.total()
+        while self._at_most + more > MOST_STORED_BYTES:
             largest = max(held, key=held.get)
-            if held[largest] <= own:
+            if held[largest] <= max(held[subkey] + more, USUAL_BYTES_OF_ONE):
+                self._full_until = now + RECOUNT_SECONDS
                 return False
             self._drop(largest)
-            full -= held.pop(largest)
+            self._at_most -= held.pop(largest)
         return True
 
     def _drop(self, subkey: bytes) -> None:

@@ -82,8 +82,10 @@ def test_nothing_else_answers_calls():
         ("service.py", "self._auditor.add_p2p_handlers"),
         ("service.py", "self._states.add_p2p_handlers"),
     }
-    for name in ("add_protobuf_handler", "add_binary_stream_handler", "add_unary_handler", "stream_handler"):
+    for name in ("add_protobuf_handler", "add_unary_handler", "stream_handler"):
         assert not calls_of(name)
+    # Through which all handlers of hivemind's servicers go.
+    assert {path.name for path, _ in calls_of("add_binary_stream_handler")} == {"calls.py"}
 
 
 def test_each_record_that_peers_store_is_sent_by_the_uninvited():

@@ -31,6 +31,7 @@ from training.swarm.gradients import GradientAverager
 from training.swarm.matchmaking import MAJORITY_WINDOWS, MOST_REDIRECTS, PatientMatchmaking
 from training.swarm.pipe import AveragerSettings, Stage
 from training.swarm.service import Service
+from training.trust.check import TicketRefused
 
 WINDOW_SECONDS, REQUEST_SECONDS = 10.0, 3.0
 
@@ -344,6 +345,25 @@ def test_a_leader_that_answers_with_a_code_that_there_is_not_is_a_spoiler(answer
         return asked.take_spoilers()
 
     assert wait_for_result(follow()) == {str(one.leader.peer_id)}
+
+
+def test_a_leader_that_has_not_heard_of_a_ban_is_not_blamed_for_its_group(monkeypatch):
+    """`follower_assemble_group` judges the refusal of a ticket; its error must not be taken for nonsense."""
+    one = led()
+
+    async def refuse(self, leader, message):
+        raise TicketRefused("banned", "eve has been banned")
+
+    async def follow() -> set[str]:
+        begin = averaging_pb2.MessageFromLeader(code=averaging_pb2.BEGIN_ALLREDUCE)
+        asked = follower_of(one, [averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED), begin])
+        async with asked.lock_looking_for_group:
+            with pytest.raises(TicketRefused):
+                await asked._request_join_group(one.leader.peer_id)
+        return asked.take_spoilers()
+
+    monkeypatch.setattr(PatientMatchmaking, "follower_assemble_group", refuse)
+    assert wait_for_result(follow()) == set()
 
 
 def test_redirects_lead_to_nobody_that_is_left_out_and_not_round_in_circles(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -64,18 +65,52 @@ def test_records_under_new_keys_are_refused_when_the_store_is_full(storage):
     assert store(bounded, SMALL, KEY, b"a1") == [True]
 
 
-def test_who_has_taken_most_of_a_full_store_makes_room_for_others(storage):
-    """Somebody with three keys fills the store; a peer of the run still announces itself under a key of its own."""
+def new_keys(count, of="new"):
+    return [DHTID.generate(source=f"{of} {number}") for number in range(count)]
+
+
+def test_who_has_more_than_any_peer_of_a_run_makes_room_for_others(storage, monkeypatch):
+    monkeypatch.setattr(stored, "USUAL_BYTES_OF_ONE", 2 * LARGE)
     bounded = BoundedStore(storage)
-    keys = [DHTID.generate(source=number) for number in range(4)]
-    for name, key in zip((b"e1", b"e2", b"e3"), keys, strict=False):
-        assert store(bounded, LARGE, key, name) == [True]
-    new = DHTID.generate(source="new")
-    assert store(bounded, SMALL, new, b"a1", b"a2", b"a3", b"a4", b"a5") == 5 * [True]
-    assert names_of(storage, new) == {b"a1", b"a2", b"a3", b"a4", b"a5"}
-    for number in range(5):  # each under a key of its own
-        assert store(bounded, SMALL, DHTID.generate(source=f"own {number}"), b"b%d" % number) == [True]
-    assert store(bounded, LARGE, keys[3], b"e4") == [False]  # nobody has more than that
+    for key in new_keys(3):
+        assert store(bounded, LARGE, key, b"e1") == [True]
+    (own,) = new_keys(1, "own")
+    assert store(bounded, SMALL, own, b"a1", b"a2", b"a3", b"a4", b"a5") == 5 * [True]
+    assert names_of(storage, own) == {b"a1", b"a2", b"a3", b"a4", b"a5"}
+    assert not any(names_of(storage, key) for key in new_keys(3))
+
+
+def test_many_with_little_each_do_not_crowd_out_a_peer_of_the_run(storage, monkeypatch):
+    """The store is full before; who comes late is refused, and who was there stays, though it has more than each."""
+    monkeypatch.setattr(stored, "USUAL_BYTES_OF_ONE", 3 * LARGE)
+    bounded = BoundedStore(storage)
+    for key in new_keys(2, "own"):
+        assert store(bounded, LARGE, key, b"a1") == [True]
+    answers = [store(bounded, SMALL, key, b"e%d" % number)[0] for number, key in enumerate(new_keys(20))]
+    assert answers == 7 * [True] + 13 * [False]  # 800 and 700 of 1500 bytes
+    assert all(names_of(storage, key) == {b"a1"} for key in new_keys(2, "own"))
+
+
+def test_renewals_that_are_longer_count(storage):
+    """Neither a key nor the whole store grows beyond its bound by them."""
+    bounded = BoundedStore(storage)
+    names = [b"e%d" % number for number in range(9)]
+    assert store(bounded, SMALL, KEY, *names) == 9 * [True]
+    assert store(bounded, LARGE, KEY, *names, seconds=90.0) == [False] * 9
+    assert store(bounded, SMALL, OTHER, b"f0", b"f1", b"f2", b"f3") == 4 * [True]
+    assert store(bounded, LARGE, OTHER, b"f0", b"f1", seconds=90.0) == [False, False]  # 1300 bytes, and 300 more
+    assert store(bounded, SMALL, OTHER, b"f0", seconds=90.0) == [True]
+
+
+def test_room_that_is_free_again_is_used(storage, monkeypatch):
+    monkeypatch.setattr(stored, "RECOUNT_SECONDS", 0.0)
+    bounded = BoundedStore(storage)
+    for key in new_keys(3):
+        assert store(bounded, LARGE, key, b"e1", seconds=0.3) == [True]
+    (late,) = new_keys(1, "late")
+    assert store(bounded, LARGE, late, b"a1") == [False]
+    time.sleep(0.4)
+    assert store(bounded, LARGE, late, b"a1") == [True]
 
 
 def test_one_signer_has_records_under_so_many_keys_at_most(storage, monkeypatch):
