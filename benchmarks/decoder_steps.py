@@ -3,13 +3,15 @@
     python benchmarks/decoder_steps.py --check benchmarks/decoder_steps.json
     python benchmarks/decoder_steps.py --packed --cases 80 --seed 2035 --json benchmarks/packed_steps.json
     python benchmarks/decoder_steps.py --mixtures --cases 40 --seed 1 --json benchmarks/mixture_lora_steps.json
+    python benchmarks/decoder_steps.py --older --cases 60 --seed 1 --json benchmarks/older_lora_steps.json
     python benchmarks/decoder_steps.py --divided --cases 80 --seed 1 --json benchmarks/divided_adapter_steps.json
 
 Real code of transformers and peft runs on a fake GPU, as in `picture_steps.py`. With `--packed`, each drawn sequence is
 a pack of samples which see nothing of each other. A pack is told by its positions, which begin anew with each sample;
 transformers then makes a mask, also for fused attention, which needs none otherwise.
 
-With `--mixtures`, models have experts, and their attention has adapters. With `--divided`, all steps have adapters and
+With `--mixtures`, models have experts, and their attention has adapters. With `--older`, they are GPT-2 and GPT-J with
+adapters. With `--divided`, all steps have adapters and
 are of several GPUs, as in `sharded_steps.py`.
 """
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,10 +37,13 @@ from calculator.adapters import FAMILIES_WITH_ADAPTERS, modules_of  # noqa: E402
 from calculator.setups import Setup, resolve, setup_from  # noqa: E402
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
+OLDER = ("gpt2", "gptj")
+"""Model types of which steps with adapters are drawn apart."""
 SPARSE = ("mixtral", "qwen3_moe")
 """Model types with experts, of which fake tensors have a kernel in bfloat16 only."""
 ADAPTED = ("llama", "qwen3", "mistral")
 """Model types that may have LoRA's adapters."""
+SOME_TARGETS = {"gpt2": ("c_proj", "attn.c_attn,mlp.c_proj"), "gptj": ("out_proj", "out_proj,fc_out")}
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -97,9 +102,9 @@ def can_trace(setup: Setup) -> bool:
     return setup.precision == "bf16" or resolve(setup).family not in ("mixture", "deepseek")
 
 
-def draw(chance: random.Random, *, packed: bool) -> Setup:
+def draw(chance: random.Random, *, packed: bool, families: Sequence[str] = FAMILIES) -> Setup:
     """A random setup: a decoder of a few layers, some of them with adapters."""
-    family = chance.choice(FAMILIES)
+    family = chance.choice(families)
     config = fitted({"model_type": family, **sharded_steps.random_sizes(family, chance)}, chance)
     if family in ("mistral", "mixtral", "gemma2", "gemma3_text"):
         config["sliding_window"] = chance.choice((32, 96, 4096))
@@ -137,17 +142,36 @@ def draw_adapted_mixture(chance: random.Random) -> Setup:
     return replace(setup, **values)
 
 
+def draw_adapted_older(chance: random.Random) -> Setup:
+    """A random setup of GPT-2 or GPT-J with adapters."""
+    setup = draw(chance, packed=False, families=OLDER)
+    names = list(modules_of(resolve(setup)))
+    values = {
+        "lora_rank": chance.randint(1, 64),
+        "lora_targets": chance.choice(("all-linear", "all-linear", ",".join(chance.sample(names, 2)))),
+        "lora_dropout": chance.choice((0.0, 0.0, 0.1)),
+        "lora_freeze_a": chance.random() < 0.2,
+        "dropout": chance.choice((0.0, 0.0, 0.1)),
+    }
+    if setup.precision.startswith("amp-"):
+        values["base_bits"] = chance.choice((16, 32))
+    elif setup.precision != "fp32":
+        values["adapter_bits"] = chance.choice((16, 32))
+    return replace(setup, **values)
+
+
 def draw_divided(chance: random.Random) -> Setup:
     """A random setup with adapters on several GPUs."""
     while True:
         setup = sharded_steps.draw(chance)
         if resolve(setup).family in FAMILIES_WITH_ADAPTERS and not (setup.sharding == "none" and chance.random() < 0.5):
             break
-    several = "q_proj,o_proj" if setup.config["model_type"] in SPARSE else "o_proj,down_proj"
+    kind = setup.config["model_type"]
+    one, several = SOME_TARGETS.get(kind, ("o_proj", "q_proj,o_proj" if kind in SPARSE else "o_proj,down_proj"))
     every = ",".join(modules_of(resolve(setup)))  # of a mixture, peft's "all-linear" means more
     values = {
         "lora_rank": chance.randint(1, 64),
-        "lora_targets": chance.choice((every, every, "o_proj", several)),
+        "lora_targets": chance.choice((every, every, one, several)),
         "lora_freeze_a": chance.random() < 0.2,
     }
     if setup.precision.startswith("amp-"):
@@ -162,6 +186,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = picture_steps.parser_of(__doc__)
     parser.add_argument("--packed", action="store_true", help="draw packs of samples")
     parser.add_argument("--mixtures", action="store_true", help="draw models with experts and adapters")
+    parser.add_argument("--older", action="store_true", help="draw GPT-2 and GPT-J with adapters")
     parser.add_argument("--divided", action="store_true", help="draw adapters on several GPUs")
     flags = parser.parse_args(arguments)
     if flags.divided:
@@ -170,6 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
         sharded_steps.trace_all((draw_divided(chance) for _ in range(flags.cases)), trace_divided, flags.json)
         return
     drawn = draw_adapted_mixture if flags.mixtures else partial(draw, packed=flags.packed)
+    drawn = draw_adapted_older if flags.older else drawn
     picture_steps.draw_and_trace(flags, drawn, trace, can_trace)
 
 

@@ -15,7 +15,7 @@ from calculator.architecture import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.parameters import ParameterTensor, parameter_tensors
 
-FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "gemma", "flux", "sd3")
+FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "gemma", "gpt2", "gptj", "flux", "sd3")
 FAMILIES_IN_4_BITS = ("llama", "gemma")
 """Those whose frozen weights may be in 4 bits."""
 ALL_LINEAR = "all-linear"
@@ -34,6 +34,22 @@ MODULES = {
     "feed_forward.out": "down_proj",
 }
 """Our names of a layer's linear modules, and those of transformers."""
+GPT2_MODULES = {
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "feed_forward.in": "mlp.c_fc",
+    "feed_forward.out": "mlp.c_proj",
+}
+GPTJ_MODULES = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "attention.out": "out_proj",
+    "feed_forward.in": "fc_in",
+    "feed_forward.out": "fc_out",
+}
+INPUT_FIRST = ("gpt2",)
+"""Families whose weights are stored as (in, out), as transformers' Conv1D has them."""
 MODULES_BESIDE_EXPERTS = {own: name for own, name in MODULES.items() if own.startswith("attention.")}
 """Those of a mixture that may have an adapter. By "all-linear", peft also means the tensors of the experts, which are
 then made anew in every pass with what adapters add (peft 0.21, lora/layer.py, ParamWrapper). That is not counted."""
@@ -93,6 +109,8 @@ class Lora:
     """Bytes of any other frozen value: embeddings, norms and head."""
     freeze_a: bool = False
     """Whether A stays as it was drawn, and only B is trained (arXiv:2308.03303, arXiv:2403.12313)."""
+    input_first: bool = False
+    """Whether the weights are stored as (in, out)."""
 
     def itemsize(self, name: str) -> int:
         """Bytes of a value with which a frozen parameter computes."""
@@ -102,6 +120,11 @@ class Lora:
     def is_quantized(self, name: str) -> bool:
         """Whether a parameter is stored in 4 bits."""
         return self.base_bits == 4 and name.endswith(".weight") and name.rpartition(".")[0] in MODULES
+
+    def widths(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Values of a module's input and of its output, from the shape of its weight."""
+        first, second = shape
+        return (first, second) if self.input_first else (second, first)
 
     def has_adapter(self, name: str) -> bool:
         """Whether a parameter is the weight of a module with an adapter."""
@@ -115,9 +138,8 @@ def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     peft's "all-linear" means.
     """
     matrices = [t.name.removesuffix(".weight") for t in parameter_tensors(architecture) if len(t.shape) == 2]
-    names = DIFFUSION_MODULES if architecture.diffuses else MODULES
-    if architecture.family == "mixture":
-        names = MODULES_BESIDE_EXPERTS
+    of_families = {"mixture": MODULES_BESIDE_EXPERTS, "gpt2": GPT2_MODULES, "gptj": GPTJ_MODULES}
+    names = of_families.get(architecture.family, DIFFUSION_MODULES if architecture.diffuses else MODULES)
     if architecture.joined_projections:
         names = {**names, "feed_forward.in": "gate_up_proj"}
     modules: dict[str, tuple[str, ...]] = {}
@@ -201,7 +223,7 @@ def keeps_a(tensor: ParameterTensor, lora: Lora) -> bool:
 
 def adapter_matrices(tensor: ParameterTensor, lora: Lora) -> tuple[ParameterTensor, ParameterTensor]:
     """A and B beside the weight of a module, which is `tensor`."""
-    outer, inner = tensor.shape
+    inner, outer = lora.widths(tensor.shape)
     module = tensor.name.removesuffix(".weight")
     return (
         ParameterTensor(f"{module}.lora_a", "adapters", (lora.rank, inner), tensor.copies),

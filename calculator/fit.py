@@ -184,7 +184,8 @@ def suggestions(
 
     Sets that leave the training as it is come first, ordered by transfers of activations over the bus, recomputation,
     transfers in each update and smaller passes; then those that change its rounding or optimizer, its data, and last
-    its model. A set that contains another set of the list is left out.
+    its model. A set that contains another set of the list is left out. If all train adapters alone, the last one makes
+    room for the cheapest set that trains the whole model.
 
     Args:
         setup: The setup that is too large.
@@ -196,6 +197,17 @@ def suggestions(
     """
     if verdict(setup, device).standing == "fits":
         return []
+    found = _cheapest_sets(setup, device, allowed)
+    if setup.lora_rank is None and found and all("lora_rank" in one.changes for one in found):
+        whole = _cheapest_sets(setup, device, lambda one: "lora_rank" not in one.changes and allowed(one), most=1)
+        found = [*found[: MOST_SUGGESTIONS - len(whole)], *whole]
+    return found
+
+
+def _cheapest_sets(
+    setup: Setup, device: Device, allowed: Callable[[Technique], bool], most: int = MOST_SUGGESTIONS
+) -> list[Suggestion]:
+    """See `suggestions`."""
     found: list[Suggestion] = []
     tight: list[Suggestion] = []
     taken: list[tuple[Technique | None, ...]] = []
@@ -223,9 +235,9 @@ def suggestions(
             continue
         taken.append(techniques)
         found.append(suggestion)
-        if len(found) == MOST_SUGGESTIONS:
+        if len(found) == most:
             break
-    return found or tight[:MOST_SUGGESTIONS]
+    return found or tight[:most]
 
 
 def _is_hopeless(setup: Setup, device: Device, offered: list, techniques: tuple[Technique | None, ...]) -> bool:

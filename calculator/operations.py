@@ -11,6 +11,8 @@ of values, not a shape: nothing else affects memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from calculator.autograd import WEIGHT_COPY, FrozenWeight, Matrix, Parameter, Storage, Tape, Tensor, rounded
 
 
@@ -47,6 +49,13 @@ class Operations(Tape):
     def raised(self, x: Tensor) -> Tensor:
         """An operand of an operation that autocast runs in 32 bit."""
         return self.cast(x, 4, "casting to 32 bit") if self.autocast else x
+
+    def _raised_weight(self, weight: Matrix) -> Tensor:
+        """The same for a parameter."""
+        copy = self.raised(weight)
+        if copy is not weight:
+            copy.storage.kind = WEIGHT_COPY
+        return copy
 
     # -- matrix products ---------------------------------------------------------------------------------------
 
@@ -96,7 +105,7 @@ class Operations(Tape):
         """The same for an x whose values do not lie side by side: a copy of x is kept, and b is added in place
         (pytorch, aten/src/ATen/native/Linear.cpp, linear)."""
         if type(weight) is FrozenWeight:
-            return self._frozen_linear(x, weight, bias, "linear", of_part=True)
+            return self._frozen_linear(x, weight, bias, "linear", plain=self._plain_linear_of_part, of_part=True)
         return self._plain_linear_of_part(x, weight, bias, "linear")
 
     def _plain_linear_of_part(self, x: Tensor, weight: Matrix, bias: Matrix | None, name: str) -> Tensor:
@@ -113,8 +122,13 @@ class Operations(Tape):
         node = self.record(name, (product, bias), (), lambda grad: (grad, grad), fits)
         return Tensor(product.storage, product.count, product.itemsize, node)
 
-    def addmm(self, x: Tensor, weight: Parameter, bias: Parameter, name: str = "linear") -> Tensor:
+    def addmm(self, x: Tensor, weight: Matrix, bias: Matrix, name: str = "linear") -> Tensor:
         """y = x W + b with W stored as (in, out), as in GPT-2; like `linear`, but autocast casts in another order."""
+        if type(weight) is FrozenWeight:
+            return self._frozen_linear(x, weight, bias, name, plain=self._plain_addmm)
+        return self._plain_addmm(x, weight, bias, name)
+
+    def _plain_addmm(self, x: Tensor, weight: Matrix, bias: Matrix, name: str) -> Tensor:
         inner, outer = weight.shape
         if self.autocast:
             weight = self.lowered(weight)
@@ -146,18 +160,29 @@ class Operations(Tape):
         return Tensor(self.new(result, itemsize), result, itemsize, node)
 
     def _frozen_linear(
-        self, x: Tensor, weight: FrozenWeight, bias: FrozenWeight | None, name: str, *, of_part: bool = False
+        self,
+        x: Tensor,
+        weight: FrozenWeight,
+        bias: FrozenWeight | None,
+        name: str,
+        *,
+        plain: Callable[[Tensor, Matrix, Matrix | None, str], Tensor] | None = None,
+        of_part: bool = False,
     ) -> Tensor:
         """A linear layer that is not trained, and its adapter if it has one (peft 0.21, lora/layer.py, lora/bnb.py).
 
         result + B(A(dropout(x))) * scaling; names hold what the variables and calls of the real code hold.
 
         Args:
+            x: The input.
+            weight: Of the layer.
+            bias: Of the layer.
+            name: Of the operation.
+            plain: The layer without an adapter; None: `linear`'s.
             of_part: Whether x's values do not lie side by side, see `linear_of_part`. A cast and dropout copy them.
         """
         quantized = weight.scales is not None
-        plain = self._plain_linear_of_part if of_part else self._plain_linear
-        base = self._dequantizing_linear if quantized else plain
+        base = self._dequantizing_linear if quantized else plain or self._plain_linear
         result = base(x, weight, bias, name)
         adapter = weight.adapter
         if adapter is None:
@@ -444,9 +469,11 @@ class Operations(Tape):
 
     # -- normalisation -----------------------------------------------------------------------------------------
 
-    def layer_norm(self, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Matrix, bias: Matrix) -> Tensor:
         """Keeps x and two 32-bit numbers per row; runs in 32 bits under autocast."""
-        x = self.raised(x)
+        x, weight, bias = self.raised(x), self._raised_weight(weight), self._raised_weight(bias)
+        trained = weight.node is not None
+        for_x = x.node is not None
         count, itemsize, width = x.count, x.itemsize, weight.count
         rows = count // width
         self.name = "layer norm"
@@ -455,8 +482,11 @@ class Operations(Tape):
         result.node = self.record(
             "layer norm",
             (x, weight, bias),
-            (x.storage, mean, deviation),
-            lambda grad: (self.new(count, itemsize), self.new(width, itemsize), self.new(width, itemsize)),
+            (x.storage, mean, deviation, weight.kept, bias.kept),
+            lambda grad: (
+                self.new(count, itemsize) if for_x else None,
+                *(self.new(width, itemsize) if trained else None for _ in range(2)),
+            ),
         )
         return result
 

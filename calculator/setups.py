@@ -10,6 +10,7 @@ from calculator.adapters import (
     ALL_LINEAR,
     FAMILIES_IN_4_BITS,
     FAMILIES_WITH_ADAPTERS,
+    INPUT_FIRST,
     Lora,
     chosen_modules,
     modules_of,
@@ -257,6 +258,7 @@ def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
         base_bits=bits,
         rest_itemsize=4 if bits == 32 or setup.rest_32bit else 2,
         freeze_a=setup.lora_freeze_a,
+        input_first=architecture.family in INPUT_FIRST,
     )
 
 
@@ -268,7 +270,8 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
         return
     if architecture.family not in FAMILIES_WITH_ADAPTERS:
         raise _untraced(
-            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; "
+            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, GPT-2, GPT-J, Stable Diffusion 3 "
+            "and Flux; "
             f"{architecture.name} is of another family, so omit lora_rank."
         )
     _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)

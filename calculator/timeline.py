@@ -310,7 +310,8 @@ def _plan(
             # With adapters it may be the second layer: the first one's queries may need no gradient.
             place = kinds.index(kinds[index]) == index if index > 1 or not adapted else f"layer {index}"
         else:
-            place = min(index, 1) if every or reversible else 0
+            # With adapters, the first layer's input needs no gradient, and the second one frees what the first keeps.
+            place = min(index, 2 if adapted else 1) if every or reversible or adapted else 0
         keys.append((stack, place, checkpointed, uses, kinds[index]))
     if whole:
         played = set(range(layers))
@@ -448,7 +449,7 @@ def _made(group: ParameterGroup, itemsize: int, lora: Lora | None, rank: int, on
 def _frozen(name: str, shape: tuple[int, ...], lora: Lora, rank: int) -> FrozenWeight:
     adapter = None
     if lora.has_adapter(name):
-        outer, inner = shape
+        inner, outer = lora.widths(shape)
         a = (FrozenWeight if lora.freeze_a else Parameter)((rank, inner), lora.adapter_itemsize)
         adapter = Adapter(a, Parameter((outer, rank), lora.adapter_itemsize), lora.dropout)
     scales = -(-shape[0] * shape[1] // NF4_BLOCK) if lora.is_quantized(name) else None

@@ -6,6 +6,7 @@ from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
+from calculator.families.decoder import with_gradient
 from calculator.families.losses import head_and_loss
 
 
@@ -49,19 +50,19 @@ def forward(c: Context) -> tuple[Tensor, Tensor | None]:
 
 def _body(c: Context) -> Tensor:
     t = c.tape
-    tokens = t.embedding(c.weights["embedding.tokens"], c.batch * c.length)
+    tokens = with_gradient(c, t.embedding(c.weights["embedding.tokens"], c.batch * c.length))
     positions = t.tensor(c.length, 8)
     embedded_positions = t.embedding(c.weights["embedding.positions"], c.length, positions.storage)
     hidden = t.add(tokens, embedded_positions, "position embedding")
     mask = None if c.fused_attention else t.tensor(c.batch * c.length**2, hidden.itemsize)
     hidden = t.dropout(hidden, c.dropout)
     for layer in c.stacks["layers"]:
-        hidden = c.run(layer, _block, hidden, mask)
+        hidden = c.run(layer, _block, hidden, mask, positions)
     t.enter("head")
     return t.layer_norm(hidden, c.weights["norm.weight"], c.weights["norm.bias"])
 
 
-def _block(c: Context, w: dict, hidden: Tensor, mask: Tensor | None) -> Tensor:
+def _block(c: Context, w: dict, hidden: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
     t = c.tape
     residual = hidden
     hidden = t.layer_norm(hidden, w["attention.norm.weight"], w["attention.norm.bias"])

@@ -6,6 +6,7 @@ from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, allocated_bytes
 from calculator.families.attention import AttentionShape, attention_scores, weighted_sum
 from calculator.families.context import Context
+from calculator.families.decoder import with_gradient
 from calculator.families.losses import head_and_loss
 
 
@@ -47,7 +48,7 @@ def forward(c: Context) -> tuple[Tensor, Tensor | None]:
 
 def _body(c: Context) -> Tensor:
     t = c.tape
-    embedded = t.embedding(c.weights["embedding.tokens"], c.batch * c.length)
+    embedded = with_gradient(c, t.embedding(c.weights["embedding.tokens"], c.batch * c.length))
     positions = t.tensor(c.length, 8)
     mask = t.tensor(c.batch * c.length**2, embedded.itemsize)
     hidden = t.dropout(embedded, c.dropout)

@@ -176,13 +176,13 @@ REFUSED = {
         "lora_rank": 8, "precision": "bf16", "base_bits": 4, "rest_32bit": True
     },
     "LoRA trains a model as it is published": {"lora_rank": 8, "shared_groups": 2},
-    "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, Stable Diffusion 3 and Flux; deepseek-v3": {
+    "SmolLM, Phi, Gemma, GPT-2, GPT-J, Stable Diffusion 3 and Flux; deepseek-v3 is of another family": {
         "lora_rank": 8, "model": "deepseek-v3"
     },
     "base_bits 4 is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},
     "lora_targets is a text such as time_text_embed": {"lora_rank": 8, "model": "flux-dev", "lora_targets": 1},
     "context_embedder, x_embedder, norm1.linear": {"lora_rank": 8, "model": "flux-dev", "lora_targets": "q_proj"},
-    "gpt2 is of another family, so omit lora_rank": {"lora_rank": 8, "model": "gpt2"},
+    "bert-base is of another family, so omit lora_rank": {"lora_rank": 8, "model": "bert-base"},
 }  # fmt: skip
 
 

@@ -89,7 +89,6 @@ def page_data() -> dict:
             "image_size",
             "target_length",
             "reversible",
-            "lora_rank",
             "base_bits",
             "sharding",
             "packed",

@@ -30,6 +30,8 @@ ADAPTERS = RESULTS.parent / "lora_steps.json"
 """Those of decoders with LoRA's adapters."""
 MIXTURE_ADAPTERS = RESULTS.parent / "mixture_lora_steps.json"
 """Those of models with experts, with adapters beside attention."""
+OLDER_ADAPTERS = RESULTS.parent / "older_lora_steps.json"
+"""Those of GPT-2 and GPT-J with adapters."""
 DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
 """Those of diffusion transformers with LoRA's adapters."""
 LOW_RANK = RESULTS.parent / "low_rank_steps.json"
@@ -119,7 +121,7 @@ def family_table() -> str:
 
 def adapter_table() -> str:
     """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
-    steps = [step for path in (ADAPTERS, MIXTURE_ADAPTERS, DIFFUSION_ADAPTERS) for step in _steps(path)]
+    steps = [step for path in (ADAPTERS, MIXTURE_ADAPTERS, OLDER_ADAPTERS, DIFFUSION_ADAPTERS) for step in _steps(path)]
     names = [f"{step['setup']['precision']}, frozen in {step['setup'].get('base_bits', 16)} bits" for step in steps]
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
@@ -248,6 +250,7 @@ def accuracy_counts() -> dict[str, int]:
         "diffusion": len(_steps(DIFFUSION)),
         "adapters": len(_steps(ADAPTERS)),
         "mixture_adapters": len(_steps(MIXTURE_ADAPTERS)),
+        "older_adapters": len(_steps(OLDER_ADAPTERS)),
         "diffusion_adapters": len(_steps(DIFFUSION_ADAPTERS)),
         "low_rank": len(_steps(LOW_RANK)),
         "muon": len(_steps(MUON)),
