@@ -56,6 +56,13 @@ def stored_bytes(architecture: Architecture, kind: str) -> int:
     return held + FAMILIES[architecture.family].buffer_bytes(architecture, itemsize)
 
 
+def unpacked_bytes(architecture: Architecture, kind: str) -> int:
+    """Bytes that the largest layer takes for a moment while a prompt is read: bitsandbytes unpacks it to 16 bits."""
+    if kind != NF4:
+        return 0
+    return max(2 * tensor.count for tensor in parameter_tensors(architecture) if _is_linear(tensor))
+
+
 def _parts(tensor: ParameterTensor, kind: str, itemsize: int) -> Iterator[tuple[int, int]]:
     """Values and bytes of a value of each tensor in which one parameter is stored."""
     linear = _is_linear(tensor)

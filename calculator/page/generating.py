@@ -9,6 +9,7 @@ from calculator.devices import DEVICES, Device
 from calculator.errors import BadSetup
 from calculator.inference import InferenceMemory, inference_memory, largest_batch, longest_context
 from calculator.page.words import show_bytes, show_count
+from calculator.stored import unpacked_bytes
 
 DEFAULTS = {"batch": 1, "length": None, "weights": "bf16", "cache": "bf16"}
 """The fields of the page; the length is the model's own if it is None."""
@@ -33,8 +34,12 @@ def generating(architecture: Architecture, texts: Mapping[str, object]) -> dict:
     for name in ("batch", "length"):
         asked[name] = _whole(name, asked[name] or architecture.sequence_length)
     memory = inference_memory(architecture, **asked)
+    unpacked = unpacked_bytes(architecture, asked["weights"])
     ordered = sorted(DEVICES.values(), key=lambda device: device.usable_bytes)
-    return {"note": _note(asked, memory), "rows": [_row(architecture, device, asked, memory) for device in ordered]}
+    return {
+        "note": _note(asked, memory, unpacked),
+        "rows": [_row(architecture, device, asked, memory) for device in ordered],
+    }
 
 
 def _whole(name: str, value: object) -> int:
@@ -44,13 +49,14 @@ def _whole(name: str, value: object) -> int:
         raise BadSetup(f"{name} is a whole number, not {str(value)!r:.60}.") from None
 
 
-def _note(asked: Mapping[str, object], memory: InferenceMemory) -> str:
+def _note(asked: Mapping[str, object], memory: InferenceMemory, unpacked: int) -> str:
+    more = f" Unpacking the largest layer takes {show_bytes(unpacked)} more, for a moment." if unpacked else ""
     count = asked["batch"]
     sequences = "1 sequence" if count == 1 else f"{show_count(count)} sequences"
     return (
         f"{sequences} of {show_count(asked['length'])} tokens: {show_bytes(memory.total)}, of which weights "
         f"{show_bytes(memory.weights)}, cached keys and values {show_bytes(memory.cache)}, and CUDA itself "
-        f"{show_bytes(memory.overhead)}."
+        f"{show_bytes(memory.overhead)}.{more}"
     )
 
 

@@ -103,6 +103,7 @@ def test_each_gpu_has_the_longest_context_and_the_largest_batch_that_fit():
     model, options = PRESETS["llama-3.1-8b"], {"weights": "nf4", "cache": "bf16"}
     memory = inference_memory(model, batch=4, length=8192, **options)
     assert show_bytes(memory.total) in found["note"] and show_bytes(memory.cache) in found["note"]
+    assert f"Unpacking the largest layer takes {show_bytes(2 * 14_336 * 4096)} more" in found["note"]
     for row in found["rows"]:
         device = device_named(row["name"])
         assert (row["standing"] == "fits") == (memory.total_on(device) <= device.usable_bytes)
