@@ -237,6 +237,30 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
+            happens="A stream's message of any length is read into memory, before a handler sees who sends it, and a "
+            "caller that sends nothing is waited for for ever.",
+            where="`p2p/p2p_daemon.py`: `receive_raw_data`",
+            here="A message has 4 MiB at most, a caller begins within 30 s, and one peer has 32 streams open at most.",
+            tests=(
+                "training/swarm/test_calls.py::test_a_stream_of_a_message_without_end_is_closed",
+                "training/swarm/test_calls.py::test_one_peer_has_few_streams_open_and_those_that_say_nothing_are_closed",
+            ),
+        ),
+        Fault(
+            happens="If a handler ends while more than five messages of its caller wait, nobody takes them any more: "
+            "the call stays in memory with them, also after the caller has hung up. A failed average ends like this.",
+            where="`p2p/p2p_daemon.py`: `await requests.put(request)`",
+            here="The messages that come after the answer are read and dropped, until the caller has sent all.",
+            tests=("training/swarm/test_calls.py::test_calls_that_are_answered_before_they_are_read_take_no_place",),
+        ),
+        Fault(
+            happens="A search names any number of keys, one key a thousand times too. The answer, gigabytes for a "
+            "request of 2 MiB, is built in memory before it turns out to be too long.",
+            where="`dht/protocol.py`: `enumerate(map(DHTID.from_bytes, request.keys))`",
+            here="A search is for four different keys at most.",
+            tests=("training/swarm/test_calls.py::test_a_search_is_for_few_keys",),
+        ),
+        Fault(
             happens="Anybody may store anything in the DHT: a value in place of all peers' records, records without a "
             "signature, of any size, for years. Under keys that a peer has no schema for, it checks nothing.",
             where="`dht/schema.py`: `allow_extra_keys`",
