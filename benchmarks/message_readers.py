@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -314,7 +315,7 @@ def follower_of(one: Led, answers: Sequence[object]) -> object:
         def __init__(self):  # hivemind's needs a node
             self._expected = self._epochs_apart = 0
             self._leader, self._following_until, self.left_out = None, float("inf"), frozenset()
-            self._idle, self._idle_at, self._mute_at, self._nonsense_at = {}, {}, {}, {}
+            self._idle, self._idle_at, self._mute_at, self._nonsense_at = Counter(), {}, {}, {}
             self._spoilers, self._asked, self._signer = set(), [], "of the node"
             self.peer_id, self.step_control = one.peer, SimpleNamespace(data_for_gather=one.words)
             self.requests = Requests(one.peer, "demo_gradients", clock=lambda: one.began)
