@@ -11,8 +11,7 @@ a pack of samples which see nothing of each other. A pack is told by its positio
 transformers then makes a mask, also for fused attention, which needs none otherwise.
 
 With `--mixtures`, models have experts, and their attention has adapters. With `--older`, they are GPT-2 and GPT-J with
-adapters. With `--divided`, all steps have adapters and
-are of several GPUs, as in `sharded_steps.py`.
+adapters. With `--divided`, all steps have adapters and are of several GPUs, as in `sharded_steps.py`.
 """
 
 from __future__ import annotations
@@ -153,11 +152,7 @@ def draw_adapted_older(chance: random.Random) -> Setup:
         "lora_freeze_a": chance.random() < 0.2,
         "dropout": chance.choice((0.0, 0.0, 0.1)),
     }
-    if setup.precision.startswith("amp-"):
-        values["base_bits"] = chance.choice((16, 32))
-    elif setup.precision != "fp32":
-        values["adapter_bits"] = chance.choice((16, 32))
-    return replace(setup, **values)
+    return replace(setup, **values, **draw_bits(setup, chance))
 
 
 def draw_divided(chance: random.Random) -> Setup:
@@ -174,11 +169,14 @@ def draw_divided(chance: random.Random) -> Setup:
         "lora_targets": chance.choice((every, every, one, several)),
         "lora_freeze_a": chance.random() < 0.2,
     }
+    return replace(setup, **values, **draw_bits(setup, chance))
+
+
+def draw_bits(setup: Setup, chance: random.Random) -> dict[str, int]:
+    """Bits of the frozen weights or of the adapters, whichever its precision leaves open."""
     if setup.precision.startswith("amp-"):
-        values["base_bits"] = chance.choice((16, 32))
-    elif setup.precision != "fp32":
-        values["adapter_bits"] = chance.choice((16, 32))
-    return replace(setup, **values)
+        return {"base_bits": chance.choice((16, 32))}
+    return {} if setup.precision == "fp32" else {"adapter_bits": chance.choice((16, 32))}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -194,8 +192,9 @@ def main(arguments: list[str] | None = None) -> None:
         trace_divided = partial(sharded_steps.trace, build=build)
         sharded_steps.trace_all((draw_divided(chance) for _ in range(flags.cases)), trace_divided, flags.json)
         return
-    drawn = draw_adapted_mixture if flags.mixtures else partial(draw, packed=flags.packed)
-    drawn = draw_adapted_older if flags.older else drawn
+    drawn = partial(draw, packed=flags.packed)
+    if flags.mixtures or flags.older:
+        drawn = draw_adapted_mixture if flags.mixtures else draw_adapted_older
     picture_steps.draw_and_trace(flags, drawn, trace, can_trace)
 
 

@@ -39,12 +39,13 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 
 from calculator import collaboration, fit
-from calculator.architectures import PRESETS, Architecture, from_config
+from calculator.architectures import PRESETS, Architecture
 from calculator.devices import DEVICES, Device, device_named
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate, estimate
 from calculator.figures.catalogue import figure_named
 from calculator.figures.figure import answered
+from calculator.inference import model_of
 from calculator.json_text import parsed
 from calculator.optimizers import ADAMW, OPTIMIZERS
 from calculator.page.advised import choices
@@ -145,7 +146,7 @@ def gpus(request: dict) -> dict:
 def generate(request: dict) -> dict:
     """The memory of generating text with a setup's model."""
     setup = setup_from(request.get("setup"))
-    model = from_config(setup.config) if setup.config is not None else resolve(setup)
+    model = model_of(setup)
     _check_layers(setup, model)
     return generating(model, request)
 

@@ -191,6 +191,11 @@ DEVICES: dict[str, Device] = {
 """Every GPU that is listed, older and smaller ones first."""
 
 
+def smallest_first() -> list[Device]:
+    """Every GPU that is listed, the one with the least usable memory first."""
+    return sorted(DEVICES.values(), key=lambda device: device.usable_bytes)
+
+
 def device_named(name: object) -> Device:
     """The GPU of that name: a listed one, or any CUDA card by its memory in GiB.
 

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from calculator.architecture import Architecture
+from calculator.architectures import from_config
 from calculator.devices import Device
 from calculator.errors import BadSetup
 from calculator.estimate import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES
 from calculator.flops import DECODERS
+from calculator.setups import Setup, resolve
 from calculator.stored import stored_bytes
 
 GENERATING = (*DECODERS, "hybrid")
@@ -48,6 +50,15 @@ class InferenceMemory:
     def total_on(self, device: Device) -> int:
         """The sum on a device: with unified memory there is no CUDA context."""
         return self.total - (self.overhead if device.unified else 0)
+
+
+def model_of(setup: Setup) -> Architecture:
+    """The model of a setup, also if its training is refused.
+
+    Raises:
+        BadSetup: If the setup names no model, or not one alone.
+    """
+    return resolve(Setup(model=setup.model)) if setup.config is None else from_config(setup.config)
 
 
 def cache_values_per_token(architecture: Architecture) -> int:

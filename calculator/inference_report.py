@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from calculator.architecture import Architecture
-from calculator.architectures import from_config
 from calculator.devices import device_named
 from calculator.errors import BadSetup
-from calculator.inference import ITEMSIZES, inference_memory, largest_batch, longest_context
+from calculator.inference import ITEMSIZES, inference_memory, largest_batch, longest_context, model_of
 from calculator.names import gpu_of, preset_of
 from calculator.page.words import show_bytes
-from calculator.setups import Setup, resolve
+from calculator.setups import Setup
 from calculator.stored import STORED
 
 
@@ -60,13 +59,9 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
         BadSetup: If the flags describe nothing that generates text.
     """
     as_json, gpu = flags.pop("json"), flags.pop("gpu")
-    answer = answered(_model(flags.pop("model"), flags.pop("config"), read), gpu, **flags)
+    setup = Setup(**model_or_config(flags.pop("model"), flags.pop("config"), read))
+    answer = answered(model_of(setup), gpu, **flags)
     return json.dumps(answer) if as_json else _report(answer)
-
-
-def _model(name: str | None, path: str | None, read: Callable[[str], object]) -> Architecture:
-    given = model_or_config(name, path, read)
-    return resolve(Setup(**given)) if "model" in given else from_config(given["config"])
 
 
 def answered(architecture: Architecture, gpu: str | None, *, length: int | None = None, **options: object) -> dict:

@@ -271,8 +271,7 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
     if architecture.family not in FAMILIES_WITH_ADAPTERS:
         raise _untraced(
             "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, GPT-2, GPT-J, Stable Diffusion 3 "
-            "and Flux; "
-            f"{architecture.name} is of another family, so omit lora_rank."
+            f"and Flux; {architecture.name} is of another family, so omit lora_rank."
         )
     _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
     _check_targets(setup, architecture)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calculator.architecture import Architecture
-from calculator.devices import DEVICES, Device
+from calculator.devices import Device, smallest_first
 from calculator.errors import BadSetup
 from calculator.inference import InferenceMemory, inference_memory, largest_batch, longest_context
-from calculator.page.words import show_bytes, show_count
+from calculator.page.words import show_bytes, show_count, show_left
 from calculator.stored import unpacked_bytes
 
 DEFAULTS = {"batch": 1, "length": None, "weights": "bf16", "cache": "bf16"}
@@ -35,10 +35,9 @@ def generating(architecture: Architecture, texts: Mapping[str, object]) -> dict:
         asked[name] = _whole(name, asked[name] or architecture.sequence_length)
     memory = inference_memory(architecture, **asked)
     unpacked = unpacked_bytes(architecture, asked["weights"])
-    ordered = sorted(DEVICES.values(), key=lambda device: device.usable_bytes)
     return {
         "note": _note(asked, memory, unpacked),
-        "rows": [_row(architecture, device, asked, memory) for device in ordered],
+        "rows": [_row(architecture, device, asked, memory) for device in smallest_first()],
     }
 
 
@@ -69,7 +68,7 @@ def _row(architecture: Architecture, device: Device, asked: dict, memory: Infere
         "name": device.name,
         "title": device.title,
         "standing": "fits" if margin >= 0 else "does not fit",
-        "left": ("" if margin >= 0 else "\u2212") + show_bytes(abs(margin)),
+        "left": show_left(margin),
         "context": show_count(context) if context else "–",
         "batch": show_count(batch) if batch else "–",
     }

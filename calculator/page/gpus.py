@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calculator.devices import DEVICES, Device
+from calculator.devices import Device, smallest_first
 from calculator.errors import BadSetup
 from calculator.estimate import Estimate
 from calculator.fit import verdict
 from calculator.flops import samples_per_second
-from calculator.page.words import show_bytes, show_count
+from calculator.page.words import show_count, show_left
 from calculator.setups import Setup, resolve
 from calculator.tensor_parallel import TENSOR_SHARDINGS
 
@@ -65,8 +65,7 @@ def rows(setup: Setup, result: Estimate, run: Run) -> list[dict]:
         (samples a second), `time` and `cost` of the run on the setup's GPUs together, all three "–" if no peak is
         published or the model's operations are not counted. The cost is also "–" without a price.
     """
-    ordered = sorted(DEVICES.values(), key=lambda device: device.usable_bytes)
-    return [_row(setup, result, device, run) for device in ordered]
+    return [_row(setup, result, device, run) for device in smallest_first()]
 
 
 def note(setup: Setup) -> str:
@@ -81,11 +80,16 @@ def note(setup: Setup) -> str:
 
 def _row(setup: Setup, result: Estimate, device: Device, run: Run) -> dict:
     judged = verdict(setup, device, result)
-    margin = show_bytes(abs(judged.margin_bytes))
     speed, time, cost = _pace(setup, device, run)
-    left = margin if judged.fits else f"\u2212{margin}"
-    return {"name": device.name, "title": device.title, "standing": judged.standing, "left": left, "speed": speed,
-            "time": time, "cost": cost}  # fmt: skip
+    return {
+        "name": device.name,
+        "title": device.title,
+        "standing": judged.standing,
+        "left": show_left(judged.margin_bytes),
+        "speed": speed,
+        "time": time,
+        "cost": cost,
+    }
 
 
 def _pace(setup: Setup, device: Device, run: Run) -> tuple[str, str, str]:

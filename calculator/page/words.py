@@ -30,6 +30,11 @@ def show_count(count: float) -> str:
     return text.replace(",", "\u202f")
 
 
+def show_left(margin: int) -> str:
+    """What is left of a memory, with a minus sign before what is missing."""
+    return ("" if margin >= 0 else "\u2212") + show_bytes(abs(margin))
+
+
 def show_share(part: int, whole: int) -> str:
     """The part in percent of the whole."""
     percent = round(100 * part / whole) if whole else 0

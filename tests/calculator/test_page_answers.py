@@ -130,6 +130,12 @@ def test_what_generates_nothing_is_refused_in_a_sentence(asked, said):
     assert said in json.loads(generate(json.dumps(asked)))["error"]
 
 
+def test_a_model_generates_text_though_its_setup_is_refused():
+    refused = {"model": "llama-3.1-8b", "lora_rank": 8, "shared_groups": 2}
+    assert "error" in json.loads(gpus(json.dumps({"setup": refused})))
+    assert json.loads(generate(json.dumps({"setup": refused})))["rows"]
+
+
 def test_a_pasted_hybrid_model_generates_text_though_its_training_is_refused():
     found = json.loads(generate(json.dumps({"setup": {"config": QWEN3_NEXT}, "weights": "fp8"})))
     assert "weights 74.8" in found["note"] and len(found["rows"]) == len(DEVICES)

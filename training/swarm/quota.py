@@ -34,7 +34,7 @@ class Quota:
     def __init__(
         self,
         *,
-        at_once: int,
+        at_once: float,
         of_one: int,
         seconds: float,
         in_a_row: int | None = None,

@@ -44,19 +44,25 @@ class BoundedStore:
         self._keys_of: defaultdict[bytes, dict[DHTID, float]] = defaultdict(dict)
         self._at_most = 0
         """Bytes of all records, those that have expired or were replaced too; counted anew when they are too many."""
+        self._at_most_under: Counter[DHTID] = Counter()
+        """The same of each key."""
         self._full_until = 0.0
 
     def __call__(self, key: DHTID, subkey: bytes, value: bytes, expiration_time: float) -> bool:
         """Stores a record unless there is no room for it; whether it is stored."""
         found = self._storage.get(key)
         records = found.value if found is not None and isinstance(found.value, DictionaryDHTValue) else None
-        sizes = dict(_sizes(records)) if records is not None else {}
-        if subkey not in sizes and not self._may_have(subkey, key):
+        before = records.get(subkey) if records is not None else None
+        if before is None and not self._may_have(subkey, key):
             return False
-        more = _size(subkey, value) - sizes.pop(subkey, 0)
-        if more > 0 and not (self._fits_key(records, sizes, _size(subkey, value)) and self._fits_in(subkey, more)):
+        size = _size(subkey, value)
+        more = size - (_size(subkey, before.value) if before is not None else 0)
+        if records is None:
+            self._begin(key)
+        if more > 0 and not (self._fits_key(key, records, subkey, size) and self._fits_in(subkey, more)):
             return False
         self._at_most += max(more, 0)
+        self._at_most_under[key] += max(more, 0)
         self._keys_of[subkey][key] = expiration_time
         return self._store(key, subkey, value, expiration_time)
 
@@ -72,14 +78,28 @@ class BoundedStore:
             self._keys_of = defaultdict(dict, alive)
         return True
 
-    def _fits_key(self, records: DictionaryDHTValue | None, others: dict[bytes, int], size: int) -> bool:
+    def _begin(self, key: DHTID) -> None:
+        """Nothing is stored under a key yet, or any more."""
+        del self._at_most_under[key]
+        if len(self._at_most_under) > 2 * len(self._storage) + 1000:  # most keys have expired
+            alive = {one: size for one, size in self._at_most_under.items() if one in self._storage}
+            self._at_most_under = Counter(alive)
+
+    def _fits_key(self, key: DHTID, records: DictionaryDHTValue | None, subkey: bytes, size: int) -> bool:
         """Whether a record of so many bytes fits in under its key; larger ones of others make room for it."""
-        while (full := sum(others.values()) + size - MOST_KEY_BYTES) > 0 and others:
+        if records is None or self._at_most_under[key] + size <= MOST_KEY_BYTES:
+            return size <= MOST_KEY_BYTES
+        others = dict(_sizes(records))
+        own = others.pop(subkey, 0)
+        left = sum(others.values())
+        while left + size > MOST_KEY_BYTES:
             largest = max(others, key=others.get)
             if others[largest] <= size:
                 return False
-            del records[largest], others[largest]
-        return full <= 0
+            del records[largest]
+            left -= others.pop(largest)
+        self._at_most_under[key] = left + own
+        return True
 
     def _fits_in(self, subkey: bytes, more: int) -> bool:
         """Whether a signer may have so many bytes more; all records of signers that have many make room for them."""
