@@ -59,6 +59,14 @@ TO_THE_TOP = """() => {
     }
 }"""
 
+# Far from the window the browser keeps the place that a part had when it last was near, and axe-core measures what
+# stands in it now: a table that has been unfolded since would lie over what follows.
+LAY_OUT_ALL = """() => {
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync("* { content-visibility: visible !important }");
+    document.adoptedStyleSheets.push(sheet);
+}"""
+
 
 def violations(page, *, rules: Sequence[str] = RULES, within: Sequence[str] = ()) -> list[str]:
     """Rules of axe-core that the page breaks, and those that axe-core could not decide, with the elements.
@@ -68,6 +76,7 @@ def violations(page, *, rules: Sequence[str] = RULES, within: Sequence[str] = ()
     """
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.read_text())
+        page.evaluate(LAY_OUT_ALL)
     if not within:
         page.evaluate(TO_THE_TOP)
     options = {"runOnly": list(rules), "resultTypes": ["violations", "incomplete"]}
