@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from calculator.adapters import ALL_LINEAR
 from calculator.diffusion_models import LATENT_SCALE
-from calculator.fit_report import LOSS_OF_LIGER
 from calculator.setups import Setup, lora_of, resolve
+from calculator.training_code import LOSS_OF_LIGER
 
 if TYPE_CHECKING:
     import torch

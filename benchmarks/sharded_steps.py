@@ -1,6 +1,7 @@
 """Traces training steps on one of several GPUs, as PyTorch's FSDP2 and DDP run them, and counts what the device holds.
 
     python benchmarks/sharded_steps.py --cases 40 --seed 1 --json benchmarks/sharded_steps.json
+    python benchmarks/sharded_steps.py --two-stacks --cases 26 --seed 11 --json benchmarks/divided_t5_steps.json
 
 Real code of transformers and of `torch.distributed` runs on fake tensors, which have a size but no content, with a fake
 process group, whose collectives return at once. The program follows every storage, rounded up to 512 bytes as CUDA's
@@ -15,7 +16,7 @@ import json
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -34,7 +35,7 @@ from calculator.tensor_parallel import TENSOR_SHARDINGS  # noqa: E402
 
 DROPOUTS = (
     "resid_pdrop", "attn_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob",
-    "attention_dropout",
+    "attention_dropout", "dropout_rate",
 )  # fmt: skip
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -154,8 +155,10 @@ def build(setup: Setup) -> torch.nn.Module:
         if hasattr(made, name):
             setattr(made, name, setup.dropout or 0.0)
     made._attn_implementation = setup.attention
-    maker = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModelForCausalLM
-    model = maker.from_config(made, dtype=HALF.get(setup.precision, torch.float32))
+    makers = {"bert": transformers.AutoModelForMaskedLM, "t5": transformers.AutoModelForSeq2SeqLM}
+    model = makers.get(kind, transformers.AutoModelForCausalLM).from_config(
+        made, dtype=HALF.get(setup.precision, torch.float32)
+    )
     if setup.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for index, layer in enumerate(layers_of(model)):
@@ -163,8 +166,10 @@ def build(setup: Setup) -> torch.nn.Module:
     return model.train()
 
 
-def layers_of(model: torch.nn.Module) -> torch.nn.ModuleList:
+def layers_of(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
     """The layers of a model of transformers."""
+    if hasattr(model, "decoder"):
+        return [*model.encoder.block, *model.decoder.block]
     if hasattr(model, "bert"):
         return model.bert.encoder.layer
     return model.transformer.h if hasattr(model, "transformer") else model.model.layers
@@ -342,7 +347,7 @@ def _step(setup: Setup, held: Held, model, optimizer, length: int) -> None:
     half = HALF.get(setup.precision.removeprefix("amp-"))
     autocast = setup.precision.startswith("amp-") and setup.sharding not in ("zero-2", "zero-3")
     ids = torch.zeros((setup.micro_batch_size, length), dtype=torch.long)
-    labels = torch.zeros((setup.micro_batch_size, length), dtype=torch.long)
+    labels = torch.zeros((setup.micro_batch_size, setup.target_length or length), dtype=torch.long)
     for _ in range(setup.accumulation_steps):
         loss = None
         held.phase = "forward"
@@ -410,6 +415,37 @@ def draw_together(chance: random.Random) -> Setup:
         "optimizer": "adamw",
         "gpus": gpus,
         "sharding": chance.choice(TENSOR_SHARDINGS),
+    }
+    return setup_from(values)
+
+
+def draw_two_stacks(chance: random.Random) -> Setup:
+    """A random setup of FSDP2 for T5. Its output head is tied, as transformers makes it where there are no weights."""
+    config = {
+        "model_type": "t5",
+        "d_model": 8 * chance.randint(4, 30),
+        "d_kv": chance.choice((8, 16, 24)),
+        "d_ff": 8 * chance.randint(8, 60),
+        "num_layers": chance.randint(1, 4),
+        "num_decoder_layers": chance.randint(1, 4),
+        "num_heads": chance.choice((2, 4, 8)),
+        "vocab_size": chance.randint(60, 900),
+        "decoder_start_token_id": 0,
+        "feed_forward_proj": chance.choice(("relu", "gated-gelu")),
+    }
+    values = {
+        "config": config,
+        "micro_batch_size": chance.randint(1, 4),
+        "sequence_length": chance.choice((16, 32, 64, 100)),
+        "target_length": chance.choice((16, 24, 64)),
+        "precision": chance.choice(("fp32", "bf16", "amp-bf16")),
+        "attention": "eager",
+        "dropout": 0.0,
+        "checkpointing": chance.choice((False, True)),
+        "optimizer": chance.choice(("adamw", "sgd")),
+        "accumulation_steps": chance.choice((1, 1, 2)),
+        "gpus": chance.choice(SIZES),
+        "sharding": chance.choice(("zero-2", "zero-3")),
     }
     return setup_from(values)
 
@@ -483,10 +519,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, default=40, help="steps to draw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--together", action="store_true", help="draw steps of tensor parallelism only")
+    parser.add_argument("--two-stacks", action="store_true", help="draw steps of T5 only")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the steps")
     flags = parser.parse_args(arguments)
     chance = random.Random(flags.seed)
-    drawn = draw_together if flags.together else draw
+    drawn = draw_together if flags.together else draw_two_stacks if flags.two_stacks else draw
     trace_all((drawn(chance) for _ in range(flags.cases)), trace, flags.json)
 
 

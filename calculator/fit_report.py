@@ -1,4 +1,4 @@
-"""`python -m calculator fit`: how to train a model on a GPU, as settings and as code for transformers' `Trainer`."""
+"""`python -m calculator fit`: how to train a model on one GPU or several, as settings and as code."""
 
 from __future__ import annotations
 
@@ -7,44 +7,22 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from calculator.adapters import ALL_LINEAR, modules_of
 from calculator.architectures import PRESETS
 from calculator.devices import Device, device_named
 from calculator.errors import BadSetup
-from calculator.fit import Fit, largest_micro_batch, suggestions, verdict
+from calculator.fit import MORE_GPUS, Fit, largest_micro_batch, suggestions, verdict
 from calculator.inference_report import add_model_flags, model_or_config
-from calculator.low_rank import DEFAULT_RANKS
 from calculator.names import HUB, gpu_of
-from calculator.setups import PRECISIONS, Setup, resolve, sees_pictures
-from calculator.techniques import Technique
+from calculator.setups import PRECISIONS, Setup, resolve
+from calculator.techniques import LORA_RANK, Technique
+from calculator.training_code import DIVIDED, OPTIMIZERS_OF_TRAINER, training_code
 
 USUAL_LENGTH = 2048
 """Tokens of a sequence if none are said and the model takes more."""
 LARGEST_BATCH = 64
 """Larger micro-batches make a step hardly more efficient."""
-OPTIMIZERS_OF_TRAINER = {
-    "adamw8bit": "adamw_8bit",
-    "paged-adamw": "paged_adamw_32bit",
-    "paged-adamw8bit": "paged_adamw_8bit",
-    "lion": "lion_32bit",
-    "lion8bit": "lion_8bit",
-    "paged-lion": "paged_lion_32bit",
-    "paged-lion8bit": "paged_lion_8bit",
-    "adafactor": "adafactor",
-    "galore": "galore_adamw",
-    "apollo": "apollo_adamw",
-    "apollo-mini": "apollo_adamw",
-    "sgd": "sgd",
-}
-"""The optimizers of a setup, as `transformers.TrainingArguments(optim=...)` names them."""
 PRECISIONS_OF_TRAINER = tuple([precision for precision in PRECISIONS if precision != "fp16"])
 """Of gradients in float16, `Trainer` cannot scale the loss back."""
-ADAMW_OF_TRAINER = {"foreach": "adamw_torch", "fused": "adamw_torch_fused"}
-LOSS_OF_LIGER = dict.fromkeys(("rope", "rms_norm", "layer_norm", "swiglu", "geglu"), False)
-"""What of Liger's kernels is left out, so that only its loss, whose memory is counted, takes the place of the model's
-own."""
-CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
-"""Of transformers, by the architecture's family; the others are `AutoModelForCausalLM`."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu", required=True, type=gpu_of, metavar="NAME", help="what it must fit; cuda-20gb is any card of 20 GiB"
     )
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many of them train together (1)")
     parser.add_argument(
         "--sequence-length", type=int, metavar="T", help=f"tokens (the model's own, at most {USUAL_LENGTH})"
     )
@@ -73,7 +52,7 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
         read: Reads the JSON file of a config.
 
     Raises:
-        BadSetup: If nothing that `Trainer` can do makes the model fit.
+        BadSetup: If nothing that the code can do makes the model fit.
     """
     as_json, device = flags.pop("json"), device_named(flags.pop("gpu"))
     named = model_or_config(flags.pop("model"), flags.pop("config"), read)
@@ -85,7 +64,7 @@ def run(flags: dict, read: Callable[[str], object]) -> str:
         )
     setup = _first_setup(device, **named, **flags)
     setup, judged, techniques = best(setup, device)
-    code = snippet(setup, HUB.get(setup.model, "path/to/the/model"))
+    code = training_code(setup, HUB.get(setup.model, "path/to/the/model"))
     if as_json:
         settings = {name: value for name, value in asdict(setup).items() if value is not None}
         return json.dumps({"setup": settings, "techniques": techniques, "verdict": judged.as_dict(), "snippet": code})
@@ -118,7 +97,7 @@ def best(setup: Setup, device: Device) -> tuple[Setup, Fit, tuple[str, ...]]:
     """
     techniques: tuple[str, ...] = ()
     if verdict(setup, device).standing != "fits":
-        found = suggestions(setup, device, allowed=in_trainer)
+        found = suggestions(setup, device, allowed=can_be_written)
         if not found:
             raise BadSetup(_refusal(setup, device))
         setup, techniques = replace(setup, **found[0].changes), found[0].techniques
@@ -131,112 +110,38 @@ def best(setup: Setup, device: Device) -> tuple[Setup, Fit, tuple[str, ...]]:
 
 
 def _refusal(setup: Setup, device: Device) -> str:
-    name = resolve(setup).name
+    among, how = (f"{setup.gpus} of ", "Trainer or FSDP2") if setup.gpus > 1 else ("", "Trainer")
     sentence = (
-        f"No settings of Trainer make {name} fit the {device.title} with {setup.sequence_length} tokens; choose a "
-        "larger GPU or a smaller model"
+        f"No settings of {how} make {resolve(setup).name} fit {among}the {device.title} with {setup.sequence_length} "
+        "tokens; choose a larger GPU or a smaller model"
     )
+    enough = next((gpus for gpus in MORE_GPUS if gpus > setup.gpus and _can_divide(setup, gpus, device)), None)
+    if enough is not None:
+        return f"{sentence}, or give --gpus {enough}."
     other = suggestions(setup, device)
     return f"{sentence}, or train with {' and '.join(other[0].techniques)} by other means." if other else f"{sentence}."
 
 
-def in_trainer(technique: Technique) -> bool:
-    """Whether transformers' `Trainer` has a setting for a technique."""
+def _can_divide(setup: Setup, gpus: int, device: Device) -> bool:
+    """Whether so many GPUs suffice with what saves most, which spares a search through all that could be combined."""
+    strongest = {"gpus": gpus, "sharding": "zero-3", "checkpointing": True}
+    for changes in (
+        {"precision": "bf16" if device.bfloat16 else setup.precision},
+        {"lora_rank": LORA_RANK, "base_bits": 16},
+    ):
+        try:
+            if verdict(replace(setup, **strongest, **changes), device).fits:
+                return not device.unified
+        except BadSetup:  # one of them is not counted for this model
+            continue
+    return False
+
+
+def can_be_written(technique: Technique) -> bool:
+    """Whether `training_code` knows a technique: transformers' `Trainer` has a setting for it, or it is FSDP2."""
     changes = technique.changes
     other_precision = changes.get("precision", PRECISIONS_OF_TRAINER[0]) not in PRECISIONS_OF_TRAINER
     every_kth = not isinstance(changes.get("checkpointing", True), bool)
-    other = {"offload_optimizer", "offload_activations", "shared_groups", "reversible", "gpus", "sharding"}
-    return not (other_precision or every_kth or other & changes.keys())
-
-
-def snippet(setup: Setup, source: str) -> str:
-    """Python code that trains so; `train_dataset` is the reader's.
-
-    Args:
-        setup: As `best` returns it.
-        source: Hub id or folder of the model.
-    """
-    architecture = resolve(setup)
-    name = CLASSES.get(architecture.family, "AutoModelForCausalLM")
-    adapters = setup.lora_rank is not None
-    half = setup.precision in ("bf16", "fp16") or (adapters and setup.base_bits in (4, 16))
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}[setup.precision[-4:]] if half else "float32"
-    loaded = [json.dumps(source), f"dtype=torch.{dtype}", f'attn_implementation="{setup.attention}"']
-    lines = ["import torch"]
-    if adapters:
-        lines.append("from peft import LoraConfig, get_peft_model")
-    quantized = "BitsAndBytesConfig, " if adapters and setup.base_bits == 4 else ""
-    text_model = "Gemma3ForCausalLM, " if sees_pictures(setup) else ""
-    lines += [f"from transformers import {name}, {quantized}{text_model}Trainer, TrainingArguments", ""]
-    if quantized:
-        lines += [
-            "quantization = BitsAndBytesConfig(",
-            f'    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
-            f"bnb_4bit_compute_dtype=torch.{dtype}",
-            ")",
-        ]
-        loaded.append("quantization_config=quantization")
-    lines += [f"model = {name}.from_pretrained(", *(f"    {one}," for one in loaded), ")"]
-    if sees_pictures(setup):
-        lines += [
-            "# It is loaded with its vision tower, which is not counted; only the text model is kept.",
-            'with torch.device("meta"):',
-            "    text = Gemma3ForCausalLM(model.config.text_config)",
-            "text.model, text.lm_head = model.model.language_model, model.lm_head",
-            "model = text",
-        ]
-    if architecture.family not in CLASSES:
-        lines.append("model.config.use_cache = False")
-    if adapters:
-        targets = setup.lora_targets
-        named = list(modules_of(architecture)) if targets == ALL_LINEAR else targets.split(",")
-        lines += [
-            "adapters = LoraConfig(",
-            f'    r={setup.lora_rank}, lora_alpha={2 * setup.lora_rank}, task_type="CAUSAL_LM",',
-            f"    target_modules={json.dumps(named)},",
-            ")",
-            "model = get_peft_model(model, adapters)",
-        ]
-        if setup.checkpointing:
-            lines.append("model.enable_input_require_grads()")
-    return "\n".join([*lines, "", *_arguments(setup), ""])
-
-
-def _literal(value: object) -> str:
-    """A setting as Python code; texts have double quotes."""
-    return json.dumps(value) if isinstance(value, str | list) else repr(value).replace("'", '"')
-
-
-def _arguments(setup: Setup) -> list[str]:
-    optimizer = ADAMW_OF_TRAINER[setup.optimizer_impl] if setup.optimizer == "adamw" else None
-    settings: dict[str, object] = {
-        "output_dir": "trained",
-        "per_device_train_batch_size": setup.micro_batch_size,
-        "gradient_accumulation_steps": setup.accumulation_steps,
-        "optim": optimizer or OPTIMIZERS_OF_TRAINER[setup.optimizer],
-    }
-    if setup.optimizer in DEFAULT_RANKS:
-        settings["optim_target_modules"] = list(modules_of(resolve(setup)))
-        settings["optim_args"] = f"rank={setup.optimizer_rank or DEFAULT_RANKS[setup.optimizer]}"
-        if setup.optimizer == "apollo-mini":
-            settings["optim_args"] += ", scale_type=tensor, scale=128"
-    if setup.precision.startswith("amp-"):
-        settings[setup.precision.removeprefix("amp-")] = True
-    if setup.checkpointing:
-        settings["gradient_checkpointing"] = True
-    if setup.loss == "liger":
-        settings |= {"use_liger_kernel": True, "liger_kernel_config": LOSS_OF_LIGER}
-    needed = []
-    if setup.optimizer in DEFAULT_RANKS:
-        package = "galore-torch" if setup.optimizer == "galore" else "apollo-torch"
-        needed.append(f"# The optimizer is that of a package: pip install {package}")
-    if setup.loss == "liger":
-        needed.append("# The loss is that of a package: pip install liger-kernel")
-    return [
-        *needed,
-        "arguments = TrainingArguments(",
-        *(f"    {name}={_literal(value)}," for name, value in settings.items()),
-        ")",
-        f"# Each sample of train_dataset has {setup.sequence_length} tokens.",
-        "Trainer(model=model, args=arguments, train_dataset=train_dataset).train()",
-    ]
+    other_sharding = changes.get("sharding", "none") not in ("none", *DIVIDED)
+    other = {"offload_optimizer", "offload_activations", "shared_groups", "reversible"}
+    return not (other_precision or every_kth or other_sharding or other & changes.keys())

@@ -42,6 +42,9 @@ from calculator.parameters import FAMILIES, ParameterTensor, parameter_tensors
 from calculator.recording import Levels, Segment
 from calculator.timeline import PLACES, Instant, Options, Timeline, played
 
+_FIRST = "first"
+"""A stack's first layer, if it has what the others lack."""
+
 
 @dataclass(frozen=True, slots=True)
 class Course:
@@ -133,16 +136,24 @@ def _shard(tensor: ParameterTensor, gpus: int) -> ParameterTensor:
 def _groups(architecture: Architecture, course: Course) -> dict[tuple[str, str], Group]:
     """The group of each kind of layer, by stack and attention; that outside of the layers under two empty names."""
     kinds: dict[tuple[str, str], list[_Piece]] = {("", ""): []}
+    of_first: dict[str, list[_Piece]] = {}
     stacks = {"layers": architecture.num_layers, "encoder": architecture.num_layers}
     stacks["decoder"] = architecture.num_decoder_layers
     for group in FAMILIES[architecture.family].parameters(architecture):
-        pieces = [piece for name, shape in group.shapes.items() for piece in _pieces(name, shape, course)]
+        shapes = dict(group.shapes)
+        for stack in ("encoder", "decoder"):
+            # All layers of T5 add this bias to their attention, and the first one has it.
+            if (bias := f"attention.{stack}.relative_bias") in shapes:
+                of_first[stack] = _pieces(bias, shapes.pop(bias), course)
+        pieces = [piece for name, shape in shapes.items() for piece in _pieces(name, shape, course)]
         if not group.stack:
             kinds["", ""] += pieces
             continue
         for kind in dict.fromkeys(map(architecture.attention_kind, range(stacks[group.stack]))):
             if group.only in kind:
                 kinds.setdefault((group.stack, kind), []).extend(pieces)
+    for stack, pieces in of_first.items():
+        kinds[stack, _FIRST] = kinds[stack, architecture.attention_kind(0)] + pieces
     if course.lora:
         lasts = {kind: _last_trained(pieces) for kind, pieces in kinds.items()}
     else:
@@ -251,6 +262,9 @@ class _Step:
             order = [("encoder", index) for index in range(architecture.num_layers)]
             order += [("decoder", index) for index in range(architecture.num_decoder_layers)]
         self.order = {layer: self.groups[layer[0], architecture.attention_kind(layer[1])] for layer in order}
+        for stack in ("encoder", "decoder"):
+            if (stack, _FIRST) in self.groups:
+                self.order[stack, 0] = self.groups[stack, _FIRST]
         self.before = dict(zip(order[1:], order, strict=False))
         self.last = order[-1]
         earlier = self.all_gradients if course.accumulating else 0

@@ -1,8 +1,11 @@
 """`python -m calculator fit`: its code is run, and the model that it builds is compared with the estimate."""
 
 import json
+import os
 import shlex
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,11 @@ from calculator import PRESETS, BadSetup, Setup, estimate
 from calculator.__main__ import main
 from calculator.devices import device_named
 from calculator.fit import suggestions, verdict
-from calculator.fit_report import HUB, OPTIMIZERS_OF_TRAINER, PRECISIONS_OF_TRAINER, best, in_trainer, snippet
+from calculator.fit_report import HUB, PRECISIONS_OF_TRAINER, best, can_be_written
+from calculator.setups import resolve
+from calculator.training_code import OPTIMIZERS_OF_TRAINER, training_code
+from tests.ports import free_port
+from tests.programs import run_program
 
 SIZES = {
     "llama": {
@@ -47,10 +54,16 @@ def folder(request, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     config = transformers.AutoConfig.for_model(request.param, **SIZES[request.param], pad_token_id=0)
-    classes = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
-    made = getattr(transformers, classes.get(request.param, "AutoModelForCausalLM")).from_config(config)
-    made.save_pretrained(tmp_path / "model")
+    maker_of(request.param).from_config(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
+
+
+def maker_of(kind):
+    """The class of transformers that makes and reads a model."""
+    import transformers
+
+    classes = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+    return getattr(transformers, classes.get(kind, "AutoModelForCausalLM"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +89,7 @@ def test_the_code_trains_what_is_estimated(folder, changes):
     sample = {"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}
     names = {"train_dataset": [sample] * 4}
     # `Trainer` computes in bf16 on a CPU only if it is told to use one.
-    code = snippet(setup, str(folder)).replace("TrainingArguments(", "TrainingArguments(use_cpu=True,")
+    code = training_code(setup, str(folder)).replace("TrainingArguments(", "TrainingArguments(use_cpu=True,")
     exec(code, names)
     model, arguments, expected = names["model"], names["arguments"], estimate(setup)
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -87,6 +100,114 @@ def test_the_code_trains_what_is_estimated(folder, changes):
     assert stored <= expected.gpu.weights <= stored + 6 * 512 * (len(list(model.parameters())) + 8)
     assert arguments.per_device_train_batch_size == 2 and arguments.bf16 == (setup.precision == "amp-bf16")
     assert arguments.gradient_checkpointing is bool(setup.checkpointing)
+
+
+ON_CPUS = {
+    'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))': "",
+    '"cuda"': '"cpu"',
+    # The store of torchrun meets once; here the processes meet for each setup.
+    '"nccl"': '"gloo", init_method=f"file://{folder}/met", rank=int(os.environ["RANK"]), world_size=2',
+    '"trained"': 'f"{folder}/trained"',
+    "sampler = ": "train_dataset = [{name: torch.arange(16) for name in ('input_ids', 'labels')}] * 8\nsampler = ",
+    "optimizer.zero_grad()": "held(model, optimizer); optimizer.zero_grad()",
+}
+"""What the code for several GPUs says -> what it says here, where two processes of the CPU train."""
+IN_ONE_PROCESS = """
+import json, sys
+from pathlib import Path
+from tests.calculator.test_fit_report import on_cpus
+
+for folder in sys.argv[1:]:
+    kept = []
+    exec((Path(folder) / "train.py").read_text(), {"folder": folder, "held": on_cpus(kept)})
+    print(json.dumps(kept[-1]), flush=True)
+"""
+
+
+def on_cpus(kept):
+    """A function that notes what a process holds as an update ends."""
+
+    def blocks(tensor):
+        return -(-tensor.untyped_storage().nbytes() // 512) * 512
+
+    def held(model, optimizer):
+        trained = [one for one in model.parameters() if one.requires_grad]
+        state = [value for one in optimizer.state.values() for value in one.values()]
+        # A fused optimizer has its counts of steps on the device, others on the host.
+        state = [value for value in state if value.dim() or optimizer.defaults.get("fused")]
+        gradients = {one.grad.to_local().untyped_storage()._cdata: one.grad.to_local() for one in trained}
+        kept.append(
+            {
+                "trained": sum(one.numel() for one in trained),
+                "gradients": sum(map(blocks, gradients.values())),
+                "state": sum(blocks(getattr(one, "_local_tensor", one)) for one in state),
+                "divided": sum(type(module).__name__.startswith("FSDP") for module in model.modules()),
+            }
+        )
+
+    return held
+
+
+SEVERAL = (
+    ("llama", {"sharding": "zero-3", "checkpointing": True, "accumulation_steps": 2}),
+    ("llama", {"sharding": "zero-2", "lora_rank": 3, "base_bits": 16, "checkpointing": True}),
+    ("gpt2", {"sharding": "zero-3", "precision": "amp-fp16", "optimizer_impl": "fused"}),
+    ("bert", {"sharding": "zero-2", "precision": "bf16", "optimizer": "sgd"}),
+    ("t5", {"sharding": "zero-3", "precision": "fp32"}),
+    ("gemma3", {"sharding": "zero-3", "precision": "bf16"}),
+)
+
+
+@pytest.mark.timeout(480)
+def test_the_code_for_several_gpus_divides_what_is_estimated(tmp_path):
+    transformers, safetensors = pytest.importorskip("transformers"), pytest.importorskip("safetensors.torch")
+    setups, folders = [], []
+    for number, (kind, changes) in enumerate(SEVERAL):
+        folders.append(tmp_path / str(number))
+        config = transformers.AutoConfig.for_model(kind, **SIZES[kind], pad_token_id=0)
+        maker_of(kind).from_config(config).save_pretrained(folders[-1])
+        config = json.loads((folders[-1] / "config.json").read_text())
+        setups.append(Setup(config=config, micro_batch_size=2, sequence_length=LENGTH, gpus=2, **changes))
+        code = training_code(setups[-1], str(folders[-1]))
+        assert code.startswith("# Save this as train.py, and run: torchrun --nproc-per-node 2 train.py\n")
+        for said, here in ON_CPUS.items():
+            assert said in code
+            code = code.replace(said, here)
+        (folders[-1] / "train.py").write_text(code)
+    (tmp_path / "all.py").write_text(IN_ONE_PROCESS)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    ran = run_program([*command, tmp_path / "all.py", *folders], within=450, env=env)
+    assert ran.returncode == 0, ran.stderr
+    printed = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    for setup, folder in zip(setups, folders, strict=True):
+        expected, architecture = estimate(setup), resolve(setup)
+        of_first = {
+            "trained": expected.trained_parameters,
+            "gradients": expected.gradient_bytes,
+            "state": expected.optimizer_state_bytes,
+            "divided": architecture.num_layers + (architecture.num_decoder_layers or 0) + 1,
+        }
+        assert of_first in printed, folder
+        weights = safetensors.load_file(next((folder / "trained").glob("*.safetensors")))
+        assert weights and all(bool(one.isfinite().all()) for one in weights.values())
+        if setup.lora_rank is None:
+            kind = setup.config["model_type"]
+            _, lacking = maker_of(kind).from_pretrained(folder / "trained", output_loading_info=True)
+            assert not any(lacking.values())
+
+
+def test_more_than_eight_gpus_are_several_nodes():
+    setup = Setup(model="gpt2", gpus=16, sharding="zero-3")
+    assert "--nnodes 2 --nproc-per-node 8 " in training_code(setup, "gpt2").splitlines()[0]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -102,7 +223,7 @@ def test_the_code_projects_the_matrices_that_are_counted(folder, name, package, 
     setup = Setup(config=config, sequence_length=LENGTH, precision="bf16", optimizer=name, optimizer_rank=rank)
     sample = {"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}
     names = {"train_dataset": [sample] * 4}
-    code = snippet(setup, str(folder)).replace("TrainingArguments(", "TrainingArguments(use_cpu=True,")
+    code = training_code(setup, str(folder)).replace("TrainingArguments(", "TrainingArguments(use_cpu=True,")
     assert f"pip install {package.replace('_', '-')}" in code
     exec(code.replace("Trainer(model", "trainer = Trainer(model").replace(".train()", "") + "trainer.train()", names)
     state = names["trainer"].optimizer.optimizer.state
@@ -130,7 +251,7 @@ def test_what_it_finds_fits_and_twice_the_batch_does_not(model, gpu):
         setup, judged, techniques = best(first, device)
     except BadSetup as refused:
         assert str(refused).startswith("No settings of Trainer make")
-        assert not suggestions(first, device, allowed=in_trainer)
+        assert not suggestions(first, device, allowed=can_be_written)
         return
     assert judged == verdict(setup, device) and judged.fits
     assert setup.precision in PRECISIONS_OF_TRAINER and not setup.offload_optimizer
@@ -145,7 +266,12 @@ def test_what_it_finds_fits_and_twice_the_batch_does_not(model, gpu):
     [
         ("fit gpt3-1.3b --gpu t4", "No weights of gpt3-1.3b are published"),
         ("fit dalle-2021 --gpu t4", "No weights of dalle-2021 are published"),
-        ("fit llama-3.1-70b --gpu t4", "No settings of Trainer make llama-3.1-70b fit the Tesla T4 (Colab)"),
+        ("fit llama-3.1-70b --gpu t4", "smaller model, or give --gpus 64."),
+        (
+            "fit llama-3.1-70b --gpu t4 --gpus 2",
+            "No settings of Trainer or FSDP2 make llama-3.1-70b fit 2 of the Tesla",
+        ),
+        ("fit gpt2 --gpu t4 --gpus 0", "gpus is a whole number from 1 to"),
         ("fit gpt2 --gpu t5", "t5"),
         ("fit gpt2 --gpu t4 --sequence-length 0", "sequence_length is a whole number from 1 to 1024, not 0"),
         ("fit --gpu t4", "Give a model or --config FILE, one of the two"),
@@ -158,6 +284,15 @@ def test_what_cannot_be_is_refused_in_one_line(line, said, capsys):
     assert main(shlex.split(line)) == 2
     printed = capsys.readouterr()
     assert said.lower() in printed.err.lower() and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_as_many_gpus_as_it_names_suffice(capsys):
+    assert main(shlex.split("fit llama-3.1-70b --gpu cuda-24gb --json")) == 2
+    number = int(capsys.readouterr().err.split("--gpus ")[1].rstrip(".\n"))
+    assert main(shlex.split(f"fit llama-3.1-70b --gpu cuda-24gb --gpus {number} --json")) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["setup"]["gpus"] == number and answer["setup"]["sharding"] == "zero-3" and answer["verdict"]["fits"]
+    compile(answer["snippet"], "snippet", "exec")
 
 
 def test_it_prints_code_or_json(capsys):

@@ -11,9 +11,10 @@ from calculator import BadSetup, Setup, estimate
 from calculator.architectures import PRESETS
 from calculator.devices import device_named
 from calculator.fit import need_bytes, suggestions, verdict
-from calculator.fit_report import LOSS_OF_LIGER, best, snippet
+from calculator.fit_report import best
 from calculator.page.search import said, understood
 from calculator.sizes import Formulas, power_of_two_from
+from calculator.training_code import LOSS_OF_LIGER, training_code
 
 LLAMA = "llama-3.2-1b"
 LONG = Setup(model=LLAMA, sequence_length=8192, checkpointing=True, lora_rank=16, base_bits=4)
@@ -116,12 +117,12 @@ def test_the_code_of_fit_asks_for_the_loss_alone():
     device = device_named("cuda-20gb")
     setup, judged, techniques = best(replace(LONG, sequence_length=16384), device)
     assert techniques == ("a loss in pieces",) and judged.need_bytes == need_bytes(setup, device)
-    code = snippet(setup, "path")
+    code = training_code(setup, "path")
     assert "pip install liger-kernel" in code
     written = code[code.index("TrainingArguments(") : code.index(")\n# Each sample") + 1]
     arguments = eval(written.replace("bf16=True,", ""), {"TrainingArguments": transformers.TrainingArguments})
     assert arguments.use_liger_kernel and arguments.liger_kernel_config == LOSS_OF_LIGER
-    assert not any(LOSS_OF_LIGER.values()) and "use_liger_kernel" not in snippet(LONG, "path")
+    assert not any(LOSS_OF_LIGER.values()) and "use_liger_kernel" not in training_code(LONG, "path")
 
 
 def test_a_power_of_two_is_a_formula():

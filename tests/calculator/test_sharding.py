@@ -1,8 +1,8 @@
 """Several GPUs: what each holds under DDP, ZeRO and FSDP2, as traced steps of torch.distributed show it.
 
 `benchmarks/sharded_steps.json` was traced by `benchmarks/sharded_steps.py`, drawn at random after the rules were
-written, `divided_liger_steps.json` by `benchmarks/liger_steps.py`, and `divided_adapter_steps.json` by
-`benchmarks/decoder_steps.py`.
+written, and so was `divided_t5_steps.json`; `divided_liger_steps.json` by `benchmarks/liger_steps.py`, and
+`divided_adapter_steps.json` by `benchmarks/decoder_steps.py`.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = json.loads((BENCHMARKS / "sharded_steps.json").read_text())
 DIVIDED_LIGER = json.loads((BENCHMARKS / "divided_liger_steps.json").read_text())
 ADAPTERS = json.loads((BENCHMARKS / "divided_adapter_steps.json").read_text())
+T5 = json.loads((BENCHMARKS / "divided_t5_steps.json").read_text())
 TOGETHER = json.loads((BENCHMARKS / "tensor_steps.json").read_text())
 LLAMA = Setup(model="llama-3.2-1b", sequence_length=1024, gpus=4)
 
@@ -49,6 +50,15 @@ def test_step(step):
     assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
     assert result.gradient_bytes == pytest.approx(step["gradient_bytes"], abs=1024)
     assert result.gpu.total == pytest.approx(step["peak"], rel=0.001)
+
+
+@pytest.mark.parametrize("step", T5, ids=_name)
+def test_step_with_two_stacks(step):
+    result = estimate(setup_from(step["setup"]))
+    assert result.parameters == step["parameters"]
+    assert result.gradient_bytes == step["gradient_bytes"]
+    assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.03)
 
 
 @pytest.mark.parametrize("step", ADAPTERS, ids=_name)
@@ -88,7 +98,7 @@ def test_enough_steps_with_adapters_were_drawn():
 
 
 @pytest.mark.parametrize(
-    "steps", [STEPS, DIVIDED_LIGER, ADAPTERS], ids=["whole loss", "loss in pieces", "with adapters"]
+    "steps", [STEPS, DIVIDED_LIGER, ADAPTERS, T5], ids=["whole loss", "loss in pieces", "with adapters", "two stacks"]
 )
 def test_half_of_all_peaks_are_right_to_the_byte(steps):
     differences = sorted(abs(estimate(setup_from(step["setup"])).gpu.total - step["peak"]) for step in steps)

@@ -52,6 +52,8 @@ DIVIDED_LIGER = RESULTS.parent / "divided_liger_steps.json"
 """The same with FSDP2 and Liger's loss in pieces (benchmarks/liger_steps.py)."""
 DIVIDED_ADAPTERS = RESULTS.parent / "divided_adapter_steps.json"
 """The same with LoRA's adapters (benchmarks/decoder_steps.py)."""
+DIVIDED_T5 = RESULTS.parent / "divided_t5_steps.json"
+"""The same with FSDP2 and T5's two stacks."""
 TOGETHER = RESULTS.parent / "tensor_steps.json"
 """The same with tensor parallelism."""
 SHARDINGS = {
@@ -150,7 +152,7 @@ def sharded_table() -> str:
 
 
 def _sharded_steps() -> list[dict]:
-    return [step for path in (SHARDED, DIVIDED_LIGER, DIVIDED_ADAPTERS, TOGETHER) for step in _steps(path)]
+    return [step for path in (SHARDED, DIVIDED_LIGER, DIVIDED_ADAPTERS, DIVIDED_T5, TOGETHER) for step in _steps(path)]
 
 
 def _steps(path: Path) -> list[dict]:
