@@ -15,7 +15,7 @@ from calculator.low_rank import DEFAULT_RANKS
 from calculator.optimizers import IN_32_BIT, Optimizer, chosen
 from calculator.parameters import FAMILIES, ParameterTensor, count_parameters, parameter_tensors, parameters_by_part
 from calculator.recording import Levels
-from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve, sees_pictures
+from calculator.setups import DIVIDED, PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve, sees_pictures
 from calculator.sharding import Course, frozen_shards, gradient_bytes, largest_part, play_sharded, shards
 from calculator.tensor_parallel import TENSOR_SHARDINGS, part_of_model
 from calculator.timeline import Instant, Options, Timeline, play
@@ -341,7 +341,7 @@ class _Fixed:
 
 def _course(setup: Setup, itemsize: int, lora: Lora | None) -> Course | None:
     """How FSDP2 divides the model; None if it does not."""
-    if setup.sharding not in ("zero-2", "zero-3"):
+    if setup.sharding not in DIVIDED:
         return None
     return Course(
         gpus=setup.gpus,
@@ -696,7 +696,7 @@ def _group_notes(setup: Setup, architecture: Architecture, buckets: int) -> Iter
             "The GPUs compute each micro-batch together (Megatron's division, by torch.distributed.tensor.parallel). "
             "PyTorch makes the embedding's gradient whole on every GPU."
         )
-    if setup.sharding in ("zero-2", "zero-3"):
+    if setup.sharding in DIVIDED:
         yield (
             "FSDP2 divides every layer, and the rest of the model, by rows; counted is the first GPU, whose shares are "
             "the largest. Weights include those that are gathered at the peak."

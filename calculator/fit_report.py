@@ -13,9 +13,9 @@ from calculator.errors import BadSetup
 from calculator.fit import MORE_GPUS, Fit, largest_micro_batch, suggestions, verdict
 from calculator.inference_report import add_model_flags, model_or_config
 from calculator.names import HUB, gpu_of
-from calculator.setups import PRECISIONS, Setup, resolve
+from calculator.setups import DIVIDED, PRECISIONS, Setup, resolve
 from calculator.techniques import LORA_RANK, Technique
-from calculator.training_code import DIVIDED, OPTIMIZERS_OF_TRAINER, training_code
+from calculator.training_code import OPTIMIZERS_OF_TRAINER, training_code
 
 USUAL_LENGTH = 2048
 """Tokens of a sequence if none are said and the model takes more."""
@@ -115,7 +115,8 @@ def _refusal(setup: Setup, device: Device) -> str:
         f"No settings of {how} make {resolve(setup).name} fit {among}the {device.title} with {setup.sequence_length} "
         "tokens; choose a larger GPU or a smaller model"
     )
-    enough = next((gpus for gpus in MORE_GPUS if gpus > setup.gpus and _can_divide(setup, gpus, device)), None)
+    more = [] if device.unified else [gpus for gpus in MORE_GPUS if gpus > setup.gpus]
+    enough = next((gpus for gpus in more if _can_divide(setup, gpus, device)), None)
     if enough is not None:
         return f"{sentence}, or give --gpus {enough}."
     other = suggestions(setup, device)
@@ -131,7 +132,7 @@ def _can_divide(setup: Setup, gpus: int, device: Device) -> bool:
     ):
         try:
             if verdict(replace(setup, **strongest, **changes), device).fits:
-                return not device.unified
+                return True
         except BadSetup:  # one of them is not counted for this model
             continue
     return False

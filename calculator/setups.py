@@ -31,6 +31,8 @@ MOST_RANK = 65_536
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", *TENSOR_SHARDINGS)
 WHOLE_MODEL = ("none", "zero-1")
 """Shardings with which each GPU has all weights."""
+DIVIDED = ("zero-2", "zero-3")
+"""Shardings of FSDP2."""
 MOST_GPUS = 65_536
 OPTIMIZERS_OF_MATRICES = (*DEFAULT_RANKS, "muon")
 """Optimizers that treat a layer's matrices otherwise than all else."""

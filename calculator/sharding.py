@@ -42,8 +42,10 @@ from calculator.parameters import FAMILIES, ParameterTensor, parameter_tensors
 from calculator.recording import Levels, Segment
 from calculator.timeline import PLACES, Instant, Options, Timeline, played
 
+_OF_FIRST = {f"attention.{stack}.relative_bias": stack for stack in ("encoder", "decoder")}
+"""What T5's first layers have for all layers -> their stack."""
 _FIRST = "first"
-"""A stack's first layer, if it has what the others lack."""
+"""The kind of such a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +142,10 @@ def _groups(architecture: Architecture, course: Course) -> dict[tuple[str, str],
     stacks = {"layers": architecture.num_layers, "encoder": architecture.num_layers}
     stacks["decoder"] = architecture.num_decoder_layers
     for group in FAMILIES[architecture.family].parameters(architecture):
-        shapes = dict(group.shapes)
-        for stack in ("encoder", "decoder"):
-            # All layers of T5 add this bias to their attention, and the first one has it.
-            if (bias := f"attention.{stack}.relative_bias") in shapes:
-                of_first[stack] = _pieces(bias, shapes.pop(bias), course)
-        pieces = [piece for name, shape in shapes.items() for piece in _pieces(name, shape, course)]
+        pieces = []
+        for name, shape in group.shapes.items():
+            place = pieces if name not in _OF_FIRST else of_first.setdefault(_OF_FIRST[name], [])
+            place += _pieces(name, shape, course)
         if not group.stack:
             kinds["", ""] += pieces
             continue
@@ -261,10 +261,7 @@ class _Step:
         if architecture.num_decoder_layers:
             order = [("encoder", index) for index in range(architecture.num_layers)]
             order += [("decoder", index) for index in range(architecture.num_decoder_layers)]
-        self.order = {layer: self.groups[layer[0], architecture.attention_kind(layer[1])] for layer in order}
-        for stack in ("encoder", "decoder"):
-            if (stack, _FIRST) in self.groups:
-                self.order[stack, 0] = self.groups[stack, _FIRST]
+        self.order = {layer: self._group_of(*layer) for layer in order}
         self.before = dict(zip(order[1:], order, strict=False))
         self.last = order[-1]
         earlier = self.all_gradients if course.accumulating else 0
@@ -282,6 +279,10 @@ class _Step:
         self.waiting: list[tuple[Group, int, str]] = []
         """Groups whose gradients are summed at the end, with their whole gradients' bytes and their place."""
         self.instants: list[Instant] = []
+
+    def _group_of(self, stack: str, index: int) -> Group:
+        of_first = self.groups.get((stack, _FIRST)) if index == 0 else None
+        return of_first or self.groups[stack, self.architecture.attention_kind(index)]
 
     @property
     def all_gradients(self) -> int:

@@ -12,6 +12,7 @@ from calculator.devices import Device
 from calculator.low_rank import PROJECTED_FAMILIES
 from calculator.optimizers import OPTIMIZERS
 from calculator.setups import (
+    DIVIDED,
     FAMILIES_OF_LIGER,
     OFFLOADED_FAMILY,
     OPTIMIZERS_OF_MATRICES,
@@ -215,7 +216,7 @@ def _adapters(setup: Setup, architecture: Architecture) -> Iterator[Technique]:
             title = f"QLoRA of rank {LORA_RANK} (a 4-bit model)"
             caveat = f"{caveat}, whose weights are rounded to 4 bits"
             # FSDP2 cannot divide 4-bit weights.
-            changes, instead = _beside_adapters(setup, (*TOGETHER, "zero-2", "zero-3"))
+            changes, instead = _beside_adapters(setup, (*TOGETHER, *DIVIDED))
             yield Technique(title + instead, {**changes, "base_bits": 4}, ADAPTERS, level=2, caveat=caveat)
         return
     if setup.base_bits in (None, 32) and setup.precision.startswith("amp-"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from calculator.adapters import ALL_LINEAR, modules_of
 from calculator.architecture import Architecture
 from calculator.low_rank import DEFAULT_RANKS
-from calculator.setups import Setup, resolve, sees_pictures
+from calculator.setups import DIVIDED, Setup, resolve, sees_pictures
 
 OPTIMIZERS_OF_TRAINER = {
     "adamw8bit": "adamw_8bit",
@@ -37,8 +37,6 @@ LOSS_OF_LIGER = dict.fromkeys(("rope", "rms_norm", "layer_norm", "swiglu", "gegl
 own."""
 CLASSES = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 """Of transformers, by the architecture's family; the others are `AutoModelForCausalLM`."""
-DIVIDED = ("zero-2", "zero-3")
-"""Shardings of FSDP2."""
 LAYERS = {
     "bert": "model.bert.encoder.layer",
     "gpt2": "model.transformer.h",
@@ -85,7 +83,7 @@ def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
     name = CLASSES.get(architecture.family, "AutoModelForCausalLM")
     with_adapters = setup.lora_rank is not None
     half = setup.precision in ("bf16", "fp16") or (with_adapters and setup.base_bits in (4, 16))
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}[setup.precision[-4:]] if half else "float32"
+    dtype = _half(setup) if half else "float32"
     settings = [json.dumps(source), f"dtype=torch.{dtype}", f'attn_implementation="{setup.attention}"']
     imports, loaded = [name], []
     if with_adapters and setup.base_bits == 4:
@@ -112,6 +110,11 @@ def _model(setup: Setup, architecture: Architecture, source: str) -> _Model:
     if architecture.family not in CLASSES:
         loaded.append("model.config.use_cache = False")
     return _Model(tuple(imports), tuple(loaded), _adapters(setup, architecture) if with_adapters else ())
+
+
+def _half(setup: Setup) -> str:
+    """The type of 16 bits in which a setup computes."""
+    return {"bf16": "bfloat16", "fp16": "float16"}[setup.precision.removeprefix("amp-")]
 
 
 def _adapters(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
@@ -152,8 +155,7 @@ def _fsdp2(setup: Setup, source: str) -> list[str]:
     model = _model(setup, architecture, source)
     policy, scaled = "MixedPrecisionPolicy()", setup.precision == "amp-fp16"
     if setup.precision.startswith("amp-"):
-        cast = {"amp-bf16": "bfloat16", "amp-fp16": "float16"}[setup.precision]
-        policy = f"MixedPrecisionPolicy(param_dtype=torch.{cast}, reduce_dtype=torch.float32)"
+        policy = f"MixedPrecisionPolicy(param_dtype=torch.{_half(setup)}, reduce_dtype=torch.float32)"
     made = [
         *model.loaded,
         *([f"apply_liger_kernel(model, {_literal(LOSS_OF_LIGER)})"] if setup.loss == "liger" else []),

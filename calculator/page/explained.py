@@ -6,7 +6,7 @@ from calculator.devices import Device
 from calculator.estimate import Estimate
 from calculator.optimizers import chosen
 from calculator.page.words import show_bytes, show_count
-from calculator.setups import PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
+from calculator.setups import DIVIDED, PCIE_BYTES_PER_SECOND, Setup, lora_of, resolve
 from calculator.tensor_parallel import TENSOR_SHARDINGS
 
 ALLOCATOR = "Source of the rounding: PyTorch's CUDA allocator, c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."
@@ -84,7 +84,7 @@ def _weights(setup: Setup, result: Estimate) -> str:
         whole = f"{trained} parameters × {2 if setup.precision in ('bf16', 'fp16') else 4} bytes"
         if setup.sharding in TENSOR_SHARDINGS:
             return f"{whole} / {setup.gpus} GPUs, norms and biases of sums whole"
-        if setup.sharding not in ("zero-2", "zero-3"):
+        if setup.sharding not in DIVIDED:
             return whole
         return f"{whole} / {setup.gpus} GPUs, in whole rows, and the weights that are gathered from them at the peak"
     frozen = show_count(result.parameters - result.trained_parameters)
@@ -96,7 +96,7 @@ def _weights(setup: Setup, result: Estimate) -> str:
 
 
 def _gradients(setup: Setup) -> str:
-    if setup.sharding in ("zero-2", "zero-3"):
+    if setup.sharding in DIVIDED:
         return "As many values as this GPU's share of the weights, and whole ones until they are summed over the GPUs"
     if setup.sharding in TENSOR_SHARDINGS:
         return "As many values as this GPU's part of the weights, and the embedding's whole gradient"

@@ -11,6 +11,7 @@ import pytest
 
 from calculator import PRESETS, BadSetup, Setup, estimate
 from calculator.__main__ import main
+from calculator.autograd import rounded
 from calculator.devices import device_named
 from calculator.fit import suggestions, verdict
 from calculator.fit_report import HUB, PRECISIONS_OF_TRAINER, best, can_be_written
@@ -128,7 +129,7 @@ def on_cpus(kept):
     """A function that notes what a process holds as an update ends."""
 
     def blocks(tensor):
-        return -(-tensor.untyped_storage().nbytes() // 512) * 512
+        return rounded(tensor.untyped_storage().nbytes())
 
     def held(model, optimizer):
         trained = [one for one in model.parameters() if one.requires_grad]

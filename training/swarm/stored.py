@@ -93,8 +93,8 @@ class BoundedStore:
         own = others.pop(subkey, 0)
         left = sum(others.values())
         while left + size > MOST_KEY_BYTES:
-            largest = max(others, key=others.get)
-            if others[largest] <= size:
+            largest = max(others, key=others.get, default=None)
+            if largest is None or others[largest] <= size:
                 return False
             del records[largest]
             left -= others.pop(largest)

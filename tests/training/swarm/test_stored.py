@@ -57,6 +57,12 @@ def test_a_record_is_renewed_also_if_its_key_is_full(storage):
     assert store(bounded, SMALL, KEY, b"a0", seconds=90.0) == [True]
 
 
+def test_a_record_that_grows_beyond_its_key_is_refused_though_it_is_alone(storage):
+    bounded = BoundedStore(storage)
+    assert store(bounded, SMALL, KEY, b"a") == [True]
+    assert store(bounded, 2000, KEY, b"a", seconds=90.0) == [False] and names_of(storage, KEY) == {b"a"}
+
+
 def test_records_under_new_keys_are_refused_when_the_store_is_full(storage):
     bounded = BoundedStore(storage)
     assert store(bounded, LARGE, KEY, b"e1", b"e2") == [True, True]
