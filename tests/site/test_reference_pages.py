@@ -32,6 +32,12 @@ def test_every_command_stands_there_with_every_flag(open_page):
         assert flags <= set(" ".join(shown).replace(",", " ").split()), name
 
 
+def test_a_number_as_a_default_is_shown_as_one(open_page):
+    page = open_page("reference/commands/", scripts=False)
+    (default,) = page.locator("tr", has=page.get_by_text("--gpus N", exact=True)).locator("td").last.all_text_contents()
+    assert default.strip() == "1"
+
+
 def test_the_calculators_public_names_stand_there(open_page):
     page = open_page("reference/api/", scripts=False)
     headings = set(page.locator("main h3").all_inner_texts())

@@ -86,10 +86,13 @@ def _value(parameter: Parameter) -> str:
 def _default(parameter: Parameter) -> str:
     if parameter.required:
         return "must be given"
-    value = parameter.default
+    return _shown(parameter.default)
+
+
+def _shown(value: object) -> str:
     if value is None:
         return "none"
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # of numbers, 1 equals True
         return "yes" if value else "no"
     return value.as_posix() if isinstance(value, Path) else str(value)
 
@@ -99,9 +102,8 @@ def _argparse_row(action: argparse.Action) -> tuple[str, str, str]:
     value = ""
     if action.option_strings and action.nargs != 0 and not isinstance(action, argparse.BooleanOptionalAction):
         value = f" {action.metavar or ('|'.join(map(str, action.choices)) if action.choices else action.dest.upper())}"
-    known = action.default not in (None, argparse.SUPPRESS)
-    default = {True: "yes", False: "no"}.get(action.default, str(action.default)) if known else "none"
-    return flags + value, action.help or "", default
+    default = None if action.default is argparse.SUPPRESS else action.default
+    return flags + value, action.help or "", _shown(default)
 
 
 def _table(name: str, rows: Iterable[tuple[str, str, str]]) -> str:
