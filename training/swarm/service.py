@@ -12,7 +12,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Lock
@@ -28,7 +28,7 @@ from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
-from hivemind.utils.asyncio import enter_asynchronously, switch_to_uvloop
+from hivemind.utils.asyncio import switch_to_uvloop
 
 from calculator.exchange import part_bytes
 from training.swarm.admission import Guest, admission_of
@@ -61,6 +61,8 @@ from training.swarm.rounds import LOOK_SECONDS, AllReduces, AveragingMethod, Gro
 from training.swarm.serving import StateService
 from training.swarm.streams import until_hung_up
 
+LOCK_LOOK_SECONDS = 0.01
+"""While the trainer holds the tensors, a round looks this often whether they are free."""
 CHARTER_SECONDS = 5.0
 """Longest time in which a charter is shown to a peer."""
 CHARTERS_IN_A_ROW, CHARTER_PAUSE_SECONDS = 2, 10.0
@@ -82,6 +84,21 @@ def serve(service: Service) -> None:
 
 def _run(service: Service) -> None:
     switch_to_uvloop().run_until_complete(service.run())
+
+
+@asynccontextmanager
+async def _held(lock: Lock) -> AsyncIterator[None]:
+    """Holds the lock within this context. The trainer may hold it for long, for example while it makes an update.
+
+    A plain `with` would hold up all calls of other peers meanwhile. hivemind's `enter_asynchronously` waits in a
+    thread: if the round ends before the thread has the lock, the thread takes it all the same, and nobody releases it.
+    """
+    while not lock.acquire(block=False):
+        await asyncio.sleep(LOCK_LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass
@@ -348,8 +365,7 @@ class Service(ServicerBase):
             contribution=start.contribution,
             travel=self._travel,
         )
-        # The trainer may hold the lock for a while; a plain `with` would hold up all calls of other peers as long.
-        async with enter_asynchronously(self._lock):
+        async with _held(self._lock):
             report = await self._method.average(self._tensors, self._tensor_infos, all_reduce)
         return AveragedGroup.of_those_left(told, report)
 

@@ -54,6 +54,15 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
+            happens="If an average runs out of time while the trainer holds the tensors, the thread that waits for "
+            "them takes them later and never gives them back: no later average ends, and the trainer waits for ever.",
+            where="`utils/asyncio.py`: `run_in_executor`",
+            here="No thread waits: an average looks whether the tensors are free, until it has them or is over.",
+            tests=(
+                "training/swarm/test_averager.py::test_a_trainer_that_holds_the_tensors_for_long_spoils_no_later_round",
+            ),
+        ),
+        Fault(
             happens="A broken connection cancels its handler, and with it the computation of the mean for which all "
             "other senders wait.",
             where="`averaging/partition.py`: `accumulate_part`",
