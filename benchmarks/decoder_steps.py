@@ -4,6 +4,7 @@
     python benchmarks/decoder_steps.py --packed --cases 80 --seed 2035 --json benchmarks/packed_steps.json
     python benchmarks/decoder_steps.py --mixtures --cases 40 --seed 1 --json benchmarks/mixture_lora_steps.json
     python benchmarks/decoder_steps.py --older --cases 60 --seed 1 --json benchmarks/older_lora_steps.json
+    python benchmarks/decoder_steps.py --encoders --cases 80 --seed 3 --json benchmarks/encoder_lora_steps.json
     python benchmarks/decoder_steps.py --divided --cases 80 --seed 1 --json benchmarks/divided_adapter_steps.json
 
 Real code of transformers and peft runs on a fake GPU, as in `picture_steps.py`. With `--packed`, each drawn sequence is
@@ -11,7 +12,8 @@ a pack of samples which see nothing of each other. A pack is told by its positio
 transformers then makes a mask, also for fused attention, which needs none otherwise.
 
 With `--mixtures`, models have experts, and their attention has adapters. With `--older`, they are GPT-2 and GPT-J with
-adapters. With `--divided`, all steps have adapters and are of several GPUs, as in `sharded_steps.py`.
+adapters, with `--encoders` BERT and T5. With `--divided`, all steps have adapters and are of several GPUs, as in
+`sharded_steps.py`; with both flags, they are of BERT and T5.
 """
 
 from __future__ import annotations
@@ -38,11 +40,19 @@ from calculator.setups import Setup, resolve, setup_from  # noqa: E402
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
 OLDER = ("gpt2", "gptj")
 """Model types of which steps with adapters are drawn apart."""
+ENCODERS = ("bert", "t5")
+"""Model types of which steps with adapters are drawn apart, too."""
 SPARSE = ("mixtral", "qwen3_moe")
 """Model types with experts, of which fake tensors have a kernel in bfloat16 only."""
 ADAPTED = ("llama", "qwen3", "mistral")
 """Model types that may have LoRA's adapters."""
-SOME_TARGETS = {"gpt2": ("c_proj", "attn.c_attn,mlp.c_proj"), "gptj": ("out_proj", "out_proj,fc_out")}
+SOME_TARGETS = {
+    "gpt2": ("c_proj", "attn.c_attn,mlp.c_proj"),
+    "gptj": ("out_proj", "out_proj,fc_out"),
+    "bert": ("attention.output.dense", "query,output.dense"),
+    "t5": ("EncDecAttention.o", "q,v"),
+}
+PRECISIONS = ("amp-bf16", "amp-fp16", "bf16", "fp16", "fp32")
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -54,22 +64,31 @@ def build(setup: Setup, change: Callable[[torch.nn.Module], None] = lambda model
         change: Changes the model before it gets them.
     """
     precision = setup.precision.removeprefix("amp-") if setup.base_bits == 16 else setup.precision
-    # The padding of published models is no token of a small vocabulary.
-    config = {"pad_token_id": None, **setup.config}
+    # The padding of published models is no token of a small vocabulary; T5 puts it before what its decoder reads.
+    config = {"pad_token_id": 0 if setup.config["model_type"] == "t5" else None, **setup.config}
     model = sharded_steps.build(replace(setup, precision=precision, config=config))
     change(model)
     if setup.lora_rank is None:
         return model
+    keep_in_32_bits(model)
     if setup.checkpointing:
         model.enable_input_require_grads()
     return picture_steps.adapted(model, setup).train()
 
 
+def keep_in_32_bits(model: torch.nn.Module) -> None:
+    """Makes 32-bit what transformers loads so into a model in float16, which here is not loaded but made."""
+    for name in getattr(model, "_keep_in_fp32_modules", None) or ():
+        for path, module in model.named_modules():
+            if path.rpartition(".")[2] == name and module.weight.dtype == torch.float16:
+                module.weight = torch.nn.Parameter(module.weight.detach().float())
+
+
 def inputs(setup: Setup) -> dict[str, torch.Tensor]:
     """Token ids and labels, and positions of packs, on the default device."""
-    shape = (setup.micro_batch_size, setup.sequence_length)
-    names = ("input_ids", "labels", *(("position_ids",) if setup.packed else ()))
-    return {name: torch.zeros(shape, dtype=torch.long) for name in names}
+    read = dict.fromkeys(("input_ids", *(("position_ids",) if setup.packed else ())), setup.sequence_length)
+    read["labels"] = setup.target_length or setup.sequence_length
+    return {name: torch.zeros((setup.micro_batch_size, length), dtype=torch.long) for name, length in read.items()}
 
 
 def trace(setup: Setup, build: Callable[[Setup], torch.nn.Module] = build, **given: Callable) -> dict:
@@ -111,7 +130,7 @@ def draw(chance: random.Random, *, packed: bool, families: Sequence[str] = FAMIL
         "config": config,
         "micro_batch_size": chance.randint(1, 4),
         "sequence_length": chance.choice((16, 64, 96, 130, 250)),
-        "precision": chance.choice(("amp-bf16", "amp-fp16", "bf16", "fp16", "fp32")),
+        "precision": chance.choice(PRECISIONS),
         "attention": chance.choice(("eager", "sdpa", "sdpa", "sdpa")),
         "dropout": 0.0,
         "checkpointing": chance.choice((False, False, True)),
@@ -143,7 +162,22 @@ def draw_adapted_mixture(chance: random.Random) -> Setup:
 
 def draw_adapted_older(chance: random.Random) -> Setup:
     """A random setup of GPT-2 or GPT-J with adapters."""
-    setup = draw(chance, packed=False, families=OLDER)
+    return with_adapters(draw(chance, packed=False, families=OLDER), chance)
+
+
+def draw_adapted_encoder(chance: random.Random) -> Setup:
+    """A random setup of BERT or T5 with adapters."""
+    setup = draw(chance, packed=False, families=("bert",))
+    if chance.random() < 0.6:
+        two = sharded_steps.draw_two_stacks(chance)
+        setup = replace(setup, config=two.config, target_length=two.target_length)
+    if not resolve(setup).fusable:
+        setup = replace(setup, attention="eager")
+    return with_adapters(setup, chance)
+
+
+def with_adapters(setup: Setup, chance: random.Random) -> Setup:
+    """The same, frozen and with adapters beside all or some modules."""
     names = list(modules_of(resolve(setup)))
     values = {
         "lora_rank": chance.randint(1, 64),
@@ -155,12 +189,19 @@ def draw_adapted_older(chance: random.Random) -> Setup:
     return replace(setup, **values, **draw_bits(setup, chance))
 
 
-def draw_divided(chance: random.Random) -> Setup:
-    """A random setup with adapters on several GPUs."""
+def draw_divided(chance: random.Random, *, encoders: bool) -> Setup:
+    """A random setup with adapters on several GPUs: of BERT and T5, or of decoders."""
     while True:
         setup = sharded_steps.draw(chance)
-        if resolve(setup).family in FAMILIES_WITH_ADAPTERS and not (setup.sharding == "none" and chance.random() < 0.5):
+        family = resolve(setup).family
+        wanted = family == "bert" if encoders else family in FAMILIES_WITH_ADAPTERS and family not in ENCODERS
+        if wanted and not (setup.sharding == "none" and chance.random() < 0.5):
             break
+    if encoders and chance.random() < 0.6:
+        setup = replace(sharded_steps.draw_two_stacks(chance), precision=chance.choice(PRECISIONS))
+        if chance.random() < 0.2:  # a CPU's autocast casts other operations than a GPU's
+            setup = replace(setup, sharding="zero-1", precision=chance.choice(("fp32", "bf16")))
+        setup = sharded_steps.short_in_16_bits(setup)
     kind = setup.config["model_type"]
     one, several = SOME_TARGETS.get(kind, ("o_proj", "q_proj,o_proj" if kind in SPARSE else "o_proj,down_proj"))
     every = ",".join(modules_of(resolve(setup)))  # of a mixture, peft's "all-linear" means more
@@ -185,16 +226,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--packed", action="store_true", help="draw packs of samples")
     parser.add_argument("--mixtures", action="store_true", help="draw models with experts and adapters")
     parser.add_argument("--older", action="store_true", help="draw GPT-2 and GPT-J with adapters")
+    parser.add_argument("--encoders", action="store_true", help="draw BERT and T5 with adapters")
     parser.add_argument("--divided", action="store_true", help="draw adapters on several GPUs")
     flags = parser.parse_args(arguments)
     if flags.divided:
         chance = random.Random(flags.seed)
         trace_divided = partial(sharded_steps.trace, build=build)
-        sharded_steps.trace_all((draw_divided(chance) for _ in range(flags.cases)), trace_divided, flags.json)
+        sharded_steps.trace_all(
+            (draw_divided(chance, encoders=flags.encoders) for _ in range(flags.cases)), trace_divided, flags.json
+        )
         return
     drawn = partial(draw, packed=flags.packed)
-    if flags.mixtures or flags.older:
-        drawn = draw_adapted_mixture if flags.mixtures else draw_adapted_older
+    if flags.mixtures:
+        drawn = draw_adapted_mixture
+    elif flags.older:
+        drawn = draw_adapted_older
+    elif flags.encoders:
+        drawn = draw_adapted_encoder
     picture_steps.draw_and_trace(flags, drawn, trace, can_trace)
 
 

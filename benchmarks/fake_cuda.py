@@ -114,7 +114,10 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
     keeps about as much as flash attention.
     """
     if torch.is_autocast_enabled("cuda"):
-        query, key, value = (x.to(torch.get_autocast_dtype("cuda")) for x in (query, key, value))
+        lowered = torch.get_autocast_dtype("cuda")
+        query, key, value = (x.to(lowered) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(lowered)
     width = query.shape[-1]
     with torch.autocast("cuda", enabled=False):
         bias = None if attn_mask is None else _bias(attn_mask, query)

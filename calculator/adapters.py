@@ -15,7 +15,7 @@ from calculator.architecture import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.parameters import ParameterTensor, parameter_tensors
 
-FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "gemma", "gpt2", "gptj", "flux", "sd3")
+FAMILIES_WITH_ADAPTERS = ("llama", "mixture", "gemma", "gpt2", "gptj", "bert", "t5", "flux", "sd3")
 FAMILIES_IN_4_BITS = ("llama", "gemma")
 """Those whose frozen weights may be in 4 bits."""
 ALL_LINEAR = "all-linear"
@@ -48,6 +48,31 @@ GPTJ_MODULES = {
     "feed_forward.in": "fc_in",
     "feed_forward.out": "fc_out",
 }
+BERT_MODULES = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "feed_forward.in": "intermediate.dense",
+    "feed_forward.out": "output.dense",
+    "head.transform": "transform.dense",
+}
+T5_MODULES = {
+    "attention.query": "SelfAttention.q",
+    "attention.key": "SelfAttention.k",
+    "attention.value": "SelfAttention.v",
+    "attention.out": "SelfAttention.o",
+    "cross_attention.query": "EncDecAttention.q",
+    "cross_attention.key": "EncDecAttention.k",
+    "cross_attention.value": "EncDecAttention.v",
+    "cross_attention.out": "EncDecAttention.o",
+    "feed_forward.in": "wi",
+    "feed_forward.out": "wo",
+}
+GATED_T5_MODULES = T5_MODULES | {"feed_forward.in": "wi_0", "feed_forward.gate": "wi_1"}
+IN_32_BITS = {"t5": frozenset({"feed_forward.out"})}
+"""By family, modules that transformers loads in 32 bits where the others are in float16, which their values overflow
+(`_keep_in_fp32_modules`)."""
 INPUT_FIRST = ("gpt2",)
 """Families whose weights are stored as (in, out), as transformers' Conv1D has them."""
 MODULES_BESIDE_EXPERTS = {own: name for own, name in MODULES.items() if own.startswith("attention.")}
@@ -111,10 +136,14 @@ class Lora:
     """Whether A stays as it was drawn, and only B is trained (arXiv:2308.03303, arXiv:2403.12313)."""
     input_first: bool = False
     """Whether the weights are stored as (in, out)."""
+    in_32_bits: frozenset[str] = frozenset()
+    """Frozen modules that are in 32 bits whatever the others are."""
 
     def itemsize(self, name: str) -> int:
         """Bytes of a value with which a frozen parameter computes."""
         # bitsandbytes' forward casts a bias to the precision in which it multiplies, for good (Linear4bit.forward).
+        if name.removesuffix(".weight") in self.in_32_bits:
+            return 4
         return 2 if self.base_bits == 4 and name.rpartition(".")[0] in MODULES else self.rest_itemsize
 
     def is_quantized(self, name: str) -> bool:
@@ -128,7 +157,7 @@ class Lora:
 
     def has_adapter(self, name: str) -> bool:
         """Whether a parameter is the weight of a module with an adapter."""
-        return name.endswith(".weight") and name.rpartition(".")[0] in self.targets
+        return name.removesuffix(".weight") in self.targets  # T5's have no biases, and no names that tell weights apart
 
 
 def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
@@ -138,7 +167,8 @@ def modules_of(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     peft's "all-linear" means.
     """
     matrices = [t.name.removesuffix(".weight") for t in parameter_tensors(architecture) if len(t.shape) == 2]
-    of_families = {"mixture": MODULES_BESIDE_EXPERTS, "gpt2": GPT2_MODULES, "gptj": GPTJ_MODULES}
+    of_families = {"mixture": MODULES_BESIDE_EXPERTS, "gpt2": GPT2_MODULES, "gptj": GPTJ_MODULES, "bert": BERT_MODULES}
+    of_families["t5"] = GATED_T5_MODULES if architecture.gated else T5_MODULES
     names = of_families.get(architecture.family, DIFFUSION_MODULES if architecture.diffuses else MODULES)
     if architecture.joined_projections:
         names = {**names, "feed_forward.in": "gate_up_proj"}

@@ -206,6 +206,12 @@ class Architecture:
         return self.num_key_value_heads or self.num_heads
 
     @property
+    def holds_embeddings(self) -> bool:
+        """Whether a variable alone keeps the first layer's input until the last layer has ended (BERT: no layer norm
+        before the first layer reads it)."""
+        return self.family == "bert"
+
+    @property
     def shares_tables(self) -> bool:
         """Whether all layers of a kind use the same rotary tables and mask."""
         return self.family in ("llama", "gemma", "mixture", "deepseek")

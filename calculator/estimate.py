@@ -250,7 +250,8 @@ def _played(
         # The whole gradients of a micro-batch are always new ones; only their sums are added to those of earlier ones.
         options = replace(options, accumulating=False, autocast=False)
         if course.cast:
-            gathered = lora and replace(lora, adapter_itemsize=course.cast, rest_itemsize=course.cast, base_bits=16)
+            cast = {"adapter_itemsize": course.cast, "rest_itemsize": course.cast, "base_bits": 16}
+            gathered = lora and replace(lora, **cast, in_32_bits=frozenset())
             options = replace(options, itemsize=course.cast, lora=gathered)
         fixed = _fixed_shards(architecture, setup.gpus, course.stored, optimizer, lora)
         # The gradients of a layer are parts of one block.

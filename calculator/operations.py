@@ -584,12 +584,18 @@ class Operations(Tape):
         result.node = self.record("reciprocal root", (x,), (result.storage,), backward)
         return result
 
-    def clamp(self, x: Tensor) -> Tensor:
-        """x between two bounds that are tensors: keeps x and the bounds (0-dimensional)."""
+    def clamp(self, x: Tensor, variable: list[Tensor]) -> Tensor:
+        """x between two bounds that are tensors: keeps x and the bounds (0-dimensional).
+
+        Args:
+            x: What is clamped.
+            variable: Holds the upper bound until the caller drops it, in place of the one before.
+        """
         count, itemsize = x.count, x.itemsize
         infinite = self.tensor(count, 1)
         upper = self.tensor(1, itemsize)
         del infinite
+        variable[:] = [upper]
         lower = self.tensor(1, itemsize)
 
         def backward(grad: Storage) -> tuple:

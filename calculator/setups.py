@@ -10,6 +10,7 @@ from calculator.adapters import (
     ALL_LINEAR,
     FAMILIES_IN_4_BITS,
     FAMILIES_WITH_ADAPTERS,
+    IN_32_BITS,
     INPUT_FIRST,
     Lora,
     chosen_modules,
@@ -261,6 +262,7 @@ def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
         rest_itemsize=4 if bits == 32 or setup.rest_32bit else 2,
         freeze_a=setup.lora_freeze_a,
         input_first=architecture.family in INPUT_FIRST,
+        in_32_bits=IN_32_BITS.get(architecture.family, frozenset()) if "fp16" in setup.precision else frozenset(),
     )
 
 
@@ -272,8 +274,8 @@ def _check_adapters(setup: Setup, architecture: Architecture) -> None:
         return
     if architecture.family not in FAMILIES_WITH_ADAPTERS:
         raise _untraced(
-            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, GPT-2, GPT-J, Stable Diffusion 3 "
-            f"and Flux; {architecture.name} is of another family, so omit lora_rank."
+            "LoRA is counted for Llama, Mistral, Mixtral, Qwen, SmolLM, Phi, Gemma, GPT-2, GPT-J, BERT, T5, Stable "
+            f"Diffusion 3 and Flux; {architecture.name} is of another family, so omit lora_rank."
         )
     _whole("lora_rank", setup.lora_rank, 1, MOST_RANK)
     _check_targets(setup, architecture)

@@ -292,7 +292,6 @@ def _plan(
         uses = (first_use[group] == index, last_use[group] == index)
         checkpointed = bool(every) and index % every == 0
         last = index == layers - 1
-        place: object
         if whole:
             place = index
         elif every > 1:
@@ -311,7 +310,8 @@ def _plan(
             place = kinds.index(kinds[index]) == index if index > 1 or not adapted else f"layer {index}"
         else:
             # With adapters, the first layer's input needs no gradient, and the second one frees what the first keeps.
-            place = min(index, 2 if adapted else 1) if every or reversible or adapted else 0
+            differ = every or reversible or adapted or architecture.holds_embeddings
+            place = min(index, 2 if adapted else 1) if differ else 0
         keys.append((stack, place, checkpointed, uses, kinds[index]))
     if whole:
         played = set(range(layers))

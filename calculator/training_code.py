@@ -118,11 +118,13 @@ def _half(setup: Setup) -> str:
 
 
 def _adapters(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
+    # peft has no task of BERT's masked words, and its class for T5 needs what transformers 5 no longer has.
+    task = None if architecture.family in CLASSES else "CAUSAL_LM"
     targets = setup.lora_targets
     named = list(modules_of(architecture)) if targets == ALL_LINEAR else targets.split(",")
     return (
         "adapters = LoraConfig(",
-        f'    r={setup.lora_rank}, lora_alpha={2 * setup.lora_rank}, task_type="CAUSAL_LM",',
+        f"    r={setup.lora_rank}, lora_alpha={2 * setup.lora_rank}, task_type={_literal(task)},",
         f"    target_modules={json.dumps(named)},",
         ")",
         "model = get_peft_model(model, adapters)",

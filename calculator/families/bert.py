@@ -6,6 +6,7 @@ from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, allocated_bytes
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
+from calculator.families.decoder import with_gradient
 from calculator.families.losses import token_loss
 
 
@@ -60,7 +61,7 @@ def forward(c: Context) -> tuple[Tensor, Tensor]:
 
 
 def _body(c: Context) -> Tensor:
-    hidden = _embeddings(c)
+    hidden = _embedded = _embeddings(c)  # the second name is that of a variable of transformers' BertModel
     for layer in c.stacks["layers"]:
         hidden = c.run(layer, _block, hidden)
     c.tape.enter("head")
@@ -70,7 +71,7 @@ def _body(c: Context) -> Tensor:
 def _embeddings(c: Context) -> Tensor:
     t, w = c.tape, c.weights
     types = t.tensor(c.length, 8)
-    tokens = t.embedding(w["embedding.tokens"], c.batch * c.length)
+    tokens = with_gradient(c, t.embedding(w["embedding.tokens"], c.batch * c.length))
     embedded_types = t.embedding(w["embedding.types"], c.batch * c.length, types.storage)
     hidden = t.add(tokens, embedded_types, "token type embedding")
     positions = t.embedding(w["embedding.positions"], c.length)

@@ -98,7 +98,7 @@ def with_gradient(c: Context, hidden: Tensor) -> Tensor:
 
     transformers asks for it so that a checkpointed block has an input with a gradient (enable_input_require_grads).
     """
-    if hidden.node is None and any(layer.checkpointed for layer in c.stacks["layers"]):
+    if hidden.node is None and any(layer.checkpointed for stack in c.stacks.values() for layer in stack):
         c.tape.require_gradient(hidden)
     return hidden
 

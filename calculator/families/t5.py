@@ -6,6 +6,7 @@ from calculator.architecture import Architecture, ParameterGroup
 from calculator.autograd import Tensor, rounded
 from calculator.families.attention import AttentionShape, eager_attention, fused_attention
 from calculator.families.context import Context
+from calculator.families.decoder import with_gradient
 from calculator.families.losses import token_loss
 
 
@@ -55,7 +56,7 @@ def forward(c: Context) -> tuple[Tensor, Tensor]:
 
 def _encoder(c: Context) -> Tensor:
     t = c.tape
-    embedded = t.embedding(c.weights["embedding.tokens"], c.batch * c.length)
+    embedded = with_gradient(c, t.embedding(c.weights["embedding.tokens"], c.batch * c.length))
     hidden = t.dropout(embedded, c.dropout)
     bias = None
     for layer in c.stacks["encoder"]:
@@ -67,7 +68,7 @@ def _encoder(c: Context) -> Tensor:
 
 def _decoder(c: Context, encoded: Tensor, tokens: Tensor) -> Tensor:
     t = c.tape
-    embedded = t.embedding(c.weights["embedding.tokens"], c.batch * c.target_length, tokens.storage)
+    embedded = with_gradient(c, t.embedding(c.weights["embedding.tokens"], c.batch * c.target_length, tokens.storage))
     mask = None if c.fused_attention else t.tensor(c.batch * c.target_length**2, embedded.itemsize)
     hidden = t.dropout(embedded, c.dropout)
     bias = cross_bias = None
@@ -79,9 +80,10 @@ def _decoder(c: Context, encoded: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _encoder_block(c: Context, w: dict, hidden: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, None]:
+    bound: list[Tensor] = []
     hidden, bias, _weights = _self_attention(c, w, hidden, None, bias, "encoder", c.length)
-    hidden = _clamped(c, hidden)
-    return _clamped(c, _feed_forward_layer(c, w, hidden)), bias, None
+    hidden = _clamped(c, hidden, bound)
+    return _clamped(c, _feed_forward_layer(c, w, hidden), bound), bias, None
 
 
 def _decoder_block(
@@ -93,16 +95,20 @@ def _decoder_block(
     encoded: Tensor,
     cross_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    bound: list[Tensor] = []
     hidden, bias, _weights = _self_attention(c, w, hidden, mask, bias, "decoder", c.target_length)
-    hidden = _clamped(c, hidden)
+    hidden = _clamped(c, hidden, bound)
     hidden, cross_bias, _weights = _cross_attention(c, w, hidden, encoded, cross_bias)
-    hidden = _clamped(c, hidden)
-    return _clamped(c, _feed_forward_layer(c, w, hidden)), bias, cross_bias
+    hidden = _clamped(c, hidden, bound)
+    return _clamped(c, _feed_forward_layer(c, w, hidden), bound), bias, cross_bias
 
 
-def _clamped(c: Context, hidden: Tensor) -> Tensor:
-    """Clamps float16 values, which could overflow; under autocast the residual stream is in 32 bits."""
-    return c.tape.clamp(hidden) if c.half == "fp16" and hidden.itemsize == 2 else hidden
+def _clamped(c: Context, hidden: Tensor, bound: list[Tensor]) -> Tensor:
+    """Clamps float16 values, which could overflow; under autocast, 32-bit weights make the residual stream 32-bit.
+
+    `bound` is the variable in which the code of transformers holds the bound until the block ends.
+    """
+    return c.tape.clamp(hidden, bound) if c.half == "fp16" and hidden.itemsize == 2 else hidden
 
 
 def _self_attention(
@@ -151,9 +157,11 @@ def _attention(
     if c.fused_attention:
         combined = bias
         if stack == "decoder":
-            combined = t.where(bias, t.new(queries * keys, 1), "attention mask")
+            _causal = t.new(queries * keys, 1)  # lives until the bias is copied
+            combined = t.where(bias, _causal, "attention mask")
         if stack and a.num_heads > 1 and queries * keys > 1:  # otherwise it already has the kernel's memory order
             combined = t.copy(combined, "attention bias")
+        _causal = None
         attended = fused_attention(t, query, key, value, shape, dropout=c.attention_dropout, bias=combined)
         weights = None
         del combined

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from calculator import BadSetup, Setup, estimate
-from calculator.adapters import Lora, modules_of, quantized_parts
+from calculator.adapters import FAMILIES_IN_4_BITS, Lora, modules_of, quantized_parts
 from calculator.architectures import PRESETS
 from calculator.timeline import Options, play
 
@@ -74,6 +74,44 @@ def test_peft_adapts_the_same_modules_of_a_diffusion_transformer(name, targets):
     assert estimate(Setup(config=config, lora_rank=7, lora_targets=targets)).trained_parameters == trained
 
 
+ENCODERS = {
+    "bert": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96
+    },
+    "t5": {"d_model": 32, "d_kv": 4, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4},
+    "gated t5": {
+        "d_model": 32, "d_kv": 4, "d_ff": 48, "num_layers": 3, "num_heads": 4, "feed_forward_proj": "gated-gelu"
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, targets",
+    [
+        *((name, "all-linear") for name in ENCODERS),
+        ("bert", "query,value"),
+        ("bert", "output.dense"),
+        ("bert", "dense"),
+        ("t5", "q,v"),
+        ("t5", "EncDecAttention.o,wi"),
+        ("gated t5", "SelfAttention.k,wi_1,wo"),
+    ],
+)
+def test_peft_adapts_the_same_modules_of_bert_and_t5(name, targets):
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    kind = name.split()[-1]
+    maker = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}[kind]
+    with torch.device("meta"):
+        config = transformers.AutoConfig.for_model(kind, **ENCODERS[name])
+        model = getattr(transformers, maker).from_config(config)
+        named = targets if targets == "all-linear" else targets.split(",")
+        model.add_adapter(peft.LoraConfig(r=7, target_modules=named))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    setup = Setup(config={"model_type": kind, **ENCODERS[name]}, lora_rank=7, lora_targets=targets)
+    assert estimate(setup).trained_parameters == trained
+
+
 def test_only_adapters_have_gradients_and_optimizer_state():
     full = estimate(Setup(model=LLAMA))
     lora = estimate(Setup(model=LLAMA, lora_rank=16))
@@ -109,20 +147,23 @@ def test_a_frozen_layer_keeps_no_input():
     assert full - one >= gated
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(36))
 def test_a_short_model_gives_what_every_layer_gives(seed):
     """Layers that cost the same are played once; which do depends on the adapters too."""
     draw = random.Random(seed)
-    model = draw.choice(("qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "phi-3-mini"))
+    model = draw.choice(("qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "phi-3-mini", "bert-base", "t5-3b"))
     a = dataclasses.replace(PRESETS[model], num_layers=draw.randint(1, 9))
+    a = dataclasses.replace(a, num_decoder_layers=a.num_decoder_layers and draw.randint(1, 9))
     autocast = draw.random() < 0.5
     modules = [own for names in modules_of(a).values() for own in names]
     lora = Lora(
         rank=8, targets=frozenset(draw.sample(modules, draw.randint(1, len(modules)))), dropout=0.1,
-        adapter_itemsize=2, base_bits=draw.choice((4, 16)), rest_itemsize=2, freeze_a=draw.random() < 0.5,
+        adapter_itemsize=2, base_bits=draw.choice((4, 16)) if a.family in FAMILIES_IN_4_BITS else 16, rest_itemsize=2,
+        freeze_a=draw.random() < 0.5,
     )  # fmt: skip
     options = Options(
-        batch=2, length=96, target_length=0, autocast=autocast, itemsize=2, half="bf16", dropout=0.1,
+        batch=2, length=96, target_length=64 if a.num_decoder_layers else 0, autocast=autocast, itemsize=2, half="bf16",
+        dropout=0.1,
         fused_attention=draw.random() < 0.5, attention_dropout=0.1, checkpoint_every=draw.choice((0, 0, 1, 2, 3)),
         shared_groups=0, reversible=False, accumulating=draw.random() < 0.3, lora=lora,
     )  # fmt: skip
@@ -176,13 +217,17 @@ REFUSED = {
         "lora_rank": 8, "precision": "bf16", "base_bits": 4, "rest_32bit": True
     },
     "LoRA trains a model as it is published": {"lora_rank": 8, "shared_groups": 2},
-    "SmolLM, Phi, Gemma, GPT-2, GPT-J, Stable Diffusion 3 and Flux; deepseek-v3 is of another family": {
+    "SmolLM, Phi, Gemma, GPT-2, GPT-J, BERT, T5, Stable Diffusion 3 and Flux; deepseek-v3 is of another family": {
         "lora_rank": 8, "model": "deepseek-v3"
     },
     "base_bits 4 is not counted for flux-dev": {"lora_rank": 8, "model": "flux-dev", "base_bits": 4},
     "lora_targets is a text such as time_text_embed": {"lora_rank": 8, "model": "flux-dev", "lora_targets": 1},
     "context_embedder, x_embedder, norm1.linear": {"lora_rank": 8, "model": "flux-dev", "lora_targets": "q_proj"},
-    "bert-base is of another family, so omit lora_rank": {"lora_rank": 8, "model": "bert-base"},
+    "vit-base is of another family, so omit lora_rank": {"lora_rank": 8, "model": "vit-base"},
+    "base_bits 4 is not counted for t5-3b; choose 16 or 32": {"lora_rank": 8, "model": "t5-3b", "base_bits": 4},
+    "SelfAttention.o, wi, wo, EncDecAttention.q, EncDecAttention.k": {
+        "lora_rank": 8, "model": "t5-3b", "lora_targets": "wi_0"
+    },
 }  # fmt: skip
 
 

@@ -79,7 +79,9 @@ def maker_of(kind):
         ("gemma3", {"precision": "bf16"}),
         ("gemma3", {"lora_rank": 3, "base_bits": 16}),
         ("bert", {}),
+        ("bert", {"lora_rank": 3, "base_bits": 16}),
         ("t5", {"optimizer": "sgd"}),
+        ("t5", {"lora_rank": 3, "base_bits": 16, "checkpointing": True}),
     ],
     indirect=["folder"],
 )
@@ -101,6 +103,18 @@ def test_the_code_trains_what_is_estimated(folder, changes):
     assert stored <= expected.gpu.weights <= stored + 6 * 512 * (len(list(model.parameters())) + 8)
     assert arguments.per_device_train_batch_size == 2 and arguments.bf16 == (setup.precision == "amp-bf16")
     assert arguments.gradient_checkpointing is bool(setup.checkpointing)
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_a_frozen_t5_in_float16_has_modules_of_32_bits(folder):
+    """transformers loads them so, because their values overflow float16."""
+    pytest.importorskip("peft")
+    config = json.loads((folder / "config.json").read_text())
+    setup = Setup(config=config, sequence_length=LENGTH, precision="amp-fp16", lora_rank=3, base_bits=16)
+    code, names = training_code(setup, str(folder)), {}
+    exec(code[: code.index("arguments = ")], names)
+    weights = list(names["model"].parameters())
+    assert estimate(setup).gpu.weights == sum(rounded(one.numel() * one.itemsize) for one in weights)
 
 
 ON_CPUS = {
@@ -155,6 +169,7 @@ SEVERAL = (
     ("gpt2", {"sharding": "zero-3", "precision": "amp-fp16", "optimizer_impl": "fused"}),
     ("bert", {"sharding": "zero-2", "precision": "bf16", "optimizer": "sgd"}),
     ("t5", {"sharding": "zero-3", "precision": "fp32"}),
+    ("t5", {"sharding": "zero-2", "lora_rank": 3, "base_bits": 16}),
     ("gemma3", {"sharding": "zero-3", "precision": "bf16"}),
 )
 

@@ -28,7 +28,7 @@ NAMES = (
     "reference_steps", "later_steps", "decoder_steps", "picture_steps", "diffusion_steps", "lora_steps",
     "diffusion_lora_steps", "low_rank_steps", "muon_steps",
     "offloaded_steps", "liger_steps", "packed_steps", "eight_bit_steps", "mixture_lora_steps",
-    "older_lora_steps",
+    "older_lora_steps", "encoder_lora_steps",
 )  # fmt: skip
 STEPS = [step for name in NAMES for step in json.loads((BENCHMARKS / f"{name}.json").read_text())]
 

@@ -275,7 +275,7 @@ def test_offloaded_activations_are_not_taken_for_the_optimizer(words):
 
 
 def test_an_impossible_setup_is_refused_by_the_calculator_itself():
-    found = understood("bert large lora")
+    found = understood("deepseek v3 lora")
     with pytest.raises(BadSetup, match=re.escape("LoRA is counted for")):
         estimate(Setup(**found["setup"]))
 

@@ -2,7 +2,7 @@
 
 `benchmarks/sharded_steps.json` was traced by `benchmarks/sharded_steps.py`, drawn at random after the rules were
 written, and so was `divided_t5_steps.json`; `divided_liger_steps.json` by `benchmarks/liger_steps.py`, and
-`divided_adapter_steps.json` by `benchmarks/decoder_steps.py`.
+`divided_adapter_steps.json` and `divided_encoder_lora_steps.json` by `benchmarks/decoder_steps.py`.
 """
 
 import dataclasses
@@ -25,7 +25,11 @@ from calculator.sharding import shard_shape
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = json.loads((BENCHMARKS / "sharded_steps.json").read_text())
 DIVIDED_LIGER = json.loads((BENCHMARKS / "divided_liger_steps.json").read_text())
-ADAPTERS = json.loads((BENCHMARKS / "divided_adapter_steps.json").read_text())
+ADAPTERS = [
+    step
+    for name in ("divided_adapter_steps", "divided_encoder_lora_steps")
+    for step in json.loads((BENCHMARKS / f"{name}.json").read_text())
+]
 T5 = json.loads((BENCHMARKS / "divided_t5_steps.json").read_text())
 TOGETHER = json.loads((BENCHMARKS / "tensor_steps.json").read_text())
 LLAMA = Setup(model="llama-3.2-1b", sequence_length=1024, gpus=4)
@@ -58,7 +62,7 @@ def test_step_with_two_stacks(step):
     assert result.parameters == step["parameters"]
     assert result.gradient_bytes == step["gradient_bytes"]
     assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
-    assert result.gpu.total == pytest.approx(step["peak"], rel=0.03)
+    assert result.gpu.total == pytest.approx(step["peak"], rel=0.005)
 
 
 @pytest.mark.parametrize("step", ADAPTERS, ids=_name)
@@ -67,7 +71,8 @@ def test_step_with_adapters(step):
     assert result.trained_parameters < result.parameters == step["parameters"]
     assert result.optimizer_state_bytes == step["optimizer_state_bytes"]
     assert result.gradient_bytes == step["gradient_bytes"]
-    assert result.gpu.total == pytest.approx(step["peak"], rel=0.001)
+    off = 0.03 if step["setup"]["config"]["model_type"] == "t5" else 0.001
+    assert result.gpu.total == pytest.approx(step["peak"], rel=off)
 
 
 @pytest.mark.parametrize("step", TOGETHER, ids=_name)

@@ -32,6 +32,8 @@ MIXTURE_ADAPTERS = RESULTS.parent / "mixture_lora_steps.json"
 """Those of models with experts, with adapters beside attention."""
 OLDER_ADAPTERS = RESULTS.parent / "older_lora_steps.json"
 """Those of GPT-2 and GPT-J with adapters."""
+ENCODER_ADAPTERS = RESULTS.parent / "encoder_lora_steps.json"
+"""Those of BERT and T5 with adapters."""
 DIFFUSION_ADAPTERS = RESULTS.parent / "diffusion_lora_steps.json"
 """Those of diffusion transformers with LoRA's adapters."""
 LOW_RANK = RESULTS.parent / "low_rank_steps.json"
@@ -52,6 +54,8 @@ DIVIDED_LIGER = RESULTS.parent / "divided_liger_steps.json"
 """The same with FSDP2 and Liger's loss in pieces (benchmarks/liger_steps.py)."""
 DIVIDED_ADAPTERS = RESULTS.parent / "divided_adapter_steps.json"
 """The same with LoRA's adapters (benchmarks/decoder_steps.py)."""
+DIVIDED_ENCODER_ADAPTERS = RESULTS.parent / "divided_encoder_lora_steps.json"
+"""Such steps of BERT and T5."""
 DIVIDED_T5 = RESULTS.parent / "divided_t5_steps.json"
 """The same with FSDP2 and T5's two stacks."""
 TOGETHER = RESULTS.parent / "tensor_steps.json"
@@ -123,7 +127,8 @@ def family_table() -> str:
 
 def adapter_table() -> str:
     """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
-    steps = [step for path in (ADAPTERS, MIXTURE_ADAPTERS, OLDER_ADAPTERS, DIFFUSION_ADAPTERS) for step in _steps(path)]
+    paths = (ADAPTERS, MIXTURE_ADAPTERS, OLDER_ADAPTERS, ENCODER_ADAPTERS, DIFFUSION_ADAPTERS)
+    steps = [step for path in paths for step in _steps(path)]
     names = [f"{step['setup']['precision']}, frozen in {step['setup'].get('base_bits', 16)} bits" for step in steps]
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
@@ -152,7 +157,8 @@ def sharded_table() -> str:
 
 
 def _sharded_steps() -> list[dict]:
-    return [step for path in (SHARDED, DIVIDED_LIGER, DIVIDED_ADAPTERS, DIVIDED_T5, TOGETHER) for step in _steps(path)]
+    adapters = (DIVIDED_ADAPTERS, DIVIDED_ENCODER_ADAPTERS)
+    return [step for path in (SHARDED, DIVIDED_LIGER, *adapters, DIVIDED_T5, TOGETHER) for step in _steps(path)]
 
 
 def _steps(path: Path) -> list[dict]:
@@ -253,6 +259,7 @@ def accuracy_counts() -> dict[str, int]:
         "adapters": len(_steps(ADAPTERS)),
         "mixture_adapters": len(_steps(MIXTURE_ADAPTERS)),
         "older_adapters": len(_steps(OLDER_ADAPTERS)),
+        "encoder_adapters": len(_steps(ENCODER_ADAPTERS)),
         "diffusion_adapters": len(_steps(DIFFUSION_ADAPTERS)),
         "low_rank": len(_steps(LOW_RANK)),
         "muon": len(_steps(MUON)),
@@ -262,7 +269,7 @@ def accuracy_counts() -> dict[str, int]:
         "eight_bit": len(_steps(EIGHT_BIT)),
         "sharded": len(_sharded_steps()),
         "divided_liger": len(_steps(DIVIDED_LIGER)),
-        "divided_adapters": len(_steps(DIVIDED_ADAPTERS)),
+        "divided_adapters": len(_steps(DIVIDED_ADAPTERS)) + len(_steps(DIVIDED_ENCODER_ADAPTERS)),
         "eleutherai": sum("EleutherAI cookbook" in case["errors"] for case in cases),
     }
 
