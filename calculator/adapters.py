@@ -141,9 +141,9 @@ class Lora:
 
     def itemsize(self, name: str) -> int:
         """Bytes of a value with which a frozen parameter computes."""
-        # bitsandbytes' forward casts a bias to the precision in which it multiplies, for good (Linear4bit.forward).
         if name.removesuffix(".weight") in self.in_32_bits:
             return 4
+        # bitsandbytes' forward casts a bias to the precision in which it multiplies, for good (Linear4bit.forward).
         return 2 if self.base_bits == 4 and name.rpartition(".")[0] in MODULES else self.rest_itemsize
 
     def is_quantized(self, name: str) -> bool:

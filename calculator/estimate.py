@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calculator.adapters import Lora, adapter_tensors, adapter_values, frozen_adapter_values, frozen_blocks
+from calculator.adapters import IN_32_BITS, Lora, adapter_tensors, adapter_values, frozen_adapter_values, frozen_blocks
 from calculator.architectures import Architecture
 from calculator.autograd import allocated_bytes
 from calculator.devices import MIB
@@ -600,6 +600,11 @@ def _notes(setup: Setup, architecture: Architecture) -> tuple[str, ...]:
     if not architecture.fusable and setup.attention == "sdpa":
         title = {"gptj": "GPT-J", "gemma": "Gemma 2"}[architecture.family]
         notes.append(f"{title}'s code has no fused attention, so its separate operations are counted.")
+    if architecture.family in IN_32_BITS and setup.precision == "fp16" and setup.lora_rank is None:
+        notes.append(
+            "Counted is a model whose weights are all in float16, as half() makes them. If transformers is told "
+            "dtype=float16, it loads the modules wo of T5 in 32 bits, which takes more."
+        )
     if architecture.num_experts:
         notes.append(
             "Tokens are sorted by expert, so that the most uneven routing takes as much memory as an even one "
@@ -631,6 +636,8 @@ def _adapter_notes(setup: Setup, architecture: Architecture, lora: Lora | None) 
     if lora is None:
         return
     yield "LoRA as peft computes it: the model is frozen, so that a layer without adapters keeps no input for backward."
+    if lora.in_32_bits:
+        yield "The modules wo of T5 are in 32 bits, as transformers loads them where the others are in float16."
     if architecture.num_experts:
         yield (
             "Only the linear modules of attention have adapters. By all-linear, peft also means the router and the "

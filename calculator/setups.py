@@ -253,6 +253,7 @@ def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
         return None
     pure = setup.precision in ("bf16", "fp16")
     bits = setup.base_bits or (16 if pure else 32)
+    in_float16 = bits == 16 and setup.precision.endswith("fp16")
     return Lora(
         rank=setup.lora_rank,
         targets=chosen_modules(architecture, setup.lora_targets),
@@ -262,7 +263,7 @@ def lora_of(setup: Setup, architecture: Architecture) -> Lora | None:
         rest_itemsize=4 if bits == 32 or setup.rest_32bit else 2,
         freeze_a=setup.lora_freeze_a,
         input_first=architecture.family in INPUT_FIRST,
-        in_32_bits=IN_32_BITS.get(architecture.family, frozenset()) if "fp16" in setup.precision else frozenset(),
+        in_32_bits=IN_32_BITS.get(architecture.family, frozenset()) if in_float16 else frozenset(),
     )
 
 

@@ -247,3 +247,13 @@ def test_a_short_4_bit_pass_is_said_to_be_an_upper_bound():
     short, long = (estimate(dataclasses.replace(QLORA, sequence_length=length)).notes for length in (1536, 1537))
     assert any("depending on the GPU" in note for note in short)
     assert not any("depending on the GPU" in note for note in long)
+
+
+def test_the_notes_say_which_modules_of_t5_are_in_32_bits():
+    def notes(**changes):
+        return " ".join(estimate(Setup(model="t5-base", **changes)).notes)
+
+    assert "as half() makes them" in notes(precision="fp16")
+    assert "The modules wo of T5 are in 32 bits" in notes(precision="amp-fp16", lora_rank=8, base_bits=16)
+    for changes in ({"precision": "bf16"}, {}, {"precision": "amp-fp16"}, {"lora_rank": 8, "base_bits": 16}):
+        assert "wo of T5" not in notes(**changes)
