@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import what they share: `peers`, `scenarios` and `played`."""
+"""Lets the tests of this folder import what they share: `peers`, `scenarios`, `played` and `two_nodes`."""
 
 import sys
 from pathlib import Path

@@ -3,11 +3,11 @@
 import os
 import signal
 import time
-from contextlib import ExitStack
 
 import pytest
 import torch
 from hivemind.dht import DHT
+from two_nodes import two_nodes
 
 from training.errors import TrainingError
 from training.swarm.averager import Averager, AveragingFailedError
@@ -59,30 +59,26 @@ def test_a_round_without_a_group_fails_when_its_time_is_over():
         dht.shutdown()
 
 
+nodes = pytest.fixture(two_nodes)
+
+
 @pytest.mark.swarm
-def test_a_trainer_that_holds_the_tensors_for_long_spoils_no_later_round():
+def test_a_trainer_that_holds_the_tensors_for_long_spoils_no_later_round(nodes):
     """With hivemind's way to wait for them, a round that is over would take them when they are free, for ever."""
-    with ExitStack() as stack:
-        first = DHT(start=True)
-        stack.callback(first.shutdown)
-        second = DHT(start=True, initial_peers=first.get_visible_maddrs())
-        stack.callback(second.shutdown)
-        settings = AveragerSettings(
-            prefix="held", matchmaking_seconds=1.5, request_timeout_seconds=1.0, allreduce_timeout_seconds=2.0
-        )
-        averagers = [
-            Averager([torch.full((4,), float(number))], dht=dht, settings=settings)
-            for number, dht in enumerate((first, second))
-        ]
-        for averager in averagers:
-            stack.callback(averager.shutdown)
+    settings = AveragerSettings(
+        prefix="held", matchmaking_seconds=1.5, request_timeout_seconds=1.0, allreduce_timeout_seconds=2.0
+    )
+    averagers = [
+        Averager([torch.full((4,), float(number))], dht=dht, settings=settings) for number, dht in enumerate(nodes)
+    ]
 
-        def begin(seconds):
-            rounds = [averager.begin_round(seconds=seconds, expected_peers=2) for averager in averagers]
-            for round_ in rounds:
-                round_.start(1.0)
-            return rounds
+    def begin(seconds):
+        rounds = [averager.begin_round(seconds=seconds, expected_peers=2) for averager in averagers]
+        for round_ in rounds:
+            round_.start(1.0)
+        return rounds
 
+    try:
         with averagers[0].get_tensors(), pytest.raises(AveragingFailedError):
             begin(seconds=4)[0].result(30)
         for round_ in begin(seconds=30):
@@ -90,3 +86,6 @@ def test_a_trainer_that_holds_the_tensors_for_long_spoils_no_later_round():
         for averager in averagers:
             with averager.get_tensors() as (tensor,):
                 assert tensor.tolist() == [0.5] * 4
+    finally:
+        for averager in averagers:
+            averager.shutdown()

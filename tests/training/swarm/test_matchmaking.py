@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import math
 import time
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
 
@@ -20,6 +19,7 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
+from two_nodes import two_nodes
 
 from benchmarks.message_readers import follower_of, led
 from calculator.swarm import PATIENCE_WINDOWS
@@ -102,15 +102,6 @@ async def cross(seekers: list[Seeker]) -> tuple[list[GroupInfo], float]:
     first, second = seekers
     groups = await asyncio.gather(first.meet(second.p2p.peer_id, both_ask), second.meet(first.p2p.peer_id, both_ask))
     return list(groups), time.monotonic() - began
-
-
-def two_nodes():
-    with ExitStack() as stack:
-        first = DHT(start=True)
-        stack.callback(first.shutdown)
-        second = DHT(start=True, initial_peers=first.get_visible_maddrs())
-        stack.callback(second.shutdown)
-        yield first, second
 
 
 nodes = pytest.fixture(scope="module")(two_nodes)
