@@ -125,11 +125,16 @@ def family_table() -> str:
     return _errors_table("Errors of each family on steps drawn last", "model_type", names, steps)
 
 
+def _frozen_bits(setup: dict) -> int:
+    """Of the frozen weights; without `base_bits`, those of the precision."""
+    return setup.get("base_bits") or (16 if setup["precision"] in ("bf16", "fp16") else 32)
+
+
 def adapter_table() -> str:
     """HTML table: the same with LoRA, by the precision of training and the bits of the frozen weights."""
     paths = (ADAPTERS, MIXTURE_ADAPTERS, OLDER_ADAPTERS, ENCODER_ADAPTERS, DIFFUSION_ADAPTERS)
     steps = [step for path in paths for step in _steps(path)]
-    names = [f"{step['setup']['precision']}, frozen in {step['setup'].get('base_bits', 16)} bits" for step in steps]
+    names = [f"{step['setup']['precision']}, frozen in {_frozen_bits(step['setup'])} bits" for step in steps]
     return _errors_table("Errors with LoRA on steps drawn last", "precision", *_by_name(names, steps))
 
 
