@@ -17,7 +17,7 @@ from typing import AsyncIterator  # noqa: UP035  hivemind reads the types of cal
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import Matchmaking
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
@@ -109,6 +109,7 @@ class PatientMatchmaking(Matchmaking):
         self.charter: averaging_pb2.MessageFromLeader | None = None
         """The list of the newest group as its leader has signed it; None if this peer leads it, or nobody signs."""
         self._signature = b"", b""
+        kwargs["servicer_type"] = _prompt(kwargs["servicer_type"], kwargs["request_timeout"])
         super().__init__(*args, min_group_size=min_group_size, target_group_size=target_group_size, **kwargs)
         # hivemind's constructor has made a manager, and gives no way to pass another one.
         manager = self.group_key_manager
@@ -137,7 +138,14 @@ class PatientMatchmaking(Matchmaking):
         self._began = time.monotonic()
         window_ends = get_dht_time() + self.min_matchmaking_time
         search = Search(data_for_gather=renewed(told), deadline=deadline, scheduled_time=window_ends)
-        return await self.look_for_group(search)
+        try:
+            return await self.look_for_group(search)
+        finally:
+            # hivemind leaves a task for each follower, which waits for this event. Another search, which this one has
+            # waited for in vain, still needs it.
+            if not self.is_looking_for_group:
+                self.was_accepted_to_group.set()
+                self.was_accepted_to_group.clear()
 
     async def expect_fewer(self, gone: int) -> None:
         """So many of the expected peers are gone: a group that lacks nobody else starts now.
@@ -402,6 +410,28 @@ class PatientMatchmaking(Matchmaking):
         """
         most = min(self._expected + 1, self._most or self._expected + 1)
         self._expected = max(self._expected, min(newcomer.expected_peers, most))
+
+
+def _prompt(servicer: type[ServicerBase], seconds: float) -> type[ServicerBase]:
+    """The same class, whose calls to leaders are open within so many seconds.
+
+    hivemind holds the lock that other peers' requests need while the stream to a leader opens, however long that takes.
+    """
+
+    class Prompt(servicer):
+        @classmethod
+        def get_stub(cls, *args, **kwargs) -> _PromptStub:
+            return _PromptStub(servicer.get_stub(*args, **kwargs), seconds)
+
+    return Prompt
+
+
+class _PromptStub:
+    def __init__(self, stub: object, seconds: float):
+        self._stub, self._seconds = stub, seconds
+
+    async def rpc_join_group(self, request: averaging_pb2.JoinRequest) -> AsyncIterator:
+        return await asyncio.wait_for(self._stub.rpc_join_group(request), self._seconds)
 
 
 def _announcement_in(gather: bytes) -> Announcement | None:

@@ -119,6 +119,18 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             ),
         ),
         Fault(
+            happens="A peer waits without a limit for the stream to a leader to open. Meanwhile nobody can join it.",
+            where="`averaging/matchmaking.py`: `stream = await leader_stub.rpc_join_group(`",
+            here="It waits as long as for an answer, and asks others first for some windows.",
+            tests=("training/swarm/test_matchmaking.py::test_no_leader_is_waited_for_that_lets_no_stream_open",),
+        ),
+        Fault(
+            happens="A leader keeps a task for each follower that it ever had, until it follows somebody itself.",
+            where="`averaging/matchmaking.py`: `create_task(self.was_accepted_to_group.wait())`",
+            here="These tasks end with the search.",
+            tests=("training/swarm/test_matchmaking.py::test_followers_leave_no_tasks_behind",),
+        ),
+        Fault(
             happens="A peer that receives a part for a group that it does not know answers only when it joins a group.",
             where="`averaging/averager.py`: `_pending_groups_registered`",
             here="It answers BAD_GROUP_ID at once, and the others go on without it.",
@@ -261,6 +273,22 @@ SECTIONS: dict[str, tuple[Fault, ...]] = {
             where="`p2p/p2p_daemon.py`: `await requests.put(request)`",
             here="The messages that come after the answer are read and dropped, until the caller has sent all.",
             tests=("training/swarm/test_calls.py::test_calls_that_are_answered_before_they_are_read_take_no_place",),
+        ),
+        Fault(
+            happens="If a call is given up at the moment when its answer arrives, the task that reads all answers and "
+            "requests of the process ends with an error that nobody sees: no call of one message works any more.",
+            where="`p2p/p2p_daemon_bindings/control.py`: `set_result(resp.callUnaryResponse.response)`",
+            here="The reader goes on with the next message.",
+            tests=("training/swarm/test_calls.py::test_an_answer_to_a_call_that_is_given_up_ends_no_other_call",),
+        ),
+        Fault(
+            happens="A request that its caller gives up stays in memory for ever, and one caller may make any number.",
+            where="`p2p/p2p_daemon_bindings/control.py`: `_handler_tasks.pop(call_id)`",
+            here="It is forgotten when its handler ends, however that is, and one peer has 128 open at most.",
+            tests=(
+                "training/swarm/test_calls.py::test_requests_that_their_caller_gives_up_take_no_memory",
+                "training/swarm/test_calls.py::test_one_peer_has_few_requests_open",
+            ),
         ),
         Fault(
             happens="A search names any number of keys, one key a thousand times too. The answer, gigabytes for a "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
+import signal
 import time
 from types import SimpleNamespace
 from typing import AsyncIterator  # noqa: UP035  hivemind knows this one alone
@@ -15,7 +17,7 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.dht import DHT
-from hivemind.p2p import P2PContext, PeerID, ServicerBase
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import as_aiter
@@ -28,7 +30,7 @@ from training.swarm.charters import Requests
 from training.swarm.coroutine import wait_for_result
 from training.swarm.gathering import NonsenseError, Words, name_of, renewed
 from training.swarm.gradients import GradientAverager
-from training.swarm.matchmaking import MAJORITY_WINDOWS, MOST_REDIRECTS, PatientMatchmaking
+from training.swarm.matchmaking import MAJORITY_WINDOWS, MOST_REDIRECTS, PatientMatchmaking, _prompt
 from training.swarm.pipe import AveragerSettings, Stage
 from training.swarm.service import Service
 from training.trust.check import TicketRefused
@@ -214,6 +216,73 @@ async def send_part(node: DHT, peer: PeerID) -> averaging_pb2.AveragingData:
     stub = Service.get_stub(await node.replicate_p2p(), peer, namespace="averaging")
     parts = as_aiter(averaging_pb2.AveragingData(group_id=b"a group without it"))
     return await anext(await stub.rpc_aggregate_part(parts))
+
+
+async def ask_one_that_opens_no_stream(leader: P2P, seconds: float) -> None:
+    """A call to a leader whose network daemon stands still, so that the connection stays and no stream opens."""
+    peer = await P2P.create(initial_peers=await leader.get_visible_maddrs(), host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    os.kill(leader._child.pid, signal.SIGSTOP)
+    try:
+        stub = _prompt(Seeker, seconds).get_stub(peer, leader.peer_id, namespace="meeting")
+        await asyncio.wait_for(stub.rpc_join_group(averaging_pb2.JoinRequest()), 20 * seconds)
+    finally:
+        os.kill(leader._child.pid, signal.SIGCONT)
+        await peer.shutdown()
+
+
+@pytest.mark.swarm
+def test_no_leader_is_waited_for_that_lets_no_stream_open():
+    """hivemind waits for some ten seconds, and meanwhile answers nobody who asks this peer."""
+
+    async def ask() -> float:
+        leader = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await ask_one_that_opens_no_stream(leader, 1.0)
+        await leader.shutdown()
+        return time.monotonic() - began
+
+    assert asyncio.run(ask()) < 10
+
+
+async def tasks_left_by_followers(leader: Seeker, follower: PeerID) -> int:
+    """Tasks more than before, after a search in which some have followed and hung up."""
+    leader.most = 64
+    await leader.open()
+    matchmaking, before = leader.matchmaking, len(asyncio.all_tasks())
+    deadline = get_dht_time() + 6
+    search = asyncio.create_task(matchmaking.find_group(gather(None), deadline=deadline, expected_peers=9))
+    while not math.isfinite(matchmaking.potential_leaders.declared_expiration_time):
+        await asyncio.sleep(0.01)
+    request = averaging_pb2.JoinRequest(
+        schema_hash=matchmaking.schema_hash,
+        expiration=deadline + 60,
+        gather=gather(None),
+        group_key=matchmaking.group_key_manager.current_key,
+    )
+    for _ in range(5):
+        answers = matchmaking.rpc_join_group(request, context_of(leader, follower))
+        assert (await anext(answers)).code == averaging_pb2.ACCEPTED
+        waiting = asyncio.create_task(anext(answers))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    during = len(asyncio.all_tasks())
+    assert await search is None
+    await asyncio.sleep(0.5)
+    assert during >= before + 5
+    return len(asyncio.all_tasks()) - before
+
+
+def context_of(leader: Seeker, follower: PeerID) -> P2PContext:
+    """Of a call of a follower."""
+    return P2PContext("join", leader.p2p.peer_id, follower)
+
+
+@pytest.mark.swarm
+def test_followers_leave_no_tasks_behind(new_nodes):
+    seeker = Seeker(new_nodes[0], window_seconds=4.0, request_seconds=1.0)
+    assert wait_for_result(tasks_left_by_followers(seeker, new_nodes[1].peer_id)) < 5
 
 
 @pytest.mark.swarm
