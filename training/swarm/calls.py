@@ -14,12 +14,14 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, closing, suppress
+from uuid import UUID
 
 from google.protobuf.message import Message
 from hivemind.dht import DHT, DHTID
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto import dht_pb2
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils.auth import AuthRPCWrapper
@@ -202,6 +204,39 @@ async def _answer(answers: AsyncGenerator[Message, None], writer: asyncio.Stream
         logger.debug("A call has failed: %r", error)
         with suppress(Exception):  # the caller may be gone
             await P2P.send_protobuf(RPCError(message=str(error)), writer)
+
+
+# -- calls of one message ----------------------------------------------------------------------------------------------
+
+
+def surviving_reader(read: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """In place of `ControlClient._read_from_persistent_conn`, which reads what all such calls of a process get.
+
+    A call that is given up just before its answer is read has a cancelled future. To set its result is an error, which
+    would end the reader, and with it all calls of the process, for good and without a word.
+    """
+
+    @functools.wraps(read)
+    async def read_on(self: ControlClient, reader: asyncio.StreamReader) -> None:
+        while True:
+            with suppress(asyncio.InvalidStateError):  # that answer has been read; the next ones are wanted
+                await read(self, reader)
+                return
+
+    return read_on
+
+
+def forgetting_handler(handle: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """In place of `ControlClient._handle_persistent_request`, which keeps for ever what a caller has given up."""
+
+    @functools.wraps(handle)
+    async def handle_and_forget(self: ControlClient, call_id: UUID, request: Message) -> None:
+        try:
+            await handle(self, call_id, request)
+        finally:
+            self._handler_tasks.pop(call_id, None)
+
+    return handle_and_forget
 
 
 # -- searches ----------------------------------------------------------------------------------------------------------

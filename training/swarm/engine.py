@@ -16,6 +16,8 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `P2P._UNIX_SOCKET_PREFIX` | engine | sockets stay behind in /tmp |
 | `DHTProtocol._validate_dictionary` | engine | one refused record hides all others of its key |
 | `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
+| `ControlClient._read_from_persistent_conn` | engine | a call that is given up may end all calls of its process |
+| `ControlClient._handle_persistent_request` | engine | a request that its caller gives up is kept for ever |
 | `P2P._child` | dht | a node whose network daemon has died runs on, and nobody notices |
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 
@@ -41,6 +43,7 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 
@@ -71,6 +74,8 @@ def check_version() -> None:
 # Made once: a process may prepare more than once.
 _WITH_SHORT_ID = bounds.with_short_ids(PeerID.__init__)
 _BOUNDED_CALLS = calls.bounded_calls(P2P.add_protobuf_handler)
+_SURVIVING_READER = calls.surviving_reader(ControlClient._read_from_persistent_conn)
+_FORGETTING_HANDLER = calls.forgetting_handler(ControlClient._handle_persistent_request)
 _BOUNDED_SEARCH = calls.bounded_search(DHTProtocol.rpc_find)
 _BOUNDED_ANSWERS = calls.bounded_answers(DHTProtocol.get_stub)
 
@@ -87,6 +92,8 @@ def prepare() -> None:
     PeerID.__init__ = _WITH_SHORT_ID
     P2P.receive_raw_data = staticmethod(calls.receive)
     P2P.add_protobuf_handler = _BOUNDED_CALLS
+    ControlClient._read_from_persistent_conn = _SURVIVING_READER
+    ControlClient._handle_persistent_request = _FORGETTING_HANDLER
     DHTProtocol.rpc_find = _BOUNDED_SEARCH
     DHTProtocol.get_stub = _BOUNDED_ANSWERS
     use_steady_clock()

@@ -6,12 +6,14 @@ import asyncio
 import os
 import time
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import pytest
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID, ServicerBase
-from hivemind.proto import averaging_pb2, dht_pb2
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+from hivemind.proto import averaging_pb2, dht_pb2, p2pd_pb2
 from test_bounds import RUN
 
 from training.swarm import calls, engine
@@ -242,16 +244,38 @@ def test_an_answer_that_names_many_peers_or_long_ids_is_refused(ids):
 # -- calls of one message ----------------------------------------------------------------------------------------------
 
 
+def test_an_answer_to_a_call_that_is_given_up_ends_no_other_call():
+    """hivemind's reader ends with it, and no call of its process is answered any more."""
+
+    async def read() -> bytes:
+        control = object.__new__(ControlClient)
+        control._read_task = control._write_task = None
+        given_up, wanted = asyncio.Future(), asyncio.Future()
+        ids = uuid4(), uuid4()
+        control._pending_calls, control._handler_tasks = dict(zip(ids, (given_up, wanted), strict=True)), {}
+        given_up.cancel()
+        reader = asyncio.StreamReader()
+        for one in ids:
+            told = p2pd_pb2.CallUnaryResponse(response=b"answer")
+            answer = p2pd_pb2.PersistentConnectionResponse(callId=one.bytes, callUnaryResponse=told).SerializeToString()
+            reader.feed_data(bytes([len(answer)]) + answer)
+        reader.feed_eof()
+        await asyncio.wait_for(control._read_from_persistent_conn(reader), 5)
+        return wanted.result()
+
+    assert asyncio.run(read()) == b"answer"
+
+
 @asynccontextmanager
 async def one_that_waits():
-    """A peer that never answers a call of one message, and one that calls it."""
+    """A peer that never answers a call of one message, one that calls it, and its requests that have not ended."""
     async with two_peers() as (server, caller):
 
         async def wait(request, context):
             await asyncio.sleep(600)
 
         await server.add_protobuf_handler("wait", wait, DATA)
-        yield server, caller
+        yield server, caller, server._client.control._handler_tasks
 
 
 def call_often(server, caller, count):
@@ -262,9 +286,26 @@ def call_often(server, caller, count):
 
 
 @pytest.mark.swarm
+def test_requests_that_their_caller_gives_up_take_no_memory():
+    async def give_up() -> int:
+        async with one_that_waits() as (server, caller, requests):
+            made = call_often(server, caller, 9)
+            while len(requests) < len(made):
+                await asyncio.sleep(0.05)
+            for call in made:
+                call.cancel()
+            deadline = time.monotonic() + 10
+            while requests and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            return len(requests)
+
+    assert asyncio.run(give_up()) == 0
+
+
+@pytest.mark.swarm
 def test_one_peer_has_few_requests_open():
     async def open_many() -> tuple[int, set[str]]:
-        async with one_that_waits() as (server, caller):
+        async with one_that_waits() as (server, caller, _requests):
             refused, waiting = await asyncio.wait(call_often(server, caller, MOST_OPEN_REQUESTS + 3), timeout=5)
             for call in waiting:
                 call.cancel()
