@@ -18,6 +18,8 @@ override can go. The faults are described in site/reference/hivemind.md.
 | `DHT._run_coroutine` | dht | a coroutine may be collected as garbage while it waits; its caller waits in vain |
 | `ControlClient._read_from_persistent_conn` | engine | a call that is given up may end all calls of its process |
 | `ControlClient._handle_persistent_request` | engine | a request that its caller gives up is kept for ever |
+| `MPFuture._initialization_lock` | engine | a process that is killed while it begins may stop all that begin later |
+| `SharedBytes._lock` | engine | the same |
 | `P2P._child` | dht | a node whose network daemon has died runs on, and nobody notices |
 | `RSAPrivateKey._private_key` | identity | a key cannot be read from a file |
 
@@ -31,9 +33,11 @@ clock disturbs (`clocks`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import os
 import tempfile
-from functools import partial
+import threading
 from importlib.metadata import version
 
 from hivemind.compression.serialization import _BASE_COMPRESSION_TYPES
@@ -44,6 +48,7 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
+from hivemind.utils.mpfuture import MPFuture, SharedBytes
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 
@@ -97,6 +102,7 @@ def prepare() -> None:
     DHTProtocol.rpc_find = _BOUNDED_SEARCH
     DHTProtocol.get_stub = _BOUNDED_ANSWERS
     use_steady_clock()
+    _use_own_locks()
     for name, codec in _BASE_COMPRESSION_TYPES.items():
         _BASE_COMPRESSION_TYPES[name] = with_checked_type(codec)
     # Tensors on the wire name their codec by a number that hivemind looks up in this table. Its own codec for the
@@ -112,13 +118,27 @@ def prepare() -> None:
     gc.freeze()
 
 
+@functools.cache  # once: a process may prepare more than once
+def _use_own_locks() -> None:
+    """Gives this process and each that it forks locks of its own for what hivemind keeps of each process apart.
+
+    hivemind's are shared by all: what one holds when it is killed, perhaps because memory ran out, no other one gets.
+    """
+
+    def make() -> None:
+        MPFuture._initialization_lock, SharedBytes._lock = threading.Lock(), threading.Lock()
+
+    make()
+    os.register_at_fork(after_in_child=make)
+
+
 def take_the_valid_of_a_key(protocol: DHTProtocol) -> None:
     """Lets a node drop the refused ones of the records that another node has of a key, and take the rest.
 
     Nodes hear of a ban at different times. Without this, one that has not heard of it would hide all peers from those
     that have.
     """
-    protocol._validate_dictionary = partial(drop_refused, protocol)
+    protocol._validate_dictionary = functools.partial(drop_refused, protocol)
 
 
 def drop_refused(protocol: DHTProtocol, key: bytes, records: DictionaryDHTValue) -> bool:
